@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +113,24 @@ def test_the_first_failure_fences_and_the_decision_reaches_the_others(store: Sto
 
 def test_an_attempt_may_last_longer_than_one_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "LONG_WAIT", timedelta(seconds=0.2))
+    over = threading.Semaphore(0)  # counts the waits that ended without what they waited for
+
+    class Counting(stores.PrefixStore):
+        def check(self, keys: list[str]) -> bool:
+            over.release()
+            return super().check(keys)
+
+    monkeypatch.setattr(stores, "PrefixStore", Counting)
     one, two = Node(store, "one"), Node(store, "two")
-    time.sleep(1.0)  # several waits
+
+    def await_waits(count: int) -> None:
+        for _ in range(count):
+            assert over.acquire(timeout=DEADLINE_S)
+
+    await_waits(2 * 3)  # of both nodes, several
     one.fence.fail("rank 3: signal 9")
     assert two.heard.get(timeout=DEADLINE_S) == ("fence", "failure", "one", "rank 3: signal 9")
-    time.sleep(0.5)
+    await_waits(2 * 2)
     one.fence.publish("stop", 65, "twice", CHANGES)
     assert two.heard.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
     for node in (one, two):

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import sys, time, pathlib
+import pathlib, signal, sys, time
 from supervisor.alerts.model import Alert, AlertAction, AlertEvent, Severity
 from supervisor.alerts.sender import start
 sender = start(pathlib.Path(sys.argv[1]), sys.argv[2], b"key", 30.0, lambda *_: None)
 if sys.argv[3] == "raise":
     sender.enqueue(Alert("20260102-abcd", "bert", AlertEvent.OPENED, Severity.WARNING, 1, 3, time.time(), AlertAction.RESTART))
-    time.sleep(60)
+    signal.pause()
 sys.exit(sender.close(10.0))
 """
 

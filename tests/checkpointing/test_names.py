@@ -45,7 +45,7 @@ from checkpointing.names import step_in, suffix_of
     ],
 )
 def test_names_with_a_step(path: str, step: int, sure: bool) -> None:  # noqa: FBT001 -- a column of the table
-    assert step_in("/work/job/" + path) == NamedStep(step, sure)
+    assert step_in("/data/job/" + path) == NamedStep(step, sure)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_names_with_a_step(path: str, step: int, sure: bool) -> None:  # noqa: F
     ],
 )
 def test_names_without_one(name: str) -> None:
-    assert step_in("/work/job/" + name) is None
+    assert step_in("/data/job/" + name) is None
 
 
 @pytest.mark.parametrize(

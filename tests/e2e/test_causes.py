@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.observe import cgroup
 from supervisor.records import Damage, scan
+from tests.memorygroup import memory_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,22 +105,8 @@ def test_the_card_names_the_core_that_a_rank_dumped(supervise: Callable[..., Sup
 @pytest.fixture
 def small_group() -> Iterator[Path]:
     """A memory group that holds a supervisor, an agent and two ranks, and not much more."""
-    deepest = max((Path(path) for path in cgroup.read()), key=lambda path: len(path.parts), default=None)
-    if deepest is None:
-        pytest.skip("no group here counts memory")
-    group = deepest / f"supervise-e2e-{os.getpid()}"
-    try:
-        group.mkdir()
-        limit = next(group / limit for limit in ("memory.max", "memory.limit_in_bytes") if (group / limit).exists())
-        limit.write_text(str(1200 << 20))
-        with contextlib.suppress(OSError):
-            (group / "memory.swap.max").write_text("0")
-    except (OSError, StopIteration) as error:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"no memory group can be made here: {error}")
-    yield group
-    group.rmdir()
+    with memory_group(1200) as group:
+        yield group
 
 
 def test_a_rank_that_the_kernel_killed_for_want_of_memory(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +12,7 @@ import pytest
 
 from supervisor.observe import cgroup
 from supervisor.observe.cgroup import Counts
+from tests.memorygroup import memory_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,25 +151,9 @@ def test_what_cannot_be_read_has_no_counts(tmp_path: Path, content: bytes) -> No
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A memory group of 64 MiB, of either version, below our own place in the hierarchy."""
-    name = f"supervise-test-{os.getpid()}"
-    places = [Path(path) for path in cgroup.read()]
-    deepest = max(places, key=lambda path: len(path.parts), default=None)
-    if deepest is None:
-        pytest.skip("no group here counts memory")
-    group = deepest / name
-    try:
-        group.mkdir()
-        limit = next(group / limit for limit in ("memory.max", "memory.limit_in_bytes") if (group / limit).exists())
-        limit.write_text(str(64 << 20))
-        with contextlib.suppress(OSError):
-            (group / "memory.swap.max").write_text("0")
-    except (OSError, StopIteration) as error:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"no memory group can be made here: {error}")
-    yield group
-    group.rmdir()
+    """A memory group of 64 MiB."""
+    with memory_group(64) as group:
+        yield group
 
 
 @pytest.mark.process

@@ -1,0 +1,36 @@
+"""A control group of our own that counts memory and limits it, of either version, for tests of what the kernel kills."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.observe import cgroup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def memory_group(mib: int) -> Iterator[Path]:
+    """Make one of `mib` MiB below our own place in the hierarchy; the test is skipped, with the reason, where none can be made."""
+    deepest = max((Path(path) for path in cgroup.read()), key=lambda path: len(path.parts), default=None)
+    if deepest is None:
+        pytest.skip("no group here counts memory")
+    group = deepest / f"supervise-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = next(group / limit for limit in ("memory.max", "memory.limit_in_bytes") if (group / limit).exists())
+        limit.write_text(str(mib << 20))
+        with contextlib.suppress(OSError):
+            (group / "memory.swap.max").write_text("0")
+    except (OSError, StopIteration) as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no memory group can be made here: {error}")
+    yield group
+    group.rmdir()

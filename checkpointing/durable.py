@@ -1,0 +1,93 @@
+"""Writing so that a power cut leaves the old or the new, and renaming so that nothing is ever overwritten.
+
+In: paths and bytes. Out: nothing, or whether a rename took place. OSError where the file system says no; what was begun is taken back
+first. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
+_NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # the file system, the kernel or the C library has no such rename
+
+
+def write(path: str, content: bytes, mode: int = 0o600) -> None:
+    """Have `path` hold `content`, durably and all at once: temporary file beside it, fsync, rename, fsync of the directory."""
+    directory, _, name = path.rpartition("/")
+    temporary = f"{directory or '.'}/.{name}.tmp-{os.getpid()}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        os.rename(temporary, path)  # noqa: PTH104 -- paths are plain strings throughout the package
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108 -- as above
+        raise
+    sync_directory(directory or ".")
+
+
+def make_directory(path: str, mode: int = 0o700) -> None:
+    """Make a directory and those above it, durably; one that is there already is as good."""
+    if os.path.isdir(path):  # noqa: PTH112 -- as above
+        return
+    parent = os.path.dirname(path)  # noqa: PTH120 -- as above
+    if parent and parent != path:
+        make_directory(parent, mode)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)  # noqa: PTH102 -- as above
+    sync_directory(parent or ".")
+
+
+def sync_directory(path: str) -> None:
+    """Make what was made, renamed and removed in a directory durable. A file system that cannot sync directories needs none."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+    finally:
+        os.close(fd)
+
+
+def rename_exclusive(old: str, new: str) -> None:
+    """Rename a file or directory, unless `new` exists: then FileExistsError. The caller syncs the directory.
+
+    Where the file system cannot do both at once, it is looked first, and then renamed.
+    """
+    code = _renameat2()(old, new)
+    if code == 0:
+        return
+    if code in _NOT_HERE:
+        if os.path.lexists(new):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+        os.rename(old, new)  # noqa: PTH104 -- as above
+        return
+    raise OSError(code, os.strerror(code), old, None, new)
+
+
+@functools.cache
+def _renameat2() -> Callable[[str, str], int]:
+    """Give what renames without replacing: errno, 0 for done."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is None:
+        return lambda _old, _new: errno.ENOSYS
+
+    def rename(old: str, new: str) -> int:
+        failed = function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE)
+        return ctypes.get_errno() if failed else 0
+
+    return rename

@@ -1,6 +1,7 @@
-"""Glob patterns to candidates: which files are there, what they are now, and the step that their names give.
+"""Glob patterns to candidates: which files and directories are there, what they are now, and the step that their names give.
 
-In: patterns, relative to the job's working directory. Out: a `Listing`. Nothing is opened; what could not be listed is told in
+In: patterns, relative to the job's working directory. Out: a `Listing`. A directory that a format claims is one candidate, and what is
+in it is none; of another directory those directly in it are. No file of a checkpoint is read; what could not be listed is told in
 `problems`, because "could not look" is not "nothing there". A pattern whose directory does not exist matches nothing, which is how a
 job begins. Hidden names and temporary ones are passed over, symbolic links are resolved, and a file that has several names (hard
 links, latest.pt -> step_100.pt) is one candidate. FIFOs, sockets and devices are never candidates.
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import names
+from checkpointing.formats import tree_format_of
 from checkpointing.model import Candidate, Identity
+from checkpointing.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_TEMPORARY: Final = ("*.tmp", "*.tmp-*", "*.tmp.*")
 _MOST_ENTRIES: Final = 200_000  # a pattern like /**/*.pt would walk a data set
 _MAGIC: Final = frozenset("*?[")
 
@@ -113,16 +115,14 @@ def find(patterns: Iterable[str], cwd: str) -> Listing:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
         # the working directory is no pattern, whatever characters it holds
         for path in walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)):
-            candidate = _candidate(path, walk.problems)
-            if candidate is None:
-                continue
-            # of a file's several names the one that says a step is the most useful, and the same one wins each time
-            preference = (candidate.named is None, candidate.path != path, candidate.path)
-            key = (candidate.identity.dev, candidate.identity.ino)
-            if key not in best or preference < best[key][0]:
-                best[key] = (preference, candidate)
+            for candidate in _candidates(path, walk.problems):
+                # of a file's several names the one that says a step is the most useful, and the same one wins each time
+                preference = (candidate.named is None, candidate.path != path, candidate.path)
+                key = (candidate.identity.dev, candidate.identity.ino)
+                if key not in best or preference < best[key][0]:
+                    best[key] = (preference, candidate)
     candidates = sorted((candidate for _, candidate in best.values()), key=lambda candidate: candidate.path)
-    return Listing(tuple(candidates), tuple(dict.fromkeys(walk.problems)))
+    return Listing(tuple(_without_members(candidates)), tuple(dict.fromkeys(walk.problems)))
 
 
 def _segments(pattern: str) -> tuple[str, ...]:
@@ -131,25 +131,68 @@ def _segments(pattern: str) -> tuple[str, ...]:
     return tuple(one for one, before in zip(segments, [None, *segments], strict=False) if not one == before == "**")
 
 
-def _candidate(path: str, problems: list[tuple[str, str]]) -> Candidate | None:
+def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
+    """Leave out what lies in a directory that is a candidate itself; they come sorted by path, so the directory comes first."""
+    inside = "\0"
+    for candidate in sorted(candidates, key=lambda candidate: candidate.path + "/"):
+        if not candidate.path.startswith(inside):
+            yield candidate
+            inside = candidate.path + "/" if candidate.is_directory else inside
+
+
+def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
+    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is none itself."""
     name = path.rpartition("/")[2]
-    if name.startswith(".") or any(fnmatch.fnmatchcase(name, pattern) for pattern in _TEMPORARY):
-        return None
+    if name.startswith(".") or names.is_temporary(name):
+        return
     if not _encodable(path):
         problems.append((os.fsencode(path).decode("utf-8", "backslashreplace"), "its name is not UTF-8"))
-        return None
+        return
     try:
         # only a link of its own is resolved: a link above it is how the user names the place
         real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 -- strings as the script gets them
         st = os.stat(real)  # noqa: PTH116 -- as above
     except FileNotFoundError:  # a dangling link, or removed meanwhile
-        return None
+        return
     except OSError as error:
         problems.append((path, f"it could not be looked at: {error.strerror}"))
+        return
+    if stat.S_ISREG(st.st_mode):
+        yield Candidate(real, Identity.of(st), names.step_in(real), st.st_mtime_ns)
+    elif stat.S_ISDIR(st.st_mode):
+        yield from _directory(real, problems)
+
+
+def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
+    """Yield a directory that some format claims as one candidate, else those of its directories that one claims."""
+    try:
+        own = _tree(path)
+        below = () if own is not None else Tree(path, levels=1).directories
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # what a wildcard passes, see _Walk
+        return
+    except OSError as error:
+        problems.append((path, f"it could not be looked at: {error.strerror}"))
+        return
+    if own is not None:
+        yield own
+    for name in sorted(below):
+        child = f"{path.rstrip('/')}/{name}"
+        if name.startswith(".") or names.is_temporary(name) or not _encodable(child):
+            continue
+        try:
+            found = _tree(child)
+        except OSError:
+            continue
+        if found is not None:
+            yield found
+
+
+def _tree(path: str) -> Candidate | None:
+    """Give a directory as a candidate, if a format claims it. Raises OSError."""
+    if tree_format_of(Tree(path, levels=1)) is None:
         return None
-    if stat.S_ISREG(st.st_mode) or (stat.S_ISDIR(st.st_mode) and os.path.lexists(os.path.join(real, ".metadata"))):  # noqa: PTH118 -- as above
-        return Candidate(real, Identity.of(st), names.step_in(real))
-    return None
+    tree = Tree(path)
+    return Candidate(path, tree.identity, names.step_in(path), tree.newest_mtime_ns, is_directory=True)
 
 
 def _encodable(path: str) -> bool:

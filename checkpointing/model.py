@@ -1,18 +1,21 @@
 """The nouns of checkpointing: what a candidate is, and what can be said about it.
 
-Pure values; nothing here reads a file. A verdict is about one *identity* of a file (device, inode, size, modification time): a file
-that is rewritten is another file, and what was said about the old one no longer counts. UNKNOWN and UNVERIFIABLE are never BAD: the
+Pure values; nothing here reads a file. A checkpoint is a file or a directory. A verdict is about one *identity* of it (device, inode,
+size, modification time; for a directory those of all its files): what is rewritten is another, and what was said about the old one no
+longer counts. UNKNOWN and UNVERIFIABLE are never BAD: the
 first says that we could not look, the second that there is nothing to check against.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
 
 class CheckpointingError(Exception):
@@ -26,10 +29,12 @@ class CheckpointingError(Exception):
 
 
 class Verdict(StrEnum):
-    """What one look at a file found."""
+    """What one look at a checkpoint found."""
 
     VERIFIED = "verified"  # whole, as far as `Verification.level` says
     BAD = "bad"  # torn or damaged: it must not be resumed from
+    INCOMPLETE = "incomplete"  # a file that must be there is missing, or it is what a save left that did not end
+    DANGEROUS = "dangerous"  # its pickle would call what no checkpoint needs: reading it would run somebody's code
     WRITING = "writing"  # it changed while it was read
     UNVERIFIABLE = "unverifiable"  # it may be whole, but there is nothing in it that would prove it
     UNKNOWN = "unknown"  # it could not be read: permission, I/O error, out of time
@@ -38,7 +43,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which content of a path is meant. `mtime_ns` is nanoseconds of wall time as the file system tells it."""
+    """Which content of a path is meant. `mtime_ns` is nanoseconds of wall time as the file system tells it; see `of_tree` for a directory."""
 
     dev: int
     ino: int
@@ -49,6 +54,17 @@ class Identity:
     def of(cls, st: os.stat_result) -> Identity:
         """Take the identity out of a stat result."""
         return cls(st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns)
+
+    @classmethod
+    def of_tree(cls, directory: os.stat_result, members: Iterable[tuple[str, os.stat_result]]) -> Identity:
+        """Take the identity of a directory out of its own stat result and those of its files, as (relative path, stat result).
+
+        `size` is the sum of theirs, and `mtime_ns` no time but 63 bits of a hash of each one's path, inode, size and modification time:
+        it changes when any of them does, and says nothing about which is newer.
+        """
+        rows = sorted((name, st.st_ino, st.st_size, st.st_mtime_ns) for name, st in members)
+        digest = hashlib.blake2b("\0".join(map(repr, rows)).encode("ascii", "backslashreplace"), digest_size=8).digest()
+        return cls(directory.st_dev, directory.st_ino, sum(row[2] for row in rows), int.from_bytes(digest, "big") >> 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +77,16 @@ class NamedStep:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file that a pattern matched: its real path (symbolic links resolved), what it is now, and the step that its name gives."""
+    """A file or directory that a pattern matched: its real path (symbolic links resolved), what it is now, and the step of its name.
+
+    `mtime_ns` is the newest modification in it, nanoseconds of wall time: a directory's identity does not tell that.
+    """
 
     path: str
     identity: Identity
     named: NamedStep | None
+    mtime_ns: int = 0
+    is_directory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +94,10 @@ class Verification:
     """What was found about one identity of one path.
 
     `step` is None where neither content nor name says which of the whole run it is; `within` is (epoch, step) where they tell no more than
-    that. `level` is "structure" (directory and every record's CRC) for VERIFIED and
-    "" otherwise. `reason` says why, in one line, for every verdict but VERIFIED, and what is worth a note there.
+    that. `level` says for VERIFIED what was checked, and is "" otherwise: "directory" (metadata alone), "layout" (everything that can be
+    checked in a format without checksums), "structure" (every checksum as well). `reason` says why, in one line, for every verdict but
+    VERIFIED, and what is worth a note there; `reasons` are all of them, it first. `format` is a row's name in `checkpointing.formats`,
+    "" where none claimed it. `files` are the members of a directory, as paths relative to it; () for a file.
     """
 
     path: str
@@ -84,3 +107,6 @@ class Verification:
     step: int | None = None
     level: str = ""
     within: tuple[int, int] | None = None
+    format: str = ""
+    files: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()

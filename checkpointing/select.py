@@ -67,7 +67,7 @@ def age_key(candidate: Candidate, found: Verification | None) -> Age:
     `found` is None where nothing was read yet: then the name counts.
     """
     step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
-    last = (-candidate.identity.mtime_ns, candidate.path)
+    last = (-candidate.mtime_ns, candidate.path)
     if step is not None:
         return (0, -step, 0, *last)
     if found is not None and found.within is not None:
@@ -168,7 +168,7 @@ class _Tally:
 
     def refuse(self, found: Verification) -> None:
         why = (found.path, found.reason)
-        if found.verdict is Verdict.BAD:
+        if found.verdict in (Verdict.BAD, Verdict.INCOMPLETE, Verdict.DANGEROUS):
             self.torn.append((found.path, found.identity, found.reason))
             self.fenced.append(why)
         elif found.verdict is Verdict.UNVERIFIABLE:
@@ -198,7 +198,7 @@ class _Reader:
         known = self.cache.get(candidate.path, candidate.identity)
         if known is not None and known.verdict in (Verdict.UNVERIFIABLE, Verdict.FOREIGN):
             return known
-        believed = known is not None and known.level == "structure"
+        believed = known is not None and known.level in ("layout", "structure")
         found = verify(candidate.path, throttle=self.throttle, interrupted=self.at_budget if believed else self.at_limit)
         if believed and known is not None and found.verdict is Verdict.UNKNOWN and found.identity == known.identity:
             directory = verify(candidate.path, bulk=False, interrupted=self.at_limit)

@@ -8,6 +8,7 @@ and then kill it with SIGPIPE. The caller owns the source and closes it; one sou
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
 import threading
@@ -112,6 +113,7 @@ class Source:
             os.close(self._fd)
             raise NotRegular(kind_of(self.stat_opened.st_mode))
         self.size = self.stat_opened.st_size
+        self._begin = 0
         self._buffer = bytearray(CHUNK_BYTES)
         self._undropped = 0
 
@@ -133,18 +135,28 @@ class Source:
         """Stat the open file again."""
         return os.fstat(self._fd)
 
+    def window(self, offset: int, length: int) -> Source:
+        """Give a part of the file as if it were a file of its own. It borrows descriptor and buffer: it is not closed, nor outlives this."""
+        part = copy.copy(self)
+        part._begin, part.size = self._begin + offset, max(0, min(length, self.size - offset))
+        return part
+
     def read(self, offset: int, length: int) -> bytes:
         """Read exactly `length` bytes at `offset`; the caller bounds `length`. Raises Short, Interrupted, OSError."""
         return b"".join(bytes(piece) for piece in self.stream(offset, length))
 
     def stream(self, offset: int, length: int) -> Iterator[memoryview]:
         """Yield the bytes from `offset` on in pieces. A piece is valid until the next is asked for. Raises Short, Interrupted, OSError."""
-        end = offset + length
+        end = self._begin + offset + length
+        limit = self._begin + self.size
+        offset += self._begin
         view = memoryview(self._buffer)
         while offset < end:
             if self._interrupted():
                 raise Interrupted
-            want = min(CHUNK_BYTES, end - offset)
+            want = min(CHUNK_BYTES, end - offset, limit - offset)
+            if want <= 0:
+                raise Short
             if self._throttle is not None:
                 self._throttle.take(want)
             got = os.preadv(self._fd, [view[:want]], offset)

@@ -1,27 +1,33 @@
-"""One file to one verdict.
+"""One file or directory to one verdict.
 
-In: a path. Out: a `Verification`, always: what is wrong with the file, and what kept us from looking, are its verdict and reason. A
-file that is another than it was, or that changed, while it was read is WRITING, whatever was seen in it. Nothing is kept but in a
+In: a path. Out: a `Verification`, always: what is wrong with it, and what kept us from looking, are its verdict and reason. What
+is another than it was, or changed, while it was read is WRITING, whatever was seen in it. What is named as a save names what it has not
+finished is INCOMPLETE, however whole it looks. Nothing is kept but in a
 `Cache`, which its owner may share between threads.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import names
-from checkpointing.formats import EDGE_BYTES, Examination, format_of
+from checkpointing.formats import Examination, examine_file, tree_format_of
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.source import Interrupted, NotRegular, Short, Source, Throttle, never
+from checkpointing.tree import Reading, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MOST_CACHED: Final = 4096
-_LASTING: Final = (Verdict.VERIFIED, Verdict.BAD, Verdict.UNVERIFIABLE, Verdict.FOREIGN)
+_LASTING: Final = (Verdict.VERIFIED, Verdict.BAD, Verdict.INCOMPLETE, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN)
 _NOWHERE: Final = Identity(0, 0, 0, 0)
+_NOT_TO_THE_END: Final = "not read to the end: out of time"
+_CHANGED: Final = "it changed while it was read"
 
 
 def verify(
@@ -40,44 +46,71 @@ def verify(
     try:
         source = Source(path, throttle=throttle, drop_cache=drop_cache, interrupted=interrupted)
     except NotRegular as error:
-        kind = Verdict.UNVERIFIABLE if error.what == "a directory" else Verdict.FOREIGN
-        return Verification(path, identity_of(path) or _NOWHERE, kind, f"{error.what}, and no format that is known here")
+        if error.what == "a directory":
+            return _verify_tree(path, Reading(throttle, drop_cache, interrupted), bulk=bulk)
+        return _told(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
-        return Verification(path, identity_of(path) or _NOWHERE, Verdict.UNKNOWN, _why(error))
+        return _told(path, identity_of(path), Verdict.UNKNOWN, _why(error))
     with source:
         identity = Identity.of(source.stat_opened)
         try:
-            found = _examine(source, path, bulk=bulk)
+            found = examine_file(source, path, bulk=bulk)
             now = Identity.of(source.stat_now())
         except Interrupted:
-            return Verification(path, identity, Verdict.UNKNOWN, "not read to the end: out of time", _named(path))
+            return _told(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
         except OSError as error:
-            return Verification(path, identity, Verdict.UNKNOWN, _why(error), _named(path))
+            return _told(path, identity, Verdict.UNKNOWN, _why(error))
     if now != identity or identity_of(path) != identity:
-        return Verification(path, identity, Verdict.WRITING, "it changed while it was read", _named(path))
-    step, within, reason = _agree(path, found)
-    return Verification(path, identity, found.verdict, reason, step, found.level, within)
+        return _told(path, identity, Verdict.WRITING, _CHANGED, found.format)
+    return _conclude(path, identity, found)
+
+
+def _verify_tree(path: str, reading: Reading, *, bulk: bool) -> Verification:
+    identity: Identity | None = None
+    try:
+        tree = Tree(path, reading)
+        identity = tree.identity
+        claimant = tree_format_of(tree)
+        if claimant is None:
+            return _told(path, identity, Verdict.UNVERIFIABLE, "a directory, and no format that is known here")
+        found = claimant[1].examine(tree, bulk=bulk)
+        found = replace(found, format=found.format or claimant[0], files=found.files or tree.files)
+        now = Tree(path).identity
+    except Interrupted:
+        return _told(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
+    except Short:
+        return _told(path, identity, Verdict.WRITING, _CHANGED)
+    except OSError as error:
+        return _told(path, identity, Verdict.UNKNOWN, _why(error))
+    if now != identity:
+        return _told(path, identity, Verdict.WRITING, _CHANGED, found.format)
+    if found.verdict is Verdict.VERIFIED and (tree.truncated or tree.problems):
+        why = "; ".join(f"{name}: {problem}" for name, problem in tree.problems[:3]) or "it has more names than are looked at"
+        return _told(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", found.format)
+    return _conclude(path, identity, found)
 
 
 def identity_of(path: str) -> Identity | None:
-    """Stat `path`; None where that fails."""
+    """Give the identity of a file or directory as it is now; None where it cannot be looked at."""
     try:
-        return Identity.of(os.stat(path))  # noqa: PTH116 -- a string in, nothing to join
+        st = os.stat(path)  # noqa: PTH116 -- a string in, nothing to join
+        return Tree(path).identity if stat.S_ISDIR(st.st_mode) else Identity.of(st)
     except OSError:
         return None
 
 
-def _examine(source: Source, path: str, *, bulk: bool) -> Examination:
-    suffix = names.suffix_of(path)
-    edge = min(EDGE_BYTES, source.size)
-    try:
-        head, tail = source.read(0, edge), source.read(source.size - edge, edge)
-        claimant = format_of(head, tail, suffix)
-        if claimant is None:
-            return Examination(Verdict.FOREIGN, "not a checkpoint of any format that is known here")
-        return claimant.examine(source, suffix, bulk=bulk)
-    except Short:  # it shrank meanwhile, which the second stat will show
-        return Examination(Verdict.BAD, "the file became shorter while it was read")
+def _conclude(path: str, identity: Identity, found: Examination) -> Verification:
+    step, within, reason = _agree(path, found)
+    reasons = tuple(dict.fromkeys(why for why in (reason, *found.also) if why))
+    verdict, level = found.verdict, found.level
+    if names.is_temporary(path) and verdict is not Verdict.DANGEROUS and verdict is not Verdict.FOREIGN:
+        verdict, level, reasons = Verdict.INCOMPLETE, "", ("its name is that of a save that did not end", *reasons)
+    return Verification(path, identity, verdict, next(iter(reasons), ""), step, level, within, found.format, found.files, reasons)
+
+
+def _told(path: str, identity: Identity | None, verdict: Verdict, reason: str, format_name: str = "") -> Verification:
+    """Say what stands without the content; the step is the name's."""
+    return Verification(path, identity or _NOWHERE, verdict, reason, _named(path), format=format_name, reasons=(reason,))
 
 
 def _agree(path: str, found: Examination) -> tuple[int | None, tuple[int, int] | None, str]:

@@ -1,19 +1,26 @@
 """The formats that checkpoints come in: one row per format, one file per row, imported when a file is met that needs it.
 
-A format says whether a file is its own (`claims`) and what is in it (`examine`). It raises nothing about the file: what is wrong with
-it is the answer. What comes out of a format is about bytes only; identity, changes while reading and names are `verify`'s.
+A format says whether a file, or a directory, is its own (`claims`) and what is in it (`examine`). It raises nothing about it: what is
+wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
+checkpoints are `verify`'s. The format of a directory hands its files to the formats of files (`examine_member`): what makes a file whole
+is said in one place.
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from checkpointing import names
 from checkpointing.model import Verdict
+from checkpointing.source import NotRegular, Short
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from checkpointing.source import Source
+    from checkpointing.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +37,23 @@ NOWHERE: Final = Place()
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What a format found: the verdict, why, and where in the training the content says it was saved."""
+    """What a format found: the verdict, why, and where in the training the content says it was saved.
+
+    `level` as in model.Verification. `also` are further reasons. `format` is set where the row's own name would say too little.
+    `files` are the members of a directory that belong to the checkpoint; () stands for all that are in it.
+    """
 
     verdict: Verdict
     reason: str = ""
     place: Place = NOWHERE
     level: str = ""
+    also: tuple[str, ...] = ()
+    format: str = ""
+    files: tuple[str, ...] = ()
 
 
 class Format(Protocol):
-    """What a format's module offers."""
+    """What the module of a file's format offers."""
 
     def claims(self, head: bytes, tail: bytes, suffix: str) -> bool:
         """Say whether a file is this format's by its first EDGE_BYTES, its last, and its suffix (names.suffix_of)."""
@@ -47,8 +61,21 @@ class Format(Protocol):
     def examine(self, source: Source, suffix: str, *, bulk: bool) -> Examination:
         """Look at the file; without `bulk`, at its directory and metadata only, and then VERIFIED says no more than that.
 
+        `source` may be a window of a file. Raises OSError and source.Interrupted.
+        """
+
+
+class TreeFormat(Protocol):
+    """What the module of a directory's format offers."""
+
+    def claims(self, tree: Tree) -> bool:
+        """Say whether a directory is this format's, by the names directly in it and a few heads: often nothing deeper was listed yet.
+
         Raises OSError and source.Interrupted.
         """
+
+    def examine(self, tree: Tree, *, bulk: bool) -> Examination:
+        """Look at all that must be there; without `bulk` as for a file. Raises OSError, source.Interrupted."""
 
 
 EDGE_BYTES: Final = 512
@@ -58,12 +85,83 @@ FORMATS: Final = (
     ("torch_zip", "checkpointing.formats.torch_zip"),
     ("unproven", "checkpointing.formats.unproven"),
 )
+TREE_FORMATS: Final = (("dcp", "checkpointing.formats.dcp"),)
 
 
-def format_of(head: bytes, tail: bytes, suffix: str) -> Format | None:
-    """Give the first format that claims the file; None where none does."""
-    for _, module in FORMATS:
+def format_of(head: bytes, tail: bytes, suffix: str) -> tuple[str, Format] | None:
+    """Give name and module of the first format that claims the file; None where none does."""
+    for name, module in FORMATS:
         candidate = cast("Format", importlib.import_module(module))
         if candidate.claims(head, tail, suffix):
-            return candidate
+            return name, candidate
     return None
+
+
+def tree_format_of(tree: Tree) -> tuple[str, TreeFormat] | None:
+    """Give name and module of the first format that claims the directory; None where none does. Raises OSError, source.Interrupted."""
+    for name, module in TREE_FORMATS:
+        candidate = cast("TreeFormat", importlib.import_module(module))
+        if candidate.claims(tree):
+            return name, candidate
+    return None
+
+
+def examine_file(source: Source, path: str, *, bulk: bool) -> Examination:
+    """Let the format that claims a file look at it; `path` is for its suffix alone. Raises OSError and source.Interrupted."""
+    suffix, edge = names.suffix_of(path), min(EDGE_BYTES, source.size)
+    try:
+        head, tail = source.read(0, edge), source.read(source.size - edge, edge)
+        claimant = format_of(head, tail, suffix)
+        if claimant is None:
+            return Examination(Verdict.FOREIGN, "not a checkpoint of any format that is known here")
+        found = claimant[1].examine(source, suffix, bulk=bulk)
+    except Short:  # it shrank meanwhile, which a second stat will show
+        return Examination(Verdict.BAD, "the file became shorter while it was read")
+    return found if found.format else replace(found, format=claimant[0])
+
+
+def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
+    """Look at one file of a directory by itself; its name stands before each reason. Raises OSError and source.Interrupted."""
+    entry = tree.entries.get(name)
+    if entry is None:
+        return Examination(Verdict.INCOMPLETE, f"{name} is missing")
+    if entry.what:
+        return Examination(Verdict.UNVERIFIABLE, f"{name} is {entry.what}: it was not read")
+    try:
+        with tree.open(name) as source:
+            found = examine_file(source, name, bulk=bulk)
+    except (NotRegular, FileNotFoundError):  # it was replaced or removed meanwhile, which a second listing will show
+        return Examination(Verdict.INCOMPLETE, f"{name} went away while it was read")
+    also = tuple(f"{name}: {reason}" for reason in found.also)
+    return replace(found, reason=f"{name}: {found.reason}" if found.reason else "", also=also)
+
+
+# What one part of a checkpoint is, the whole is: in this order, the first that occurs.
+_GRAVEST: Final = (
+    Verdict.DANGEROUS,
+    Verdict.BAD,
+    Verdict.INCOMPLETE,
+    Verdict.WRITING,
+    Verdict.UNKNOWN,
+    Verdict.UNVERIFIABLE,
+    Verdict.FOREIGN,
+)
+_LEVELS: Final = ("directory", "layout", "structure")  # the weakest first
+_MOST_REASONS: Final = 20
+
+
+def combine(parts: Iterable[Examination], place: Place = NOWHERE, *, format: str = "", files: tuple[str, ...] = ()) -> Examination:  # noqa: A002 -- the field's name
+    """Make one answer of those about the parts of a directory: the gravest verdict, its reasons first, the weakest level.
+
+    A part that nothing can prove makes the whole unverifiable; leave out what does not belong to the checkpoint.
+    """
+    looked_at = list(parts)
+    present = {part.verdict for part in looked_at}
+    verdict = next((one for one in _GRAVEST if one in present), Verdict.VERIFIED)
+    ordered = [part for part in looked_at if part.verdict is verdict] + [part for part in looked_at if part.verdict is not verdict]
+    reasons = list(dict.fromkeys(why for part in ordered for why in (part.reason, *part.also) if why))
+    if len(reasons) > _MOST_REASONS:
+        reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
+    levels = [part.level for part in looked_at if part.level]
+    level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
+    return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files)

@@ -43,7 +43,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which content of a path is meant. `mtime_ns` is nanoseconds of wall time as the file system tells it; see `of_tree` for a directory."""
+    """Which content of a path is meant. `mtime_ns` is nanoseconds of wall time, the file system's; for a directory see `of_tree`."""
 
     dev: int
     ino: int

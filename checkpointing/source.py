@@ -136,9 +136,10 @@ class Source:
         return os.fstat(self._fd)
 
     def window(self, offset: int, length: int) -> Source:
-        """Give a part of the file as if it were a file of its own. It borrows descriptor and buffer: it is not closed, nor outlives this."""
+        """Give a part of the file as if it were a file of its own. It borrows the descriptor: it is not closed, nor outlives this."""
         part = copy.copy(self)
-        part._begin, part.size = self._begin + offset, max(0, min(length, self.size - offset))
+        part._begin = self._begin + offset  # noqa: SLF001 -- one of our own kind
+        part.size = max(0, min(length, self.size - offset))
         return part
 
     def read(self, offset: int, length: int) -> bytes:

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from checkpointing.model import Identity
-from checkpointing.source import Source, kind_of, never
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from checkpointing.source import Throttle
+from checkpointing.source import Source, Throttle, kind_of, never
 
 MOST_ENTRIES: Final = 100_000  # a run of some thousand ranks has as many shards; a data set has more
 MOST_LEVELS: Final = 6
@@ -28,7 +24,7 @@ _MOST_SMALL_BYTES: Final = 64 << 20  # an index of a million tensors
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name of a tree. `st` is that of the file itself, behind a link that stays within; `what` is "" for a regular file, else its kind."""
+    """One name of a tree. `st` is the file's, behind a link that stays within; `what` is "" for a regular file, else its kind."""
 
     name: str
     st: os.stat_result
@@ -42,7 +38,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read: never faster than `throttle`, the page cache given back where `drop_cache`, and no further once `interrupted` says so."""
+    """How to read: never faster than `throttle`, the page cache given back where `drop_cache`, no further once `interrupted` says so."""
 
     throttle: Throttle | None = None
     drop_cache: bool = False

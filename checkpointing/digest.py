@@ -85,9 +85,9 @@ def of_range(source: Source, offset: int, n_bytes: int) -> int:
     return crc
 
 
-def of_bytes(content: bytes | memoryview) -> int:
-    """Give the CRC of bytes in memory."""
-    return _crc(content, 0)
+def of_bytes(content: bytes | memoryview, before: int = 0) -> int:
+    """Give the CRC of bytes in memory; of what comes after bytes whose CRC is `before`, that of both."""
+    return _crc(content, before)
 
 
 def combine(parts: Sequence[int], n_bytes: int, part_bytes: int = PART_BYTES) -> int:

@@ -1,0 +1,183 @@
+"""Manifests: what they say, what is refused, and where they are kept."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from checkpointing import digest, manifest
+from checkpointing.manifest import About, Damaged, File, Manifest, Manifests, Newer
+from checkpointing.model import Identity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def file_of(path: str, content: bytes, part_bytes: int = 10, *, sha256: bool = False) -> File:
+    hasher = digest.Hasher(part_bytes=part_bytes, sha256=sha256)
+    hasher.update(memoryview(content))
+    found = hasher.digest()
+    return File(path, found.n_bytes, found.crc64nvme, found.parts, found.sha256)
+
+
+TREE = Manifest(
+    name="global_step300",
+    is_tree=True,
+    layout="deepspeed",
+    files=(file_of("empty", b""), file_of("größe/rank_0.pt", b"0123456789abcdef", sha256=True)),
+    path="/job/ckpt/global_step300",
+    identity=Identity(1, 2, 16, 1795231314100015330),
+    host="node-3",
+    step=300,
+    within=(2, 100),
+    about=About("gpt2", "run-1", 8, (("batch_size", "16"),)),
+    made_unix_s=1795262517,
+    part_bytes=10,
+)
+FILE = Manifest(
+    "a.pt", is_tree=False, layout="", files=(file_of("a.pt", b"x"),), path="/a.pt", identity=Identity(1, 2, 1, 3), part_bytes=10
+)
+
+
+def signed(document: dict[str, Any]) -> bytes:
+    """A document with the digest that fits it, as a writer of another version makes it."""
+    document.pop("digest", None)
+    return json.dumps({**document, "digest": manifest._own_digest(document)}).encode()  # noqa: SLF001 -- to break all but this
+
+
+@pytest.mark.parametrize("made", [TREE, FILE], ids=["tree", "file"])
+def test_what_is_written_is_read(made: Manifest) -> None:
+    raw = manifest.encode(made)
+    assert manifest.decode(raw) == made
+    # the digest is about what is said, not how it is laid out
+    assert manifest.decode(json.dumps(json.loads(raw), indent=3, ensure_ascii=False).encode()) == made
+
+
+def test_every_cut_and_every_flip_shows() -> None:
+    raw = manifest.encode(TREE).rstrip()
+    for at in range(len(raw)):
+        with pytest.raises(Damaged):
+            manifest.decode(raw[:at])
+    chance = random.Random(5)  # noqa: S311 -- the same ones each time
+    for at in range(len(raw)):
+        flipped = bytearray(raw)
+        flipped[at] ^= 1 << chance.randrange(8)
+        try:
+            read = manifest.decode(bytes(flipped))
+        except Damaged:
+            continue
+        assert read == TREE, at  # an escape in capitals says the same
+
+
+def test_a_later_version_is_read_as_long_as_it_allows_that() -> None:
+    document = json.loads(manifest.encode(TREE))
+    later = {**document, "version": 7, "colour": {"of": "blue"}, "files": [{**row, "blake3": "00"} for row in document["files"]]}
+    assert manifest.decode(signed(later)) == TREE
+    with pytest.raises(Newer, match="version 2"):
+        manifest.decode(signed({**document, "reader": 2, "files": "elsewhere"}))
+
+
+def replaced(**members: Any) -> dict[str, Any]:  # noqa: ANN401 -- whatever JSON has
+    return {**json.loads(manifest.encode(TREE)), **members}
+
+
+def with_file(**members: Any) -> dict[str, Any]:  # noqa: ANN401 -- whatever JSON has
+    document = json.loads(manifest.encode(TREE))
+    document["files"][1].update(members)
+    return document
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "another_document": replaced(format="card"),
+    "leads_up": with_file(path="../rank_0.pt"),
+    "absolute": with_file(path="/etc/passwd"),
+    "name_is_a_path": replaced(name="a/b"),
+    "name_leads_up": replaced(name=".."),
+    "a_nul": with_file(path="a\0b"),
+    "parts_do_not_combine": with_file(parts=["00" * 8, "00" * 8]),
+    "a_part_is_missing": with_file(parts=[]),
+    "sizes_do_not_add_up": replaced(bytes=17),
+    "no_files": replaced(files=[], bytes=0),
+    "twice_the_same": replaced(files=[json.loads(manifest.encode(TREE))["files"][0]] * 2, bytes=0),
+    "true_is_no_count": replaced(step=True),
+    "negative": replaced(step=-1),
+    "a_fraction": replaced(step=1.5),
+    "parts_of_nothing": replaced(part_bytes=0),
+    "half_a_pair": replaced(within=[1]),
+    "kind": replaced(kind="pipe"),
+    "a_file_that_is_two": replaced(kind="file"),
+    "sha": with_file(sha256="zz"),
+    "source": replaced(source=None),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_what_makes_no_sense_is_refused_though_its_digest_fits(name: str) -> None:
+    with pytest.raises(Damaged):
+        manifest.decode(signed(WRONG[name]))
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format": "supervise-checkpoint"}'])
+def test_what_is_no_document_is_refused(raw: bytes) -> None:
+    with pytest.raises(Damaged):
+        manifest.decode(raw)
+
+
+def test_a_name_that_occurs_twice_is_refused() -> None:
+    raw = manifest.encode(TREE)
+    with pytest.raises(Damaged, match="twice"):
+        manifest.decode(raw.replace(b'"step":300', b'"step":300,"step":300'))
+
+
+def test_contents_have_ids_of_their_own() -> None:
+    other = Manifest("a.pt", is_tree=False, layout="", files=(file_of("a.pt", b"y"),), path="/b", identity=FILE.identity, part_bytes=10)
+    assert FILE.id != other.id
+    assert len(FILE.id) == 16
+
+
+def test_the_last_manifest_of_a_path_is_kept(tmp_path: Path) -> None:
+    kept = Manifests(str(tmp_path / "state"))
+    assert (kept.get("/a.pt"), kept.problem, list(kept.all())) == (None, None, [])
+    assert kept.put(TREE)
+    assert kept.put(FILE)
+    renewed = replace(FILE, step=9)
+    assert kept.put(renewed)
+    assert (kept.get("/a.pt"), kept.get(TREE.path), kept.get("/b.pt")) == (renewed, TREE, None)
+    assert sorted(one.name for one in kept.all()) == ["a.pt", "global_step300"]
+    assert not list((tmp_path / "state").rglob(".*"))
+
+
+def test_a_damaged_manifest_is_as_good_as_none_and_one_of_a_later_version_stays(tmp_path: Path) -> None:
+    kept = Manifests(str(tmp_path))
+    kept.put(FILE)
+    (file,) = (tmp_path / "manifests").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    assert kept.get("/a.pt") is None
+    assert "could not be read" in str(kept.problem)
+    assert kept.put(FILE)
+    assert kept.get("/a.pt") == FILE
+    later = signed({**json.loads(file.read_bytes()), "reader": 9})
+    file.write_bytes(later)
+    assert not kept.put(FILE)
+    assert file.read_bytes() == later
+
+
+def test_where_it_cannot_be_written_a_problem_stands(tmp_path: Path) -> None:
+    (tmp_path / "manifests").write_text("in the way")
+    kept = Manifests(str(tmp_path))
+    assert not kept.put(FILE)
+    assert "could not be written" in str(kept.problem)
+
+
+def test_only_what_is_surely_gone_is_swept(tmp_path: Path) -> None:
+    kept = Manifests(str(tmp_path / "state"))
+    (tmp_path / "there.pt").touch()
+    for path in ("there.pt", "gone.pt", "not_mounted/x.pt"):
+        made = Manifest("a.pt", False, "", FILE.files, str(tmp_path / path), FILE.identity, part_bytes=10)  # noqa: FBT003 -- no tree
+        kept.put(made)
+    assert kept.sweep() == 1
+    assert sorted(one.path.removeprefix(f"{tmp_path}/") for one in kept.all()) == ["not_mounted/x.pt", "there.pt"]

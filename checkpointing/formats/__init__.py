@@ -83,6 +83,7 @@ TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # what is named so is meant to
 # The order is that of asking.
 FORMATS: Final = (
     ("torch_zip", "checkpointing.formats.torch_zip"),
+    ("torch_legacy", "checkpointing.formats.torch_legacy"),
     ("unproven", "checkpointing.formats.unproven"),
 )
 TREE_FORMATS: Final = (("dcp", "checkpointing.formats.dcp"),)

@@ -1,7 +1,8 @@
 """What a pickle would build, read from its opcodes alone: nothing is imported, called or executed.
 
 In: the bytes of a pickle, bounded by the caller. Out: the integers that stand under well-known step keys in the outermost dictionary,
-and the storages that it refers to. Raises `NotAPickle` where the opcodes are cut off or make no sense. The machine below has pickle's
+that dictionary's keys, the storages that it refers to, and what it would call that is dangerous or unknown (`pickle_danger` has the
+rule). Raises `NotAPickle` where the opcodes are cut off or make no sense. The machine below has pickle's
 stack, marks and memo, but holds tokens where pickle would hold objects; every opcode of the protocols 0 to 5 is a row of a table.
 Values are referenced, never copied, compared, hashed or printed, so a pickle that is built to explode has nothing to explode here.
 """
@@ -12,8 +13,10 @@ import pickletools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from checkpointing.formats.pickle_danger import Judgement, judge
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 # In the order in which they are believed: what counts optimizer steps for the whole run first.
 # global_step: Lightning, DeepSpeed; iter_num: nanoGPT. The others count the whole run in one script, and the epoch in the next.
@@ -22,6 +25,11 @@ STEP_KEYS: Final = (*RUN_KEYS, "step", "iteration", "iter", "num_steps")
 _EPOCH: Final = "epoch"
 _KEYS: Final = frozenset({*STEP_KEYS, _EPOCH})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
+_MOST_NAMES: Final = 8  # enough to say what is wrong with a pickle
+_MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own are among its first
+_DEEPEST: Final = 4  # pickles within a pickle
+_GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
+_PICKLED_BYTES: Final = "torch.storage _load_from_bytes"  # a torch.load of the bytes that it is given, as pickle.dump writes a tensor
 _LARGEST_STEP: Final = 1 << 62
 # A model of 5000 tensors with Adam's state has 400 000 opcodes, read in 0.6 CPU seconds. Each opcode can hold about 100 bytes of ours,
 # so this also bounds what a file that is built to hurt can take.
@@ -29,11 +37,21 @@ MAX_OPCODES: Final = 3_000_000
 
 
 class NotAPickle(Exception):  # noqa: N818 -- a fact about the bytes, not an error of ours
-    """The opcodes end early or contradict each other."""
+    """The opcodes end early or contradict each other. `dangers`: what it would have called before."""
+
+    def __init__(self, message: str, dangers: tuple[str, ...] = ()) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.dangers = dangers
 
 
 class TooLong(Exception):  # noqa: N818 -- a fact about the bytes, not an error of ours
-    """More opcodes than we are willing to read."""
+    """More opcodes than we are willing to read. `dangers`: what those would call that were read."""
+
+    def __init__(self, dangers: tuple[str, ...] = ()) -> None:
+        """Keep them."""
+        super().__init__()
+        self.dangers = dangers
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +65,20 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What the pickle says: `steps` in the order of STEP_KEYS, the integer `epoch` beside them, `storages` without repetition."""
+    """What the pickle says: `steps` in the order of STEP_KEYS, the integer `epoch` beside them, `storages` without repetition.
+
+    `keys`: the texts among the keys of the outermost dictionary, at most _MOST_KEYS. `dangers` and `unknown`: "module.name" of what it
+    would call. `end`: how many bytes the pickle has.
+    """
 
     steps: tuple[tuple[str, int], ...]
     epoch: int | None
     storages: tuple[Storage, ...]
+    keys: frozenset[str] = frozenset()
+    numbers: tuple[tuple[str, int], ...] = ()
+    dangers: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +88,18 @@ class _Global:
 
 @dataclass(slots=True)
 class _Thing:
-    """Anything that can be filled: dictionary, list, object. Only what was set under a step key is remembered."""
+    """Anything that can be filled: dictionary, list, object. Only its first textual keys are remembered, and those of steps."""
 
-    steps: dict[str, int | None] | None = None  # most things never get one
+    keys: dict[str, int | None] | None = None  # each with its value, where that may be a step; most things never get one
 
     def set(self, key: object, value: object) -> None:
-        if isinstance(key, str) and key in _KEYS:
+        if not isinstance(key, str):
+            return
+        if self.keys is None:
+            self.keys = {}
+        if key in _KEYS or len(self.keys) < _MOST_KEYS:
             counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_STEP
-            self.steps = {**(self.steps or {}), key: value if counts and isinstance(value, int) else None}
+            self.keys[key] = value if counts and isinstance(value, int) else None
 
 
 _OPAQUE: Final = object()
@@ -77,11 +108,81 @@ _OPAQUE: Final = object()
 class _Machine:
     """The stack machine of pickle, with tokens for values."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 0) -> None:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.storages: dict[str, Storage] = {}
+        self.dangers: dict[str, None] = {}
+        self.unknown: dict[str, None] = {}
+        self.depth = depth
+
+    def danger(self, what: str) -> None:
+        if len(self.dangers) < _MOST_NAMES:
+            self.dangers[what] = None
+
+    def refer(self, dotted: str) -> _Global:
+        """Note a global, "module name", by what it is to us."""
+        module, _, name = dotted.partition(" ")
+        if dotted not in _GETATTR:  # which is judged by what it is called with
+            judgement = judge(module, name)
+            if judgement is Judgement.DANGEROUS:
+                self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
+            elif judgement is Judgement.UNKNOWN and len(self.unknown) < _MOST_NAMES:
+                self.unknown[f"{module}.{name}"[:_LONGEST_TEXT]] = None
+        return _Global(dotted)
+
+    def called(self, function: object, arguments: object) -> Any:  # noqa: ANN401 -- a token, whatever it stands for
+        """Note a call, and give what stands for its result."""
+        if not isinstance(function, _Global):
+            self.danger("a call of what another call returned")
+            return _Thing()
+        if isinstance(arguments, tuple) and any(isinstance(one, _Global) and one.name in _GETATTR for one in arguments):
+            self.danger("builtins.getattr")
+        if function.name in _GETATTR:
+            return self.attribute(arguments)
+        if function.name == _PICKLED_BYTES:
+            self.within(arguments)
+        return _Thing()
+
+    def attribute(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
+        """Judge getattr(of, name): how enums, nested classes and bound methods are pickled."""
+        match arguments:
+            case (_Global(of), str(name)):
+                return self.refer(f"{of}.{name}")
+            case (_, str(name)) if not name.startswith("__"):
+                return _OPAQUE
+            case _:
+                self.danger("builtins.getattr")
+                return _OPAQUE
+
+    def within(self, arguments: object) -> None:
+        """Judge the pickles that torch would load out of bytes within this one."""
+        match arguments:
+            case (bytes(data),) if self.depth < _DEEPEST:
+                for found in inner(data, self.depth + 1):
+                    for what in found.dangers:
+                        self.danger(what)
+            case _:
+                self.danger("torch.storage._load_from_bytes of what cannot be read")
+
+    def reduce(self) -> None:
+        arguments, function = self.stack.pop(), self.stack.pop()
+        self.stack.append(self.called(function, arguments))
+
+    def new_with_keywords(self) -> None:
+        self.stack.pop()
+        self.reduce()
+
+    def instance(self, dotted: str) -> None:
+        """INST: the class stands in the opcode, its arguments behind a mark."""
+        items = self.pop_mark()
+        self.stack.append(self.called(self.refer(dotted), tuple(items)))
+
+    def object_to_mark(self) -> None:
+        """OBJ: the class is the first behind the mark."""
+        items = self.pop_mark()
+        self.stack.append(self.called(items[0], tuple(items[1:])))
 
     def mark(self) -> None:
         self.below.append(self.stack)
@@ -115,7 +216,11 @@ class _Machine:
 
     def stack_global(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_Global(f"{module} {name}") if isinstance(name, str) and isinstance(module, str) else _OPAQUE)
+        if isinstance(name, str) and isinstance(module, str):
+            self.stack.append(self.refer(f"{module} {name}"))
+        else:
+            self.danger("a name that is no readable text")
+            self.stack.append(_OPAQUE)
 
     def tuple_of(self, count: int) -> None:
         items = tuple(self.stack[-count:])
@@ -148,13 +253,16 @@ class _Machine:
                 target.set(key, value)
 
     def persistent(self) -> None:
-        """Note torch's storages: ("storage", type, key, location, count of elements)."""
+        """Note torch's storages: ("storage", type, key, location, count of elements); legacy files also hold ("module", class, …)."""
+        result: Any = _OPAQUE
         match self.stack.pop():
             case ("storage", _Global(kind), str(key), _, int(count), *_):
                 self.storages[key] = Storage(key, kind, count)
+            case ("module", _Global() as kind, *_):
+                result = kind
             case _:
                 pass
-        self.stack.append(_OPAQUE)
+        self.stack.append(result)
 
 
 def _nothing(_machine: _Machine, _arg: Any) -> None:  # noqa: ANN401 -- an opcode's argument is whatever the opcode says
@@ -173,17 +281,20 @@ def _push_thing(machine: _Machine, _arg: Any) -> None:  # noqa: ANN401 -- as abo
     machine.stack.append(_Thing())
 
 
-def _replace_by_thing(count: int) -> Callable[[_Machine, Any], None]:
-    return lambda machine, _arg: machine.replace(count, _Thing())
-
-
 def _put(machine: _Machine, arg: Any) -> None:  # noqa: ANN401 -- as above
     machine.memo[arg] = machine.stack[-1]
+
+
+def _extension(machine: _Machine, _arg: Any) -> None:  # noqa: ANN401 -- as above
+    machine.danger("a callable by its number in copyreg's registry")
+    machine.stack.append(_OPAQUE)
 
 
 _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
     **dict.fromkeys(("PROTO", "FRAME", "READONLY_BUFFER"), _nothing),
     **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"), _push_arg),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), _push_arg),
+    **dict.fromkeys(("EXT1", "EXT2", "EXT4"), _extension),
     **dict.fromkeys(
         ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
         lambda machine, arg: machine.text(arg),
@@ -193,14 +304,8 @@ _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
             "NONE",
             "FLOAT",
             "BINFLOAT",
-            "BINBYTES",
-            "SHORT_BINBYTES",
-            "BINBYTES8",
             "BYTEARRAY8",
             "NEXT_BUFFER",
-            "EXT1",
-            "EXT2",
-            "EXT4",
             "PERSID",
         ),
         _push(_OPAQUE),
@@ -213,20 +318,22 @@ _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
     "POP_MARK": lambda machine, _arg: machine.discard_to_mark(),
     "POP": lambda machine, _arg: machine.pop(),
     "DUP": lambda machine, _arg: machine.stack.append(machine.stack[-1]),
-    "GLOBAL": lambda machine, arg: machine.stack.append(_Global(arg)),
+    "GLOBAL": lambda machine, arg: machine.stack.append(machine.refer(arg)),
     "STACK_GLOBAL": lambda machine, _arg: machine.stack_global(),
     "TUPLE": lambda machine, _arg: machine.tuple_to_mark(),
     "TUPLE1": lambda machine, _arg: machine.tuple_of(1),
     "TUPLE2": lambda machine, _arg: machine.tuple_of(2),
     "TUPLE3": lambda machine, _arg: machine.tuple_of(3),
     "DICT": lambda machine, _arg: machine.dict_to_mark(),
-    **dict.fromkeys(("LIST", "FROZENSET", "INST", "OBJ"), lambda machine, _arg: machine.thing_to_mark()),
+    **dict.fromkeys(("LIST", "FROZENSET"), lambda machine, _arg: machine.thing_to_mark()),
+    "INST": lambda machine, arg: machine.instance(arg),
+    "OBJ": lambda machine, _arg: machine.object_to_mark(),
     "SETITEM": lambda machine, _arg: machine.set_item(),
     "SETITEMS": lambda machine, _arg: machine.set_items(),
     "APPEND": lambda machine, _arg: machine.discard(),
     **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _arg: machine.discard_to_mark()),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), _replace_by_thing(2)),
-    "NEWOBJ_EX": _replace_by_thing(3),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _arg: machine.reduce()),
+    "NEWOBJ_EX": lambda machine, _arg: machine.new_with_keywords(),
     "BUILD": lambda machine, _arg: machine.discard(),
     "BINPERSID": lambda machine, _arg: machine.persistent(),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, arg: machine.stack.append(machine.memo[arg])),
@@ -235,25 +342,43 @@ _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
 }
 
 
-def scan(data: bytes, max_opcodes: int = MAX_OPCODES) -> Scan:
-    """Read a pickle's opcodes up to its STOP. Raises NotAPickle, TooLong."""
-    machine = _Machine()
+def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> Scan:
+    """Read a pickle's opcodes up to its STOP; what stands behind is not looked at. Raises NotAPickle, TooLong.
+
+    `depth`: how many pickles this one is within.
+    """
+    machine = _Machine(depth)
     try:
-        for count, (opcode, arg, _) in enumerate(pickletools.genops(data)):
+        for count, (opcode, arg, at) in enumerate(pickletools.genops(data)):
             if opcode.name == "STOP":
-                return _result(machine)
+                return _result(machine, (at or 0) + 1)
             if count >= max_opcodes:
-                raise TooLong
+                raise TooLong(tuple(machine.dangers))
             _TABLE[opcode.name](machine, arg)
-    except (ValueError, IndexError, KeyError) as error:
-        raise NotAPickle(str(error) or "its stack runs empty") from None
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise NotAPickle(str(error) or "its stack runs empty", tuple(machine.dangers)) from None
     without_stop = "it has no end"
-    raise NotAPickle(without_stop)
+    raise NotAPickle(without_stop, tuple(machine.dangers))
 
 
-def _result(machine: _Machine) -> Scan:
+def inner(data: bytes, depth: int) -> Iterator[Scan]:
+    """Yield what each of the pickles says that follow one another in `data`, as far as they are readable."""
+    while data:
+        try:
+            found = scan(data, depth=depth)
+        except NotAPickle as error:
+            found = Scan((), None, (), dangers=error.dangers)
+        except TooLong as error:
+            found = Scan((), None, (), dangers=(*error.dangers, "a pickle that is too long to be read"))
+        yield found
+        data = data[found.end :] if found.end else b""
+
+
+def _result(machine: _Machine, end: int) -> Scan:
     top = machine.stack.pop()
-    found = (top.steps if isinstance(top, _Thing) else None) or {}
+    found = (top.keys if isinstance(top, _Thing) else None) or {}
     steps = ((key, found.get(key)) for key in STEP_KEYS)
     told = tuple((key, step) for key, step in steps if step is not None)
-    return Scan(told, found.get(_EPOCH), tuple(machine.storages.values()))
+    numbers = tuple((key, number) for key, number in found.items() if number is not None)
+    storages = tuple(machine.storages.values())
+    return Scan(told, found.get(_EPOCH), storages, frozenset(found), numbers, tuple(machine.dangers), tuple(machine.unknown), end)

@@ -2,7 +2,8 @@
 
 In: a `Source`. Out: an `Examination`. Structure is all that the file itself can prove, and all of it is used: the zip directory
 against every local header, every record's CRC, the members that torch.load needs, and for each storage that data.pkl refers to a
-record that is long enough. data.pkl is read opcode by opcode, never unpickled. Measured on 141 files (docs/checkpoints.md): the CRCs
+record that is long enough. data.pkl is read opcode by opcode, never unpickled; where it would call what `pickle_danger` refuses, the
+file is DANGEROUS, whatever else is right or wrong with it. Measured on 141 files (docs/checkpoints.md): the CRCs
 alone miss bytes before and after the zip, a missing and a shortened record.
 
 `torch.serialization.set_crc32_options(False)` stores a CRC of zero in every record: then nothing can be proven, and nothing is wrong.
@@ -11,30 +12,23 @@ alone miss bytes before and after the zip, a missing and a shortened record.
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import EDGE_BYTES, NOWHERE, TORCH_SUFFIXES, Examination, Place, pickle_scan, zip_layout
+from checkpointing import finite
+from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, pickle_scan, torch_pickle, zip_layout
 from checkpointing.model import Verdict
 from checkpointing.source import CHUNK_BYTES, Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.formats.pickle_scan import Scan, Storage
     from checkpointing.formats.zip_layout import Record
     from checkpointing.source import Source
 
 LEVEL: Final = "structure"
 _MAX_PICKLE_BYTES: Final = 32 << 20
-# Bytes per element; a type that is not here (sparse, quantised in fours) is checked for presence only. Source: torch/storage.py.
-_ITEM_BYTES: Final = {
-    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
-    **dict.fromkeys(("Short", "Half", "BFloat16"), 2),
-    **dict.fromkeys(("Int", "Float", "QInt32"), 4),
-    **dict.fromkeys(("Long", "Double", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
-    "Untyped": 1,
-}
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
@@ -79,14 +73,32 @@ def _examine(source: Source, records: dict[bytes, Record], *, bulk: bool) -> Exa
         zip_layout.damaged("record version is missing")
     # a CRC of zero everywhere is how torch writes "no CRC"; one record of zero among others is a damaged one
     has_crcs = any(record.crc for record in records.values())
-    place, note = _read_objects(source, records, prefix, pickled, has_crcs=has_crcs)
-    if not has_crcs:
-        return Examination(Verdict.UNVERIFIABLE, "it was saved without CRCs: nothing in it proves its records whole", place)
+    scan, unread = _read_objects(source, pickled, has_crcs=has_crcs)
+    if scan is None:
+        return Examination(Verdict.UNVERIFIABLE, unread)
+    place, framework = torch_pickle.place(scan), torch_pickle.framework(scan)
+    if refused := torch_pickle.dangerous(scan.dangers):
+        return replace(refused, place=place, format=framework)
+    try:
+        return replace(_prove(source, records, prefix, scan, has_crcs=has_crcs, bulk=bulk), place=place, format=framework)
+    except zip_layout.Damaged as error:
+        return Examination(Verdict.BAD, str(error), place, format=framework)
+
+
+def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
+    source: Source, records: dict[bytes, Record], prefix: bytes, scan: Scan, *, has_crcs: bool, bulk: bool
+) -> Examination:
+    """Check what data.pkl refers to, and with `bulk` every record. Raises Damaged."""
+    storages = _check_storages(scan, records, prefix)
+    without = Examination(Verdict.UNVERIFIABLE, "it was saved without CRCs: nothing in it proves its records whole")
     if not bulk:
-        return Examination(Verdict.VERIFIED, note, place, "directory")
+        return Examination(Verdict.VERIFIED, torch_pickle.note(scan), level="directory") if has_crcs else without
     for record in records.values():
-        _check_crc(source, record)
-    return Examination(Verdict.VERIFIED, note, place, LEVEL)
+        storage = storages.get(record.name)
+        kind = None if storage is None else finite.kind_of(storage.kind)
+        if has_crcs or kind is not None:
+            _check_record(source, record, kind, has_crcs=has_crcs)
+    return Examination(Verdict.VERIFIED, torch_pickle.note(scan), level=LEVEL) if has_crcs else without
 
 
 def _foreign(records: dict[bytes, Record], prefix: bytes) -> str:
@@ -97,39 +109,54 @@ def _foreign(records: dict[bytes, Record], prefix: bytes) -> str:
     return "" if torch_made or prefix + b"/data.pkl" in records else "a zip file without data.pkl: not a checkpoint"
 
 
-def _read_objects(source: Source, records: dict[bytes, Record], prefix: bytes, pickled: Record, *, has_crcs: bool) -> tuple[Place, str]:
-    """Give the step and epoch that data.pkl names, and a note where it could not be read; check that its storages are all there."""
+def _read_objects(source: Source, pickled: Record, *, has_crcs: bool) -> tuple[Scan | None, str]:
+    """Scan data.pkl; None and the reason where it is longer than we are willing to read. Raises Damaged."""
     if pickled.size_bytes > _MAX_PICKLE_BYTES:
-        return NOWHERE, f"data.pkl has {pickled.size_bytes} bytes: neither its step nor its list of storages was read"
+        return None, f"data.pkl has {pickled.size_bytes} bytes: nobody looked whether it would run code"
     if has_crcs:
-        _check_crc(source, pickled)
+        _check_record(source, pickled, None, has_crcs=True)
     try:
         scan = pickle_scan.scan(b"".join(bytes(piece) for piece in _unpacked(source, pickled)))
     except pickle_scan.NotAPickle as error:
+        if error.dangers:
+            return pickle_scan.Scan((), None, (), dangers=error.dangers), ""
         zip_layout.damaged(f"data.pkl is not a whole pickle: {error}")
-    except pickle_scan.TooLong:
-        return NOWHERE, "data.pkl has too many objects: neither its step nor its list of storages was read"
-    _check_storages(scan, records, prefix)
-    key, step = scan.steps[0] if scan.steps else ("", None)
-    return Place(step, scan.epoch, sure=key in pickle_scan.RUN_KEYS), ""
+    except pickle_scan.TooLong as error:
+        if error.dangers:
+            return pickle_scan.Scan((), None, (), dangers=error.dangers), ""
+        return None, "data.pkl has too many objects: nobody looked whether it would run code"
+    return scan, ""
 
 
-def _check_storages(scan: Scan, records: dict[bytes, Record], prefix: bytes) -> None:
+def _check_storages(scan: Scan, records: dict[bytes, Record], prefix: bytes) -> dict[bytes, Storage]:
+    """Give the storage that each record holds. Raises Damaged where one is missing or short."""
+    found: dict[bytes, Storage] = {}
     for storage in scan.storages:
-        record = records.get(prefix + b"/data/" + storage.key.encode())
+        name = prefix + b"/data/" + storage.key.encode()
+        record = records.get(name)
         if record is None:
             zip_layout.damaged(f"record data/{storage.key} is missing")
-        item_bytes = _ITEM_BYTES.get(storage.kind.rpartition(" ")[2].removesuffix("Storage"), 0)
-        if record.size_bytes < storage.count * item_bytes:
-            zip_layout.damaged(f"record data/{storage.key} has {record.size_bytes} of {storage.count * item_bytes} bytes")
+        wanted = storage.count * torch_pickle.item_bytes(storage.kind)
+        if record.size_bytes < wanted:
+            zip_layout.damaged(f"record data/{storage.key} has {record.size_bytes} of {wanted} bytes")
+        found[name] = storage
+    return found
 
 
-def _check_crc(source: Source, record: Record) -> None:
+def _check_record(source: Source, record: Record, kind: str | None, *, has_crcs: bool) -> None:
+    """Read a record once: compare its CRC, and look at its numbers where it holds floating ones. Raises Damaged."""
+    numbers = None if kind is None else finite.Scan(kind)
     crc = 0
     for piece in _unpacked(source, record):
-        crc = zlib.crc32(piece, crc)
-    if crc != record.crc:
-        zip_layout.damaged(f"record {zip_layout.show(record.name)}: its CRC is {crc:08x} where {record.crc:08x} was saved")
+        if has_crcs:
+            crc = zlib.crc32(piece, crc)
+        if numbers is not None:
+            numbers.feed(piece)
+    name = zip_layout.show(record.name)
+    if has_crcs and crc != record.crc:
+        zip_layout.damaged(f"record {name}: its CRC is {crc:08x} where {record.crc:08x} was saved")
+    if numbers is not None and numbers.problem:
+        zip_layout.damaged(f"record {name}: {numbers.problem}")
 
 
 def _unpacked(source: Source, record: Record) -> Iterator[memoryview | bytes]:

@@ -303,13 +303,6 @@ def test_other_files(tmp_path: Path, content: bytes, suffix: str, verdict: Verdi
     assert verdict_of(tmp_path / f"x{suffix}", content)[0] is verdict
 
 
-def test_a_legacy_checkpoint_is_unverifiable(tmp_path: Path) -> None:
-    path = tmp_path / "x.pt"
-    torch.save({"step": 3}, path, _use_new_zipfile_serialization=False)
-    found = verify(str(path))
-    assert (found.verdict, found.reason) == (Verdict.UNVERIFIABLE, "a legacy torch pickle: it holds nothing to check it against")
-
-
 def test_other_zips_are_no_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     for names in (("a/b.txt",), ("x/data.pkl", "x/constants.pkl", "x/version", "x/code/__torch__.py"), ()):  # the second: TorchScript
@@ -335,7 +328,8 @@ def test_nothing_planted_in_a_pickle_runs(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"step": 41, "evil": Planted(f"touch {trace}")}, path)
     found = verify(str(path))
-    assert (found.verdict, found.step) == (Verdict.VERIFIED, 41)
+    assert (found.verdict, found.step) == (Verdict.DANGEROUS, 41)
+    assert "posix.system" in found.reason
     assert not trace.exists()
     torch.load(path, weights_only=False)
     assert trace.exists()  # the plant is alive
@@ -346,6 +340,6 @@ def test_many_objects_are_scanned_in_bounded_time(tmp_path: Path) -> None:
     torch.save({"step": 3, "list": [[] for _ in range(1_600_000)]}, path)
     begun = time.process_time()
     found = verify(str(path))
-    assert (found.verdict, found.step) == (Verdict.VERIFIED, None)
+    assert (found.verdict, found.step) == (Verdict.UNVERIFIABLE, None)
     assert "too many objects" in found.reason
     assert time.process_time() - begun < 30  # about 3

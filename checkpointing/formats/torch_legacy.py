@@ -1,0 +1,150 @@
+"""torch.save's format before torch 1.6, and with `_use_new_zipfile_serialization=False` since: pickles and storages behind one another.
+
+In: a `Source`. Out: an `Examination`. There is no checksum and no end mark in such a file, so nothing proves its numbers; but its layout
+says to the byte how long it must be, and all of it is compared. Layout (torch/serialization.py, _legacy_save; UntypedStorage._write_file):
+
+    pickle of the magic number | pickle of 1001 | pickle of {"protocol_version", "little_endian", "type_sizes"} | pickle of the object
+    pickle of the list of storage keys | for each key: count of elements, int64 | the elements
+
+The object's pickle is read opcode by opcode, never unpickled; the list's too, and it may hold nothing but texts.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import finite
+from checkpointing.formats import Examination, pickle_scan, torch_pickle
+from checkpointing.model import Verdict
+from checkpointing.source import Short
+
+if TYPE_CHECKING:
+    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.source import Source
+
+LEVEL: Final = "layout"
+_MAGIC: Final = (
+    b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.serialization.MAGIC_NUMBER as LONG1, and STOP; a protocol and a frame may precede
+)
+_MAGIC_WITHIN: Final = 2 + 9 + len(_MAGIC)
+_WINDOWS: Final = (1 << 18, 4 << 20, 40 << 20)  # a pickle's length is not known before it is read
+_KEY_OPCODES: Final = frozenset(("PROTO", "FRAME", "EMPTY_LIST", "BINPUT", "LONG_BINPUT", "MEMOIZE", "MARK", "APPENDS", "APPEND", "STOP"))
+_TEXT_OPCODES: Final = frozenset(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "STRING"))
+_COUNT: Final = struct.Struct("<q")
+
+
+class _Torn(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+    """The file's parts contradict each other, or it ends early."""
+
+
+class _Unread(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+    """More than we are willing to read."""
+
+
+def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
+    """Claim what begins with the magic number, in any of pickle's binary protocols."""
+    return _MAGIC in head[:_MAGIC_WITHIN]
+
+
+def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001, PLR0911 -- the interface of every format; each is another answer
+    """Compare the layout with the file's length, and with `bulk` look for numbers that are none. Raises OSError, source.Interrupted."""
+    at, scans = 0, []
+    try:
+        for _ in range(4):
+            found = _scan_at(source, at)
+            scans.append(found)
+            at += found.end
+        keys, at = _keys_at(source, at)
+        storages = _lay_out(source, keys, scans[3], at)
+    except pickle_scan.NotAPickle as error:
+        dangers = (*(what for one in scans for what in one.dangers), *error.dangers)
+        return torch_pickle.dangerous(dangers) or Examination(Verdict.BAD, f"torn: one of its pickles is not whole: {error}")
+    except _Torn as error:
+        return torch_pickle.dangerous(scans[3].dangers) or Examination(Verdict.BAD, str(error), torch_pickle.place(scans[3]))
+    except _Unread:
+        return Examination(Verdict.UNVERIFIABLE, "its pickle is too long to be read")
+    except Short:
+        return Examination(Verdict.BAD, "the file became shorter while it was read")
+    if refused := torch_pickle.dangerous(what for one in scans for what in one.dangers):
+        return refused
+    place = torch_pickle.place(scans[3])
+    if bulk and (problem := _not_finite(source, scans[3], storages)):
+        return Examination(Verdict.BAD, problem, place)
+    return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, LEVEL if bulk else "directory")
+
+
+def _scan_at(source: Source, at: int) -> Scan:
+    """Scan the pickle at an offset. Raises NotAPickle where it is none even with all that follows."""
+    for window in _WINDOWS:
+        length = min(window, source.size - at)
+        try:
+            return pickle_scan.scan(source.read(at, length))
+        except pickle_scan.NotAPickle:
+            if at + length >= source.size:
+                raise
+        except pickle_scan.TooLong as error:
+            if error.dangers:
+                raise pickle_scan.NotAPickle("too long", error.dangers) from None
+            raise _Unread from None
+    raise _Unread
+
+
+def _keys_at(source: Source, at: int) -> tuple[list[str], int]:
+    """Read the list of storage keys at an offset; give it and the offset behind it."""
+    for window in _WINDOWS:
+        data = source.read(at, min(window, source.size - at))
+        try:
+            return _keys_in(data, at)
+        except ValueError as error:
+            if at + len(data) >= source.size:
+                raise _Torn(f"torn: its list of storages is not whole: {error}") from None
+    raise _Unread
+
+
+def _keys_in(data: bytes, at: int) -> tuple[list[str], int]:
+    keys: list[str] = []
+    for opcode, arg, position in pickletools.genops(data):
+        if opcode.name in _TEXT_OPCODES:
+            keys.append(str(arg))
+        elif opcode.name not in _KEY_OPCODES:
+            raise _Torn(f"its list of storages holds {opcode.name}, which no torch writes")
+        if opcode.name == "STOP":
+            return keys, at + (position or 0) + 1
+    raise _Torn("torn: its list of storages has no end")
+
+
+def _lay_out(source: Source, keys: list[str], scan: Scan, at: int) -> dict[str, tuple[int, int]]:
+    """Give offset and bytes of each storage, all of them compared with what the object's pickle says. Raises _Torn."""
+    referred = {storage.key: storage for storage in scan.storages}
+    if set(keys) != set(referred) or len(keys) != len(referred):
+        raise _Torn(f"its list names {len(keys)} storages where its objects refer to {len(referred)}")
+    found: dict[str, tuple[int, int]] = {}
+    for number, key in enumerate(keys):
+        storage = referred[key]
+        if at + _COUNT.size > source.size:
+            raise _Torn(f"torn: the file ends before storage {number} of {len(keys)}")
+        (count,) = _COUNT.unpack(source.read(at, _COUNT.size))
+        if count != storage.count:
+            raise _Torn(f"storage {number} of {len(keys)} has {count} elements where {storage.count} were saved")
+        size = count * torch_pickle.item_bytes(storage.kind)
+        if not size and count:
+            raise _Unread
+        at += _COUNT.size
+        if at + size > source.size:
+            raise _Torn(f"torn: the file ends within storage {number} of {len(keys)}")
+        found[key] = (at, size)
+        at += size
+    if at != source.size:
+        raise _Torn(f"{source.size - at} bytes behind its last storage")
+    return found
+
+
+def _not_finite(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -> str:
+    """Name the first storage whose numbers are not finite; "" where all are."""
+    for number, storage in enumerate(scan.storages):
+        kind = finite.kind_of(storage.kind)
+        if kind is not None and (problem := finite.problem_of(kind, source.stream(*storages[storage.key]))):
+            return f"storage {number}: {problem}"
+    return ""

@@ -1,0 +1,61 @@
+"""What torch's two file formats have in common: an object's pickle that refers to storages, and the numbers in these.
+
+In: a `Scan` of the pickle, and where each storage's bytes are. Out: parts of an `Examination`. How a file is laid out is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.formats import Examination, Place, pickle_scan
+from checkpointing.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from checkpointing.formats.pickle_scan import Scan
+
+# Bytes per element; a type that is not here (sparse, quantised in fours) is checked for presence only. Source: torch/storage.py.
+_ITEM_BYTES: Final = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8"), 1),
+    **dict.fromkeys(("Short", "Half", "BFloat16"), 2),
+    **dict.fromkeys(("Int", "Float", "QInt32"), 4),
+    **dict.fromkeys(("Long", "Double", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+    "Untyped": 1,
+}
+_MOST_TOLD: Final = 3
+_LIGHTNING: Final = "pytorch-lightning_version"
+
+
+def item_bytes(kind: str) -> int:
+    """Give the bytes of one element of a storage type ("torch FloatStorage"); 0 for one that is not known."""
+    return _ITEM_BYTES.get(_short(kind), 0)
+
+
+def place(scan: Scan) -> Place:
+    """Give the step and the epoch that the outermost dictionary tells."""
+    key, step = scan.steps[0] if scan.steps else ("", None)
+    return Place(step, scan.epoch, sure=key in pickle_scan.RUN_KEYS)
+
+
+def framework(scan: Scan) -> str:
+    """Give the format's name where the outermost dictionary is a framework's own; "" otherwise."""
+    return "lightning" if _LIGHTNING in scan.keys else ""
+
+
+def dangerous(dangers: Iterable[str]) -> Examination | None:
+    """Refuse a pickle that would run code; None for one that would not."""
+    told = tuple(dict.fromkeys(dangers))
+    if not told:
+        return None
+    return Examination(Verdict.DANGEROUS, f"loading it would run code: its pickle calls {', '.join(told[:_MOST_TOLD])}")
+
+
+def note(scan: Scan) -> str:
+    """Say which classes of the user's own a file holds; "" for none."""
+    return f"it needs classes of its own to be loaded: {', '.join(scan.unknown[:_MOST_TOLD])}" if scan.unknown else ""
+
+
+def _short(kind: str) -> str:
+    return kind.rpartition(" ")[2].removesuffix("Storage")

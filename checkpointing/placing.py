@@ -1,0 +1,128 @@
+"""New files and directories that appear under their name only when they are whole.
+
+In: the final path. Out: a temporary place beside it, `.NAME.tmp-<12 hex digits>`, held by a lock for as long as its writer lives; `put`
+makes it durable and renames it. OSError as the file system says; the temporary place is taken back then. What a killed writer left is known
+by its lock, which died with it, and swept by the next save into the same directory. Hidden names with `.tmp-` are passed over by
+`catalog.find`. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import durable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LEFTOVER: Final = re.compile(r"\..+\.(tmp|old)-[0-9a-f]{12}")
+_YOUNG_S: Final = 10.0  # between making and locking it a place looks abandoned
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A temporary place, and an open descriptor of it that holds the lock."""
+
+    path: str
+    final: str
+    fd: int
+
+
+@contextlib.contextmanager
+def new_file(final: str, mode: int = 0o666) -> Iterator[Place]:
+    """Make an empty file beside `final`; removed again where it was not put in place. `mode` is subject to the umask."""
+    path = temporary_for(final)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        _hold(fd)
+        yield Place(path, final, fd)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it has its name by now
+            os.unlink(path)  # noqa: PTH108 -- paths are plain strings throughout the package
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def held_directory(path: str, final: str) -> Iterator[Place]:
+    """Make the directory `path`, a `temporary_for(final)`; removed again with all in it where it was not put in place."""
+    os.mkdir(path)  # noqa: PTH102 -- as above
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _hold(fd)
+        yield Place(path, final, fd)
+    finally:
+        if os.path.isdir(path):  # noqa: PTH112 -- as above
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(fd)
+
+
+def temporary_for(final: str, kind: str = "tmp") -> str:
+    """Give a name beside `final` that nobody else has."""
+    directory, name = os.path.split(final)
+    return os.path.join(directory, f".{name}.{kind}-{secrets.token_hex(6)}")  # noqa: PTH118 -- as above
+
+
+def put(place: Place) -> None:
+    """Make the place durable and give it its name, in place of whatever has it.
+
+    A directory cannot replace another in one step: the old one is moved aside first, and removed when the new one stands. Killed between
+    the two, neither stands, but an older checkpoint does.
+    """
+    os.fsync(place.fd)
+    parent = os.path.dirname(place.final) or "."  # noqa: PTH120 -- as above
+    aside = ""
+    if os.path.isdir(place.path) and os.path.lexists(place.final):  # noqa: PTH112 -- as above
+        aside = temporary_for(place.final, "old")
+        os.rename(place.final, aside)  # noqa: PTH104 -- as above
+    os.rename(place.path, place.final)  # noqa: PTH104 -- as above
+    durable.sync_directory(parent)
+    if aside:
+        remove(aside)
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a directory with all in it."""
+    if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- as above
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 -- as above
+
+
+def sweep(directory: str) -> list[str]:
+    """Remove what killed writers left in `directory`, and give the paths. What cannot be proven abandoned stays. Never raises."""
+    gone = []
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if _LEFTOVER.fullmatch(entry.name) and not entry.is_symlink() and _is_abandoned(entry):
+                    remove(entry.path)
+                    gone.append(entry.path)
+    return gone
+
+
+def _is_abandoned(entry: os.DirEntry[str]) -> bool:
+    if time.time() - entry.stat(follow_symlinks=False).st_mtime < _YOUNG_S:
+        return False
+    # NFS locks a file only for those who may write it
+    access = os.O_RDONLY if entry.is_dir(follow_symlinks=False) else os.O_RDWR
+    fd = os.open(entry.path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: somebody holds it, or locks are not to be had here
+    finally:
+        os.close(fd)
+    return True
+
+
+def _hold(fd: int) -> None:
+    """Lock it for its sweepers. Where the file system has no locks nobody can prove it abandoned either, so it just stays."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,125 @@
+"""The ranks of a training come together: all go on, or all raise.
+
+In: what one rank has to say (that it is there, yes or no, its error, a value of rank 0). Out: the same answer on every rank. It goes
+through the store of torch's process group, not through a collective: so it needs no GPU, works for every backend, has a time limit of
+its own, and a rank that fails says so without waiting for anybody. Outside torch.distributed there is one rank, and nothing is asked.
+
+One meeting, keys under `checkpointing/meeting/<number>/`:
+
+    came       how many are there; the one that completes the world writes the outcome
+    no         how many of them voted no
+    value      what rank 0 gave, written before it comes
+    outcome    yes | no | error: …     written once (compare-and-set): the first error wins, and nobody waits for a rank that failed
+
+The numbers count the meetings of this process, which is the one state here: every rank goes through the same ones in the same order, also
+through one that failed, so that a training which catches the error can go on. The last to leave removes the keys of one that did not fail.
+
+Raised: the rank's own error as it was, on that rank; CheckpointingError, which names the first rank that failed, on all others, and on
+all where not everybody came in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.model import CheckpointingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIMEOUT_S: Final = 1800.0  # as long as gloo waits in a collective; a save to a slow disk is waited for as well
+_FIRST_LOOK_S: Final = 0.001
+_PER_RANK_S: Final = 1e-4  # at most 10,000 questions per second to the store, however many ranks wait
+_LONGEST_LOOK_S: Final = 1.0
+_MOST_OF_AN_ERROR: Final = 500
+
+# the meetings of this process, whose process group there is one of: see above
+_numbers: Final = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What all ranks heard: whether none voted no, and the value of rank 0."""
+
+    yes: bool
+    value: str
+
+
+@dataclass(slots=True)
+class Ranks:
+    """The ranks that do one thing together; `what` names it in errors. Made by `ranks()`."""
+
+    what: str
+    rank: int = 0
+    world: int = 1
+    timeout_s: float = TIMEOUT_S
+    store: Any = None
+    _failed: bool = field(default=False, init=False)
+
+    def meet(self, *, vote: bool = True, value: str = "") -> Answer:
+        """Wait until all ranks are here. `value` counts on rank 0 alone. Raises CheckpointingError."""
+        if self.store is None:
+            return Answer(vote, value)
+        keys = f"checkpointing/meeting/{next(_numbers)}"
+        if self.rank == 0:
+            self.store.set(f"{keys}/value", value)
+        if not vote:
+            self.store.add(f"{keys}/no", 1)
+        if self.store.add(f"{keys}/came", 1) == self.world:
+            self._conclude(keys, "no" if self.store.add(f"{keys}/no", 0) else "yes")
+        outcome = self._outcome(keys)
+        if outcome not in ("yes", "no"):
+            self._failed = True  # everybody has heard of it, or will, by this one meeting
+            raise CheckpointingError(
+                f"{self.what}: {outcome.removeprefix('error: ')}", hint="the error of the rank that is named tells what to do"
+            )
+        answer = Answer(outcome == "yes", self.store.get(f"{keys}/value").decode())
+        if self.store.add(f"{keys}/left", 1) == self.world:
+            for key in ("came", "no", "value", "outcome", "left"):
+                with contextlib.suppress(Exception):  # a store that cannot forget keeps a few bytes
+                    self.store.delete_key(f"{keys}/{key}")
+        return answer
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Tell the others of an error that is raised inside; they raise at their next meeting."""
+        try:
+            yield
+        except BaseException as error:  # DCP's CheckpointException is no Exception; a KeyboardInterrupt leaves the others waiting as well
+            if self.store is not None and not self._failed:
+                self._failed = True
+                text = " ".join(str(error).split())[:_MOST_OF_AN_ERROR]
+                with contextlib.suppress(Exception):  # with the store gone the others hear of that
+                    told = f"error: rank {self.rank}: {type(error).__name__}: {text}"
+                    self._conclude(f"checkpointing/meeting/{next(_numbers)}", told)
+            raise
+
+    def _conclude(self, keys: str, outcome: str) -> None:
+        self.store.compare_set(f"{keys}/outcome", "", outcome)
+
+    def _outcome(self, keys: str) -> str:
+        """Look again and again, ever less often: waiting inside the store would keep it from torch's own threads."""
+        began = time.monotonic()
+        while not self.store.check([f"{keys}/outcome"]):
+            waited = time.monotonic() - began
+            if waited > self.timeout_s:
+                came = self.store.add(f"{keys}/came", 0)
+                self._conclude(keys, f"error: only {came} of {self.world} ranks came within {self.timeout_s:.0f} s")
+                break
+            time.sleep(min(_LONGEST_LOOK_S, max(_FIRST_LOOK_S, self.world * _PER_RANK_S, waited / 20)))
+        outcome: bytes = self.store.get(f"{keys}/outcome")
+        return outcome.decode()
+
+
+def ranks(what: str, timeout_s: float = TIMEOUT_S) -> Ranks:
+    """Give the ranks of torch.distributed, where this process is in a group; else itself alone. Imports nothing."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not c10d.is_initialized() or c10d.get_world_size() == 1:
+        return Ranks(what)
+    store = c10d._get_default_store()  # noqa: SLF001 -- the only way to the ranks' store
+    return Ranks(what, c10d.get_rank(), c10d.get_world_size(), timeout_s, store)

@@ -90,7 +90,9 @@ def test_the_phases_of_a_rank_and_what_it_loaded(attempt: Attempt, tmp_path: Pat
         (str(tmp_path / "a.pt"), True),
         (str(tmp_path / "a.pt"), True),
         (str(tmp_path / "dcp"), True),
+        (str(tmp_path / "missing.pt"), False),
     ]
+    assert (rows[-1]["inode"], rows[-1]["steps"]) == (None, 0)
     assert (rows[0]["inode"], rows[0]["size"], rows[0]["mtime_ns"]) == (saved.st_ino, saved.st_size, saved.st_mtime_ns)
 
 

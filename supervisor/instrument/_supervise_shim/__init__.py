@@ -1,9 +1,9 @@
 """What rides inside a training process: heartbeat, phase, error file, stacks on a signal. Self-contained, standard library only.
 
 In: the environment (SUPERVISE_JOB_{DIR,ATTEMPT,SHIM}, RANK, LOCAL_RANK) and what torch does, seen through hooks that are put on its
-modules right after *the script* imported them. Out: one slot of the attempt's heartbeat file, and `error-*`, `stacks-*`, `loads-*` beside
-it. What can fail: anything, and none of it may reach the training: every entry from the user's code is guarded, and a failure means
-that the supervisor does not know, never that the job is worse off. State: one Instrument per process, owned by this module.
+modules right after *the script* imported them. Out: one slot of the attempt's heartbeat file, and `error-*`, `stacks-*`, `loads-*`,
+`saves-*` beside it. What can fail: anything, and none of it may reach the training: every entry from the user's code is guarded, and
+a failure means that the supervisor does not know, never that the job is worse off. State: one Instrument per process, owned by this module.
 
 The first process to claim a rank's slot has it until it dies. On claiming it takes us out of its environment, so that a rank's
 children are never instrumented; a forked child is disarmed before it runs. A process that is not known to be a rank (the launcher, a
@@ -28,6 +28,7 @@ from .programs import Programs
 from .report import Reporter
 from .saves import Saves
 from .torchhooks import TorchHooks, Watcher
+from .written import Written
 
 
 class Instrument:
@@ -36,7 +37,8 @@ class Instrument:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._beat = Beat(identity.pid, identity.start_ticks, identity.rank)
-        self._loads = Loads(identity)
+        self._loads = Loads(identity, self._beat)
+        self._written = Written(identity)
         self._programs = Programs(identity)
         self._saves = Saves(self._beat)
         self._reporter = Reporter(identity, self._beat, self._programs)
@@ -49,7 +51,8 @@ class Instrument:
         if self._identity.known_rank:
             self._claim()
         os.register_at_fork(after_in_child=self._disarm)
-        Watcher(TorchHooks(self._beat, self._loads, self._saves, self._programs, ordered(self._identity, self._beat)).table()).install()
+        drill = ordered(self._identity, self._beat)
+        Watcher(TorchHooks(self._beat, self._loads, self._saves, self._written, self._programs, drill).table()).install()
 
     def catch_exceptions(self) -> None:
         """Take the exception hook."""
@@ -79,6 +82,7 @@ class Instrument:
         if claim(self._identity, self._beat):
             self._reporter.follow_claim(before)
             self._loads.write()
+            self._written.write()
 
     @quiet
     def _disarm(self) -> None:

@@ -1,7 +1,8 @@
-"""What this process loaded through torch: one line of JSON per file, for the supervisor to know that the script resumes, and from where.
+"""What this process loaded, or tried to: one line of JSON per file, for the supervisor to know that the script resumes, and from where.
 
-In: the arguments of torch.load and of DCP's load. Out: `loads-<local rank>.jsonl`; lines of a process that has no slot yet are kept until
-it has one. Bounded per folder, because a data set may be a million .pt files.
+In: what was given to the loading functions of torch, DCP, safetensors and Lightning. Out: `loads-<local rank>.jsonl`; lines of a process
+that has no slot yet are kept until it has one. Bounded per folder, because a data set may be a million .pt files. Where there was nothing
+to load, inode, size and time are null: the script looked for a checkpoint there.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import os
 from time import time
 
 from .layout import quiet
+from .written import path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .beat import Beat
     from .claim import Identity
 
 PER_FOLDER = 16
@@ -24,27 +27,26 @@ FOLDERS = 256
 class Loads:
     """Owns the lines that are not written yet."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, beat: Beat) -> None:
         self._identity = identity
+        self._beat = beat
         self._lines: list[str] = []
         self._counts: dict[str, int] = {}
 
     @quiet
-    def note(self, source: Any, complete: bool) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
-        """Note a load. `source` is a path or an open file; `complete`: it raised nothing."""
-        path = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", None)
-        if not self._identity.armed or not isinstance(path, (str, os.PathLike)):
+    def note(self, source: Any, complete: bool, via: str) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
+        """Note a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: through what it went."""
+        path = path_of(source)
+        if path is None or not self._identity.armed:
             return
-        path = os.path.abspath(os.fspath(path))  # noqa: PTH100 - pathlib costs 5 ms of start-up
-        folder = os.path.dirname(path)  # noqa: PTH120 - see above
+        folder = os.path.dirname(path)  # noqa: PTH120 - pathlib costs 5 ms of start-up
         count = self._counts.get(folder, 0)
         if count >= PER_FOLDER or (not count and len(self._counts) >= FOLDERS):
             return
         self._counts[folder] = count + 1
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
 
-        stat = os.stat(path)  # noqa: PTH116 - see above
-        record = {"path": path, "inode": stat.st_ino, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "t": time(), "complete": complete}
+        record = {"path": path, "t": time(), "complete": complete, "via": via, "steps": self._beat.steps, **_stat(path)}
         self._lines.append(json.dumps(record) + "\n")
         self.write()
 
@@ -60,3 +62,11 @@ class Loads:
             self._lines.clear()
         finally:
             os.close(fd)
+
+
+def _stat(path: str) -> dict[str, int | None]:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - see above
+    except OSError:
+        return {"inode": None, "size": None, "mtime_ns": None}
+    return {"inode": found.st_ino, "size": found.st_size, "mtime_ns": found.st_mtime_ns}

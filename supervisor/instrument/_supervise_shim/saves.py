@@ -14,8 +14,6 @@ from .layout import quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from .beat import Beat
 
 
@@ -62,15 +60,8 @@ class Saves:
         self._under_way += 1
 
     @quiet
-    def ended(self, result: Any, *, well: bool) -> None:  # noqa: ANN401 - what the save gave back
-        """Note that a save ended; one that goes on in the background gives a future back, or something that holds one."""
-        future = getattr(result, "upload_completion", result)
-        if well and callable(getattr(future, "add_done_callback", None)):
-            future.add_done_callback(lambda done: self._over(well=quiet(done.exception)() is None))
-            return
-        self._over(well=well)
-
-    def _over(self, *, well: bool) -> None:
+    def ended(self, *, well: bool) -> None:
+        """Note that a save ended, in the foreground or in the background."""
         self._under_way -= 1
         self._ended += well and self._told
 

@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from .loads import Loads
     from .programs import Programs
     from .saves import Saves
+    from .written import Written
 
 
 class TorchHooks:
     """The table of modules, and what each hook does."""
 
-    def __init__(self, beat: Beat, loads: Loads, saves: Saves, programs: Programs, drill: Drill | None) -> None:
+    def __init__(self, beat: Beat, loads: Loads, saves: Saves, written: Written, programs: Programs, drill: Drill | None) -> None:  # noqa: PLR0913,PLR0917 - whom the hooks tell
         self._beat = beat
         self._loads = loads
         self._saves = saves
+        self._written = written
         self._programs = programs
         self._drill = drill
 
@@ -46,6 +48,10 @@ class TorchHooks:
             "torch.distributed.distributed_c10d": self._process_groups,
             "torch.distributed.checkpoint.state_dict_saver": self._dcp_save,
             "torch.distributed.checkpoint.state_dict_loader": self._dcp_load,
+            "safetensors": self._safetensors,
+            "safetensors.torch": self._safetensors_save,
+            "lightning.fabric.utilities.cloud_io": self._lightning,
+            "lightning_fabric.utilities.cloud_io": self._lightning,
             "torch.nn.modules.batchnorm": self._programs.watch_norms,
             "torch.multiprocessing.spawn": self._spawn,
             "jax": self._other_framework,
@@ -76,18 +82,31 @@ class TorchHooks:
         self._beat.flag(layout.FLAG_AUTOGRAD)
 
     def _serialization(self, module: Any) -> None:
-        self._phased(module, "save", layout.CHECKPOINT)
-        self._phased(module, "load", layout.LOAD, lambda f, *_args, **_kwargs: f)
+        self._phased(module, "save", layout.CHECKPOINT, _second)
+        self._phased(module, "load", layout.LOAD, _first)
+        self._written.watch_renames()
 
     def _process_groups(self, module: Any) -> None:
         self._phased(module, "init_process_group", layout.INIT)
 
     def _dcp_save(self, module: Any) -> None:
-        self._phased(module, "save", layout.CHECKPOINT)
-        self._phased(module, "async_save", layout.CHECKPOINT)
+        for name in ("save", "async_save", "save_state_dict"):
+            self._phased(module, name, layout.CHECKPOINT, _dcp_place, "dcp")
 
     def _dcp_load(self, module: Any) -> None:
-        self._phased(module, "load", layout.LOAD, lambda *_args, checkpoint_id=None, **_kwargs: checkpoint_id)
+        for name in ("load", "load_state_dict"):
+            self._phased(module, name, layout.LOAD, _dcp_place, "dcp")
+
+    def _safetensors(self, module: Any) -> None:
+        self._phased(module, "safe_open", layout.LOAD, _first, "safetensors")  # load_file goes through it
+
+    def _safetensors_save(self, module: Any) -> None:
+        self._phased(module, "save_file", layout.CHECKPOINT, _second, "safetensors")
+
+    def _lightning(self, module: Any) -> None:
+        """What it saves goes through torch.save into memory, and from there into a file."""
+        self._phased(module, "_atomic_save", layout.CHECKPOINT, _second, "lightning")
+        self._phased(module, "_load", layout.LOAD, _first, "lightning")
 
     def _spawn(self, module: Any) -> None:
         inner = module.start_processes
@@ -101,34 +120,62 @@ class TorchHooks:
     def _other_framework(self, _module: Any) -> None:
         self._beat.flag(layout.FLAG_ELSEWHERE)
 
-    def _phased(self, module: Any, name: str, phase: int, source: Callable[..., Any] | None = None) -> None:
-        """Wrap a function so that the rank is in `phase` while it runs; `source` finds what it loads among its arguments."""
+    def _phased(self, module: Any, name: str, phase: int, place: Callable[..., Any] | None = None, via: str = "torch") -> None:
+        """Wrap a function so that the rank is in `phase` while it runs; `place` finds what it saves to or loads among its arguments."""
         inner = getattr(module, name, None)
         if inner is None:
             return
         enter, leave, saves = self._beat.enter, self._beat.leave, phase == layout.CHECKPOINT
+        find = quiet(place) if place is not None else None
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             before = enter(phase)
-            complete, result = False, None
+            complete, result, token = False, None, None
             if saves:
                 self._saves.began()
+                token = self._written.began(find and find(args, kwargs), via)
             try:
                 result = inner(*args, **kwargs)
                 complete = True
                 return result
             finally:
                 if saves:
-                    self._saves.ended(result, well=complete)
+                    self._ended(token, result, well=complete)
                 leave(phase, _afterwards(phase, before) if complete else before)
-                if source is not None:
-                    self._note(source, args, kwargs, complete)
+                if find is not None and not saves:
+                    self._loads.note(find(args, kwargs), complete, via)
 
         setattr(module, name, _like(inner, wrapper))
 
     @quiet
-    def _note(self, source: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], complete: bool) -> None:  # noqa: FBT001 - private
-        self._loads.note(source(*args, **kwargs), complete)
+    def _ended(self, token: tuple[int, str] | None, result: Any, *, well: bool) -> None:
+        """Tell that a save ended; one that goes on in the background gives a future back, or something that holds one."""
+        future = getattr(result, "upload_completion", result)
+        if well and callable(getattr(future, "add_done_callback", None)):
+            future.add_done_callback(lambda done: self._over(token, well=quiet(done.exception)() is None))
+        else:
+            self._over(token, well=well)
+
+    def _over(self, token: tuple[int, str] | None, *, well: bool) -> None:
+        self._written.ended(token, well=well)
+        self._saves.ended(well=well)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What is loaded: the first argument, whatever its name is."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _second(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where it is saved to: the second argument, behind what is saved."""
+    return args[1] if len(args) > 1 else next(kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
+
+
+def _dcp_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The directory: told, or known to the storage, which the older functions take behind the state."""
+    told = kwargs.get("checkpoint_id")
+    storage = kwargs.get("storage_writer") or kwargs.get("storage_reader") or (args[1] if len(args) > 1 else None)
+    return told if told is not None else getattr(storage, "path", None)
 
 
 class Watcher:

@@ -1,0 +1,160 @@
+"""What this process saved: one line of JSON where a save begins, one where it ends, one where what was saved is renamed.
+
+In: the targets of the saves of torch, DCP, safetensors and Lightning, and each os.replace and os.rename. Out: `saves-<local rank>.jsonl`,
+from which the supervisor learns where the checkpoints are, which files this job wrote, and which save was cut off: one that began and
+never ended. Lines of a process that has no slot yet are kept until it has one. A file that grew long is written anew with the last lines
+of each path, so that what a job saves costs no more memory than the `PATHS` newest of it.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import allocate_lock
+from time import time
+
+from .layout import quiet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .claim import Identity
+
+PATHS = 128
+FILE_BYTES = 256 << 10
+#: Parts of a directory that are saved by way of torch.save: the directory itself is what is noted.
+PARTS = (".distcp", ".metadata", ".metadata.tmp")
+#: S_IFMT and S_IFDIR: importing stat is for those who need more of it.
+_KIND, _DIRECTORY = 0o170000, 0o040000
+
+
+class Written:
+    """Owns the lines that are not written yet, and the newest of each path."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._lines: list[str] = []
+        self._lock = allocate_lock()  # saves in the background end in other threads; a forked child, being disarmed, never comes to it
+        self._number = 0
+        self._bytes = 0
+        self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
+        self._rename: Callable[..., None] = os.replace  # ours must not be noted
+
+    @quiet
+    def began(self, target: Any, via: str) -> tuple[int, str] | None:  # noqa: ANN401 - whatever the script gave
+        """Note that a save begins; what comes back is for `ended`. None where the target has no name."""
+        path = path_of(target)
+        if path is None or not self._identity.armed or path.endswith(PARTS):
+            return None
+        was, file = stat_of(path), not isinstance(target, (str, bytes, os.PathLike))
+        with self._lock:
+            self._number += 1
+            self._renew(path)
+            self._note(path, "began", n=self._number, via=via, was=was, file=file)
+            return self._number, path
+
+    @quiet
+    def ended(self, token: tuple[int, str] | None, *, well: bool) -> None:
+        """Note that a save ended."""
+        if token is not None and self._identity.armed:
+            number, path = token
+            now = stat_of(path)
+            with self._lock:
+                self._note(path, "ended", n=number, well=well, now=now)
+
+    @quiet
+    def renamed(self, source: Any, target: Any) -> None:  # noqa: ANN401 - see above
+        """Note that what was saved has another name now: the file itself, or a directory above it."""
+        if not self._newest or not self._identity.armed:
+            return
+        before, after = path_of(source), path_of(target)
+        if before is None or after is None:
+            return
+        with self._lock:
+            for path in [path for path in self._newest if path == before or path.startswith(before + os.sep)]:
+                name = after + path[len(before) :]
+                del self._newest[path]
+                self._renew(name)
+                self._note(name, "renamed", was=path, now=stat_of(name))
+
+    def watch_renames(self) -> None:
+        """Have os.replace and os.rename tell; pathlib and shutil go through them. Once, when torch is there."""
+        self._rename = os.replace
+        for name in ("replace", "rename"):
+            setattr(os, name, self._telling(getattr(os, name)))
+
+    def _telling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(src: Any, dst: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as os has it
+            result = inner(src, dst, **kwargs)
+            if not kwargs:
+                self.renamed(src, dst)
+            return result
+
+        import functools  # noqa: PLC0415 - not at every start; torch has it by now
+
+        return functools.wraps(inner)(wrapper)
+
+    def _renew(self, path: str) -> None:
+        self._newest.pop(path, None)
+        while len(self._newest) >= PATHS:
+            del self._newest[next(iter(self._newest))]
+        self._newest[path] = {}
+
+    def _note(self, path: str, what: str, **more: Any) -> None:  # noqa: ANN401 - what JSON takes
+        import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
+
+        line = json.dumps({"what": what, "path": path, "t": time(), **more}) + "\n"
+        if path in self._newest:
+            self._newest[path][what] = line
+        self._lines.append(line)
+        self._write()
+
+    @quiet
+    def write(self) -> None:
+        """Write what is noted, if this process is a rank by now."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._lines:
+            return
+        if not self._identity.claimed:
+            del self._lines[:-PATHS]
+            return
+        name = os.path.join(self._identity.directory, f"saves-{self._identity.local_rank}.jsonl")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+        text = "".join(self._lines).encode()
+        anew = self._bytes + len(text) > FILE_BYTES
+        if anew:
+            text = "".join(line for lines in self._newest.values() for line in lines.values()).encode()
+        fd = os.open(name + ".half" * anew, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if anew else os.O_APPEND), 0o600)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)
+        if anew:
+            self._rename(name + ".half", name)
+        self._bytes = len(text) if anew else self._bytes + len(text)
+        self._lines.clear()
+
+
+def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script gave
+    """Give the absolute path that is meant: of a path, or of an open file; None for a number, an address, and what has no name."""
+    path = target if isinstance(target, (str, bytes, os.PathLike)) else getattr(target, "name", None)
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return None
+    path = os.fsdecode(path)
+    return None if "://" in path else os.path.abspath(path)  # noqa: PTH100 - see above
+
+
+def stat_of(path: str) -> list[int] | None:
+    """Give device, inode, size and modification time of a file; None where there is none.
+
+    None of a directory as well: what it holds may change while its own numbers do not.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - see above
+    except OSError:
+        return None
+    is_directory = found.st_mode & _KIND == _DIRECTORY
+    return None if is_directory else [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]

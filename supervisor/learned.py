@@ -1,0 +1,267 @@
+"""Where a job's checkpoints are, learned from what its ranks save and load.
+
+In: the lines that ranks write (`saves-*.jsonl`, `loads-*.jsonl` of an attempt's directory). Out: patterns of places, for the same catalogue
+as `--checkpoints`; and what this run was seen to write, for the rule of ownership. A place that was saved to twice is a *candidate*: its
+files are verified in the background and kept as copies. It is one of *checkpoints* once an attempt also loaded from it, or tried to, before
+its first step; only such a place is handed out, put back or mirrored. What is loaded like data (more than `MOST_LOADED` different ones in
+one attempt) never is: a cache is saved and loaded, too.
+
+    <state>/checkpoints/learned.json
+    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t"}],
+     "writes": [{"path", "attempt", "t", "was", "now", "cut"}]}
+
+Nothing here raises: what cannot be read or written is told by `problem`, and costs no more than what would have been known. Thread-safe;
+the file is of one supervisor, which has the job's lock. Bounded in places and writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing import durable
+from supervisor.places import is_of, pattern_of, unit_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILE_NAME: Final = "learned.json"
+MOST_LOADED: Final = 3
+MOST_PLACES: Final = 64
+MOST_WRITES: Final = 512
+_VERSION: Final = 1
+_REPEATED: Final = 2
+
+Stat = tuple[int, int, int, int]  # device, inode, size, modification time in nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where checkpoints of one kind lie. saved: saves seen; loaded: attempts that loaded from it, or tried to, before their first step."""
+
+    pattern: str
+    saved: int = 0
+    loaded: int = 0
+    data: bool = False  # loaded like data in some attempt
+    t: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """What the place is taken for: checkpoint, candidate, or seen."""
+        if self.saved and self.loaded and not self.data:
+            return "checkpoint"
+        return "candidate" if self.saved >= _REPEATED and not self.data else "seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What a rank of this run did to one path.
+
+    was: the file before its last save; now: as the save left it, None while it is under way, and of a directory. cut: a save of it began
+    and did not end, as far as was told.
+    """
+
+    path: str
+    attempt: int
+    t: float
+    was: Stat | None = None
+    now: Stat | None = None
+    cut: bool = False
+
+
+class Learned:
+    """What was learned of one job on this node."""
+
+    def __init__(self, directory: Path, run_id: str) -> None:
+        """Read what earlier runs learned; what they wrote is not this run's."""
+        self._file = directory / FILE_NAME
+        self._run = run_id
+        self._lock = threading.Lock()
+        self._read: dict[str, tuple[int, int]] = {}  # file of lines → inode, bytes read of it
+        self._numbers: dict[str, int] = {}  # file of lines → number of the last save that was counted
+        self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
+        self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → units loaded
+        self.problem: str | None = None
+        places, writes, run = _decoded(self._file)
+        self._places = {place.pattern: place for place in places}
+        self._writes = {write.path: write for write in writes} if run == run_id else {}
+
+    def absorb(self, directory: Path, attempt: int) -> bool:
+        """Take in what the ranks of an attempt wrote since the last time. Returns whether anything was new; writes it down then."""
+        with self._lock:
+            before = self._places, self._writes
+            self._places, self._writes = dict(self._places), dict(self._writes)  # readers hold no lock
+            for file in sorted(directory.glob("saves-*.jsonl")):
+                for row in self._new_rows(file):
+                    self._saved(row, str(file), attempt)
+            for file in sorted(directory.glob("loads-*.jsonl")):
+                for row in self._new_rows(file):
+                    self._was_loaded(row, str(file))
+            self._bound()
+            changed = (self._places, self._writes) != before
+            if changed:
+                self._keep()
+            return changed
+
+    def places(self) -> tuple[Place, ...]:
+        """Return all places, those of checkpoints first."""
+        return tuple(
+            sorted(self._places.values(), key=lambda place: (place.kind != "checkpoint", place.kind != "candidate", place.pattern))
+        )
+
+    def patterns(self, *, candidates: bool = False) -> tuple[str, ...]:
+        """Return the patterns of checkpoints, and with `candidates` those of what may turn out to be."""
+        kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
+        return tuple(place.pattern for place in self.places() if place.kind in kinds)
+
+    def is_checkpoint(self, path: str) -> bool:
+        """Return whether a path is of a place of checkpoints."""
+        return any(is_of(pattern, path) for pattern in self.patterns())
+
+    def is_known(self, path: str) -> bool:
+        """Return whether a path is of a place of checkpoints or candidates."""
+        return any(is_of(pattern, path) for pattern in self.patterns(candidates=True))
+
+    def writes(self, unit: str) -> tuple[Write, ...]:
+        """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
+        return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
+
+    def seen(self, path: str, now: Stat) -> None:
+        """Take down what a file is once its save is over: of an open file that was told too early, of one that a dead rank left."""
+        with self._lock:
+            if path in self._writes:
+                self._writes = {**self._writes, path: replace(self._writes[path], now=now)}
+                self._keep()
+
+    # what the lines say
+
+    def _saved(self, row: dict[str, Any], file: str, attempt: int) -> None:
+        path, what, number = str(row["path"]), row["what"], int(row.get("n", 0))
+        known = self._writes.get(path, Write(path, attempt, float(row["t"])))
+        if what == "began":
+            under_way = self._open.setdefault(path, set())
+            if number > self._numbers.get(file, 0):
+                self._numbers[file] = number
+                unit = unit_of(path)
+                if not under_way and (unit == path or not self.writes(unit)):  # one save of all ranks, one directory of many files
+                    self._count(unit, float(row["t"]), saved=1)
+            under_way.add((file, number))
+            self._writes.pop(path, None)
+            self._writes[path] = replace(known, attempt=attempt, t=float(row["t"]), was=_stat(row["was"]), now=None, cut=True)
+        elif what == "ended":
+            under_way = self._open.get(path, set())
+            under_way.discard((file, number))
+            self._writes[path] = replace(known, now=_stat(row["now"]), cut=bool(under_way) or not row["well"])
+        elif what == "renamed":
+            self._renamed(str(row["was"]), path, row, attempt)
+
+    def _renamed(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
+        """What was saved under another name counts under its final one alone."""
+        t = float(row["t"])
+        if self._writes.pop(before, None) is not None:
+            self._open.pop(before, None)
+            if unit_of(before) == before or not self.writes(unit_of(before)):
+                self._count(unit_of(before), t, saved=-1)
+            unit = unit_of(path)
+            if unit == path or not self.writes(unit):
+                self._count(unit, t, saved=1)
+        self._writes.pop(path, None)
+        self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]))
+
+    def _was_loaded(self, row: dict[str, Any], file: str) -> None:
+        if int(row["steps"]) > 0:
+            return  # an evaluation, or the best model put back at the end
+        path = str(row["path"])
+        real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (strings throughout)
+        unit = unit_of(real)
+        pattern = pattern_of(unit)
+        units = self._loaded.setdefault((file, pattern), set())
+        first = not any(units for (_, other), units in self._loaded.items() if other == pattern)  # of all ranks
+        units.add(unit)
+        self._count(unit, float(row["t"]), loaded=int(first), data=len(units) > MOST_LOADED)
+
+    def _count(self, unit: str, t: float, *, saved: int = 0, loaded: int = 0, data: bool = False) -> None:
+        pattern = pattern_of(unit)
+        place = self._places.pop(pattern, Place(pattern))
+        place = replace(place, saved=max(place.saved + saved, 0), loaded=place.loaded + loaded, data=place.data or data, t=t)
+        if place.saved or place.loaded:
+            self._places[pattern] = place
+
+    def _bound(self) -> None:
+        while len(self._places) > MOST_PLACES:
+            del self._places[
+                min(self._places.values(), key=lambda place: (place.kind == "checkpoint", place.kind == "candidate", place.t)).pattern
+            ]
+        while len(self._writes) > MOST_WRITES:
+            gone = next(iter(self._writes))
+            del self._writes[gone]
+            self._open.pop(gone, None)
+
+    # files
+
+    def _new_rows(self, file: Path) -> Iterator[dict[str, Any]]:
+        """Read the whole lines that are new; a file that was begun anew is read from its beginning."""
+        try:
+            with file.open("rb") as source:
+                st = os.fstat(source.fileno())
+                inode, at = self._read.get(str(file), (st.st_ino, 0))
+                source.seek(at if inode == st.st_ino and at <= st.st_size else 0)
+                text = source.read()
+                whole = text[: text.rfind(b"\n") + 1]
+                self._read[str(file)] = st.st_ino, source.tell() - len(text) + len(whole)
+        except OSError:
+            return
+        for line in whole.splitlines():
+            try:
+                row = json.loads(line)
+                yield {**row, "t": float(row["t"]), "path": str(row["path"])}
+            except (ValueError, KeyError, TypeError):  # torn: memory was full
+                continue
+
+    def _keep(self) -> None:
+        content = {
+            "version": _VERSION,
+            "run": self._run,
+            "places": [asdict(place) for place in self._places.values()],
+            "writes": [asdict(write) for write in self._writes.values()],
+        }
+        try:
+            durable.make_directory(str(self._file.parent))
+            durable.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
+            self.problem = None
+        except OSError as error:
+            self.problem = f"what was learned of the checkpoints could not be recorded: {self._file}: {error.strerror}"
+
+
+def read(directory: Path) -> tuple[Place, ...]:
+    """Return the places that were learned of a job, from its `checkpoints` directory; empty where none were, or they cannot be read."""
+    return tuple(_decoded(directory / FILE_NAME)[0])
+
+
+def _decoded(file: Path) -> tuple[list[Place], list[Write], str]:
+    try:
+        content = json.loads(file.read_bytes())
+        if int(content["version"]) > _VERSION:
+            return [], [], ""
+        places = [
+            Place(str(row["pattern"]), int(row["saved"]), int(row["loaded"]), bool(row["data"]), float(row["t"]))
+            for row in content["places"]
+        ]
+        writes = [
+            Write(str(row["path"]), int(row["attempt"]), float(row["t"]), _stat(row["was"]), _stat(row["now"]), bool(row["cut"]))
+            for row in content["writes"]
+        ]
+        return places, writes, str(content["run"])
+    except (OSError, ValueError, KeyError, TypeError):  # learned anew
+        return [], [], ""
+
+
+def _stat(told: Any) -> Stat | None:  # noqa: ANN401 (JSON)
+    if told is None:
+        return None
+    dev, ino, size, mtime_ns = (int(number) for number in told)
+    return dev, ino, size, mtime_ns

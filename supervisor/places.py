@@ -1,0 +1,92 @@
+"""From a path that a job saved to or loaded to the place that its checkpoints have: a rule about names alone.
+
+Pure: text in, text out. A *unit* is what is a checkpoint as a whole: a file, or the directory above it where that has the name of a
+step (`checkpoint-500/optimizer.pt`) or where the file is a part of one (`mp_rank_00/...`). A *pattern* is the unit's path with the numbers
+that grow while a training goes on replaced by `[0-9]*`, so that later checkpoints are found: `ckpt/step_100.pt` is of
+`ckpt/step_[0-9]*.pt`.
+
+What is not replaced stays as it is written: a number that is part of a word (gpt2), that counts ranks, shards or versions, and all of a
+name that would be too broad without it: one with more than three numbers, or with no word beside them in a directory whose name says
+nothing of checkpoints (`cache/000123.pt`). Such a name stands for itself alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from checkpointing import names
+
+_SUFFIX: Final = re.compile(r"(\.(pt|pth|ckpt|bin|safetensors|tar|distcp|npz|pkl))+$", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)*")
+#: Words whose number grows, also where it is written without anything between.
+_GROWS: Final = re.compile(
+    r"(?<![a-z])(global_?steps?|steps?|iterations?|iters?|it|epochs?|ep|e|s|checkpoint|ckpt|chkpt|model|save|snapshot|state|loss|acc)$",
+    re.IGNORECASE,
+)
+#: Words whose number tells parts of one checkpoint, or trainings, from each other.
+_STAYS: Final = re.compile(
+    r"(?<![a-z])(rank|shard|part|node|gpu|world|tp|pp|dp|mp|v|version|run|seed|fold|of|lr|bs)[-_=. ]?$", re.IGNORECASE
+)
+_OF: Final = re.compile(r"-of-\d", re.IGNORECASE)
+#: Directories in which a step's directory keeps the parts of one checkpoint: Megatron's and DeepSpeed's ranks, FSDP's shards.
+_INNER: Final = re.compile(r"(mp_rank|zero_pp_rank|pytorch_model_fsdp|optimizer|tp_rank|distrib_optim)[_\d]*|model|dist|\d+", re.IGNORECASE)
+_SAYS_CHECKPOINT: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|save|step|epoch|model|weights", re.IGNORECASE)
+_MOST_NUMBERS: Final = 3
+_ANY: Final = "[0-9]*"
+_MAGIC: Final = re.compile(r"[*?[]")
+
+
+def unit_of(path: str) -> str:
+    """Return the path of the checkpoint that the file or directory at the absolute `path` is, or belongs to."""
+    parent = path.rpartition("/")[0]
+    if _is_step(path.rpartition("/")[2]) and not _SUFFIX.search(path):
+        return path
+    if _is_step(parent.rpartition("/")[2]):
+        return parent
+    above = parent.rpartition("/")[0]
+    if _is_step(above.rpartition("/")[2]) and _INNER.fullmatch(parent.rpartition("/")[2]):
+        return above
+    return path
+
+
+def pattern_of(unit: str) -> str:
+    """Return the pattern (of absolute paths, for checkpointing.catalog.find) that later checkpoints of the same place match."""
+    directory, _, name = unit.rpartition("/")
+    suffix = _SUFFIX.search(name)
+    stem, end = (name[: suffix.start()], suffix[0]) if suffix and suffix.start() else (name, "")
+    spans = [match.span() for match in _NUMBER.finditer(stem) if _grows(stem, *match.span())]
+    words = re.sub(r"[^A-Za-z]", "", _without(stem, spans, ""))
+    too_broad = len(spans) > _MOST_NUMBERS or not (words or _SAYS_CHECKPOINT.search(directory.rpartition("/")[2]))
+    return f"{_escaped(directory)}/{_escaped(name) if too_broad else _without(stem, spans, _ANY) + _escaped(end)}"
+
+
+def is_of(pattern: str, path: str) -> bool:
+    """Return whether `path` is a checkpoint of the place: a pattern also matches `step_100_ema.pt`, which is another one's."""
+    return pattern_of(path) == pattern
+
+
+def _is_step(name: str) -> bool:
+    """Whether a directory's name is that of one step."""
+    return names.step_in(f"{name}/x") is not None
+
+
+def _grows(stem: str, start: int, end: int) -> bool:
+    before, after = stem[:start], stem[end:]
+    if after[:1].isalpha() or _OF.match(after) or _STAYS.search(before):
+        return False
+    return not before[-1:].isalpha() or bool(_GROWS.search(before))
+
+
+def _without(stem: str, spans: list[tuple[int, int]], instead: str) -> str:
+    """Return the stem with what is at `spans` replaced; the rest is escaped where it is part of a pattern."""
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [_escaped(stem[at:start]), instead]
+        at = end
+    return "".join([*parts, _escaped(stem[at:])])
+
+
+def _escaped(text: str) -> str:
+    """Return what matches the text alone (glob.escape; a slash is none of its business)."""
+    return _MAGIC.sub(lambda match: f"[{match[0]}]", text)

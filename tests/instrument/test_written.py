@@ -1,0 +1,154 @@
+"""What a rank saves is told from outside, under its final name; what was cut off is told by what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Attempt
+
+pytestmark = pytest.mark.process
+
+HEAD = """
+import io, os, pathlib, shutil, sys, tempfile, threading
+import warnings; warnings.simplefilter('ignore')
+import torch, torch.distributed.checkpoint as dcp
+here = pathlib.Path.cwd()
+"""
+
+
+def rows_of(attempt: Attempt, kind: str) -> list[dict[str, Any]]:
+    """Return what the one rank told."""
+    return [json.loads(line) for line in (attempt.directory / f"{kind}-0.jsonl").read_text().splitlines()]
+
+
+def run(attempt: Attempt, place: Path, script: str, code: int = 0) -> list[dict[str, Any]]:
+    """Run a rank to its end and return what it told of its saves."""
+    done = attempt.run("-c", HEAD + script, cwd=place)
+    assert (done.returncode, done.stderr) == (code, "")
+    return rows_of(attempt, "saves")
+
+
+def identity(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+SAVES = {
+    "a path": "torch.save({}, 'a.pt')",
+    "named": "torch.save(obj={}, f='a.pt')",
+    "pathlib": "torch.save({}, here / 'a.pt')",
+    "safetensors": "import safetensors.torch as s; s.save_file({'w': torch.ones(2)}, 'a.pt')",
+    "imported by name": "from safetensors.torch import save_file; save_file({'w': torch.ones(2)}, filename='a.pt')",
+}
+
+
+@pytest.mark.parametrize("script", SAVES.values(), ids=SAVES)
+def test_a_save_tells_where_it_began_and_what_stood_there_when_it_ended(attempt: Attempt, tmp_path: Path, script: str) -> None:
+    began, ended = run(attempt, tmp_path, script)
+    saved = tmp_path / "a.pt"
+    assert (began["what"], began["path"], began["was"], began["file"]) == ("began", str(saved), None, False)
+    assert (ended["what"], ended["path"], ended["n"], ended["well"]) == ("ended", str(saved), began["n"], True)
+    assert ended["now"] == identity(saved)
+
+
+RENAMES = {
+    "os.replace": "torch.save({}, 'a.tmp'); os.replace('a.tmp', 'a.pt')",
+    "os.rename": "torch.save({}, 'a.tmp'); os.rename('a.tmp', 'a.pt')",
+    "pathlib": "torch.save({}, 'a.tmp'); (here / 'a.tmp').replace('a.pt')",
+    "shutil": "torch.save({}, 'a.tmp'); shutil.move('a.tmp', 'a.pt')",
+    "an open file": "f = open('a.tmp', 'wb'); torch.save({}, f); f.close(); os.replace('a.tmp', 'a.pt')",
+    "a temporary file": "f = tempfile.NamedTemporaryFile(dir='.', delete=False); torch.save({}, f); f.close(); os.replace(f.name, 'a.pt')",
+    "its directory": "os.mkdir('tmp'); torch.save({}, 'tmp/b.pt'); os.rename('tmp', 'step_1'); os.rename('step_1/b.pt', 'a.pt')",
+}
+
+
+@pytest.mark.parametrize("script", RENAMES.values(), ids=RENAMES)
+def test_the_final_name_is_told(attempt: Attempt, tmp_path: Path, script: str) -> None:
+    *_, renamed = run(attempt, tmp_path, script)
+    assert (renamed["what"], renamed["path"], renamed["now"]) == ("renamed", str(tmp_path / "a.pt"), identity(tmp_path / "a.pt"))
+
+
+def test_other_renames_are_nobody_s_business(attempt: Attempt, tmp_path: Path) -> None:
+    rows = run(attempt, tmp_path, "torch.save({}, 'a.pt'); open('x', 'w'); os.replace('x', 'y'); os.rename(src='y', dst='z')")
+    assert [row["what"] for row in rows] == ["began", "ended"]
+    assert (tmp_path / "z").exists()
+
+
+def test_a_rename_fails_as_it_would_without_us(attempt: Attempt, tmp_path: Path) -> None:
+    done = attempt.run("-c", HEAD + "os.replace('missing', 'x')", cwd=tmp_path)
+    assert "FileNotFoundError: [Errno 2] No such file or directory: 'missing' -> 'x'" in done.stderr
+
+
+DCP = """
+state = {'w': torch.ones(4)}
+dcp.save(state, checkpoint_id='step_1')
+dcp.save(state, storage_writer=dcp.FileSystemWriter('step_2'))
+os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0')
+torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)
+dcp.async_save(state, checkpoint_id=here / 'step_3').result()
+dcp.load(state, storage_reader=dcp.FileSystemReader('step_2'))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_directory_is_told_as_one(attempt: Attempt, tmp_path: Path) -> None:
+    rows = run(attempt, tmp_path, DCP)
+    for step in (1, 2, 3):
+        mine = [row for row in rows if row["path"] == str(tmp_path / f"step_{step}")]
+        assert {row["what"] for row in mine} == {"began", "ended"}, step
+        assert {row["n"] for row in mine if row["what"] == "began"} == {row["n"] for row in mine if row["what"] == "ended"}, step
+        assert all(row["now"] is None and row["well"] for row in mine if row["what"] == "ended")
+    assert {Path(row["path"]).parent for row in rows} == {tmp_path}, "a shard was told by itself"
+    assert [(Path(row["path"]).name, row["via"]) for row in rows_of(attempt, "loads")] == [("step_2", "dcp")]
+
+
+def test_a_save_that_was_cut_off_began_and_never_ended(attempt: Attempt, tmp_path: Path) -> None:
+    script = "class Dies:\n    def __reduce__(self):\n        os._exit(3)\ntorch.save({}, 'a.pt')\ntorch.save(Dies(), 'a.pt')"
+    rows = run(attempt, tmp_path, script, 3)
+    assert [(row["what"], row["n"]) for row in rows] == [("began", 1), ("ended", 1), ("began", 2)]
+    assert rows[2]["was"] == rows[1]["now"]
+
+
+def test_a_save_that_raised_did_not_end_well(attempt: Attempt, tmp_path: Path) -> None:
+    rows = run(attempt, tmp_path, "try:\n    torch.save({'x': lambda: 0}, 'a.pt')\nexcept Exception: pass")
+    assert [row.get("well") for row in rows] == [None, False]
+
+
+def test_what_has_no_name_is_not_told_and_saves_all_the_same(attempt: Attempt, tmp_path: Path) -> None:
+    rows = run(attempt, tmp_path, "torch.save({}, io.BytesIO()); torch.save({}, os.fdopen(os.open('n', 65), 'wb')); torch.save({}, 'a.pt')")
+    assert {row["path"] for row in rows} == {str(tmp_path / "a.pt")}
+    assert (tmp_path / "n").stat().st_size
+
+
+def test_the_file_stays_small_and_keeps_the_newest_of_each_path(attempt: Attempt, tmp_path: Path) -> None:
+    rows = run(attempt, tmp_path, "for i in range(1200):\n    torch.save(i, 'ckpt.pt'); torch.save(i, f'{i}.pt')")
+    assert (attempt.directory / "saves-0.jsonl").stat().st_size <= 300 << 10
+    assert [row["path"] for row in rows[-4:]] == [str(tmp_path / "ckpt.pt")] * 2 + [str(tmp_path / "1199.pt")] * 2
+    assert rows[-3]["now"] == identity(tmp_path / "ckpt.pt")
+    assert os.listdir(attempt.directory).count("saves-0.jsonl.half") == 0  # noqa: PTH208 - as short as it gets
+
+
+def test_a_forked_child_tells_nothing(attempt: Attempt, tmp_path: Path) -> None:
+    script = "torch.save({}, 'a.pt')\nif not os.fork():\n    torch.save({}, 'b.pt'); os.replace('b.pt', 'c.pt'); os._exit(0)\nos.wait()"
+    rows = run(attempt, tmp_path, script)
+    assert {row["path"] for row in rows} == {str(tmp_path / "a.pt")}
+    assert (tmp_path / "c.pt").exists()
+
+
+def test_safetensors_that_are_opened_are_loads(attempt: Attempt, tmp_path: Path) -> None:
+    script = """
+import safetensors, safetensors.torch as s
+s.save_file({'w': torch.ones(2)}, 'm.safetensors')
+assert s.load_file('m.safetensors')['w'].sum() == 2
+with safetensors.safe_open('m.safetensors', framework='pt') as opened:
+    assert list(opened.keys()) == ['w']
+"""
+    run(attempt, tmp_path, script)
+    told = [(Path(row["path"]).name, row["via"], row["complete"], row["steps"]) for row in rows_of(attempt, "loads")]
+    assert told == [("m.safetensors", "safetensors", True, 0)] * 2

@@ -1,0 +1,211 @@
+"""What is learned of a job from the lines of its ranks: which places hold checkpoints, what this run wrote, and what stays known."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor import learned
+from supervisor.learned import MOST_PLACES, MOST_WRITES, Learned
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Rank:
+    """Writes the lines of one rank, as `_supervise_shim` does."""
+
+    def __init__(self, attempt: Path, local_rank: int = 0) -> None:
+        self.directory, self.local_rank, self.number, self.t = attempt, local_rank, 0, 0.0
+        attempt.mkdir(parents=True, exist_ok=True)
+
+    def line(self, kind: str, **row: Any) -> None:  # noqa: ANN401  a row of JSON
+        """Append a line."""
+        self.t += 1
+        with (self.directory / f"{kind}-{self.local_rank}.jsonl").open("a") as out:
+            out.write(json.dumps({"t": self.t, **row}) + "\n")
+
+    def saves(self, path: str, *, ends: bool = True, well: bool = True, now: list[int] | None = None) -> None:
+        """Save, and come to its end or not."""
+        self.number += 1
+        self.line("saves", what="began", path=path, n=self.number, via="torch", was=None, file=False)
+        if ends:
+            self.line("saves", what="ended", path=path, n=self.number, well=well, now=now or [1, self.number, 10, 5])
+
+    def renames(self, was: str, path: str) -> None:
+        """Rename what was saved."""
+        self.line("saves", what="renamed", path=path, was=was, now=[1, self.number, 10, 5])
+
+    def loads(self, path: str, steps: int = 0) -> None:
+        """Load after so many steps."""
+        self.line("loads", path=path, steps=steps, complete=True, via="torch", inode=None, size=None, mtime_ns=None)
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    return Rank(tmp_path / "attempt-0001")
+
+
+def knows(tmp_path: Path, rank: Rank, run: str = "r1") -> Learned:
+    known = Learned(tmp_path / "checkpoints", run)
+    known.absorb(rank.directory, 1)
+    return known
+
+
+def kinds(known: Learned) -> dict[str, str]:
+    return {place.pattern: place.kind for place in known.places()}
+
+
+def test_repeated_saves_are_candidates_and_no_checkpoints(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/once.pt")
+    rank.saves("/j/ckpt.pt")
+    rank.saves("/j/ckpt.pt")
+    rank.saves("/j/c/step_1.pt")
+    rank.saves("/j/c/step_2.pt")
+    known = knows(tmp_path, rank)
+    assert kinds(known) == {"/j/ckpt.pt": "candidate", "/j/c/step_[0-9]*.pt": "candidate", "/j/once.pt": "seen"}
+    assert known.patterns() == ()
+    assert set(known.patterns(candidates=True)) == {"/j/ckpt.pt", "/j/c/step_[0-9]*.pt"}
+
+
+@pytest.mark.parametrize("first", ["saves", "loads"])
+def test_what_is_saved_and_was_loaded_or_tried_before_the_first_step_is_a_checkpoint(tmp_path: Path, rank: Rank, first: str) -> None:
+    for what in (first, "loads" if first == "saves" else "saves"):
+        getattr(rank, what)("/j/c/step_1.pt")
+    known = knows(tmp_path, rank)
+    assert known.patterns() == ("/j/c/step_[0-9]*.pt",)
+    assert known.is_checkpoint("/j/c/step_300.pt")
+    assert not known.is_checkpoint("/j/c/step_300_ema.pt")
+
+
+def test_what_is_loaded_and_never_saved_is_none_nor_what_is_loaded_while_it_trains(tmp_path: Path, rank: Rank) -> None:
+    rank.loads("/models/pretrained.pt")
+    rank.saves("/j/best.pt")
+    rank.loads("/j/best.pt", steps=100)
+    assert knows(tmp_path, rank).patterns() == ()
+
+
+def test_what_is_loaded_like_data_is_none_however_often_it_was_saved(tmp_path: Path, rank: Rank) -> None:
+    for number in range(6):
+        rank.saves(f"/j/features_{number}.pt")
+    for number in range(6):
+        rank.loads(f"/j/features_{number}.pt")
+    known = knows(tmp_path, rank)
+    assert kinds(known) == {"/j/features_[0-9]*.pt": "seen"}
+    assert known.patterns(candidates=True) == ()
+
+
+def test_a_resume_that_falls_back_to_an_older_one_is_no_data_set(tmp_path: Path, rank: Rank) -> None:
+    for step in (1, 2, 3):
+        rank.saves(f"/j/step_{step}.pt")
+    rank.loads("/j/step_3.pt")
+    rank.loads("/j/step_2.pt")
+    assert knows(tmp_path, rank).patterns() == ("/j/step_[0-9]*.pt",)
+
+
+def test_the_files_of_one_directory_are_one_save(tmp_path: Path, rank: Rank) -> None:
+    for name in ("optimizer.pt", "scheduler.pt", "model.safetensors"):
+        rank.saves(f"/j/out/checkpoint-10/{name}")
+    assert {place.pattern: place.saved for place in knows(tmp_path, rank).places()} == {"/j/out/checkpoint-[0-9]*": 1}
+
+
+def test_one_save_of_all_ranks_is_one(tmp_path: Path, rank: Rank) -> None:
+    other = Rank(rank.directory, 1)
+    for who in (rank, other):
+        who.saves("/j/dcp", ends=False)
+    assert [place.saved for place in knows(tmp_path, rank).places()] == [1]
+
+
+def test_a_save_counts_under_its_final_name(tmp_path: Path, rank: Rank) -> None:
+    for step in (1, 2):
+        rank.saves("/j/.tmp-xyz")
+        rank.renames("/j/.tmp-xyz", f"/j/step_{step}.pt")
+    known = knows(tmp_path, rank)
+    assert {place.pattern: place.saved for place in known.places()} == {"/j/step_[0-9]*.pt": 2}
+    (write,) = known.writes("/j/step_2.pt")
+    assert (write.now, write.cut) == ((1, 2, 10, 5), False)
+    assert known.writes("/j/.tmp-xyz") == ()
+
+
+def test_a_link_is_followed_to_what_was_saved(tmp_path: Path, rank: Rank) -> None:
+    (tmp_path / "step_5.pt").touch()
+    (tmp_path / "latest.pt").symlink_to("step_5.pt")
+    rank.saves(f"{tmp_path}/step_5.pt")
+    rank.loads(f"{tmp_path}/latest.pt")
+    assert knows(tmp_path, rank).patterns() == (f"{tmp_path}/step_[0-9]*.pt",)
+
+
+@pytest.mark.parametrize(("how", "cut"), [({}, False), ({"ends": False}, True), ({"well": False}, True)], ids=["whole", "killed", "raised"])
+def test_what_this_run_wrote_is_known_and_what_was_cut_off(tmp_path: Path, rank: Rank, how: dict[str, bool], cut: bool) -> None:  # noqa: FBT001  a column
+    rank.saves("/j/ckpt.pt")
+    rank.saves("/j/ckpt.pt", **how)
+    (write,) = knows(tmp_path, rank).writes("/j/ckpt.pt")
+    assert write.cut is cut
+
+
+def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/ckpt.pt")
+    rank.loads("/j/ckpt.pt")
+    knows(tmp_path, rank)
+    again, another = Learned(tmp_path / "checkpoints", "r1"), Learned(tmp_path / "checkpoints", "r2")
+    assert again.patterns() == another.patterns() == ("/j/ckpt.pt",)
+    assert [write.path for write in again.writes("/j/ckpt.pt")] == ["/j/ckpt.pt"]
+    assert another.writes("/j/ckpt.pt") == ()
+    assert [place.pattern for place in learned.read(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
+
+
+def test_lines_are_read_once_and_a_torn_one_when_it_is_whole(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/ckpt.pt")
+    known = knows(tmp_path, rank)
+    assert not known.absorb(rank.directory, 1)
+    with (rank.directory / "saves-0.jsonl").open("a") as out:
+        out.write('{"t": 3, "what": "began", "path": "/j/ckpt.pt", "n": 2, "was"')
+        out.flush()
+        assert not known.absorb(rank.directory, 1)
+        out.write(": null}\n\xff nonsense\n[]\n")
+    assert known.absorb(rank.directory, 1)
+    assert [(place.saved, place.kind) for place in known.places()] == [(2, "candidate")]
+
+
+def test_a_file_of_lines_that_was_begun_anew_counts_nothing_twice(tmp_path: Path, rank: Rank) -> None:
+    for _ in range(3):
+        rank.saves("/j/ckpt.pt")
+    known = knows(tmp_path, rank)
+    file = rank.directory / "saves-0.jsonl"
+    half = file.with_suffix(".half")
+    half.write_text("\n".join(file.read_text().splitlines()[-2:]) + "\n")
+    half.rename(file)
+    rank.saves("/j/ckpt.pt")
+    known.absorb(rank.directory, 1)
+    assert [place.saved for place in known.places()] == [4]
+
+
+def test_it_is_bounded_and_forgets_what_is_no_checkpoint_first(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/ckpt.pt")
+    rank.loads("/j/ckpt.pt")
+    for number in range(MOST_WRITES + 50):
+        rank.saves(f"/j/x{number}q.pt")
+    known = knows(tmp_path, rank)
+    assert len(known.places()) == MOST_PLACES
+    assert known.patterns() == ("/j/ckpt.pt",)
+    assert len(json.loads((tmp_path / "checkpoints" / "learned.json").read_text())["writes"]) == MOST_WRITES
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": 99}', b'{"version": 1, "places": [{}]}', b"\xff"])
+def test_a_record_that_cannot_be_read_is_learned_anew(tmp_path: Path, rank: Rank, content: bytes) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "learned.json").write_bytes(content)
+    rank.saves("/j/ckpt.pt")
+    rank.loads("/j/ckpt.pt")
+    assert knows(tmp_path, rank).patterns() == ("/j/ckpt.pt",)
+
+
+def test_what_cannot_be_recorded_is_told_and_known_all_the_same(tmp_path: Path, rank: Rank) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    rank.saves("/j/ckpt.pt")
+    rank.loads("/j/ckpt.pt")
+    known = knows(tmp_path, rank)
+    assert known.patterns() == ("/j/ckpt.pt",)
+    assert "could not be recorded" in (known.problem or "")

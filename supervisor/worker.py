@@ -9,16 +9,15 @@
 
 In: the environment of a rank and the instrumentation that rides in it. Nothing here raises, imports torch, or costs more than a few
 microseconds. The instrumentation is found through `sys.modules`, because a rank knows it under another name than the supervisor does.
-The one state is which step the ranks agreed on (supervisor/agreement.py), one per process as a process has one place in the training.
+The one state is which step the ranks agreed on (checkpointing/agreement.py), one per process as a process has one place in the training.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
-from supervisor import agreement
+from checkpointing import agreement
 
 if TYPE_CHECKING:
     from supervisor.instrument._supervise_shim import Instrument
@@ -39,7 +38,7 @@ def should_save() -> bool:
     ranks are left alone until the checkpoint is made or the time is over. What the script does after the save is its own business:
     going on is fine. One look at a file in memory per call.
     """
-    return _asking.should_save(_instrument())
+    return agreement.should_save()
 
 
 def saved() -> None:
@@ -55,7 +54,7 @@ def save_requested() -> bool:
     For a script whose ranks agree by themselves. Also True where supervise itself was killed and this node's guardian ends the job: then
     a save gets `stop.orphan_grace_s` (at most 2 s).
     """
-    return _asking.save_requested(_instrument())
+    return agreement.asking.save_requested(_instrument())
 
 
 def resume_from() -> str | None:
@@ -72,7 +71,5 @@ def resume_step() -> int | None:
 
 
 def _instrument() -> Instrument | None:
-    return getattr(sys.modules.get("_supervise_shim"), "instrument", None)
-
-
-_asking = agreement.Asking()
+    found: Instrument | None = agreement.instrument()
+    return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import agreement
+from checkpointing import agreement
 from supervisor.observe import heartbeats
 from supervisor.observe.heartbeats import Beat
 from supervisor.observe.sampler import is_saved

@@ -28,15 +28,39 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from supervisor.instrument._supervise_shim import Instrument
+    from typing import Protocol
+
+    class Instrument(Protocol):
+        """What rides in a rank that a supervisor started, as far as it is told of here."""
+
+        def asked(self, number: int) -> None:
+            """Note the script's question: its `number`-th, 0 where they are not counted."""
+
+        def told_to_save(self) -> None:
+            """Note that the answer was yes."""
+
 
 MARGIN = 2
 LOOK_S = 0.002  # from reading the slots to the file's being there
 AHEAD_S = 0.25
 MOST_CALLS_AHEAD = 256
-#: Of the heartbeat file (instrument/_supervise_shim/layout.py), which is not imported here: in a rank it has another name.
+#: Of the heartbeat file (supervisor/instrument/_supervise_shim/layout.py), which is not imported here: this package stands alone.
 SLOT_BYTES, ASKED = 128, 9
 STORE_KEYS = "supervise/save"
+
+
+def should_save() -> bool:
+    """Say whether to make a checkpoint now, because the job is to be stopped: True once, on every rank at its same call.
+
+    To be called by every rank, once per optimizer step, at the same place of the loop (docs/preemption.md). Without a supervisor always
+    False. Never raises.
+    """
+    return asking.should_save(instrument())
+
+
+def instrument() -> Any | None:  # noqa: ANN401 - an Instrument, and what else the supervisor's own worker knows of it
+    """Return what a supervisor put into this process, None where it did not."""
+    return getattr(sys.modules.get("_supervise_shim"), "instrument", None)
 
 
 class Asking:
@@ -172,3 +196,7 @@ def _group() -> Any | None:  # noqa: ANN401 - torch's
     """Return torch's module of process groups where the script is in one; None outside torch.distributed, and nothing is imported."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     return c10d if c10d is not None and c10d.is_initialized() else None
+
+
+#: One per process, as a process has one place in the training.
+asking = Asking()

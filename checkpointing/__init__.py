@@ -3,4 +3,37 @@
 Usable without the supervisor. Three calls make the package: `catalog.find` (glob patterns to candidates), `verify.verify` (one file
 to a verdict) and `select.newest` (the newest good one, and what was wrong with the others). No pickle is ever executed, no file that
 is not ours is ever written, moved or removed, and no module here imports torch to read torch's format.
+
+For training scripts there are `save`, `load_latest`, `Snapshotter` and `should_save` (docs/training-scripts.md). Their modules import
+torch, so they are fetched when they are first asked for: `import checkpointing` costs nothing.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from checkpointing.agreement import should_save
+    from checkpointing.load import Loaded, load_latest
+    from checkpointing.saving import save
+    from checkpointing.snapshot import Snapshotter
+
+__all__ = ["Loaded", "Snapshotter", "load_latest", "save", "should_save"]
+
+_HOMES: Final = {
+    "Loaded": "checkpointing.load",
+    "Snapshotter": "checkpointing.snapshot",
+    "load_latest": "checkpointing.load",
+    "save": "checkpointing.saving",
+    "should_save": "checkpointing.agreement",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the interface of a module
+    """Fetch a name for training scripts."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found

@@ -1,0 +1,178 @@
+"""Saving so that a kill at any moment leaves the checkpoint that was there, or the new one, and never half of one.
+
+    save(state, "ckpt", step=step)                   ckpt/step-00000100.pt, written by rank 0
+    save(state, "ckpt", step=step, sharded=True)     ckpt/step-00000100/, every rank's own part, through torch.distributed.checkpoint
+    save(state, "ckpt/last.pt")                      exactly this file
+
+In: a state that torch.save (DCP) can save. Out: the path, the same on every rank, once the checkpoint is durable under its name. In
+torch.distributed every rank must call it at the same place; outside, each process that calls it saves. What fails on one rank is raised on
+all of them (checkpointing/ranks.py): there as it was, elsewhere, and for what the disk says, as CheckpointingError. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from checkpointing import durable, placing
+from checkpointing.model import CheckpointingError
+from checkpointing.ranks import TIMEOUT_S, Ranks, ranks
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+_NAME: Final = re.compile(r"step-(\d{8,18})(\.pt)?")
+_BLOCK_BYTES: Final = 4 << 20
+_FREE_SPACE: Final = "free space there, or save elsewhere; the checkpoints that were there are untouched"
+
+
+def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have a default
+    state: Any,  # noqa: ANN401 -- whatever torch.save takes
+    path: str | os.PathLike[str],
+    *,
+    step: int | None = None,
+    sharded: bool = False,
+    keep: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> str:
+    """Save `state` atomically and durably, and return the path on every rank.
+
+    With `step`, `path` is a directory, made where it is missing, and the name is step-00000100(.pt). `keep`: of the checkpoints with such
+    names in it only the newest `keep` stay; the one just saved always does. `timeout_s`: how long ranks wait for each other.
+    Raises CheckpointingError; on the rank that failed its own error.
+    """
+    final = target_of(os.fspath(path), step, sharded=sharded)
+    together = ranks(f"checkpoint was not saved: {final}", timeout_s)
+    with together.together():
+        if keep is not None and (keep < 1 or step is None):
+            message = f"checkpoint was not saved: {final}: keep={keep} {'needs step=' if step is None else 'leaves none'}"
+            raise CheckpointingError(message, hint="give keep= a number of at least 1, together with step=")
+        if together.rank:
+            _help(state, final, together, sharded=sharded)
+            return final
+        try:
+            _make_room(final)
+            if sharded:
+                _save_sharded(state, final, together)
+            else:
+                with placing.new_file(final) as place:
+                    _write(state, place.fd)
+                    placing.put(place)
+        except OSError as error:
+            raise CheckpointingError(f"checkpoint was not saved: {final}: {error.strerror or error}", hint=_FREE_SPACE) from error
+        if keep is not None and step is not None:
+            with contextlib.suppress(OSError):  # the checkpoint stands; what could not be removed is tried again at the next save
+                prune(os.path.dirname(final), keep, step)  # noqa: PTH120 -- paths are plain strings throughout the package
+        together.meet()  # everybody goes on when the checkpoint is there, and not before
+    return final
+
+
+def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
+    """Give the absolute path that a save with these arguments writes."""
+    path = os.path.abspath(path)  # noqa: PTH100 -- as above
+    if step is None:
+        return path
+    return os.path.join(path, f"step-{step:08d}" if sharded else f"step-{step:08d}.pt")  # noqa: PTH118 -- as above
+
+
+def prune(directory: str, keep: int, step: int) -> list[str]:
+    """Remove, of what `save` named in `directory`, all but the `keep` newest up to `step`, and give the paths; later steps stay."""
+    found: list[tuple[int, str]] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            match = _NAME.fullmatch(entry.name)
+            if match and not entry.is_symlink() and int(match[1]) <= step:
+                found.append((int(match[1]), entry.path))
+    kept = set(sorted({at for at, _ in found}, reverse=True)[:keep])
+    gone = [path for at, path in sorted(found) if at not in kept]
+    for path in gone:
+        placing.remove(path)
+    return gone
+
+
+def _write(state: Any, fd: int) -> None:  # noqa: ANN401 -- as in save
+    """Have torch write into the descriptor. Its writer reports what the disk says in words of its own; the error underneath is raised."""
+    sink = _Sink(fd)
+    try:
+        torch.save(state, sink)  # type: ignore[arg-type]  # all that it needs of a file
+    except Exception:
+        if sink.error is not None:
+            raise sink.error from None
+        raise
+    if sink.error is not None:
+        raise sink.error
+
+
+class _Sink:
+    """A file to torch's writer that keeps the first error of the disk, and swallows what comes after it.
+
+    Raised inside of torch's writer, an error would come again from its destructor, which may end the process.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        rest = view
+        while self.error is None and len(rest):
+            try:
+                rest = rest[os.write(self._fd, rest[:_BLOCK_BYTES]) :]
+            except OSError as error:
+                self.error = error
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def _help(state: Any, final: str, together: Ranks, *, sharded: bool) -> None:  # noqa: ANN401 -- as in save
+    """Do the part of a rank other than 0: the same meetings as `_save_sharded`, and the last."""
+    if sharded:
+        temporary = together.meet().value
+        _write_shards(state, temporary, final, together)
+    together.meet()
+
+
+def _save_sharded(state: Any, final: str, together: Ranks) -> None:  # noqa: ANN401 -- as in save
+    with placing.held_directory(placing.temporary_for(final), final) as place:
+        together.meet(value=place.path)
+        _write_shards(state, place.path, final, together)
+        placing.put(place)
+
+
+def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> None:  # noqa: ANN401 -- as in save
+    """Have every rank write its part, which DCP syncs, and come back when all have."""
+    # a second of import that a whole save does not need
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
+    from torch.distributed.checkpoint.state_dict_saver import save as dcp_save  # noqa: PLC0415
+    from torch.distributed.checkpoint.stateful import Stateful  # noqa: PLC0415
+
+    # DCP would ask for these where the others wait for it without being told of an error
+    parts = {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in state.items()}
+    together.meet()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as asked for
+            dcp_save(parts, checkpoint_id=temporary, no_dist=together.store is None)
+    except CheckpointException as error:  # a BaseException, raised on all ranks where one failed
+        told = "; ".join(f"rank {rank}: {type(found[0]).__name__}: {found[0]}" for rank, found in _first_few(error))
+        raise CheckpointingError(f"checkpoint was not saved: {final}: {told}", hint=_FREE_SPACE) from error
+    together.meet()
+
+
+def _first_few(error: CheckpointException) -> list[tuple[int, Any]]:
+    return sorted(error.failures.items())[:3]
+
+
+def _make_room(final: str) -> None:
+    """Make the directory, and remove what saves that were killed left there."""
+    parent = os.path.dirname(final) or "."  # noqa: PTH120 -- as above
+    durable.make_directory(parent, 0o777)
+    placing.sweep(parent)

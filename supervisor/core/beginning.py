@@ -21,8 +21,8 @@ PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {
 
 
 def select(state: JobState, t: float) -> Step:
-    """Look for the newest verified checkpoint where any were declared; else begin, if beginning from scratch is allowed."""
-    if state.policy.checkpoints_declared:
+    """Look for the newest verified checkpoint where any were declared or may be learned; else begin, if that is allowed from scratch."""
+    if state.policy.checkpoints_declared or state.policy.checkpoints_learned:
         token = state.token + 1
         timer = SetTimer("select", token, state.policy.select_deadline_s)
         return changed(state, stage=Stage.SELECTING, token=token), (SelectCheckpoint(state.attempt, state.poisoned), timer)
@@ -30,15 +30,22 @@ def select(state: JobState, t: float) -> Step:
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
-    """Begin from the chosen one; with none good any more stop (65), never start from scratch in silence."""
+    """Begin from the chosen one; with none of those declared good any more stop (65), never start from scratch in silence.
+
+    Of those that were only learned the script takes care itself: what we know of them stops nothing.
+    """
     if state.stage is not Stage.SELECTING:
         return state, ()
     state = changed(state, known_good=max(event.found - len(event.fenced) - len(event.refused), 0))
-    notes = tuple(Say("warning", f"torn checkpoint left where it is and not used: {path}: {why}") for path, why in event.fenced)
+    left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
+    done = {path for path, _ in event.mended}
+    torn = [(path, why) for path, why in event.fenced if path not in done]
+    notes = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
+    notes += tuple(Say("warning", f"torn checkpoint {left}: {path}: {why}") for path, why in torn)
     if event.chosen is not None:
         state, actions = begin(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
-    if event.found or state.newest is not None:
+    if state.policy.checkpoints_declared and (event.found or state.newest is not None):
         refused = "; ".join(f"{path}: {why}" for path, why in (*event.fenced, *event.refused))
         listed = refused or (state.newest.path if state.newest else "")
         told = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
@@ -66,7 +73,10 @@ def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, 
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
-    """The place of the checkpoints does not answer: neither resuming nor starting from scratch can be justified."""
+    """The place of the checkpoints does not answer: where it was declared, neither resuming nor starting from scratch can be justified."""
+    if not state.policy.checkpoints_declared:
+        state, actions = begin_from_scratch(state, t)
+        return state, (Say("warning", "the checkpoints could not be looked at, and are left to the script"), *actions)
     told = f"the checkpoints could not be looked at within {state.policy.select_deadline_s:.0f} s"
     verdict = (state.incident and state.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
@@ -85,7 +95,8 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
     """Return the stop that stands in for a restart from scratch which would lose too much; None where it is allowed."""
     over_t = t if state.over_t is None else state.over_t  # what was waited for since is no lost work
     lasted = over_t - state.began_t if state.attempt else 0.0
-    if lasted <= state.policy.scratch_limit_s or state.policy.resumes_itself or state.ever_loaded:
+    resumes = state.policy.resumes_itself or state.ever_loaded or state.newest is not None  # a place from which it loads holds a good one
+    if lasted <= state.policy.scratch_limit_s or resumes:
         return None
     told = f"attempt {state.attempt} ran {lasted:.0f} s and nothing shows that the script resumes"
     return Plan(PlanKind.STOP, f"{told}: a restart would start from scratch", PERMITS, "beginning", 65)

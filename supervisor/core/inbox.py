@@ -150,6 +150,7 @@ class CheckpointSelected:
 
     `fenced` are the torn ones, with why; they stay where they are and are never handed out. `refused` are those that could not be
     verified, or not be read: nobody says that they are bad. `older` are the further ones that are there, oldest first, not looked into.
+    `mended`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
     """
 
     t: float
@@ -159,6 +160,7 @@ class CheckpointSelected:
     fenced: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     older: tuple[CheckpointRef, ...] = ()
+    mended: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

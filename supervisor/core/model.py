@@ -293,6 +293,7 @@ class Policy:
     scratch_limit_s: float = 900.0
     resumes_itself: bool = False
     checkpoints_declared: bool = False
+    checkpoints_learned: bool = False  # where none are declared, what the ranks save and load is looked after all the same
     max_attempts: int = 50
     max_restarts: int | None = None  # torchrun's --max-restarts, where the user gave one
     intensity: int = 3

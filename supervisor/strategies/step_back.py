@@ -53,6 +53,8 @@ def lacks(situation: Situation) -> str:
 
 
 def _suspect(situation: Situation) -> CheckpointRef | None:
+    if not situation.policy.checkpoints_declared:
+        return None  # what was only learned the script chooses itself
     if situation.verdict.cause is Cause.NAN_LOSS:
         return _newest(situation)
     resumed = situation.resume

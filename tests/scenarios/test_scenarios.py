@@ -38,6 +38,8 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "programs": tuple,
     "poison": tuple,
     "fenced": lambda rows: tuple((path, why) for path, why in rows),
+    "refused": lambda rows: tuple((path, why) for path, why in rows),
+    "mended": lambda rows: tuple((path, what) for path, what in rows),
 }
 #: What a row leaves out.
 LEFT_OUT: dict[str, dict[str, Any]] = {

@@ -132,6 +132,7 @@ def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = 
         scratch_limit_s=restart.scratch_limit_s,
         resumes_itself=settings.job.resumes_itself,
         checkpoints_declared=bool(settings.checkpoints.paths),
+        checkpoints_learned=settings.checkpoints.learn and settings.instrument.enabled,
         max_attempts=restart.max_attempts,
         intensity=restart.intensity,
         period_s=restart.period_s,

@@ -96,11 +96,39 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class S3:
+    """[checkpoints.s3]: how a mirror on S3 is reached. Empty: what the environment and the usual configuration files say."""
+
+    endpoint: str = _row("", "address of the S3 endpoint, where it is not Amazon's")
+    region: str = _row("", "region of the bucket")
+    path_style: Literal["auto", "always", "never"] = _row("auto", "whether the bucket stands in the path rather than in the host name")
+    ca_bundle: str = _row("", "file of certificates that the endpoint is checked against")
+    sse: str = _row("", "encryption that the server is asked for: AES256, aws:kms or aws:kms:KEY")
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """[checkpoints]: which files are this job's checkpoints."""
+    """[checkpoints]: which files are this job's checkpoints, and what is done for them."""
 
     paths: tuple[str, ...] = _row((), "glob of checkpoint files, such as 'ckpt/*.pt'", flag="--checkpoints", env="SUPERVISE_CHECKPOINTS")
     scan_interval_s: float = _row(5.0, "how often new checkpoints are looked for while the job runs", minimum=0.1)
+    learn: bool = _row(default=True, text="learn where checkpoints are from what the ranks save and load")
+    verify_budget_s: float = _row(20.0, "how long known checkpoints are read again before a resume", minimum=0)
+    copies_gib: float = _row(50.0, "space for copies of checkpoints that the script overwrites or may tear; 0: none are kept", minimum=0)
+    keep_newest: int = _row(
+        0,
+        "keep this many of the newest checkpoints and remove older ones that this run wrote; 0: none is removed",
+        flag="--keep",
+        minimum=0,
+    )
+    keep_every: int = _row(0, "of those that would be removed keep each whose step is a multiple of this", flag="--keep-every", minimum=0)
+    mirror: tuple[str, ...] = _row((), "where verified checkpoints are copied to: s3://bucket/prefix or a directory", flag="--mirror")
+    restore_from: str = _row("", "another job whose checkpoints in the mirror may be taken", flag="--restore-from")
+    bandwidth_mib_s: float = _row(0.0, "most that the mirror sends, MiB per second; 0: no limit", minimum=0)
+    part_mib: int = _row(32, "size of a part of an upload", minimum=5, maximum=4096)
+    concurrency: int = _row(4, "parts that are sent or fetched at a time", minimum=1, maximum=64)
+    finish_s: float = _row(60.0, "how long the mirror gets at the end of a run", minimum=0)
+    s3: S3 = S3()
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,9 +84,14 @@ TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # what is named so is meant to
 FORMATS: Final = (
     ("torch_zip", "checkpointing.formats.torch_zip"),
     ("torch_legacy", "checkpointing.formats.torch_legacy"),
+    ("safetensors", "checkpointing.formats.safetensors"),
     ("unproven", "checkpointing.formats.unproven"),
 )
-TREE_FORMATS: Final = (("dcp", "checkpointing.formats.dcp"),)
+TREE_FORMATS: Final = (
+    ("deepspeed", "checkpointing.formats.deepspeed"),
+    ("megatron", "checkpointing.formats.megatron"),
+    ("dcp", "checkpointing.formats.dcp"),
+)
 
 
 def format_of(head: bytes, tail: bytes, suffix: str) -> tuple[str, Format] | None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 RUN_KEYS: Final = ("global_step", "iter_num")
 STEP_KEYS: Final = (*RUN_KEYS, "step", "iteration", "iter", "num_steps")
 _EPOCH: Final = "epoch"
+# Looked for in every dictionary, however deep: what shards of one checkpoint must agree about, and how many there must be.
+_FACTS: Final = frozenset({*STEP_KEYS, "tensor_model_parallel_size", "pipeline_model_parallel_size", "partition_count"})
+_MOST_VALUES: Final = 64
 _KEYS: Final = frozenset({*STEP_KEYS, _EPOCH})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
 _MOST_NAMES: Final = 8  # enough to say what is wrong with a pickle
@@ -67,7 +70,8 @@ class Storage:
 class Scan:
     """What the pickle says: `steps` in the order of STEP_KEYS, the integer `epoch` beside them, `storages` without repetition.
 
-    `keys`: the texts among the keys of the outermost dictionary, at most _MOST_KEYS. `dangers` and `unknown`: "module.name" of what it
+    `keys`: the texts among the keys of the outermost dictionary, at most _MOST_KEYS; `numbers` those with an integer, `nones` those
+    with None. `facts`: the integers under each of _FACTS in any dictionary. `dangers` and `unknown`: "module.name" of what it
     would call. `end`: how many bytes the pickle has.
     """
 
@@ -76,6 +80,8 @@ class Scan:
     storages: tuple[Storage, ...]
     keys: frozenset[str] = frozenset()
     numbers: tuple[tuple[str, int], ...] = ()
+    nones: frozenset[str] = frozenset()
+    facts: tuple[tuple[str, frozenset[int]], ...] = ()
     dangers: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     end: int = 0
@@ -90,19 +96,20 @@ class _Global:
 class _Thing:
     """Anything that can be filled: dictionary, list, object. Only its first textual keys are remembered, and those of steps."""
 
-    keys: dict[str, int | None] | None = None  # each with its value, where that may be a step; most things never get one
+    keys: dict[str, object] | None = None  # each with its value, where that is of interest; most things never get one
 
-    def set(self, key: object, value: object) -> None:
-        if not isinstance(key, str):
-            return
+    def set(self, key: str, value: object) -> None:
         if self.keys is None:
             self.keys = {}
         if key in _KEYS or len(self.keys) < _MOST_KEYS:
-            counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_STEP
-            self.keys[key] = value if counts and isinstance(value, int) else None
+            self.keys[key] = value if value is None or _counts(value) else _OPAQUE
 
 
 _OPAQUE: Final = object()
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_STEP
 
 
 class _Machine:
@@ -115,6 +122,7 @@ class _Machine:
         self.storages: dict[str, Storage] = {}
         self.dangers: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
+        self.facts: dict[str, set[int]] = {}
         self.depth = depth
 
     def danger(self, what: str) -> None:
@@ -250,7 +258,12 @@ class _Machine:
         target = self.stack[-1]
         if isinstance(target, _Thing):
             for key, value in zip(items[::2], items[1::2], strict=True):
-                target.set(key, value)
+                if isinstance(key, str):
+                    target.set(key, value)
+                    if key in _FACTS and isinstance(value, int) and _counts(value):
+                        values = self.facts.setdefault(key, set())
+                        if len(values) < _MOST_VALUES:
+                            values.add(value)
 
     def persistent(self) -> None:
         """Note torch's storages: ("storage", type, key, location, count of elements); legacy files also hold ("module", class, …)."""
@@ -301,7 +314,6 @@ _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
     ),
     **dict.fromkeys(
         (
-            "NONE",
             "FLOAT",
             "BINFLOAT",
             "BYTEARRAY8",
@@ -310,6 +322,7 @@ _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
         ),
         _push(_OPAQUE),
     ),
+    "NONE": _push(None),
     "NEWTRUE": _push(True),  # noqa: FBT003 -- the value itself
     "NEWFALSE": _push(False),  # noqa: FBT003 -- the value itself
     **dict.fromkeys(("EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET"), _push_thing),
@@ -377,8 +390,16 @@ def inner(data: bytes, depth: int) -> Iterator[Scan]:
 def _result(machine: _Machine, end: int) -> Scan:
     top = machine.stack.pop()
     found = (top.keys if isinstance(top, _Thing) else None) or {}
-    steps = ((key, found.get(key)) for key in STEP_KEYS)
-    told = tuple((key, step) for key, step in steps if step is not None)
-    numbers = tuple((key, number) for key, number in found.items() if number is not None)
-    storages = tuple(machine.storages.values())
-    return Scan(told, found.get(_EPOCH), storages, frozenset(found), numbers, tuple(machine.dangers), tuple(machine.unknown), end)
+    numbers = {key: value for key, value in found.items() if isinstance(value, int)}
+    return Scan(
+        tuple((key, numbers[key]) for key in STEP_KEYS if key in numbers),
+        numbers.get(_EPOCH),
+        tuple(machine.storages.values()),
+        frozenset(found),
+        tuple(numbers.items()),
+        frozenset(key for key, value in found.items() if value is None),
+        tuple((key, frozenset(values)) for key, values in machine.facts.items()),
+        tuple(machine.dangers),
+        tuple(machine.unknown),
+        end,
+    )

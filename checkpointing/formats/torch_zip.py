@@ -55,6 +55,16 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:
     return Examination(Verdict.FOREIGN, "a damaged zip that is neither named nor begun like a checkpoint")
 
 
+def scan_of(source: Source) -> Scan | None:
+    """Scan data.pkl of a sound file; None where it cannot be had. Raises OSError and source.Interrupted."""
+    try:
+        records = {record.name: record for record in zip_layout.read_records(source)}
+        pickled = next((record for name, record in records.items() if name.endswith(b"/data.pkl") and name.count(b"/") == 1), None)
+        return None if pickled is None else _read_objects(source, pickled, has_crcs=any(record.crc for record in records.values()))[0]
+    except (zip_layout.NotZip, zip_layout.Damaged, zip_layout.Unsupported, Short):
+        return None
+
+
 def _begins_as_torch(source: Source) -> bool:
     """Say whether the first record is torch's: torch.save writes data.pkl first."""
     head = source.read(0, min(EDGE_BYTES, source.size))

@@ -1,0 +1,115 @@
+"""One iteration of a Megatron-LM training: `iter_NNNNNNN/` (or `release/`) with a directory for each pair of model-parallel ranks.
+
+In: a `Tree`. Out: an `Examination`. Names (megatron/training/checkpointing.py, get_checkpoint_name):
+
+    mp_rank_TT[_PPP[_EEE]]/model_optim_rng.pt    with PPP where the pipeline has more than one stage, EEE with expert parallelism
+    mp_rank_TT[_PPP[_EEE]]/distrib_optim.pt      the distributed optimizer's, in each of them or in none
+
+The sizes stand in the saved arguments (`tensor_model_parallel_size`, `pipeline_model_parallel_size`), the iteration under `iteration`.
+Newer trainings save with torch.distributed.checkpoint into the same directories (`.metadata`, `common.pt`, `metadata.json`): then the
+shards are its format's, and `common.pt` is looked at beside. `latest_checkpointed_iteration.txt` is a pointer: `checkpointing.pointers`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, shards
+from checkpointing.model import Verdict
+
+if TYPE_CHECKING:
+    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.tree import Tree
+
+_ITERATION: Final = re.compile(r"iter_(\d{7,18})")
+_RELEASE: Final = "release"
+_RANK: Final = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
+_FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt", "optim.pt")
+_COMMON: Final = ("common.pt", "metadata.json")
+_MOST_RANKS: Final = 100_000
+
+
+def claims(tree: Tree) -> bool:
+    """Claim a directory of ranks, one of torch.distributed.checkpoint's with Megatron's own beside, and an iteration that holds nothing."""
+    top = tree.top()
+    if any(_RANK.fullmatch(name) for name in top & tree.directories.keys()) or (_sharded(top) and "common.pt" in top):
+        return True
+    return _ITERATION.fullmatch(tree.name) is not None and not (_sharded(top) or any(name in tree.entries for name in top))
+
+
+def examine(tree: Tree, *, bulk: bool) -> Examination:
+    """Look at every rank's files and compare them with one another. Raises OSError, source.Interrupted."""
+    top = tree.top()
+    if _sharded(top):
+        return _examine_sharded(tree, bulk=bulk)
+    ranks = sorted(name for name in top if name in tree.directories and _RANK.fullmatch(name))
+    if not ranks:
+        return Examination(Verdict.INCOMPLETE, "it holds no rank's files")
+    there = [f"{rank}/{name}" for rank in ranks for name in _FILES if f"{rank}/{name}" in tree.entries]
+    parts = shards.members(tree, there, bulk=bulk)
+    scans = {name: shards.scan_of(tree, name) for name in there}
+    named = _ITERATION.fullmatch(tree.name)
+    steps = {name: shards.number(scan, "iteration") for name, scan in scans.items()}
+    told = {**steps, **({tree.name: int(named[1])} if named else {})}
+    step = next((one for one in steps.values() if one is not None), None)
+    place = NOWHERE if step is None else Place(step, sure=True)
+    checks = [_layout(ranks, scans), _files(ranks, set(there)), shards.mixed(told, "iterations")]
+    return combine([*parts, *shards.present(checks)], place, files=tuple(there))
+
+
+def _sharded(top: frozenset[str]) -> bool:
+    return any(name == ".metadata" or name.endswith(".distcp") for name in top)
+
+
+def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
+    found = dcp.examine(tree, bulk=bulk)
+    beside = shards.members(tree, ["common.pt"], bulk=bulk)
+    scan = shards.scan_of(tree, "common.pt")
+    step = shards.number(scan, "iteration")
+    named = _ITERATION.fullmatch(tree.name)
+    lost = shards.missing(_COMMON, set(tree.entries))
+    other = shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
+    place = found.place if step is None else Place(step, sure=True)
+    return combine([replace(found, format=""), *beside, *shards.present([lost, other])], place)
+
+
+def _layout(ranks: list[str], scans: dict[str, Scan | None]) -> Examination | None:
+    """Compare the directories with the sizes that the arguments tell, else with the largest rank among them."""
+    places = {tuple(int(part) for part in match.groups() if part is not None): rank for rank in ranks if (match := _RANK.fullmatch(rank))}
+    width = max(map(len, places))
+    odd = [rank for place, rank in places.items() if len(place) != width]
+    if odd:
+        return shards.left_over(odd, "the others are numbered in another way")
+    told = [_told(scans, key) for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
+    sizes = [1 + max(place[axis] for place in places) for axis in range(width)]
+    for axis, size in enumerate(told[:width]):
+        if size is None:
+            continue
+        beyond = [rank for place, rank in places.items() if place[axis] >= size]
+        if beyond:
+            return shards.left_over(beyond, f"there were {size} ranks on that axis")
+        sizes[axis] = size
+    wanted: list[tuple[int, ...]] = [()]
+    for size in sizes:
+        if len(wanted) * size > _MOST_RANKS:
+            return None
+        wanted = [(*place, index) for place in wanted for index in range(size)]
+    return shards.missing([_name(place) for place in wanted], set(ranks))
+
+
+def _told(scans: dict[str, Scan | None], key: str) -> int | None:
+    return next((size for scan in scans.values() if (size := shards.fact(scan, key))), None)
+
+
+def _name(place: tuple[int, ...]) -> str:
+    return "mp_rank_" + "_".join([f"{place[0]:02d}", *(f"{index:03d}" for index in place[1:])])
+
+
+def _files(ranks: list[str], there: set[str]) -> Examination | None:
+    """Each rank must have the model's file, and each other kind that any of them has."""
+    kinds = {name for name in _FILES if any(f"{rank}/{name}" in there for rank in ranks)}
+    if "model_rng.pt" not in kinds:
+        kinds.add("model_optim_rng.pt")
+    return shards.missing([f"{rank}/{kind}" for rank in ranks for kind in sorted(kinds)], there)

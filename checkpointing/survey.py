@@ -1,0 +1,143 @@
+"""What checkpoints a path stands for, and a verdict for each: a file, a checkpoint's directory, or a directory that holds several.
+
+In: paths as a person types them. Out: `Verification`s, in the order of the paths. Nothing needs to be configured and nothing is written.
+Unlike `catalog`, which looks for what may be resumed from, this shows leftovers too: a stale temporary file is a row of its own. What
+cannot be looked at is a verdict. Raises nothing but what `interrupted` makes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import names, pointers
+from checkpointing.formats import tree_format_of
+from checkpointing.model import Candidate, Identity, Verdict, Verification
+from checkpointing.select import age_key
+from checkpointing.source import NotRegular, never
+from checkpointing.tree import Tree
+from checkpointing.verify import identity_of, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_SUFFIXES: Final = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
+_LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
+_NOWHERE: Final = Identity(0, 0, 0, 0)
+_WORDS: Final = {
+    Verdict.VERIFIED: "good",
+    Verdict.BAD: "bad",
+    Verdict.INCOMPLETE: "incomplete",
+    Verdict.WRITING: "incomplete",
+    Verdict.DANGEROUS: "dangerous",
+}
+
+
+def word(verdict: Verdict) -> str:
+    """Give a verdict in the words of the command line: good, bad, incomplete, dangerous, unverifiable."""
+    return _WORDS.get(verdict, "unverifiable")
+
+
+def look(path: str, *, interrupted: Callable[[], bool] = never, told: Callable[[str], None] | None = None) -> Iterator[Verification]:
+    """Yield a verification for each checkpoint that `path` stands for, at least one. `told` is given each path before it is read."""
+    found, pointer = checkpoints_in(path), _pointer(path)
+    # any script may write a file "latest"; Megatron's name is nobody else's
+    ours = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
+    if ours and pointer is not None and (pointer.problem or len(found) == 1):
+        # the root is what is given to the framework's loader: where it holds one step, both are the same checkpoint
+        yield _root(path, pointer, found, interrupted, told)
+        if len(found) == 1:
+            return
+    for one in found:
+        if told is not None:
+            told(one)
+        yield verify(one, interrupted=interrupted)
+
+
+def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
+    """Give the paths of the checkpoints that `path` stands for: itself, or what is in it; itself where nothing is in it."""
+    return list(_below(path, levels)) or [path]
+
+
+def newest_first(found: Iterable[Verification]) -> list[Verification]:
+    """Sort by step as a resume does, the newest first."""
+    return sorted(found, key=lambda one: age_key(Candidate(one.path, one.identity, names.step_in(one.path), _mtime_ns(one.path)), one))
+
+
+def _below(path: str, levels: int) -> Iterator[str]:
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116 -- strings throughout the package
+            return
+        tree = Tree(path, levels=1)
+        if tree_format_of(tree) is not None:
+            yield path
+            return
+    except OSError:
+        return
+    base = path.rstrip("/") or "/"
+    seen: set[tuple[int, int]] = set()
+    for name in sorted(tree.entries, key=lambda name: (tree.entries[name].what != "", name)):
+        entry = tree.entries[name]
+        key = (entry.st.st_dev, entry.st.st_ino)
+        if not name.startswith(".") and key not in seen and _named_like_one(name):
+            seen.add(key)
+            yield f"{base}/{name}"
+    for name in sorted(tree.directories):
+        if levels > 1:
+            below = f"{base}/{name}"
+            if not name.startswith("."):
+                yield from _below(below, levels - 1)
+            elif names.is_temporary(name):
+                yield below
+
+
+def _named_like_one(name: str) -> bool:
+    if names.is_temporary(name):
+        return any(suffix in name for suffix in _SUFFIXES)
+    return names.suffix_of(name) in _SUFFIXES
+
+
+def _format(path: str) -> str:
+    try:
+        claimant = tree_format_of(Tree(path, levels=1))
+    except OSError:
+        return ""
+    return claimant[0] if claimant is not None else ""
+
+
+def _pointer(path: str) -> pointers.Pointer | None:
+    try:
+        return pointers.read(path) if os.path.isdir(path) else None  # noqa: PTH112 -- strings throughout the package
+    except (OSError, NotRegular):
+        return None
+
+
+def _root(
+    path: str, pointer: pointers.Pointer, found: list[str], interrupted: Callable[[], bool], told: Callable[[str], None] | None
+) -> Verification:
+    """Give the verdict of a root: that of the one step in it, and what is wrong with the pointer."""
+    one = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
+    if len(found) == 1 and found[0] != path:
+        if told is not None:
+            told(found[0])
+        one = replace(verify(found[0], interrupted=interrupted), path=path)
+    if not pointer.problem:
+        return one
+    verdict = (
+        one.verdict
+        if one.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE)
+        else Verdict.INCOMPLETE
+        if pointer.target
+        else Verdict.BAD
+    )
+    reasons = tuple(dict.fromkeys((*one.reasons, pointer.problem))) if one.verdict is verdict else (pointer.problem, *one.reasons)
+    return replace(one, verdict=verdict, reason=reasons[0], reasons=reasons, level="", format=pointer.format)
+
+
+def _mtime_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116 -- strings throughout the package
+    except OSError:
+        return 0

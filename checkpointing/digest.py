@@ -11,14 +11,14 @@ CRC-64/NVME is what S3 calls CRC64NVME: polynomial 0xAD93D23594C93659, reflected
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-from awscrt import checksums
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
 
     from checkpointing.source import Source
 
@@ -95,7 +95,7 @@ def combine(parts: Sequence[int], n_bytes: int, part_bytes: int = PART_BYTES) ->
     whole = 0
     for number, part in enumerate(parts):
         length = min(part_bytes, n_bytes - number * part_bytes)
-        whole = int(checksums.combine_crc64nvme(whole, part, length)) & _MASK if number else part
+        whole = int(_checksums().combine_crc64nvme(whole, part, length)) & _MASK if number else part
     return whole
 
 
@@ -127,4 +127,12 @@ def from_base64(text: str) -> int:
 
 
 def _crc(piece: bytes | memoryview, before: int) -> int:
-    return int(checksums.crc64nvme(piece, before)) & _MASK
+    return int(_checksums().crc64nvme(piece, before)) & _MASK
+
+
+@functools.cache
+def _checksums() -> ModuleType:
+    """Import awscrt where bytes are hashed, and not before: it is 50 ms and 3 MiB, and most who import this package hash nothing."""
+    from awscrt import checksums  # noqa: PLC0415 -- as above
+
+    return cast("ModuleType", checksums)

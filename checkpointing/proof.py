@@ -98,8 +98,6 @@ def check(
         changed = identity_of(path) != identity
     except Interrupted:
         return _answer(path, identity, manifest, [_Fault(Verdict.UNKNOWN, "not read to the end: out of time")])
-    except FileNotFoundError:
-        return _answer(path, identity, manifest, [_Fault(Verdict.INCOMPLETE, "it is not there")])
     except OSError as error:
         return _answer(path, identity, manifest, [_Fault(Verdict.UNKNOWN, f"it could not be read: {error.strerror or error}")])
     return _answer(path, identity, manifest, [_Fault(Verdict.WRITING, "it changed while it was read")] if changed else faults)

@@ -1,7 +1,8 @@
 """Choose what to resume from: the newest checkpoint that is proven whole.
 
-In: a listing, the fences, a cache of earlier verdicts. Out: a `Selection`, always; torn files are fenced on the way. Nothing can fail
-but the recording of a fence, which `Fences` tells itself.
+In: a listing, the fences, a cache of earlier verdicts, the manifests, and what lies elsewhere (`Spare`: copies of ours, a mirror's).
+Out: a `Selection`, always; what must not be resumed from is fenced on the way. Nothing can fail but the recording of a fence, which
+`Fences` tells itself.
 
 Newest is the highest step. Two things make that more than a sort:
 
@@ -11,35 +12,67 @@ Newest is the highest step. Two things make that more than a sort:
   Files whose step nobody knows come after all that have one, newest modification first: an export or a "best.pt" must not win
   against step 5000 because it was written later.
 
-How long it takes. A file that was never verified is read in full, because the alternatives, an older checkpoint or none, cost more
-than the reading; `limit_s` ends even that. A file that was verified before, and is the same file by its identity, is read again as
-long as `budget_s` lasts, and believed without after that, as soon as its directory still holds.
+How far one is proven, in the order in which that is tried; `Selection.chosen.level` says which it was.
+
+* "digest": it has the identity that its manifest was made of, or size and modification time of it (then it moved), and every byte is
+  the one recorded. What was written anew is proven so too where its format has no checksums and its bytes happen to be those recorded.
+* "structure", "layout": it has no manifest, or was written anew since; its own format was checked in full.
+* "identity": it has the identity that was verified earlier, its directory holds, and there was no time for more.
+* "manifest": it lies in a mirror and is not here yet: whoever restores it checks every byte.
+
+How long it takes. What was never verified is read in full, because the alternatives, an older checkpoint or none, cost more than the
+reading; `limit_s` ends even that. What was verified before, and is the same by its identity, is read again as long as `budget_s` lasts,
+and believed without after that. After a failure that a checkpoint may have caused (`suspect`) nothing is believed, however long it takes.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.model import Candidate, Verdict, Verification
+from checkpointing import proof
+from checkpointing.manifest import Manifest, Manifests
+from checkpointing.model import Candidate, Identity, Verdict, Verification
 from checkpointing.source import Throttle, never
-from checkpointing.verify import Cache, verify
+from checkpointing.tree import Reading
+from checkpointing.verify import Cache, identity_of, verify
 
 if TYPE_CHECKING:
     from checkpointing.catalog import Listing
     from checkpointing.fence import Fences
-    from checkpointing.model import Identity
 
 BUDGET_S: Final = 20.0
 LIMIT_S: Final = 900.0
 MOST_OLDER: Final = 20
 POISONED: Final = "poisoned: attempts that loaded it failed, so it is not handed out any more in this run"
 
-Age = tuple[int, int, int, int, str]
+_NOWHERE: Final = Identity(0, 0, 0, 0)
+_FULL: Final = ("digest", "structure", "layout")  # levels that only a full reading gives
+_KINDS: Final = {Verdict.BAD: "torn", Verdict.INCOMPLETE: "incomplete", Verdict.DANGEROUS: "dangerous"}
+
+Age = tuple[int, int, int, int, int, str]
 Why = tuple[tuple[str, str], ...]  # (path, reason) each
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A checkpoint that does not lie where the job reads it: `home` is where it was, and where it would be put back.
+
+    `place` is the path of a copy on this machine, "" for what a mirror has; `origin` names the copy or the mirror for people.
+    """
+
+    home: str
+    manifest: Manifest
+    place: str
+    origin: str
+
+    @property
+    def name(self) -> str:
+        """What it is called among candidates."""
+        return self.place or self.origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +80,13 @@ class Selection:
     """What was chosen, and what stands against the others, each as (path, reason).
 
     `found` counts what may be a checkpoint, and places that could not be looked at: chosen None with found > 0 means that there is, or
-    may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `fenced` are the torn ones, those
-    of earlier selections included; `unknown` could not be read, or changed while they were; `poisoned` are those that the caller avoids.
-    `older` are the newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None): nobody looked into them.
+    may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `fenced` are the torn, incomplete and
+    dangerous ones, those of earlier selections included; `unknown` could not be read, or changed while they were; `poisoned` are those that
+    the caller avoids; `foreign` matched and are no checkpoints. `older` are the newest MOST_OLDER behind the chosen one, oldest first, as
+    (path, step or None): nobody looked into them.
+
+    `spare`: the chosen one lies elsewhere. Of a copy of ours `chosen.path` is the copy, which can be read from there as well as be put
+    back; of a mirror's it is the home, where nothing may be yet: it has to be restored first.
     """
 
     chosen: Verification | None
@@ -59,6 +96,8 @@ class Selection:
     unknown: Why = ()
     poisoned: Why = ()
     older: tuple[tuple[str, int | None], ...] = ()
+    foreign: Why = ()
+    spare: Spare | None = None
 
 
 def age_key(candidate: Candidate, found: Verification | None) -> Age:
@@ -67,13 +106,23 @@ def age_key(candidate: Candidate, found: Verification | None) -> Age:
     `found` is None where nothing was read yet: then the name counts.
     """
     step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
-    last = (-candidate.mtime_ns, candidate.path)
+    return _age(step, found.within if found is not None else None, candidate.mtime_ns or candidate.identity.mtime_ns, 0, candidate.path)
+
+
+def _spare_age(spare: Spare) -> Age:
+    """Of the same step, what lies in its place goes before our copy of it, and that before a mirror's."""
+    manifest = spare.manifest
+    modified = manifest.made_unix_s * 10**9 if manifest.is_tree else manifest.identity.mtime_ns
+    return _age(manifest.step, manifest.within, modified, 1 if spare.place else 2, spare.name)
+
+
+def _age(step: int | None, within: tuple[int, int] | None, mtime_ns: int, distance: int, name: str) -> Age:
     if step is not None:
-        return (0, -step, 0, *last)
-    if found is not None and found.within is not None:
-        epoch, in_epoch = found.within
-        return (1, -epoch, -in_epoch, *last)
-    return (2, 0, 0, *last)
+        return (0, -step, 0, distance, -mtime_ns, name)
+    if within is not None:
+        epoch, in_epoch = within
+        return (1, -epoch, -in_epoch, distance, -mtime_ns, name)
+    return (2, -mtime_ns, 0, distance, 0, name)
 
 
 def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never) -> Verification | None:
@@ -89,9 +138,12 @@ def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] =
 
 def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces by itself
     listing: Listing,
-    fences: Fences,
+    fences: Fences | None,
     cache: Cache,
     *,
+    manifests: Manifests | None = None,
+    spares: Sequence[Spare] = (),
+    suspect: bool = False,
     budget_s: float = BUDGET_S,
     limit_s: float = LIMIT_S,
     throttle: Throttle | None = None,
@@ -99,40 +151,26 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     clock: Callable[[], float] = time.monotonic,
     avoid: Collection[str] = (),
 ) -> Selection:
-    """Choose the newest whole checkpoint of a listing, and fence the torn ones that stood before it.
+    """Choose the newest whole checkpoint of a listing and of what lies elsewhere, and fence the torn ones that stood before it.
 
-    `avoid`: paths that are passed over unread, whatever they hold now; they count as found, so that nobody starts from scratch for them.
+    `avoid`: paths that are passed over unread, whatever they hold now, and copies of just what they hold; they count as found, so that
+    nobody starts from scratch for them. `suspect`: the last failure may have come from a checkpoint. `fences` None: nothing is recorded.
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
     now = clock()
-    reader = _Reader(cache, throttle, interrupted, clock, now + budget_s, now + limit_s)
+    reader = _Reader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s)
     tally = _Tally()
     avoided = frozenset(avoid)
-    queue: list[tuple[Age, Candidate, Verification | None]] = []
-    for candidate in listing.candidates:
-        fence = fences.get(candidate.path, candidate.identity)
-        glanced = None if fence or candidate.path in avoided else glance(candidate, cache, reader.at_limit)
-        if candidate.path in avoided:
-            tally.poisoned.append((candidate.path, POISONED))
-        elif fence is not None:
-            tally.fenced.append((candidate.path, fence.reason))
-        elif glanced is not None and glanced.verdict is not Verdict.VERIFIED:
-            tally.refuse(glanced)
+    queue = _gather(listing, fences, reader, tally, avoided)
+    for spare in spares:
+        if spare.place in avoided or (spare.home in avoided and _holds(spare.home, spare.manifest)):
+            tally.poisoned.append((spare.name, POISONED))
         else:
-            queue.append((age_key(candidate, glanced), candidate, None))
-    heapq.heapify(queue)
-    chosen: Verification | None = None
-    while queue and chosen is None:
-        key, candidate, verified = heapq.heappop(queue)
-        found = verified or reader.read(candidate)
-        true_key = age_key(candidate, found)
-        if found.verdict is not Verdict.VERIFIED:
-            tally.refuse(found)
-        elif true_key > key:  # older than its name said: whatever is newer goes first
-            heapq.heappush(queue, (true_key, candidate, found))
-        else:
-            chosen = found
-    fences.add(tally.torn)
+            queue.append((_spare_age(spare), spare, None))
+    chosen, taken = _take(queue, reader, tally)
+    if fences is not None:
+        for kind in dict.fromkeys(_KINDS.values()):
+            fences.add([row for row, its_kind in tally.torn if its_kind == kind], kind)
     known = len(queue) + (chosen is not None) + sum(map(len, (tally.fenced, tally.unverifiable, tally.unknown, tally.poisoned)))
     tally.unknown.extend(listing.problems)
     return Selection(
@@ -143,37 +181,104 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
         tuple(tally.unknown),
         tuple(tally.poisoned),
         _behind(queue, cache),
+        tuple(tally.foreign),
+        taken,
     )
 
 
-def _behind(queue: list[tuple[Age, Candidate, Verification | None]], cache: Cache) -> tuple[tuple[str, int | None], ...]:
+_Row = tuple[Age, Candidate | Spare, Verification | None]
+
+
+def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Tally, avoided: frozenset[str]) -> list[_Row]:
+    """Put into the queue what a name and a glance let through, and tell the rest."""
+    queue: list[_Row] = []
+    for candidate in listing.candidates:
+        fence = fences.get(candidate.path, candidate.identity) if fences is not None else None
+        if candidate.path in avoided:
+            tally.poisoned.append((candidate.path, POISONED))
+            continue
+        if fence is not None:
+            tally.fenced.append((candidate.path, fence.reason))
+            continue
+        glanced = glance(candidate, reader.cache, reader.at_limit)
+        if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
+            tally.refuse(glanced)
+        else:
+            queue.append((age_key(candidate, glanced), candidate, None))
+    return queue
+
+
+def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> tuple[Verification, Spare | None] | tuple[None, None]:
+    """Take the newest that is proven out of the queue, and tell those that are not."""
+    heapq.heapify(queue)
+    while queue:
+        key, candidate, verified = heapq.heappop(queue)
+        if isinstance(candidate, Spare):
+            found = reader.read_spare(candidate)
+            if found.verdict is Verdict.VERIFIED:
+                return found, candidate
+        else:
+            found = verified or reader.read(candidate)
+            true_key = age_key(candidate, found)
+            if found.verdict is Verdict.VERIFIED and true_key > key:  # older than its name said: whatever is newer goes first
+                heapq.heappush(queue, (true_key, candidate, found))
+                continue
+            if found.verdict is Verdict.VERIFIED:
+                return found, None
+        tally.refuse(found)
+    return None, None
+
+
+def _behind(queue: list[_Row], cache: Cache) -> tuple[tuple[str, int | None], ...]:
     """Return what was left in the queue, oldest first, with the step as far as a name or an earlier look tells it."""
     found: list[tuple[str, int | None]] = []
     for _, candidate, verified in heapq.nsmallest(MOST_OLDER, queue, key=lambda row: row[0]):
+        if isinstance(candidate, Spare):
+            found.append((candidate.name, candidate.manifest.step))
+            continue
         known = verified or cache.get(candidate.path, candidate.identity)
         step = known.step if known is not None else candidate.named.step if candidate.named is not None else None
         found.append((candidate.path, step))
     return tuple(reversed(found))
 
 
+def _holds(path: str, manifest: Manifest) -> bool:
+    """Say whether a path holds, by size and time, what a manifest was made of. What we put back has the time of what it is a copy of."""
+    identity = identity_of(path)
+    return identity is not None and _is_same(identity, manifest)
+
+
+def _is_same(identity: Identity, manifest: Manifest) -> bool:
+    return identity == manifest.identity or _has_moved(identity, manifest)
+
+
+def _has_moved(identity: Identity, manifest: Manifest) -> bool:
+    """Say whether another identity is that of the same content elsewhere. A directory's tells no time, so of those nobody knows."""
+    was = manifest.identity
+    return not manifest.is_tree and identity != was and (identity.size, identity.mtime_ns) == (was.size, was.mtime_ns)
+
+
 class _Tally:
     """What was refused so far, and why."""
 
     def __init__(self) -> None:
-        self.torn: list[tuple[str, Identity, str]] = []
+        self.torn: list[tuple[tuple[str, Identity, str], str]] = []
         self.fenced: list[tuple[str, str]] = []
         self.unverifiable: list[tuple[str, str]] = []
         self.unknown: list[tuple[str, str]] = []
         self.poisoned: list[tuple[str, str]] = []
+        self.foreign: list[tuple[str, str]] = []
 
     def refuse(self, found: Verification) -> None:
         why = (found.path, found.reason)
-        if found.verdict in (Verdict.BAD, Verdict.INCOMPLETE, Verdict.DANGEROUS):
-            self.torn.append((found.path, found.identity, found.reason))
+        if found.verdict in _KINDS:
+            self.torn.append(((found.path, found.identity, found.reason), _KINDS[found.verdict]))
             self.fenced.append(why)
         elif found.verdict is Verdict.UNVERIFIABLE:
             self.unverifiable.append(why)
-        elif found.verdict is not Verdict.FOREIGN:
+        elif found.verdict is Verdict.FOREIGN:
+            self.foreign.append(why)
+        else:
             self.unknown.append(why)
 
 
@@ -182,6 +287,8 @@ class _Reader:
     """Reads candidates in full, within the two deadlines (seconds of `clock`)."""
 
     cache: Cache
+    manifests: Manifests | None
+    suspect: bool
     throttle: Throttle | None
     interrupted: Callable[[], bool]
     clock: Callable[[], float]
@@ -194,14 +301,80 @@ class _Reader:
     def at_budget(self) -> bool:
         return self.at_limit() or self.clock() >= self.budget_ends
 
+    def may_prove(self, candidate: Candidate, glanced: Verification) -> bool:
+        """Say whether a manifest may prove what a glance could not."""
+        if glanced.verdict is not Verdict.UNVERIFIABLE:
+            return False
+        manifest = self._manifest(candidate)
+        return manifest is not None and manifest.identity.size == candidate.identity.size
+
     def read(self, candidate: Candidate) -> Verification:
         known = self.cache.get(candidate.path, candidate.identity)
-        if known is not None and known.verdict in (Verdict.UNVERIFIABLE, Verdict.FOREIGN):
-            return known
-        believed = known is not None and known.level in ("layout", "structure")
-        found = verify(candidate.path, throttle=self.throttle, interrupted=self.at_budget if believed else self.at_limit)
-        if believed and known is not None and found.verdict is Verdict.UNKNOWN and found.identity == known.identity:
-            directory = verify(candidate.path, bulk=False, interrupted=self.at_limit)
-            return known if directory.verdict is Verdict.VERIFIED and directory.identity == known.identity else directory
+        manifest = self._manifest(candidate)
+        if manifest is not None and _is_same(candidate.identity, manifest):
+            before = replace(known, step=manifest.step, within=manifest.within) if known is not None else _recorded(candidate, manifest)
+            believed = candidate.identity == manifest.identity and before.verdict is Verdict.VERIFIED and not self.suspect
+            found = self._check(candidate.path, manifest, self.at_budget if believed else self.at_limit)
+            return self._believe(before, found) if believed else self._kept(found)
+        if known is not None and known.verdict in (Verdict.UNVERIFIABLE, Verdict.FOREIGN, Verdict.INCOMPLETE, Verdict.DANGEROUS):
+            found = known
+        else:
+            believed = known is not None and known.level in _FULL and not self.suspect
+            found = verify(candidate.path, throttle=self.throttle, interrupted=self.at_budget if believed else self.at_limit)
+            if believed and known is not None:
+                found = self._believe(known, found)
+        if manifest is not None and manifest.identity.size == candidate.identity.size and _lacks_checksums(found):
+            # written anew, or a directory that moved: bytes that fit are proven, and bytes that do not say nothing
+            proven = self._check(candidate.path, manifest, self.at_limit)
+            found = proven if proven.verdict is Verdict.VERIFIED else found
+        return self._kept(found)
+
+    def read_spare(self, spare: Spare) -> Verification:
+        manifest = spare.manifest
+        if spare.place:
+            return self._check(spare.place, manifest, self.at_limit)
+        return Verification(
+            spare.home, _NOWHERE, Verdict.VERIFIED, "", manifest.step, "manifest", manifest.within, manifest.layout, _members(manifest)
+        )
+
+    def _manifest(self, candidate: Candidate) -> Manifest | None:
+        return self.manifests.get(candidate.path) if self.manifests is not None else None
+
+    def _check(self, path: str, manifest: Manifest, interrupted: Callable[[], bool]) -> Verification:
+        return proof.check(path, manifest, reading=Reading(self.throttle, interrupted=interrupted))
+
+    def _believe(self, known: Verification, found: Verification) -> Verification:
+        """Fall back on an earlier verdict where there was no time for another, and the directory of the file holds."""
+        if found.verdict is not Verdict.UNKNOWN or found.identity != known.identity:
+            return self._kept(found)
+        directory = verify(known.path, bulk=False, interrupted=self.at_limit)
+        if directory.identity != known.identity or directory.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
+            return directory
+        return replace(known, level="identity")
+
+    def _kept(self, found: Verification) -> Verification:
         self.cache.put(found)
         return found
+
+
+def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
+    """Say what the manifest of this very identity stands for: it is made of nothing but what was verified."""
+    return Verification(
+        candidate.path,
+        candidate.identity,
+        Verdict.VERIFIED,
+        "",
+        manifest.step,
+        proof.LEVEL,
+        manifest.within,
+        manifest.layout,
+        _members(manifest),
+    )
+
+
+def _members(manifest: Manifest) -> tuple[str, ...]:
+    return tuple(file.path for file in manifest.files) if manifest.is_tree else ()
+
+
+def _lacks_checksums(found: Verification) -> bool:
+    return found.verdict is Verdict.UNVERIFIABLE or (found.verdict is Verdict.VERIFIED and found.level == "layout")

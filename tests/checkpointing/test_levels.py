@@ -1,0 +1,237 @@
+"""How far a chosen checkpoint is proven: by its manifest, by its structure, or by what was found earlier; and what lies elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from checkpointing import proof, select
+from checkpointing.catalog import find
+from checkpointing.fence import Fences
+from checkpointing.manifest import Manifest, Manifests
+from checkpointing.model import Verdict
+from checkpointing.select import Selection, Spare, newest
+from checkpointing.verify import Cache, verify
+from tests.checkpointing.untouched import everything
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Bench:
+    """A directory of checkpoints, with the state of a supervisor beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Begin with nothing recorded."""
+        self.directory = directory / "ckpt"
+        self.directory.mkdir()
+        self.state = directory / "state"
+        self.manifests = Manifests(str(self.state))
+        self.cache = Cache()
+
+    def save(self, name: str, step: int) -> Path:
+        """Save one with a hundred ones in it."""
+        path = self.directory / name
+        with path.open("wb") as file:  # what torch opens itself has its name within
+            torch.save({"w": torch.ones(100), "step": step}, file)
+        return path
+
+    def record(self, path: Path) -> Manifest:
+        """Verify it and keep its manifest, as a watcher does."""
+        found = verify(str(path))
+        self.cache.put(found)
+        made = proof.build(found, part_bytes=512)
+        assert self.manifests.put(made)
+        return made
+
+    def choose(self, *, fences: Fences | None = None, cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
+        """Select with what is recorded."""
+        given = cache if cache is not None else self.cache
+        return newest(find(["*.pt"], str(self.directory)), fences, given, manifests=self.manifests, **more)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """An empty bench."""
+    return Bench(tmp_path)
+
+
+def told(selection: Selection) -> tuple[str, str]:
+    assert selection.chosen is not None, selection
+    return selection.chosen.path.rpartition("/")[2], selection.chosen.level
+
+
+def rot(path: Path, *, keep_times: bool = True) -> None:
+    """Change the weights so that the file is as well-formed as before: the records' CRCs are made to fit."""
+    st = path.stat()
+    other = io.BytesIO()
+    torch.save({"w": torch.ones(100) * 2, "step": 3}, other)
+    content = other.getvalue()
+    path.write_bytes(content)
+    if keep_times:
+        os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
+    assert path.stat().st_size == st.st_size
+
+
+def test_with_its_manifest_every_byte_is_proven(bench: Bench) -> None:
+    bench.record(bench.save("step_3.pt", 3))
+    assert told(bench.choose()) == ("step_3.pt", "digest")
+    assert told(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
+
+
+def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> None:
+    bench.record(bench.save("step_2.pt", 2))
+    path = bench.save("step_3.pt", 3)
+    bench.record(path)
+    rot(path)
+    assert verify(str(path)).verdict is Verdict.VERIFIED  # no structure shows it
+    before = everything(bench.directory)
+    fences = Fences(bench.state)
+    selection = bench.choose(fences=fences)
+    assert told(selection) == ("step_2.pt", "digest")
+    assert "is not what was recorded" in selection.fenced[0][1]
+    assert everything(bench.directory) == before
+    assert told(bench.choose(fences=fences))[0] == "step_2.pt"
+
+
+def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
+    path = bench.save("step_3.pt", 3)
+    bench.record(path)
+    aside = bench.directory / "aside"
+    shutil.copy2(path, aside)
+    aside.replace(path)
+    assert told(bench.choose(cache=Cache(), budget_s=0.0)) == ("step_3.pt", "digest")
+    rot(aside := shutil.copy2(path, aside))
+    aside.replace(path)
+    selection = bench.choose(cache=Cache())
+    assert (selection.chosen, len(selection.fenced)) == (None, 1)
+
+
+def test_what_was_written_anew_is_judged_by_its_structure(bench: Bench) -> None:
+    path = bench.save("step_3.pt", 3)
+    bench.record(path)
+    rot(path, keep_times=False)
+    assert told(bench.choose()) == ("step_3.pt", "structure")
+
+
+@pytest.mark.usefixtures("without_crc")
+def test_bytes_that_fit_are_proven_where_no_structure_can(bench: Bench) -> None:
+    path = bench.save("step_3.pt", 3)
+    found = replace(verify(str(path)), verdict=Verdict.VERIFIED)  # as a save of ours knows what it wrote
+    bench.manifests.put(proof.build(found))
+    os.utime(path, ns=(1, 1))
+    assert told(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
+    bench.save("step_3.pt", 4)
+    selection = bench.choose(cache=Cache())
+    assert (selection.chosen, len(selection.unverifiable)) == (None, 1)
+    bench.save("any.pt", 4)
+    assert len(bench.choose(cache=Cache()).unverifiable) == 2
+
+
+class Clock:
+    """A clock that goes on by one second each time that it is asked."""
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        self.now += 1.0
+        return self.now
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_without_time_the_same_file_is_believed_and_that_is_told(bench: Bench, *, cached: bool) -> None:
+    bench.record(bench.save("step_3.pt", 3))
+    cache = bench.cache if cached else Cache()
+    selection = bench.choose(cache=cache, budget_s=1, clock=Clock())
+    assert told(selection) == ("step_3.pt", "identity")
+    assert selection.chosen is not None
+    assert selection.chosen.step == 3
+
+
+def test_after_a_failure_that_it_may_have_caused_nothing_is_believed(bench: Bench) -> None:
+    path = bench.save("step_3.pt", 3)
+    bench.record(path)
+    rot(path)
+    assert told(bench.choose(budget_s=0)) == ("step_3.pt", "identity")
+    selection = bench.choose(budget_s=0, suspect=True)
+    assert (selection.chosen, len(selection.fenced)) == (None, 1)
+
+
+def test_without_a_manifest_suspicion_has_the_structure_read_again(bench: Bench) -> None:
+    path = bench.save("step_3.pt", 3)
+    bench.cache.put(verify(str(path)))
+    assert told(bench.choose(budget_s=0))[1] == "identity"
+    assert told(bench.choose(budget_s=0, suspect=True))[1] == "structure"
+
+
+def spare_of(bench: Bench, path: Path, name: str) -> Spare:
+    made = bench.record(path)
+    place = bench.state / name
+    shutil.copy2(path, place)
+    return Spare(str(path), made, str(place), "copy")
+
+
+def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
+    path = bench.save("ckpt.pt", 200)
+    spare = spare_of(bench, path, "kept")
+    assert bench.choose(spares=[spare]).spare is None  # the file itself goes before its copy
+    bench.save("ckpt.pt", 300)
+    selection = bench.choose(spares=[spare])
+    assert (selection.chosen.step if selection.chosen else None, selection.older) == (300, ((spare.place, 200),))
+    os.truncate(path, 700)
+    selection = bench.choose(spares=[spare], fences=Fences(bench.state))
+    assert told(selection) == ("kept", "digest")
+    assert (selection.spare, len(selection.fenced), selection.found) == (spare, 1, 2)
+    rot(bench.state / "kept")
+    assert bench.choose(spares=[spare]).chosen is None
+
+
+def test_what_only_a_mirror_has_is_taken_last_of_its_step_and_has_to_be_restored(bench: Bench) -> None:
+    path = bench.save("ckpt.pt", 200)
+    kept = spare_of(bench, path, "kept")
+    mirrored = replace(kept, place="", origin="s3://bucket/job/run/200")
+    path.unlink()
+    assert bench.choose(spares=[mirrored, kept]).spare == kept
+    selection = bench.choose(spares=[mirrored])
+    assert selection.chosen is not None
+    assert (selection.chosen.path, selection.chosen.level, selection.chosen.step, selection.spare) == (str(path), "manifest", 200, mirrored)
+    bench.save("ckpt.pt", 100)
+    assert bench.choose(spares=[mirrored]).spare == mirrored
+    bench.save("ckpt.pt", 201)
+    assert bench.choose(spares=[mirrored]).spare is None
+
+
+def test_a_copy_of_just_what_is_avoided_is_avoided_and_an_older_one_is_not(bench: Bench) -> None:
+    path = bench.save("ckpt.pt", 200)
+    older = spare_of(bench, path, "kept-200")
+    bench.save("ckpt.pt", 300)
+    same = spare_of(bench, path, "kept-300")
+    selection = bench.choose(spares=[older, same], avoid=[str(path)])
+    assert (selection.spare, selection.found) == (older, 3)
+    assert selection.poisoned == ((str(path), select.POISONED), (same.place, select.POISONED))
+    assert bench.choose(spares=[older, same], avoid=[str(path), older.place]).chosen is None
+
+
+def test_incomplete_and_dangerous_ones_are_fenced_as_what_they_are(bench: Bench) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(bench.directory / "executed"),)
+
+    torch.save({"step": 9, "bomb": Bomb()}, bench.directory / "step_9.pt")
+    fences = Fences(bench.state)
+    before = everything(bench.directory)
+    selection = bench.choose(fences=fences)
+    assert (selection.chosen, len(selection.fenced)) == (None, 1)
+    (candidate,) = find(["*.pt"], str(bench.directory)).candidates
+    fence = fences.get(candidate.path, candidate.identity)
+    assert fence is not None
+    assert (fence.kind, everything(bench.directory)) == ("dangerous", before)

@@ -88,7 +88,7 @@ class Snapshotter:
     def __init__(
         self, directory: str | os.PathLike[str], *, persist_every: int = 0, keep: int = persist.KEEP, shm: str = segment.SHM
     ) -> None:
-        """Make the directory where it is missing. `persist_every` 0: none goes to disk while the training lives; `keep` files stay there."""
+        """Make the directory where it is missing. `persist_every` 0: none goes to disk while the training lives; `keep` of them stay."""
         self._directory = os.path.realpath(os.fspath(directory))
         self._shm, self._persist_every, self._keep = shm, persist_every, keep
         self._memory: _Memory | None = None

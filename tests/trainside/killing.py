@@ -1,0 +1,164 @@
+"""Trainers that are killed (SIGKILL) in the middle of a save or a snapshot, one after another, and what is left of each.
+
+    python killing.py save|snapshot KILLS DIRECTORY
+
+In: how many kills, placed by what the trainer has written so far. Out: one line of JSON per kill. Each trainer is a fork of this process,
+which has imported torch; all threads of torch are off, so that forking is sound. A state of step n is nothing but the number n.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from checkpointing import Snapshotter, load_latest, persist, save, segment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COUNT = 4 << 20  # elements of each of two tensors: 32 MiB together
+DEADLINE_S = 60.0
+
+
+def state_of(step: int) -> dict[str, Any]:
+    """Return a state that is whole only where all of it says the same step."""
+    return {"step": step, "first": torch.full((COUNT,), float(step)), "last": torch.full((COUNT,), float(step))}
+
+
+def is_whole(state: dict[str, Any]) -> bool:
+    """Say whether a state is that of one step."""
+    return all(bool((state[name] == state["step"]).all()) for name in ("first", "last"))
+
+
+def train_saving(directory: str, start: int) -> None:
+    """Save at every step, for ever."""
+    step = start
+    while True:
+        step += 1
+        save(state_of(step), directory, step=step, keep=2)
+
+
+def train_snapshotting(directory: str, start: int) -> None:
+    """Take a snapshot at every step, for ever."""
+    snapshotter = Snapshotter(directory)
+    step = start
+    while True:
+        step += 1
+        snapshotter.snapshot(state_of(step), step=step)
+
+
+def killed(train: Callable[[str, int], None], directory: Path, start: int, is_time: Callable[[int], bool]) -> None:
+    """Start a trainer, wait for the moment, kill it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            train(str(directory), start)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_time(pid) and time.monotonic() < deadline:
+        time.sleep(0)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if os.WTERMSIG(status) != signal.SIGKILL:
+        sys.exit(f"the trainer ended by itself: {status}")
+
+
+def in_a_save(directory: Path, number: int) -> dict[str, Any]:
+    """Kill when a part of the file is written: anything between its first byte and its name."""
+    latest = load_latest(directory)
+    start = latest.step or 0 if latest is not None else 0
+    part = random.Random(number).uniform(0.05, 1.0) * 8 * COUNT  # noqa: S311 -- a place for a kill
+    skip = 1 + number % 2  # not always in the first save of a trainer
+    seen: set[str] = set()
+
+    def is_time(_pid: int) -> bool:
+        for path in directory.glob(".*.tmp-*"):
+            with contextlib.suppress(FileNotFoundError):
+                seen.add(path.name)
+                if len(seen) > skip and path.stat().st_size >= part:
+                    return True
+        return False
+
+    before = set(directory.glob(".*.tmp-*"))
+    seen.update(path.name for path in before)
+    skip += len(seen)
+    killed(train_saving, directory, start, is_time)
+    left = set(directory.glob(".*.tmp-*")) - before
+    found = load_latest(directory)
+    return {
+        "cut_short": bool(left),
+        "size": max((path.stat().st_size for path in left), default=0),
+        "step": None if found is None else found.step,
+        "whole": found is not None and is_whole(found.state) and found.state["step"] == found.step,
+        "passed_over": [] if found is None else found.passed_over,
+        "start": start,
+    }
+
+
+def in_a_snapshot(directory: Path, number: int) -> dict[str, Any]:
+    """Kill when one slot is being written and the other one is whole; look at the raw memory of both, then rescue."""
+    moment = random.Random(number).uniform(0.0, 0.004)  # noqa: S311 -- a place for a kill
+    at_least = 3 + number % 3
+    maps: dict[str, mmap.mmap] = {}
+
+    def is_time(_pid: int) -> bool:
+        for path in segment.find(str(directory)):
+            if path not in maps and Path(path).stat().st_size:
+                with open(path, "rb") as file:  # noqa: PTH123 -- a descriptor of one line
+                    maps[path] = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+        for memory in maps.values():
+            with contextlib.suppress(ValueError):
+                layout = segment.Layout.decode(memory[: segment.PAGE * 2])
+                numbers = [segment.seq_of(memoryview(memory), at) for at in layout.slots]
+                if max(numbers) >= at_least and 0 in numbers:
+                    time.sleep(moment)
+                    return True
+        return False
+
+    start = number * 100_000
+    killed(train_snapshotting, directory, start, is_time)
+    (memory,) = maps.values()
+    view = memoryview(memory)
+    layout = segment.Layout.decode(bytes(view[: segment.PAGE * 2]))
+    slots = [segment.read_slot(view, layout, index) for index in (0, 1)]
+    torn = []
+    for index, slot in enumerate(slots):
+        raw = torch.frombuffer(bytearray(view[layout.slots[index] + layout.data :][: 8 * COUNT]), dtype=torch.float32)
+        if slot is None:
+            torn.append(bool((raw != raw[0]).any()))
+    good = max((slot for slot in slots if slot is not None), key=lambda slot: slot.seq)
+    rescued = persist.rescue(str(directory))
+    found = load_latest(directory)
+    return {
+        "invalid_slots": sum(slot is None for slot in slots),
+        "torn": any(torn),
+        "step": None if found is None else found.step,
+        "expected": good.step,
+        "whole": found is not None and is_whole(found.state) and found.state["step"] == found.step,
+        "problems": [one.problem for one in rescued if one.problem],
+        "left": list(segment.find(str(directory))),
+    }
+
+
+def main() -> None:
+    """Kill as often as told."""
+    torch.set_num_threads(1)
+    kind, kills, directory = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    directory.mkdir(exist_ok=True)
+    for number in range(1, kills + 1):
+        print(json.dumps((in_a_save if kind == "save" else in_a_snapshot)(directory, number)), flush=True)  # noqa: T201 -- its answer
+
+
+if __name__ == "__main__":
+    main()

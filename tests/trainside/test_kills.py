@@ -1,0 +1,42 @@
+"""A trainer that is killed in the middle of a save or a snapshot leaves a whole checkpoint, and it is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.process
+
+
+def kills(kind: str, number: int, directory: Path) -> list[dict[str, Any]]:
+    words = [sys.executable, str(HERE / "killing.py"), kind, str(number), str(directory)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60 + 20 * number, check=False)  # noqa: S603 -- our own program
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(number: int, tmp_path: Path) -> None:
+    found = kills("save", number, tmp_path / "ckpt")
+    # the kill is placed by what the trainer has written: most must have come before the file had its name
+    assert sum(one["cut_short"] for one in found) >= number / 2, found
+    assert all(one["whole"] for one in found), found
+    assert all(one["passed_over"] == [] for one in found), found
+    assert all(one["step"] > one["start"] for one in found), found
+
+
+@pytest.mark.parametrize("number", [4, pytest.param(25, marks=pytest.mark.slow)])
+def test_a_kill_in_the_middle_of_a_snapshot_leaves_the_other_slot(number: int, tmp_path: Path) -> None:
+    found = kills("snapshot", number, tmp_path / "ckpt")
+    assert sum(one["invalid_slots"] == 1 for one in found) >= number / 2, found
+    # the control: what was being written was really half of one step and half of another
+    assert sum(one["torn"] for one in found) >= number / 2, found
+    assert all(one["whole"] and one["step"] == one["expected"] for one in found), found
+    assert all(one["problems"] == [] and one["left"] == [] for one in found), found

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.core import actions as act
 from supervisor.core.inbox import AttemptEnded, EvidenceCollected, GpusListed, LauncherExited, LauncherFellBack, TimerFired
+from supervisor.core.model import Cause
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.launch.session import Ground
@@ -46,6 +47,8 @@ END_DEADLINE_S = 8.0
 #: Where no thread can be had (a limit on processes that loaders use up for a moment), the next try.
 RETRY_S = 1.0
 LEAVE_GRACE_S = 2.0
+#: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
+SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 STACKS_DEADLINE_S = 3.0
 
 
@@ -69,6 +72,7 @@ class Executor:
         self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
         self._finish_asked: act.Finish | None = None
         self._under_way: set[str] = set()
+        self._told_problems: set[str] = set()  # of the checkpoints, each told once
         self._ledger: list[threading.Event] = []  # writes to it, each set when done
         self._unwritten: queue.SimpleQueue[act.Say] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
         self._do: dict[type, Callable[[Any], None]] = {
@@ -133,6 +137,7 @@ class Executor:
         self._current, self._ranks = action, ()
         self._sampler.watch(action.attempt, directory, self._loop.clock.now(), action.resume)
         self.watch.begin(action.attempt)
+        self._workshop.checkpoints.began(action.attempt)
         self._narrator.beginning(action)
         if self._session is None:
             self._session = self._workshop.session(self._ground())
@@ -263,11 +268,19 @@ class Executor:
         self._loop.feed(event)
 
     def _select(self, action: act.SelectCheckpoint) -> None:
+        checkpoints = self._workshop.checkpoints
+        incident = self._loop.state.incident
+        suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
+
+        def say(text: str) -> None:
+            self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", text)))
+
         def work() -> None:
-            self._loop.post(self._workshop.select_checkpoint(self._loop.clock.now(), action.attempt, action.avoid))
-            problem = self._workshop.fences_problem
-            if problem is not None:
-                self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", problem)))
+            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect))
+            for problem in checkpoints.problems:
+                if problem not in self._told_problems:
+                    self._told_problems.add(problem)
+                    say(problem)
 
         self.in_thread("select", work)
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import Action, Finish
     from supervisor.core.inbox import Event
+    from supervisor.core.model import CheckpointRef
     from supervisor.core.state import JobState
     from supervisor.lock import Lock
     from supervisor.replay import Replayed
@@ -137,7 +138,7 @@ class _Run:
         self._begin_journal()
         self._tidy_up()
         self._catch_signals()
-        watcher = self.workshop.watcher(lambda ref: self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref)))
+        watcher = self.workshop.checkpoints.watcher(self._checkpoint_verified)
         if watcher is not None:
             watcher.start()
         self.narrator.started(self._opening_lines())
@@ -153,6 +154,9 @@ class _Run:
                 watcher.stop(0.1)
         self._end(end)
         return end.exit_code
+
+    def _checkpoint_verified(self, ref: CheckpointRef) -> None:
+        self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref))
 
     # the journal's listener: from its thread
 

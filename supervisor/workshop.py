@@ -1,7 +1,7 @@
 """Makes the parts that an executor works with: guardians, sessions, selections. The one place that knows which class does what.
 
-In: the job. Out: parts, each owned by who asked for it. The cache of checkpoint verdicts is kept here, because the watcher and the
-selection share it. What can fail is each part's own (a guardian that does not start is a SuperviseError).
+In: the job. Out: parts, each owned by who asked for it. What can fail is each part's own (a guardian that does not start is a
+SuperviseError).
 """
 
 from __future__ import annotations
@@ -14,13 +14,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from checkpointing.catalog import find
-from checkpointing.fence import Fences
-from checkpointing.model import CheckpointingError
-from checkpointing.select import newest
-from checkpointing.verify import Cache
 from supervisor import gpuledger, identity, signatures
-from supervisor.core.inbox import CheckpointSelected
+from supervisor.checkpoints import JobCheckpoints
 from supervisor.core.model import Gpu, Launcher
 from supervisor.gpuledger import Entry, GpuLedger
 from supervisor.guardian import descent
@@ -30,7 +25,6 @@ from supervisor.launch.elastic_session import ElasticSession
 from supervisor.launch.guardian import Guardian
 from supervisor.launch.plain_session import PlainSession
 from supervisor.observe import gpus, scan
-from supervisor.observe.checkpoints import CheckpointWatcher, to_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -38,7 +32,6 @@ if TYPE_CHECKING:
     from supervisor.classify.catalogue import Catalogue
     from supervisor.classify.match import Scanner
     from supervisor.core.actions import Quarantine
-    from supervisor.core.model import CheckpointRef
     from supervisor.job import Job
     from supervisor.launch.heritage import Left
     from supervisor.launch.session import Ground, Session
@@ -57,14 +50,13 @@ class Workshop:
         self._job = job
         self._warn = warn
         self._ignored = ignored
-        self._cache = Cache()
-        self._fences: Fences | None = None
         self._recorded: set[tuple[int, int]] = set()
         self._signatures: tuple[Catalogue, Scanner] | None = None
         self._scanner: scan.Meanwhile | None = None
         self._reading = threading.Lock()
         self._heritage = heritage.Heritage(job.cookie)
         self._gpus: tuple[Gpu, ...] = ()
+        self.checkpoints = JobCheckpoints(job)
         self.ledger = GpuLedger(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
         self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
 
@@ -191,31 +183,6 @@ class Workshop:
             (self._job.scratch / name).unlink(missing_ok=True)
         for directory in () if keep_attempts else self._job.scratch.glob("attempt-[0-9]*"):
             shutil.rmtree(directory, ignore_errors=True)
-
-    def select_checkpoint(self, t: float, attempt: int, avoid: Collection[str] = ()) -> CheckpointSelected:
-        """Find and verify the newest checkpoint that is not among `avoid`, whatever is written there now.
-
-        Reads files: not on the loop's thread.
-        """
-        directory = self._job.state / "checkpoints"
-        try:
-            self._fences = self._fences or Fences(directory)
-            listing = find(self._job.settings.checkpoints.paths, str(self._job.cwd))
-            return to_event(newest(listing, self._fences, self._cache, avoid=avoid), t, attempt)
-        except (CheckpointingError, OSError) as error:
-            return CheckpointSelected(t, attempt, None, found=1, refused=((str(directory), str(error)),))
-
-    @property
-    def fences_problem(self) -> str | None:
-        """Why the record of torn checkpoints could not be read or written; None where it could."""
-        return self._fences.problem if self._fences is not None else None
-
-    def watcher(self, on_verified: Callable[[CheckpointRef], None]) -> CheckpointWatcher | None:
-        """Make the watcher of checkpoints, where any were declared."""
-        checkpoints = self._job.settings.checkpoints
-        if not checkpoints.paths:
-            return None
-        return CheckpointWatcher(checkpoints.paths, str(self._job.cwd), on_verified, self._cache, interval_s=checkpoints.scan_interval_s)
 
     def _shim(self, mode: str) -> str:
         return mode if self._job.settings.instrument.enabled else "off"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from supervisor.checkpoints import JobCheckpoints
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu
 from supervisor.job import Job
@@ -41,11 +42,12 @@ def test_fences_that_cannot_be_recorded_are_kept_and_told(job: Job) -> None:
     (job.state / "checkpoints").write_text("a file is in the way")
     (job.cwd / "ckpt").mkdir()
     (job.cwd / "ckpt" / "step-3.pt").write_bytes(b"PK\x03\x04 torn")
-    workshop = Workshop(job, (), print)
-    assert workshop.fences_problem is None
-    assert [why for _, why in workshop.select_checkpoint(1.0, 1).fenced]
-    assert workshop.fences_problem is not None
-    assert str(job.state / "checkpoints") in workshop.fences_problem
+    checkpoints = JobCheckpoints(job)
+    assert checkpoints.problems == ()
+    assert [why for _, why in checkpoints.select(1.0, 1).fenced]
+    problem, *_ = checkpoints.problems
+    assert problem.startswith("fences could not be recorded")
+    assert str(job.state / "checkpoints") in problem
 
 
 def save(path: Path, step: int) -> None:
@@ -59,11 +61,11 @@ def test_a_poisoned_path_is_not_handed_out_whatever_is_written_there(job: Job) -
     last = directory / "last.pt"
     for step in (9, 6):
         save(last, step)
-        selected = Workshop(job, (), print).select_checkpoint(1.0, 1, (str(last),))
+        selected = JobCheckpoints(job).select(1.0, 1, (str(last),))
         assert selected.chosen is not None
         assert selected.chosen.path == str(directory / "old-3.pt")
         assert [(path, why.partition(":")[0]) for path, why in selected.refused] == [(str(last), "poisoned")]
-    free = Workshop(job, (), print).select_checkpoint(1.0, 1)
+    free = JobCheckpoints(job).select(1.0, 1)
     assert free.chosen is not None
     assert (free.chosen.path, free.chosen.step) == (str(last), 6)
     assert [(ref.path, ref.step, ref.level) for ref in free.older] == [(str(directory / "old-3.pt"), 3, "")]

@@ -1,8 +1,9 @@
 """The watcher of checkpoints, and the answer to SelectCheckpoint: the supervisor's side of the package `checkpointing`.
 
-In: the user's patterns and the job's working directory. Out: `CheckpointRef` values, to a callback, for each file that appeared or
-changed and was found whole while the job runs. A file is read once it stood still for `quiet_s` by our own clock: time stamps of a
-network file system are another machine's. Reading is capped, its page cache is dropped, and the thread is of low priority.
+In: what lists the candidates. Out: verifications, to a callback, for each checkpoint that appeared or changed and was found whole while
+the job runs. One is read once it stood still for `quiet_s` by our own clock: time stamps of a network file system are another machine's.
+Reading is capped, its page cache is dropped, and the thread is of low priority. A copy is WRITING until it stood still, COMPLETE once its
+structure was found right, VERIFIED once a manifest holds its digest (supervisor/checkpoints.py), or BAD.
 
 Nothing here fails the job: what cannot be read is left for the next look, and a file system that hangs holds up this thread alone.
 The thread owns its own view of the files; the cache of verdicts is shared with the selection, which is why a restart seldom reads
@@ -16,10 +17,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.catalog import find
 from checkpointing.model import Verdict
 from checkpointing.select import age_key, glance
 from checkpointing.source import BACKGROUND_BYTES_PER_S, Throttle
+from checkpointing.tree import Reading
 from checkpointing.verify import verify
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import CheckpointRef
@@ -27,6 +28,7 @@ from supervisor.core.model import CheckpointRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from checkpointing.catalog import Listing
     from checkpointing.model import Candidate, Identity, Verification
     from checkpointing.select import Age, Selection
     from checkpointing.verify import Cache
@@ -52,15 +54,15 @@ def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected
 class CheckpointWatcher:
     """Looks at the checkpoints every `interval_s` seconds, in a thread of its own.
 
-    `on_verified` is called in that thread, once per identity. What was there before the start is read only as far as it takes to know
-    the newest whole one; what appears later is read always.
+    `look` and `on_verified` are called in that thread, the latter once per identity, with how to read it again, and
+    whether it is news: the selection may have found it before. What was there before the
+    start is read only as far as it takes to know the newest whole one; what appears later is read always.
     """
 
     def __init__(  # noqa: PLR0913 -- the settings of the watcher, each with its default
         self,
-        patterns: tuple[str, ...],
-        cwd: str,
-        on_verified: Callable[[CheckpointRef], None],
+        look: Callable[[], Listing],
+        on_verified: Callable[[Verification, Reading, bool], None],
         cache: Cache,
         *,
         interval_s: float = 5.0,
@@ -68,8 +70,7 @@ class CheckpointWatcher:
         rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
     ) -> None:
         """Take the settings; nothing runs before `start`."""
-        self._patterns = patterns
-        self._cwd = cwd
+        self._list = look
         self._on_verified = on_verified
         self._cache = cache
         self._interval_s = interval_s
@@ -100,7 +101,7 @@ class CheckpointWatcher:
 
     def _look(self) -> float:
         """Read what stood still long enough, newest first. Returns the seconds until the next look is due."""
-        candidates = find(self._patterns, self._cwd).candidates
+        candidates = self._list().candidates
         if self._at_start is None:
             self._at_start = {candidate.path: candidate.identity for candidate in candidates}
         now = time.monotonic()
@@ -146,5 +147,4 @@ class CheckpointWatcher:
         self._cache.put(found)
         if found.verdict is Verdict.VERIFIED:
             self._whole_at_start = self._whole_at_start or at_start
-            if found is not known:
-                self._on_verified(to_ref(found))
+            self._on_verified(found, Reading(self._throttle, drop_cache=True, interrupted=self._stopped.is_set), found is not known)

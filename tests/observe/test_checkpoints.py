@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing.catalog import find
+from checkpointing.catalog import Listing, find
 from checkpointing.fence import Fences
 from checkpointing.select import newest
 from checkpointing.source import Throttle
 from checkpointing.verify import Cache
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import CheckpointRef
-from supervisor.observe import checkpoints
-from supervisor.observe.checkpoints import CheckpointWatcher, to_event
+from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from checkpointing.model import Verification
+    from checkpointing.tree import Reading
 
 DEADLINE_S = 20.0
 
@@ -36,9 +38,12 @@ class Watched:
         self.told: queue.Queue[CheckpointRef] = queue.Queue()
         self.threads: set[int] = set()
         self.told_at: list[float] = []
-        self.watcher = CheckpointWatcher(("*.pt",), str(directory), self._note, cache, interval_s=0.02, quiet_s=quiet_s)
+        self.watcher = CheckpointWatcher(lambda: find(("*.pt",), str(directory)), self._note, cache, interval_s=0.02, quiet_s=quiet_s)
 
-    def _note(self, ref: CheckpointRef) -> None:
+    def _note(self, found: Verification, _reading: Reading, news: bool) -> None:  # noqa: FBT001  the watcher's
+        if not news:
+            return
+        ref = to_ref(found)
         self.told_at.append(time.monotonic())
         self.threads.add(threading.get_native_id())
         self.told.put(ref)
@@ -147,12 +152,16 @@ def test_what_the_selection_verified_is_not_told_again(tmp_path: Path, watch: Ca
 
 
 def test_the_event_tells_torn_from_unproven(tmp_path: Path) -> None:
-    torch.save({"step": 9}, tmp_path / "step_9.pt", _use_new_zipfile_serialization=False)
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        torch.save({"step": 9}, tmp_path / "step_9.pt")
+    finally:
+        torch.serialization.set_crc32_options(compute_crc32=True)
     (tmp_path / "step_8.pt").write_bytes(b"")
     event = to_event(newest(find(["*.pt"], str(tmp_path)), Fences(tmp_path / "state"), Cache()), 1.5, 3)
     assert (event.chosen, event.found) == (None, 2)
     assert event.fenced == ((str(tmp_path / "step_8.pt"), "torn: the file is empty"),)
-    assert event.refused == ((str(tmp_path / "step_9.pt"), "a legacy torch pickle: it holds nothing to check it against"),)
+    assert event.refused == ((str(tmp_path / "step_9.pt"), "it was saved without CRCs: nothing in it proves its records whole"),)
 
 
 def test_the_thread_is_of_low_priority_and_the_process_is_not(tmp_path: Path, watch: Callable[..., Watched]) -> None:
@@ -167,8 +176,15 @@ def test_the_thread_is_of_low_priority_and_the_process_is_not(tmp_path: Path, wa
 
 def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(4 << 20), "step": 1}, tmp_path / "step_1.pt")  # 16 MiB at 1 KiB/s
-    told: list[CheckpointRef] = []
-    watcher = CheckpointWatcher(("*.pt",), str(tmp_path), told.append, Cache(), interval_s=0.01, quiet_s=0.0, rate_bytes_per_s=1024)
+    told: list[object] = []
+    watcher = CheckpointWatcher(
+        lambda: find(("*.pt",), str(tmp_path)),
+        lambda *what: told.append(what),
+        Cache(),
+        interval_s=0.01,
+        quiet_s=0.0,
+        rate_bytes_per_s=1024,
+    )
     reading = threading.Event()
     take = Throttle.take
 
@@ -187,17 +203,16 @@ def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
     assert told == []
 
 
-def test_a_file_system_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, released = threading.Event(), threading.Event()
 
-    def hang(*_: object) -> None:
+    def hang() -> Listing:
         hanging.set()
         released.wait(DEADLINE_S)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoints, "find", hang)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    watcher = CheckpointWatcher(("*.pt",), str(tmp_path), print, Cache())
+    watcher = CheckpointWatcher(hang, print, Cache())
     watcher.start()
     assert hanging.wait(DEADLINE_S)
     begun = time.monotonic()
@@ -207,5 +222,5 @@ def test_a_file_system_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: p
     assert watcher.stop(DEADLINE_S)
 
 
-def test_a_watcher_that_never_started_stops(tmp_path: Path) -> None:
-    assert CheckpointWatcher(("*.pt",), str(tmp_path), print, Cache()).stop()
+def test_a_watcher_that_never_started_stops() -> None:
+    assert CheckpointWatcher(lambda: Listing(()), print, Cache()).stop()

@@ -53,7 +53,7 @@ def look(path: str, *, interrupted: Callable[[], bool] = never, told: Callable[[
     for one in found:
         if told is not None:
             told(one)
-        yield verify(one, interrupted=interrupted)
+        yield _judged(one, interrupted)
 
 
 def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
@@ -78,7 +78,8 @@ def _below(path: str, levels: int) -> Iterator[str]:
         return
     base = path.rstrip("/") or "/"
     seen: set[tuple[int, int]] = set()
-    for name in sorted(tree.entries, key=lambda name: (tree.entries[name].what != "", name)):
+    # of a file's several names one that is no link, for it may tell the step
+    for name in sorted(tree.entries, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- as above
         entry = tree.entries[name]
         key = (entry.st.st_dev, entry.st.st_ino)
         if not name.startswith(".") and key not in seen and _named_like_one(name):
@@ -91,6 +92,15 @@ def _below(path: str, levels: int) -> Iterator[str]:
                 yield from _below(below, levels - 1)
             elif names.is_temporary(name):
                 yield below
+
+
+def _judged(path: str, interrupted: Callable[[], bool]) -> Verification:
+    found = verify(path, interrupted=interrupted)
+    if found.verdict is Verdict.FOREIGN and names.is_temporary(path) and _named_like_one(path):
+        # what a save had just begun looks like nothing yet
+        reason = "its name is that of a save that did not end"
+        return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
+    return found
 
 
 def _named_like_one(name: str) -> bool:
@@ -122,7 +132,7 @@ def _root(
     if len(found) == 1 and found[0] != path:
         if told is not None:
             told(found[0])
-        one = replace(verify(found[0], interrupted=interrupted), path=path)
+        one = replace(_judged(found[0], interrupted), path=path)
     if not pointer.problem:
         return one
     verdict = (

@@ -1,4 +1,4 @@
-"""The commands that stand beside a run: `gpus`, `plan`, `drill` and `simulate`.
+"""The commands that stand beside a run: `gpus`, `checkpoints`, `plan`, `drill` and `simulate`.
 
 In: click's values. Out: the exit code of what does the work, which is imported when it is asked for. What can fail is a SuperviseError of
 its. Nothing is kept.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import click
 
+from supervisor import checkpoint_commands
 from supervisor.invocation import add, commanded, given, options, running, shared
 
 
@@ -21,6 +22,7 @@ def add_to(group: click.Group) -> None:
     which = click.Argument(["gpu"], metavar="UUID|all")
     add(gpus, "clear", _gpus_clear, [*options(shared), which], "Put a GPU (or all) back into use, once it is repaired or replaced.")
     group.add_command(gpus)
+    checkpoint_commands.add_to(group)
     cause = click.Option(["--cause"], metavar="CAUSE", help="The ladder of one cause only, and what it would do failure by failure.")
     add(
         group,

@@ -10,7 +10,7 @@ Values are referenced, never copied, compared, hashed or printed, so a pickle th
 from __future__ import annotations
 
 import pickletools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats.pickle_danger import Judgement, judge
@@ -32,6 +32,7 @@ _MOST_NAMES: Final = 8  # enough to say what is wrong with a pickle
 _MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own are among its first
 _DEEPEST: Final = 4  # pickles within a pickle
 _GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
+_REBUILD: Final = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v3")
 _PICKLED_BYTES: Final = "torch.storage _load_from_bytes"  # a torch.load of the bytes that it is given, as pickle.dump writes a tensor
 _LARGEST_STEP: Final = 1 << 62
 # A model of 5000 tensors with Adam's state has 400 000 opcodes, read in 0.6 CPU seconds. Each opcode can hold about 100 bytes of ours,
@@ -59,11 +60,16 @@ class TooLong(Exception):  # noqa: N818 -- a fact about the bytes, not an error 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A tensor's storage: the key of its record, its type as "module name", and how many elements it has."""
+    """A tensor's storage: the key of its record, its type as "module name", and how many elements it has.
+
+    `begin` and `end`: which elements tensors use, as far as it can be told; the others may be whatever memory held.
+    """
 
     key: str
     kind: str
     count: int
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,22 @@ class _Machine:
             return self.attribute(arguments)
         if function.name == _PICKLED_BYTES:
             self.within(arguments)
+        elif function.name in _REBUILD:
+            self.view(arguments)
         return _Thing()
+
+    def view(self, arguments: object) -> None:
+        """Note which elements of a storage a tensor uses: (storage, offset, sizes, strides, …)."""
+        match arguments:
+            case (Storage(key=key), int(offset), tuple(sizes), tuple(strides), *_) if (
+                offset >= 0 and len(sizes) == len(strides) and all(map(_counts, (*sizes, *strides))) and all(sizes)
+            ):
+                end = offset + 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+                known = self.storages[key]
+                begin = min(known.begin, offset) if known.end else offset
+                self.storages[key] = replace(known, begin=begin, end=min(known.count, max(known.end, end)))
+            case _:
+                pass
 
     def attribute(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
         """Judge getattr(of, name): how enums, nested classes and bound methods are pickled."""
@@ -270,7 +291,7 @@ class _Machine:
         result: Any = _OPAQUE
         match self.stack.pop():
             case ("storage", _Global(kind), str(key), _, int(count), *_):
-                self.storages[key] = Storage(key, kind, count)
+                result = self.storages.setdefault(key, Storage(key, kind, count))
             case ("module", _Global() as kind, *_):
                 result = kind
             case _:

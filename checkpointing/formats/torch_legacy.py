@@ -145,6 +145,7 @@ def _not_finite(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]
     """Name the first storage whose numbers are not finite; "" where all are."""
     for number, storage in enumerate(scan.storages):
         kind = finite.kind_of(storage.kind)
-        if kind is not None and (problem := finite.problem_of(kind, source.stream(*storages[storage.key]))):
+        (at, _), (begin, length) = storages[storage.key], torch_pickle.span(storage)
+        if kind is not None and (problem := finite.problem_of(kind, source.stream(at + begin, length))):
             return f"storage {number}: {problem}"
     return ""

@@ -13,7 +13,7 @@ from checkpointing.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.formats.pickle_scan import Scan, Storage
 
 # Bytes per element; a type that is not here (sparse, quantised in fours) is checked for presence only. Source: torch/storage.py.
 _ITEM_BYTES: Final = {
@@ -31,6 +31,12 @@ _LIGHTNING: Final = "pytorch-lightning_version"
 def item_bytes(kind: str) -> int:
     """Give the bytes of one element of a storage type ("torch FloatStorage"); 0 for one that is not known."""
     return _ITEM_BYTES.get(_short(kind), 0)
+
+
+def span(storage: Storage) -> tuple[int, int]:
+    """Give offset and length, in bytes of its record, of what tensors use of a storage."""
+    size = item_bytes(storage.kind)
+    return storage.begin * size, (storage.end - storage.begin) * size
 
 
 def place(scan: Scan) -> Place:

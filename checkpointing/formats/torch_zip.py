@@ -105,9 +105,8 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
         return Examination(Verdict.VERIFIED, torch_pickle.note(scan), level="directory") if has_crcs else without
     for record in records.values():
         storage = storages.get(record.name)
-        kind = None if storage is None else finite.kind_of(storage.kind)
-        if has_crcs or kind is not None:
-            _check_record(source, record, kind, has_crcs=has_crcs)
+        if has_crcs or (storage is not None and finite.kind_of(storage.kind) is not None):
+            _check_record(source, record, storage, has_crcs=has_crcs)
     return Examination(Verdict.VERIFIED, torch_pickle.note(scan), level=LEVEL) if has_crcs else without
 
 
@@ -153,15 +152,18 @@ def _check_storages(scan: Scan, records: dict[bytes, Record], prefix: bytes) -> 
     return found
 
 
-def _check_record(source: Source, record: Record, kind: str | None, *, has_crcs: bool) -> None:
-    """Read a record once: compare its CRC, and look at its numbers where it holds floating ones. Raises Damaged."""
+def _check_record(source: Source, record: Record, storage: Storage | None, *, has_crcs: bool) -> None:
+    """Read a record once: compare its CRC, and look at the numbers of tensors where it holds floating ones. Raises Damaged."""
+    kind = None if storage is None else finite.kind_of(storage.kind)
     numbers = None if kind is None else finite.Scan(kind)
-    crc = 0
+    begin, length = (0, 0) if storage is None else torch_pickle.span(storage)
+    crc = at = 0
     for piece in _unpacked(source, record):
         if has_crcs:
             crc = zlib.crc32(piece, crc)
         if numbers is not None:
-            numbers.feed(piece)
+            numbers.feed(piece[max(0, begin - at) : max(0, begin + length - at)])
+        at += len(piece)
     name = zip_layout.show(record.name)
     if has_crcs and crc != record.crc:
         zip_layout.damaged(f"record {name}: its CRC is {crc:08x} where {record.crc:08x} was saved")

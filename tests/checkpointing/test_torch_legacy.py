@@ -92,3 +92,14 @@ def test_nothing_planted_runs(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     assert verify(str(path)).verdict is Verdict.DANGEROUS  # also when it is torn: it would have run by then
     assert not trace.exists()
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
+def test_what_no_tensor_uses_of_a_storage_may_be_anything(new: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a parameter
+    path = tmp_path / "x.pt"
+    memory = torch.full((100,), float("nan"))
+    memory[20:30] = torch.arange(10.0)
+    torch.save({"w": memory[20:30]}, path, _use_new_zipfile_serialization=new)
+    assert verify(str(path)).verdict is Verdict.VERIFIED
+    torch.save({"w": memory[20:31]}, path, _use_new_zipfile_serialization=new)
+    assert verify(str(path)).verdict is Verdict.BAD

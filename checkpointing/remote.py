@@ -1,0 +1,118 @@
+"""What a mirror holds: where checkpoints stand in it, and which there are.
+
+In: a backend. Out: keys and manifests. A checkpoint stands in `<job>/<run>/<step or name>-<id>/`: its files under `data/`, and
+`manifest.json`, written last: without it there is no checkpoint. Job and run are percent-encoded, so that neither leads elsewhere.
+Raises what the backend does. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote
+
+from checkpointing import manifest as manifests
+from checkpointing.backends import Backend
+from checkpointing.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MANIFEST: Final = "manifest.json"
+_DEPTH: Final = 4  # job, run, checkpoint, manifest.json
+_READERS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one checkpoint stands in a mirror. `key` ends with "/"; n_bytes is of its manifest; `at` is when that was written."""
+
+    key: str
+    job: str
+    run: str
+    n_bytes: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint in a mirror, with its manifest."""
+
+    backend: Backend
+    place: Place
+    manifest: Manifest
+
+
+def key_of(manifest: Manifest) -> str:
+    """Give the key under which a checkpoint stands, with "/" at its end."""
+    step = manifest.name if manifest.step is None else f"step-{manifest.step}"
+    return f"{prefix_of(manifest.about.job)}{_quoted(manifest.about.run)}/{_quoted(step)}-{manifest.id}/"
+
+
+def prefix_of(job: str) -> str:
+    """Give the prefix of all keys of a job."""
+    return f"{_quoted(job)}/"
+
+
+def data_key(key: str, path: str) -> str:
+    """Give the key of one file of the checkpoint at `key`."""
+    return f"{key}data/{path}"
+
+
+def places(backend: Backend, job: str | None = None) -> Iterator[Place]:
+    """Yield where checkpoints stand, of one job or of all."""
+    for stored in backend.list("" if job is None else prefix_of(job)):
+        parts = stored.key.split("/")
+        if len(parts) == _DEPTH and parts[-1] == MANIFEST:
+            yield Place(stored.key.removesuffix(MANIFEST), _unquoted(parts[0]), _unquoted(parts[1]), stored.n_bytes, stored.at)
+
+
+def read_manifest(backend: Backend, place: Place) -> Manifest:
+    """Read a manifest. Raises manifest.Damaged, and what the backend does."""
+    found = manifests.decode(b"".join(backend.read(place.key + MANIFEST, 0, place.n_bytes)))
+    if key_of(found) != place.key:
+        raise manifests.Damaged("it stands where another one belongs")
+    return found
+
+
+def newest_first(backend: Backend, job: str) -> tuple[list[Kept], list[tuple[str, str]]]:
+    """Give a job's checkpoints, those made last first; and (key, reason) for each whose manifest says nothing."""
+    kept: list[Kept] = []
+    passed: list[tuple[str, str]] = []
+
+    def look(place: Place) -> Kept | tuple[str, str]:
+        try:
+            return Kept(backend, place, read_manifest(backend, place))
+        except manifests.Damaged as error:
+            return place.key, f"its manifest: {error}"
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
+        for found in pool.map(look, places(backend, job)):
+            if isinstance(found, Kept):
+                kept.append(found)
+            else:
+                passed.append(found)
+    kept.sort(key=lambda one: (one.manifest.made_unix_s, one.manifest.step or 0), reverse=True)
+    return kept, passed
+
+
+def remove(backend: Backend, key: str) -> int:
+    """Remove a checkpoint: its manifest first, so that at no time there is one without its data. Returns how many objects went."""
+    backend.remove(key + MANIFEST)
+    n_removed = 1
+    for stored in backend.list(key, unfinished=True):
+        backend.remove(stored.key, stored.upload_id)
+    for stored in list(backend.list(key)):
+        backend.remove(stored.key)
+        n_removed += 1
+    return n_removed
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="") if text not in ("", ".", "..") else {"": "%", ".": "%2E", "..": "%2E%2E"}[text]
+
+
+def _unquoted(text: str) -> str:
+    return "" if text == "%" else unquote(text)

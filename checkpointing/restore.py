@@ -1,0 +1,260 @@
+"""A checkpoint from a mirror onto this disk: found, downloaded in parts at once, proven, and only then given its name.
+
+In: backends, the job, and where to. Out: `Restored`. It is written beside its place as `.<name>.restore-<id>`; whoever is killed
+meanwhile leaves that, and the next goes on from the parts in it that are right. A file that has the name already is never replaced: if
+it has the right content it is the answer, else `InTheWay`. Raises OtherJob where the mirror holds only checkpoints of other jobs,
+Unreachable where no mirror answers, OSError where our own disk fails.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import tenacity
+
+from checkpointing import digest, durable, remote
+from checkpointing.backends import Away, Backend, BackendError, Damaged
+from checkpointing.manifest import Manifest
+from checkpointing.model import CheckpointingError
+from checkpointing.source import NotRegular, Short, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from checkpointing.manifest import File
+    from checkpointing.remote import Kept
+
+_TRIES: Final = 5
+_SPARE_BYTES: Final = 64 << 20
+
+
+class OtherJob(CheckpointingError):  # noqa: N818 -- an answer
+    """The mirror holds checkpoints, but none of this job."""
+
+
+class Unreachable(CheckpointingError):  # noqa: N818 -- an answer
+    """Not one mirror could be asked: that there is nothing to restore is not known."""
+
+
+class InTheWay(CheckpointingError):  # noqa: N818 -- an answer
+    """There is something else where the checkpoint belongs."""
+
+
+class NoSpace(CheckpointingError):  # noqa: N818 -- an answer
+    """It does not fit on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored, from where, and why newer ones were not: (key, reason) each. `fetched_bytes` 0: it was there already."""
+
+    path: str
+    manifest: Manifest
+    url: str
+    fetched_bytes: int
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+
+def available(backends: Sequence[Backend], job: str) -> tuple[list[Kept], list[tuple[str, str]]]:
+    """Give a job's checkpoints in all mirrors, newest first, and (what, reason) for what says nothing. Raises OtherJob, Unreachable."""
+    kept: list[Kept] = []
+    passed: list[tuple[str, str]] = []
+    others: set[str] = set()
+    failures: list[BackendError] = []
+    for backend in backends:
+        try:
+            found, damaged = _patiently(lambda backend=backend: remote.newest_first(backend, job))
+            kept += found
+            passed += damaged
+            if not found:
+                others |= {place.job for place in _patiently(lambda backend=backend: list(remote.places(backend)))} - {job}
+        except BackendError as error:
+            failures.append(error)
+            passed.append((backend.url, error.message))
+    if not kept and failures:
+        message = f"cannot look for checkpoints of {job}: {failures[0].message}"
+        raise Unreachable(message, hint=failures[0].hint)
+    if not kept and others:
+        names = ", ".join(sorted(others)[:5])
+        message = f"no checkpoint of job {job!r} in the mirror, only of others: {names}"
+        raise OtherJob(message, hint="name the job to resume from with --restore-from JOB, or give this one another --mirror")
+    kept.sort(key=lambda one: (one.manifest.made_unix_s, one.manifest.step or 0), reverse=True)
+    return kept, passed
+
+
+def newest(
+    backends: Sequence[Backend],
+    job: str,
+    *,
+    into: str | None = None,
+    workers: int = 4,
+    wanted: Callable[[Kept], str] = lambda _kept: "",
+    fetched: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Restored | None:
+    """Restore the newest that is whole, each mirror's copy in turn, then an older one; None where the mirrors are empty.
+
+    `into` is the directory to put it in, else where it was saved. `wanted` gives a reason to pass one over, or "".
+    """
+    kept, passed = available(backends, job)
+    for one in kept:
+        why = wanted(one)
+        if not why:
+            try:
+                return fetch(one, into=into, workers=workers, fetched=fetched, passed_over=tuple(passed))
+            except BackendError as error:
+                why = error.message
+        passed.append((f"{one.backend.url}/{one.place.key}", why))
+    if kept:
+        message = f"cannot restore a checkpoint of {job}: {passed[-1][1]}"
+        raise Unreachable(message, hint="look at them with: supervise checkpoints ls --mirror URL")
+    return None
+
+
+def fetch(  # noqa: PLR0913 -- keywords, each with a default
+    one: Kept,
+    *,
+    into: str | None = None,
+    workers: int = 4,
+    fetched: Callable[[int, int], None] = lambda _done, _total: None,
+    passed_over: tuple[tuple[str, str], ...] = (),
+) -> Restored:
+    """Bring one checkpoint here. Raises what the backend does, InTheWay, NoSpace, OSError."""
+    manifest = one.manifest
+    target = manifest.path if into is None else os.path.join(into, manifest.name)  # noqa: PTH118 -- strings throughout the package
+    if os.path.lexists(target):
+        if _is_it(target, manifest):
+            return Restored(target, manifest, one.backend.url, 0, passed_over)
+        message = f"cannot restore: {target}: something else is there"
+        raise InTheWay(message, hint="move it away, or restore into another directory with --to DIR")
+    directory, name = os.path.split(target)
+    durable.make_directory(directory)
+    beside = f"{directory}/.{name}.restore-{manifest.id}"
+    _see_space(directory, manifest, beside)
+    n_fetched = _fetch_all(one, beside, workers, fetched)
+    _sync(beside, manifest)
+    try:
+        durable.rename_exclusive(beside, target)
+    except FileExistsError:
+        message = f"cannot restore: {target}: something else appeared there"
+        raise InTheWay(message, hint="start again: what was downloaded is kept beside it") from None
+    durable.sync_directory(directory)
+    return Restored(target, manifest, one.backend.url, n_fetched, passed_over)
+
+
+def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int], None]) -> int:
+    manifest = one.manifest
+    tasks = [(file, number) for file in manifest.files for number in range(len(file.parts))]
+    for file in manifest.files:
+        path = _place(beside, file, manifest)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, file.n_bytes)
+        finally:
+            os.close(fd)
+    n_fetched = done = 0
+    with ThreadPoolExecutor(workers, thread_name_prefix="restore") as pool:
+        futures = [pool.submit(_fetch_part, one, file, number, _place(beside, file, manifest)) for file, number in tasks]
+        try:
+            for (file, number), future in zip(tasks, futures, strict=True):
+                n_fetched += future.result()
+                done += min(manifest.part_bytes, file.n_bytes - number * manifest.part_bytes)
+                fetched(done, manifest.n_bytes)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+    return n_fetched
+
+
+def _fetch_part(one: Kept, file: File, number: int, path: str) -> int:
+    """Download a part unless it is here already; return how many bytes came."""
+    offset = number * one.manifest.part_bytes
+    n_bytes = min(one.manifest.part_bytes, file.n_bytes - offset)
+    with Source(path, drop_cache=True) as source:
+        if _begins_written(path, offset, n_bytes) and digest.of_range(source, offset, n_bytes) == file.parts[number]:
+            return 0
+
+    def attempt() -> None:
+        crc, at = 0, offset
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for piece in one.backend.read(remote.data_key(one.place.key, file.path), offset, n_bytes):
+                crc = digest.of_bytes(piece, crc)
+                view = memoryview(piece)
+                while view:
+                    n_written = os.pwrite(fd, view, at)
+                    at += n_written
+                    view = view[n_written:]
+        finally:
+            os.close(fd)
+        if crc != file.parts[number]:
+            message = f"the copy is damaged: {one.backend.url}/{one.place.key}data/{file.path}: part {number + 1}"
+            raise Damaged(message, hint="another copy is tried")
+
+    _patiently(attempt)
+    return n_bytes
+
+
+def _begins_written(path: str, offset: int, n_bytes: int) -> bool:
+    """Say whether there is anything in this range but a hole: a new file need not be read to know that nothing is in it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.lseek(fd, offset, os.SEEK_DATA) < offset + n_bytes
+    except OSError:  # ENXIO: nothing but a hole up to the end
+        return False
+    finally:
+        os.close(fd)
+
+
+def _is_it(target: str, manifest: Manifest) -> bool:
+    for file in manifest.files:
+        try:
+            with Source(_place(target, file, manifest), drop_cache=True) as source:
+                if source.size != file.n_bytes or digest.of_range(source, 0, file.n_bytes) != file.crc64nvme:
+                    return False
+        except (OSError, NotRegular, Short):
+            return False
+    return True
+
+
+def _place(beside: str, file: File, manifest: Manifest) -> str:
+    return f"{beside}/{file.path}" if manifest.is_tree else beside
+
+
+def _see_space(directory: str, manifest: Manifest, beside: str) -> None:
+    if os.path.lexists(beside):  # what is there already takes its space; the disk itself says no if the rest does not fit
+        return
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if free < manifest.n_bytes + _SPARE_BYTES:
+        message = f"cannot restore: {directory}: {manifest.n_bytes >> 20} MiB are needed and {free >> 20} MiB are free"
+        raise NoSpace(message, hint="make room, or restore into another directory with --to DIR")
+
+
+def _sync(beside: str, manifest: Manifest) -> None:
+    directories = {os.path.dirname(beside)}  # noqa: PTH120
+    for file in manifest.files:
+        path = _place(beside, file, manifest)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        directory = os.path.dirname(path)  # noqa: PTH120
+        while len(directory) >= len(beside):
+            directories.add(directory)
+            directory = os.path.dirname(directory)  # noqa: PTH120
+    for directory in directories:
+        durable.sync_directory(directory)
+
+
+_patiently = tenacity.retry(
+    stop=tenacity.stop_after_attempt(_TRIES),
+    wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
+    retry=tenacity.retry_if_exception_type((Away, Damaged)),
+    reraise=True,
+)(lambda call: call())

@@ -91,6 +91,7 @@ TREE_FORMATS: Final = (
     ("deepspeed", "checkpointing.formats.deepspeed"),
     ("megatron", "checkpointing.formats.megatron"),
     ("dcp", "checkpointing.formats.dcp"),
+    ("safetensors_index", "checkpointing.formats.safetensors_index"),
 )
 
 

@@ -1,23 +1,212 @@
-"""A directory that torch.distributed.checkpoint wrote: `.metadata` and `__<rank>_<n>.distcp` files."""
+"""A directory that torch.distributed.checkpoint wrote: `.metadata`, and shards `__<rank>_<n>.distcp` with one item after the other.
+
+In: a `Tree`. Out: an `Examination`. The metadata names every item, its shard, and where it lies there; an item is a file of torch.save's,
+so each has its own CRCs. Checked are: the metadata is there and whole; each shard is there; items lie within their shard, neither
+overlap nor leave gaps, and each tensor's pieces make up all of it; with `bulk` each item by itself. The metadata has no checksum, and
+nothing in a shard says which save it is of: a manifest (docs/checkpoint-format.md) does.
+
+DCP writes the metadata last, so a directory without it is a save that did not end. A save over an existing directory first overwrites
+the shards: what it leaves when it is killed is the old metadata with new shards, which `_of_two_saves` tells by the times of the files.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import Examination
+from checkpointing import born
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp_metadata, pickle_scan, torch_zip, zip_layout
 from checkpointing.model import Verdict
+from checkpointing.source import Short
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checkpointing.formats.dcp_metadata import Item, Metadata
+    from checkpointing.source import Source
     from checkpointing.tree import Tree
+
+METADATA: Final = ".metadata"
+_TEMPORARY: Final = ".metadata.tmp"
+_SHARD: Final = ".distcp"
+_HOLDERS: Final = frozenset(("train_state", "trainer", "trainer_state", "progress", "state", "extra", "meta", "metadata", "loop", "app"))
+_MOST_STEP_BYTES: Final = 1 << 16
+_MOST_TOLD: Final = 20
+_CLOCK_NS: Final = 1_000_000_000  # what two time stamps of one save may be in disorder by
+_SCALARS: Final = {"LongStorage": (8, True), "IntStorage": (4, True), "ShortStorage": (2, True)}
 
 
 def claims(tree: Tree) -> bool:
     """Claim a directory with the metadata, or with a shard."""
-    return any(name == ".metadata" or name.endswith(".distcp") for name in tree.top())
+    return any(name in (METADATA, _TEMPORARY) or name.endswith(_SHARD) for name in tree.top())
 
 
-def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format
-    """Say whether its metadata is there. Raises OSError and source.Interrupted."""
-    if tree.file(".metadata") is None:
-        return Examination(Verdict.INCOMPLETE, ".metadata is missing: the save did not end")
-    return Examination(Verdict.UNVERIFIABLE, "a DCP directory")
+def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each is another answer
+    """Check metadata and shards, and with `bulk` every item. Raises OSError and source.Interrupted."""
+    entry = tree.entries.get(METADATA)
+    if entry is None:
+        return Examination(Verdict.INCOMPLETE, f"{METADATA} is missing: the save did not end")
+    if entry.what:
+        return Examination(Verdict.UNVERIFIABLE, f"{METADATA} is {entry.what}: it was not read")
+    if entry.size > dcp_metadata.MOST_BYTES:
+        return Examination(Verdict.UNVERIFIABLE, f"{METADATA} has {entry.size} bytes: it was not read")
+    try:
+        metadata = dcp_metadata.read(tree.read_small(METADATA, dcp_metadata.MOST_BYTES))
+    except dcp_metadata.Dangerous as error:
+        return Examination(Verdict.DANGEROUS, f"loading it would run code: {METADATA}: {error}")
+    except dcp_metadata.Damaged as error:
+        return Examination(Verdict.BAD, f"{METADATA}: {error}")
+    except Short:
+        return Examination(Verdict.BAD, f"{METADATA} became shorter while it was read")
+    shards = _by_shard(metadata)
+    parts = [*_gaps_in(metadata), *_missing(tree, shards)]
+    if not parts:
+        parts = [part for name, items in shards.items() for part in _lay_out(tree, name, items)]
+    if not parts:
+        parts = [*_of_two_saves(tree, shards), *_examine_items(tree, shards, bulk=bulk)]
+    return combine([*parts, *_notes(tree, shards)], _place(tree, shards), files=_files(tree, shards))
+
+
+def _by_shard(metadata: Metadata) -> dict[str, list[Item]]:
+    """Give the items of each shard in the order of the file."""
+    shards: dict[str, list[Item]] = {}
+    for item in metadata.items:
+        shards.setdefault(item.file, []).append(item)
+    return {name: sorted(items, key=lambda item: (item.offset, item.length)) for name, items in sorted(shards.items())}
+
+
+def _gaps_in(metadata: Metadata) -> Iterator[Examination]:
+    if metadata.missing:
+        yield Examination(Verdict.BAD, f"{METADATA} gives no place for {_some(metadata.missing)}")
+    if metadata.uncovered:
+        yield Examination(Verdict.BAD, f"the pieces in {METADATA} do not make up the whole of {_some(metadata.uncovered)}")
+
+
+def _missing(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
+    for name in shards:
+        entry = tree.entries.get(name)
+        if entry is None:
+            kind = Verdict.UNVERIFIABLE if name in tree.directories or "/../" in f"/{name}/" else Verdict.INCOMPLETE
+            yield Examination(kind, f"shard {name[:100]} is missing")
+        elif entry.what:
+            yield Examination(Verdict.UNVERIFIABLE, f"shard {name[:100]} is {entry.what}: it was not read")
+
+
+def _lay_out(tree: Tree, name: str, items: list[Item]) -> Iterator[Examination]:
+    """Say where the items of one shard do not fit it, or each other."""
+    size, at = tree.entries[name].size, 0
+    for item in items:
+        if item.offset != at and not (item.length == 0 and item.offset <= at):
+            yield Examination(Verdict.BAD, f"{name}: {item.name} begins at byte {item.offset} where {at} is next")
+            return
+        at = item.offset + item.length
+        if item.plain and item.length < item.need_bytes:
+            yield Examination(Verdict.BAD, f"{name}: {item.name} has {item.length} bytes, and its numbers alone take {item.need_bytes}")
+            return
+    if at > size:
+        yield Examination(Verdict.BAD, f"{name}: torn: {size} of {at} bytes")
+    elif at < size:
+        yield Examination(Verdict.BAD, f"{name}: {size - at} bytes after its last item")
+
+
+def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> Iterator[Examination]:
+    """Look at each item as the file that torch.save made of it; without `bulk` that they are there is enough."""
+    if not bulk:
+        yield Examination(Verdict.VERIFIED, "", NOWHERE, "directory")
+        return
+    told = 0
+    for name, items in shards.items():
+        with tree.open(name) as source:
+            for item in items:
+                found = _examine_item(source, item)
+                told += found.verdict is not Verdict.VERIFIED
+                if found.verdict is not Verdict.VERIFIED or found.reason:
+                    yield Examination(found.verdict, f"{name}: {item.name}: {found.reason}", NOWHERE, found.level)
+                if told > _MOST_TOLD:
+                    return
+    yield Examination(Verdict.VERIFIED, "", NOWHERE, torch_zip.LEVEL)
+
+
+def _examine_item(source: Source, item: Item) -> Examination:
+    if not item.plain:
+        return Examination(Verdict.UNVERIFIABLE, "it is stored in a form of its own, which is not known here")
+    part = source.window(item.offset, item.length)
+    try:
+        if part.read(0, min(4, part.size)) != zip_layout.LOCAL_MAGIC:
+            return Examination(Verdict.BAD, "it does not begin as torch.save writes it")
+        return torch_zip.examine(part, ".pt", bulk=True)
+    except Short:
+        return Examination(Verdict.BAD, "the shard became shorter while it was read")
+
+
+def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
+    """Tell shards that were overwritten after the metadata was written.
+
+    The metadata is written last, so shards that are younger are of a later save. A copy whose time stamps are those of copying can look
+    the same. It is believed only if the metadata's time is that of the original (it is older than the file itself), or if every shard
+    was there before the metadata came to be, as no copying does that takes one file after the other or begins with the first name.
+    """
+    metadata = tree.entries[METADATA].st
+    younger = [name for name in shards if tree.entries[name].st.st_mtime_ns > metadata.st_mtime_ns + _CLOCK_NS]
+    if not younger:
+        return
+    begun = born.born_ns(f"{tree.path}/{METADATA}")
+    if begun is None:
+        return
+    kept_time = metadata.st_mtime_ns + _CLOCK_NS < begun
+    births = [born.born_ns(f"{tree.path}/{name}") for name in shards]
+    if kept_time or all(birth is not None and birth < begun for birth in births):
+        yield Examination(Verdict.BAD, f"files of two saves: {_some(tuple(younger))} is younger than {METADATA}, which is written last")
+
+
+def _notes(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
+    extra = tuple(sorted(name for name in tree.entries if name.endswith(_SHARD) and "/" not in name and name not in shards))
+    if extra:
+        yield Examination(Verdict.VERIFIED, f"{_some(extra)} belongs to another save: nothing refers to it", NOWHERE, torch_zip.LEVEL)
+    if _TEMPORARY in tree.entries:
+        yield Examination(Verdict.VERIFIED, f"{_TEMPORARY} was left by a save that did not end", NOWHERE, torch_zip.LEVEL)
+
+
+def _files(tree: Tree, shards: dict[str, list[Item]]) -> tuple[str, ...]:
+    """Give the members; a temporary file and shards of another save are none. What else lies there is a trainer's, and belongs to it."""
+    return tuple(name for name in tree.files if name in shards or not (name.endswith((_SHARD, ".tmp"))))
+
+
+def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
+    """Give the step that an item under one of the well-known names holds."""
+    small = {item.name: item for items in shards.values() for item in items if item.length <= _MOST_STEP_BYTES and item.plain}
+    for key in pickle_scan.STEP_KEYS:
+        for name, item in small.items():
+            holder, _, last = name.rpartition(".")
+            if last != key or (holder and holder not in _HOLDERS and key not in pickle_scan.RUN_KEYS):
+                continue
+            step = _number(tree, item)
+            if step is not None and 0 <= step < 1 << 62:
+                epoch = small.get(f"{holder}.epoch" if holder else "epoch")
+                return Place(step, None if epoch is None else _number(tree, epoch), sure=key in pickle_scan.RUN_KEYS)
+    return NOWHERE
+
+
+def _number(tree: Tree, item: Item) -> int | None:
+    """Read an item that is a whole number, or a tensor of one; None for anything else, damaged ones included."""
+    if tree.file(item.file) is None:
+        return None
+    try:
+        with tree.open(item.file) as source:
+            part = source.window(item.offset, item.length)
+            records = {record.name.partition(b"/")[2]: record for record in zip_layout.read_records(part)}
+            pickled = records[b"data.pkl"]
+            value = dcp_metadata.build(part.read(pickled.data, pickled.size_bytes))
+            found = dcp_metadata.scalar_storage(value)
+            if found is None:
+                return value if isinstance(value, int) and not isinstance(value, bool) else None
+            kind, key = found
+            width, signed = _SCALARS[kind.rpartition(".")[2]]
+            return int.from_bytes(part.read(records[b"data/" + key.encode()].data, width), "little", signed=signed)
+    except (zip_layout.Damaged, zip_layout.NotZip, zip_layout.Unsupported, dcp_metadata.Damaged, dcp_metadata.Dangerous, Short, KeyError):
+        return None
+
+
+def _some(names: tuple[str, ...]) -> str:
+    """Name the first three, and say how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""  # noqa: PLR2004 -- as the docstring says
+    return ", ".join(name[:100] for name in names[:3]) + more

@@ -1,0 +1,190 @@
+"""A safetensors file: 8 bytes of length, a JSON header, and the tensors one after the other without a gap.
+
+In: a `Source`. Out: an `Examination`. There is no checksum in it, so what can be proven is that the header is right, that the tensors
+lie in the file without gap or overlap, as long as their shapes say, and that the file ends with them. With `bulk` the numbers are looked
+at as well: NaN, Inf, and zeros that were never written. The library's own reader proves no more than the first half of it. The layout
+is that of https://github.com/huggingface/safetensors (README and safetensors/src/tensor.rs, 0.8).
+
+A flipped bit in a number cannot be seen here; a manifest (docs/checkpoint-format.md) shows it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from checkpointing import finite, holes
+from checkpointing.formats import NOWHERE, Examination, Place, pickle_scan
+from checkpointing.model import Verdict
+from checkpointing.source import Short
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from checkpointing.source import Source
+
+LEVEL: Final = "layout"
+SUFFIX: Final = ".safetensors"
+_MOST_HEADER_BYTES: Final = 100_000_000  # the library's own limit
+_COUNT: Final = re.compile(r"[0-9]{1,18}")
+_BITS: Final = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+
+
+class Damaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+    """The file contradicts itself; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One row of the header; `begin` and `end` are offsets in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header says. `unknown` names a dtype that is newer than this table."""
+
+    tensors: tuple[Tensor, ...]
+    metadata: dict[str, str]
+    unknown: str = ""
+
+
+def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
+    """Claim what is named so, and what begins with a plausible length and a JSON object."""
+    return suffix == SUFFIX or (head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") <= _MOST_HEADER_BYTES)
+
+
+def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format
+    """Check header and layout, and with `bulk` the numbers. Raises OSError and source.Interrupted."""
+    try:
+        header = read_header(source)
+        place = _place(header.metadata)
+        if header.unknown:
+            return Examination(Verdict.UNVERIFIABLE, f"its dtype {header.unknown} is not known here", place)
+        if not bulk:
+            return Examination(Verdict.VERIFIED, "", place, "directory")
+        problems = _problems(source, header.tensors)
+    except Damaged as error:
+        return Examination(Verdict.BAD, str(error))
+    except Short:
+        return Examination(Verdict.BAD, "the file became shorter while it was read")
+    if problems:
+        return Examination(Verdict.BAD, problems[0], place, also=tuple(problems[1:20]))
+    return Examination(Verdict.VERIFIED, "", place, LEVEL)
+
+
+def read_header(source: Source) -> Header:
+    """Read the header and hold it against the file's size. Raises Damaged, source.Short, Interrupted, OSError."""
+    if not source.size:
+        _damaged("torn: the file is empty")
+    if source.size < 8:  # noqa: PLR2004 -- the bytes of the length
+        _damaged(f"torn: {source.size} bytes are too few for a header")
+    length = int.from_bytes(source.read(0, 8), "little")
+    if not length:
+        _damaged("torn: it begins with zeros, so its data never reached the disk")
+    if length > _MOST_HEADER_BYTES:
+        _damaged(f"its header would have {length} bytes: no safetensors file has that")
+    if 8 + length > source.size:
+        _damaged(f"torn: its header has {length} bytes, and the file {source.size}")
+    document = _parse(source.read(8, length))
+    metadata = document.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        _damaged("its header's __metadata__ is no table of texts")
+    tensors = sorted((_tensor(name, row, 8 + length) for name, row in document.items()), key=lambda one: (one.begin, one.end))
+    unknown = next((one.dtype for one in tensors if one.dtype not in _BITS), "")
+    _check_layout(tensors, 8 + length, source.size)
+    return Header(tuple(tensors), metadata, unknown)
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    if not raw.startswith(b"{"):
+        _damaged("its header is no JSON object")
+    try:
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        _damaged(f"its header is no JSON: {str(error)[:100]}")
+    return dict(document)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        twice = "a name stands there twice"
+        raise ValueError(twice)
+    return table
+
+
+def _tensor(name: str, row: object, base: int) -> Tensor:
+    match row:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if _are_counts((*shape, begin, end)):
+            return Tensor(name, dtype, tuple(shape), base + begin, base + end)
+        case _:
+            raise Damaged(f"its header's row of {name[:80]} makes no sense")
+
+
+def _are_counts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
+
+
+def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> None:
+    at = begin
+    for one in tensors:
+        if one.begin != at or one.end < one.begin:
+            _damaged(f"{one.name[:80]} begins at byte {one.begin} of the file where {at} is next: tensors overlap or leave a gap")
+        bits = math.prod(one.shape) * _BITS.get(one.dtype, 0)
+        if one.dtype in _BITS and bits != 8 * (one.end - one.begin):
+            _damaged(f"{one.name[:80]} has {one.end - one.begin} bytes where its shape needs {bits // 8}")
+        at = one.end
+    if at > file_bytes:
+        _damaged(f"torn: {file_bytes} of {at} bytes")
+    if at < file_bytes:
+        _damaged(f"{file_bytes - at} bytes after the last tensor")
+
+
+def _problems(source: Source, tensors: tuple[Tensor, ...]) -> list[str]:
+    """Give what is wrong with the numbers, one line for each tensor, read in one pass."""
+    scan = holes.Scan([_span(one) for one in tensors], source.size)
+    found: list[str] = []
+    for one in tensors:
+        kind = finite.kind_of(one.dtype)
+        numbers = finite.Scan(kind) if kind else None
+        for piece in source.stream(one.begin, one.end - one.begin):
+            scan.feed(piece)
+            if numbers is not None:
+                numbers.feed(piece)
+        if numbers is not None and numbers.problem:
+            found.append(f"{one.name[:80]} is {numbers.problem}")
+    return [*found, scan.problem] if scan.problem else found
+
+
+def _span(one: Tensor) -> holes.Span:
+    item = max(1, _BITS[one.dtype] // 8)
+    row = item * one.shape[-1] if len(one.shape) > 1 else one.end - one.begin
+    return holes.Span(one.name[:80], one.begin, one.end, item, max(1, row), finite.kind_of(one.dtype) is not None)
+
+
+def _place(metadata: dict[str, str]) -> Place:
+    counts = {key: int(text) for key, text in metadata.items() if _COUNT.fullmatch(text)}
+    for key in pickle_scan.STEP_KEYS:
+        if key in counts:
+            return Place(counts[key], counts.get("epoch"), sure=key in pickle_scan.RUN_KEYS)
+    return NOWHERE
+
+
+def _damaged(reason: str) -> NoReturn:
+    raise Damaged(reason)

@@ -1,0 +1,29 @@
+"""A directory with weights that an index names, or with a model as transformers' save_pretrained writes it.
+
+In: a `Tree`. Out: an `Examination`. What is checked between the files is said in `weights`. Raises OSError and source.Interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.formats import combine, weights
+
+if TYPE_CHECKING:
+    from checkpointing.formats import Examination
+    from checkpointing.tree import Tree
+
+_CONFIGS: Final = ("config.json", "adapter_config.json")
+
+
+def claims(tree: Tree) -> bool:
+    """Claim a directory with an index or a shard of weights, or with a model's weights beside its configuration."""
+    top = tree.top()
+    return bool(weights.indexes(tree) or weights.shards(tree) or (weights.singles(tree) and any(name in top for name in _CONFIGS)))
+
+
+def examine(tree: Tree, *, bulk: bool) -> Examination:
+    """Check index and files. Raises OSError and source.Interrupted."""
+    parts = weights.examine(tree, bulk=bulk)
+    places = [part.place for part in parts if part.place.step is not None]
+    return combine(parts, *places[:1], format="" if weights.indexes(tree) or weights.shards(tree) else "safetensors")

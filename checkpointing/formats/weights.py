@@ -1,0 +1,132 @@
+"""The weights of a model in a directory: one file, or several that an index names. What transformers and accelerate write.
+
+In: a `Tree`. Out: an `Examination` of each file, and what is wrong between them: files that the index names and that are missing, tensors
+that are not where it says. Raises OSError and source.Interrupted. The layout is huggingface_hub's:
+
+    model-00001-of-00003.safetensors …   model.safetensors.index.json: {"metadata": {"total_size"}, "weight_map": {tensor: file}}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.formats import NOWHERE, Examination, examine_member, safetensors
+from checkpointing.model import Verdict
+from checkpointing.source import Short
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checkpointing.tree import Tree
+
+INDEX: Final = ".index.json"
+_SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin|\.pt)")
+SINGLE: Final = re.compile(r"(model|pytorch_model|adapter_model|diffusion_pytorch_model)(_\d+)?(\.\w+)?\.(safetensors|bin)")
+_MOST_INDEX_BYTES: Final = 64 << 20
+_MOST_TOLD: Final = 5
+
+
+def indexes(tree: Tree) -> list[str]:
+    """Give the indexes of weights directly in a directory."""
+    return sorted(name for name in tree.top() if name.endswith((".safetensors" + INDEX, ".bin" + INDEX)))
+
+
+def shards(tree: Tree) -> list[str]:
+    """Give the files whose names say that they are one of several."""
+    return sorted(name for name in tree.top() if _SHARD.fullmatch(name))
+
+
+def singles(tree: Tree) -> list[str]:
+    """Give the files that hold a model's weights by themselves."""
+    return sorted(name for name in tree.top() if SINGLE.fullmatch(name) and not _SHARD.fullmatch(name) and name in tree.entries)
+
+
+def examine(tree: Tree, *, bulk: bool) -> list[Examination]:
+    """Look at all weights of a directory; an empty list where there are none."""
+    parts = [examine_member(tree, name, bulk=bulk) for name in singles(tree)]
+    parts = [_no_foreign(part) for part in parts]
+    named: set[str] = set()
+    for index in indexes(tree):
+        found, files = _examine_index(tree, index, bulk=bulk)
+        parts += found
+        named |= files
+    return [*parts, *_unnamed(tree, named, bulk=bulk)]
+
+
+def _examine_index(tree: Tree, index: str, *, bulk: bool) -> tuple[list[Examination], set[str]]:
+    """Look at what one index names; also give the names of these files."""
+    entry = tree.file(index)
+    if entry is None:
+        return [examine_member(tree, index, bulk=bulk)], set()
+    try:
+        document = json.loads(tree.read_small(index, _MOST_INDEX_BYTES).decode("utf-8"))
+        weight_map = document["weight_map"]
+        files = _files_of(weight_map)
+    except (ValueError, KeyError, TypeError, RecursionError, Short):
+        why = "torn: it is empty" if not entry.size else "it is no index of weights: torn, or not written to its end"
+        return [Examination(Verdict.BAD, f"{index}: {why}")], set()
+    parts = []
+    for name, tensors in sorted(files.items()):
+        parts.append(_no_foreign(examine_member(tree, name, bulk=bulk)))
+        if parts[-1].verdict is Verdict.VERIFIED and name.endswith(safetensors.SUFFIX):
+            parts += _compare(tree, index, name, tensors)
+    return parts, set(files)
+
+
+def _files_of(weight_map: Any) -> dict[str, set[str]]:  # noqa: ANN401 -- whatever stands in the JSON
+    """Give the tensors of each file. Raises ValueError, TypeError for what is no such map."""
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise TypeError
+    files: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError
+        files.setdefault(name, set()).add(tensor)
+    return files
+
+
+def _compare(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[Examination]:
+    """Hold the tensors in a file against those that the index puts there."""
+    try:
+        with tree.open(name) as source:
+            there = {one.name for one in safetensors.read_header(source).tensors}
+    except (safetensors.Damaged, Short):  # it was sound a moment ago: it changed, which the second listing will show
+        return
+    if lacking := sorted(tensors - there):
+        yield Examination(Verdict.BAD, f"{name}: it lacks {_some(lacking)}, which {index} puts there")
+    if further := sorted(there - tensors):
+        yield Examination(Verdict.BAD, f"{name}: it holds {_some(further)}, which {index} does not put there: they are of two saves")
+
+
+def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination]:
+    """Look at shards that no index names."""
+    groups: dict[tuple[str, str, int], set[int]] = {}
+    for name in shards(tree):
+        match = _SHARD.fullmatch(name)
+        if match is not None and name not in named:
+            groups.setdefault((match["stem"], match["suffix"], int(match["total"])), set()).add(int(match["n"]))
+    for (stem, suffix, total), numbers in sorted(groups.items()):
+        index = f"{stem}{suffix}{INDEX}"
+        if index in tree.entries:
+            what = f"{len(numbers)} files like {stem}-{min(numbers):05d}-of-{total:05d}{suffix}"
+            yield Examination(Verdict.VERIFIED, f"{what} belong to another save: {index} does not name them", NOWHERE, safetensors.LEVEL)
+            continue
+        absent = [number for number in range(1, total + 1) if number not in numbers]
+        names = ", ".join(f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in absent[:_MOST_TOLD])
+        yield Examination(Verdict.INCOMPLETE, f"{index} is missing{', and ' + names if absent else ''}")
+        for number in sorted(numbers):
+            yield _no_foreign(examine_member(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk))
+
+
+def _no_foreign(part: Examination) -> Examination:
+    """Turn "no checkpoint" into damage: under this name nothing else is meant to be."""
+    if part.verdict is not Verdict.FOREIGN:
+        return part
+    return Examination(Verdict.BAD, part.reason, part.place, also=part.also)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_TOLD
+    return ", ".join(name[:80] for name in names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")

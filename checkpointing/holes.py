@@ -7,7 +7,7 @@ A file system that lost power shows zeros where the data of a grown file never r
 the file. Trained weights hold zeros too, in whole rows (words that never occurred, padding of a vocabulary) or whole tensors (a fresh
 bias), so only these count, in tensors of floating numbers:
 
-* zeros to the end of the file that begin within a row, or, in a tensor of one dimension, at the border of a page;
+* zeros to the end of the file that begin within a row, and either at the border of a page or before the last row;
 * zeros that begin and end at borders of sectors, and begin within a row;
 * in a tensor of several dimensions, zeros that begin within one row, cover at least one, and end within a third.
 
@@ -99,7 +99,7 @@ class Scan:
         if not span.floating or not span.begin < start < span.end or (start - span.begin) % span.row == 0:
             return
         if to_the_end:
-            hole = span.row < span.end - span.begin or -start % _PAGE < span.item
+            hole = -start % _PAGE < span.item or (min(end, span.end) - span.begin - 1) // span.row > (start - span.begin) // span.row
         else:
             hole = _at_sector(start, span.item) and end % _SECTOR < span.item
             hole = hole or self._wraps(span, start, end)

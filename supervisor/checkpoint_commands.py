@@ -21,14 +21,14 @@ def add_to(group: click.Group) -> None:
         checkpoints,
         "verify",
         _verify,
-        [as_json, click.Argument(["paths"], metavar="PATH...", nargs=-1, required=True)],
+        [as_json, click.Argument(["paths"], metavar="PATHS...", nargs=-1, required=True)],
         "Say whether each checkpoint is good: a file, its directory, or a directory that holds several. Runs no pickle, changes nothing.",
     )
     add(
         checkpoints,
         "latest",
         _latest,
-        [as_json, click.Argument(["directory"], metavar="DIR")],
+        [as_json, click.Argument(["directory"], metavar="DIRECTORY")],
         "Say which checkpoint of a directory a resume would take, and why the newer ones are passed over.",
     )
     group.add_command(checkpoints)

@@ -85,6 +85,7 @@ FORMATS: Final = (
     ("torch_zip", "checkpointing.formats.torch_zip"),
     ("torch_legacy", "checkpointing.formats.torch_legacy"),
     ("safetensors", "checkpointing.formats.safetensors"),
+    ("plain_pickle", "checkpointing.formats.plain_pickle"),
     ("unproven", "checkpointing.formats.unproven"),
 )
 TREE_FORMATS: Final = (

@@ -290,7 +290,7 @@ def test_zip64_records_are_read(sound: bytes, tmp_path: Path) -> None:
     [
         (pickle.dumps({"step": 3}), ".pt", Verdict.UNVERIFIABLE),
         (pickle.dumps({"step": 3}), ".pkl", Verdict.FOREIGN),
-        (struct.pack("<Q", 2) + b"{}", ".safetensors", Verdict.UNVERIFIABLE),
+        (struct.pack("<Q", 2) + b"{}", ".safetensors", Verdict.VERIFIED),
         (b"step 3\n", ".txt", Verdict.FOREIGN),
         (b"step 3\n", ".pt", Verdict.UNVERIFIABLE),
         (b"", ".pt", Verdict.BAD),

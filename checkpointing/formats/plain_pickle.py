@@ -1,0 +1,55 @@
+"""A pickle in a file named like torch's: what `pickle.dump` writes, and what somebody plants.
+
+In: a `Source`. Out: DANGEROUS where it would run code, BAD where it is cut off, UNVERIFIABLE otherwise: a pickle holds no checksum and says
+nothing about how much should follow it. Read opcode by opcode, never unpickled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.formats import TORCH_SUFFIXES, Examination, pickle_scan, torch_pickle, unproven
+from checkpointing.model import Verdict
+from checkpointing.source import Short
+
+if TYPE_CHECKING:
+    from checkpointing.source import Source
+
+_SUFFIXES: Final = frozenset((*TORCH_SUFFIXES, ".bin"))
+_PROTOCOLS: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_TEXT: Final = b"c(]}lidISVNLF"  # what a pickle of the protocols 0 and 1 begins with
+_MOST_BYTES: Final = 64 << 20
+
+
+def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
+    """Claim what is named like a checkpoint and begins as a pickle does; one that is text, if only by its first letter."""
+    return suffix in _SUFFIXES and (head.startswith(_PROTOCOLS) or head[:1] in [bytes((one,)) for one in _TEXT])
+
+
+def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:
+    """Read its opcodes. Raises OSError and source.Interrupted."""
+    try:
+        data = source.read(0, min(source.size, _MOST_BYTES))
+    except Short:
+        return Examination(Verdict.BAD, "the file became shorter while it was read")
+    try:
+        scan = pickle_scan.scan(data)
+    except pickle_scan.TooLong as error:
+        return torch_pickle.dangerous(error.dangers) or Examination(Verdict.UNVERIFIABLE, "a plain pickle that is too long to be read")
+    except pickle_scan.NotAPickle as error:
+        if refused := torch_pickle.dangerous(error.dangers):
+            return refused
+        if not data.startswith(_PROTOCOLS):
+            return unproven.examine(source, suffix, bulk=bulk)
+        whole = len(data) == source.size
+        return Examination(Verdict.BAD, f"torn: a plain pickle that is not whole: {error}") if whole else _nothing_proves()
+    refused = torch_pickle.dangerous(what for found in pickle_scan.inner(data[scan.end :], 1) for what in found.dangers)
+    return (
+        torch_pickle.dangerous(scan.dangers)
+        or refused
+        or Examination(Verdict.UNVERIFIABLE, _nothing_proves().reason, torch_pickle.place(scan))
+    )
+
+
+def _nothing_proves() -> Examination:
+    return Examination(Verdict.UNVERIFIABLE, "a plain pickle: it holds nothing to check it against")

@@ -1,0 +1,176 @@
+"""Everything that is done to a sound checkpoint, one function each, and the verdicts that are right about it.
+
+In: a `Made` that may be damaged. Out: nothing; the files are other than before. None for a format means: it does not apply there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from .sound import FORMATS, STEP, WITHOUT_CHECKSUMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .sound import Made
+
+PAGE: Final = 4096
+
+
+class Bomb:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        """Have pickle call os.system."""
+        return os.system, (self.command,)
+
+
+def truncate(made: Made) -> None:
+    os.truncate(made.victim, made.victim.stat().st_size // 2)
+
+
+def truncate_one_byte(made: Made) -> None:
+    os.truncate(made.victim, made.victim.stat().st_size - 1)
+
+
+def empty(made: Made) -> None:
+    os.truncate(made.victim, 0)
+
+
+def all_zeros(made: Made) -> None:
+    made.victim.write_bytes(bytes(made.victim.stat().st_size))
+
+
+def zero_page(made: Made) -> None:
+    middle = made.victim.stat().st_size // 2 // PAGE * PAGE
+    _write(made.victim, middle, bytes(min(PAGE, made.victim.stat().st_size - middle)))
+
+
+def bit_flip(made: Made) -> None:
+    middle = made.victim.stat().st_size // 2
+    _write(made.victim, middle, bytes((made.victim.read_bytes()[middle] ^ 0x04,)))
+
+
+def junk_behind(made: Made) -> None:
+    with made.victim.open("ab") as file:
+        file.write(b"junk" * 100)
+
+
+def junk_before(made: Made) -> None:
+    made.victim.write_bytes(b"junk" * 100 + made.victim.read_bytes())
+
+
+def other_content(made: Made) -> None:
+    made.victim.write_text("404 not found\n")
+
+
+def not_a_number(made: Made) -> None:
+    """Put a NaN where the format's own checksums agree with it."""
+    value = torch.load(made.victim, weights_only=False)
+    value["nan"] = torch.tensor([1.0, float("nan"), 2.0])
+    torch.save(value, made.victim, _use_new_zipfile_serialization=made.victim.read_bytes()[:2] == b"PK")
+
+
+def fifo(made: Made) -> None:
+    made.victim.unlink()
+    os.mkfifo(made.victim)
+
+
+def symlink_loop(made: Made) -> None:
+    made.victim.unlink()
+    made.victim.symlink_to(made.victim.name)
+
+
+def missing_shard(made: Made) -> None:
+    assert made.shard is not None
+    made.shard.unlink()
+
+
+def bomb(made: Made) -> None:
+    assert made.pickled is not None
+    command = Bomb(f"touch {trace_of(made)}")
+    if made.pickled.name == ".metadata":
+        made.pickled.write_bytes(pickle.dumps(command))
+    else:
+        torch.save({"global_step": STEP, "evil": command}, made.pickled)
+
+
+def wrong_pointer(made: Made) -> None:
+    assert made.pointer is not None
+    made.pointer.write_text(made.pointer.read_text().replace(str(STEP), "999"))
+
+
+def empty_pointer(made: Made) -> None:
+    assert made.pointer is not None
+    made.pointer.write_text("")
+
+
+def mixed_steps(made: Made) -> None:
+    """Put one file of another step in."""
+    assert made.shard is not None
+    other = made.path.parent / "other"
+    other.mkdir()
+    from_other = FORMATS[next(name for name in ("deepspeed", "megatron") if name in str(made.path))](other, STEP + 100)
+    assert from_other.shard is not None
+    shutil.copy(from_other.shard, made.shard)
+    shutil.rmtree(other)
+
+
+def extra_shard(made: Made) -> None:
+    """Put in a shard of a rank that there was not."""
+    assert made.shard is not None
+    if "zero_pp_rank_1" in made.shard.name:
+        shutil.copy(made.shard, made.shard.with_name(made.shard.name.replace("rank_1", "rank_2")))
+    else:
+        shutil.copytree(made.shard.parent, made.shard.parent.with_name("mp_rank_02"))
+
+
+def trace_of(made: Made) -> Path:
+    return made.path.parent / "ran"
+
+
+def _write(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+_EVERY: Final = tuple(FORMATS)
+_PROTECTED: Final = tuple(name for name in FORMATS if name not in WITHOUT_CHECKSUMS)
+_PICKLED: Final = tuple(name for name in FORMATS if not name.startswith("safetensors"))
+_TORCH: Final = ("torch_zip", "torch_legacy", "lightning")
+_RANKED: Final = ("deepspeed", "megatron")
+_SHARDED: Final = ("safetensors_index", "dcp", "hf_trainer", *_RANKED)
+
+BROKEN: Final = frozenset(("bad", "incomplete"))
+#: A row: what is done, to which formats, and which verdicts are right.
+ROWS: Final = (
+    (truncate, _EVERY, BROKEN),
+    (truncate_one_byte, _EVERY, BROKEN),
+    (empty, _EVERY, BROKEN),
+    (all_zeros, _EVERY, BROKEN),
+    (zero_page, _PROTECTED, frozenset(("bad",))),
+    (bit_flip, _PROTECTED, frozenset(("bad",))),
+    (junk_behind, _EVERY, frozenset(("bad",))),
+    (junk_before, _EVERY, frozenset(("bad", "unverifiable"))),
+    (other_content, _EVERY, frozenset(("bad", "incomplete", "unverifiable"))),
+    (not_a_number, _TORCH, frozenset(("bad",))),
+    (fifo, _EVERY, frozenset(("bad", "incomplete", "unverifiable"))),
+    (symlink_loop, _EVERY, frozenset(("bad", "incomplete", "unverifiable"))),
+    (missing_shard, _SHARDED, BROKEN),
+    (bomb, _PICKLED, frozenset(("dangerous",))),
+    (wrong_pointer, _RANKED, BROKEN),
+    (empty_pointer, _RANKED, BROKEN),
+    (mixed_steps, _RANKED, frozenset(("bad",))),
+    (extra_shard, _RANKED, frozenset(("bad",))),
+)
+CASES: Final = tuple((name, damage, right) for damage, formats, right in ROWS for name in formats)

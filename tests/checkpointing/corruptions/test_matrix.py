@@ -1,0 +1,138 @@
+"""Every corruption of every format: none is called good, none is executed, none hangs; and what is sound is never called anything else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from checkpointing import survey
+
+from .damage import CASES, trace_of
+from .sound import FORMATS, STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .sound import Made
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One sound checkpoint of each format, in a directory of its own."""
+    found = {}
+    for name, make in FORMATS.items():
+        found[name] = tmp_path_factory.mktemp("sound") / name
+        found[name].mkdir()
+        make(found[name])
+    return found
+
+
+def copy_of(name: str, originals: dict[str, Path], place: Path) -> Made:
+    """Give a copy that may be damaged."""
+    scratch = place / "scratch"
+    scratch.mkdir()
+    described = FORMATS[name](scratch)
+    root = place / name
+    shutil.copytree(originals[name], root)
+    moved = {
+        field: None if (path := getattr(described, field)) is None else root / path.relative_to(scratch)
+        for field in ("path", "victim", "pickled", "shard", "pointer")
+    }
+    shutil.rmtree(scratch)
+    return type(described)(**moved)
+
+
+def words(path: Path) -> list[str]:
+    return [survey.word(found.verdict) for found in survey.look(str(path))]
+
+
+def contents(root: Path) -> list[tuple[str, int, str]]:
+    return sorted((str(one), one.stat().st_ino, hashlib.sha256(one.read_bytes()).hexdigest()) for one in root.rglob("*") if one.is_file())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_sound_one_is_good(name: str, tmp_path: Path) -> None:
+    made = FORMATS[name](tmp_path)
+    before = contents(tmp_path)
+    (found,) = survey.look(str(made.path))
+    assert (survey.word(found.verdict), found.format, found.reasons) == ("good", name, ())
+    assert found.step == STEP
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(("name", "damage", "right"), CASES, ids=[f"{damage.__name__}-{name}" for name, damage, _ in CASES])
+def test_a_damaged_one_is_not(
+    name: str, damage: Callable[[Made], None], right: frozenset[str], originals: dict[str, Path], tmp_path: Path
+) -> None:
+    made = copy_of(name, originals, tmp_path)
+    assert words(made.path) == ["good"]
+    damage(made)
+    found = words(made.path)
+    assert set(found) <= right, list(survey.look(str(made.path)))
+    assert not trace_of(made).exists()
+
+
+@pytest.mark.parametrize("name", ["torch_zip", "lightning", "hf_trainer", "deepspeed", "megatron"])
+def test_one_that_was_saved_without_crcs_is_unverifiable(name: str, tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        made = FORMATS[name](tmp_path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert words(made.path) == ["unverifiable"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_stale_temporary_file_beside_is_a_row_of_its_own(name: str, tmp_path: Path) -> None:
+    made = FORMATS[name](tmp_path)
+    if made.path.is_dir():
+        pytest.skip("a directory's leftovers stand beside it")
+    made.path.with_name(made.path.name + ".tmp").write_bytes(made.path.read_bytes()[:1000])
+    assert words(tmp_path) == ["good", "incomplete"]
+
+
+@pytest.mark.process
+def test_the_command_prints_one_object_for_each(tmp_path: Path) -> None:
+    paths = []
+    for name, make in FORMATS.items():
+        (tmp_path / name).mkdir()
+        paths.append(make(tmp_path / name).path)
+    torn = tmp_path / "torn.pt"
+    torn.write_bytes((tmp_path / "torch_zip" / f"step_{STEP}.pt").read_bytes()[:-100])
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("supervise")), "checkpoints", *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 -- ours
+
+    sound = run("verify", "--json", *paths)
+    assert sound.returncode == 0, sound.stdout + sound.stderr
+    rows = [json.loads(line) for line in sound.stdout.splitlines()]
+    assert rows == [
+        {"path": str(path), "format": name, "step": STEP, "verdict": "good", "reasons": []}
+        for path, name in zip(paths, FORMATS, strict=True)
+    ]
+    mixed = run("verify", "--json", paths[0], torn)
+    assert mixed.returncode == 1
+    assert [json.loads(line)["verdict"] for line in mixed.stdout.splitlines()] == ["good", "bad"]
+    assert "torn" in run("verify", torn).stdout
+    newest = tmp_path / "torch_zip" / f"step_{STEP + 1}.pt"
+    newest.write_bytes(torn.read_bytes())
+    found = run("latest", "--json", tmp_path / "torch_zip")
+    row = json.loads(found.stdout)
+    assert (found.returncode, row["path"], row["step"]) == (0, str(paths[0]), STEP)
+    assert [(one["path"], one["verdict"]) for one in row["passed_over"]] == [(str(newest), "bad")]
+    assert run("latest", "--json", torn).returncode == 1

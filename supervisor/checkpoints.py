@@ -8,6 +8,7 @@ fences and the manifests.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -15,25 +16,29 @@ from checkpointing import proof
 from checkpointing.catalog import Listing, find
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.select import LIMIT_S, newest
+from checkpointing.setaside import SetAside
 from checkpointing.source import Interrupted
-from checkpointing.verify import Cache
+from checkpointing.verify import Cache, identity_of, verify
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.learned import Learned
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
-from supervisor.places import is_of
+from supervisor.places import is_of, pattern_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from checkpointing.manifest import Manifest
     from checkpointing.model import Verification
+    from checkpointing.select import Selection
     from checkpointing.tree import Reading
     from supervisor.core.model import CheckpointRef
     from supervisor.job import Job
 
 DIRECTORY: Final = "checkpoints"
+#: How many are looked into, the newest first, for a whole one beside a torn one.
+MOST_BESIDE: Final = 4
 
 
 class JobCheckpoints:
@@ -46,6 +51,7 @@ class JobCheckpoints:
         self._cache = Cache()
         self._fences: Fences | None = None
         self._manifests = Manifests(str(self._directory))
+        self._aside = SetAside(str(self._directory))
         self._attempt = 0
         settings = job.settings
         learns = settings.checkpoints.learn and settings.instrument.enabled
@@ -90,26 +96,70 @@ class JobCheckpoints:
         if self.learned is not None and self._attempt:
             self.learned.absorb(self._job.attempt_dir(self._attempt), self._attempt)
 
-    def select(self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False) -> CheckpointSelected:
-        """Find and verify the newest checkpoint that is not among `avoid`, whatever is written there now. No rank is alive."""
+    def select(
+        self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, alone: bool = True
+    ) -> CheckpointSelected:
+        """Find and verify the newest checkpoint that is not among `avoid`, whatever is written there now.
+
+        No rank is alive on this node, and with `alone` on none. Where the script resumes by itself, what it would stumble over is mended.
+        """
         checkpoints = self._job.settings.checkpoints
         declared = bool(checkpoints.paths)
+        mended: tuple[tuple[str, str], ...] = ()
         try:
             self._fences = self._fences or Fences(self._directory)
             self.absorb()
-            selection = newest(
-                self.listing(),
-                self._fences,
-                self._cache,
-                manifests=self._manifests,
-                suspect=suspect,
-                budget_s=checkpoints.verify_budget_s,
-                limit_s=LIMIT_S if declared else checkpoints.verify_budget_s,  # what the script takes care of itself does not wait for us
-                avoid=avoid,
-            )
-            return to_event(selection, t, attempt)
+            selection = self._newest(self._fences, avoid, suspect=suspect)
+            if self.learned is not None and (not declared or self._job.settings.job.resumes_itself):
+                self.learned.settle()
+                torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned))
+                mended = tuple(row for path in torn for row in self._mended(path, attempt, self.learned, alone=alone))
+                selection = self._newest(self._fences, avoid, suspect=suspect) if mended else selection
+            return replace(to_event(selection, t, attempt), mended=mended)
         except (CheckpointingError, OSError) as error:
-            return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),))
+            return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
+
+    def _newest(self, fences: Fences, avoid: Collection[str], *, suspect: bool) -> Selection:
+        checkpoints = self._job.settings.checkpoints
+        return newest(
+            self.listing(),
+            fences,
+            self._cache,
+            manifests=self._manifests,
+            suspect=suspect,
+            budget_s=checkpoints.verify_budget_s,
+            limit_s=LIMIT_S if checkpoints.paths else checkpoints.verify_budget_s,  # what the script does itself does not wait for us
+            avoid=avoid,
+        )
+
+    def _torn_candidates(self, learned: Learned) -> tuple[str, ...]:
+        """Return what a save of this run was cut off in, at a place that nobody was seen to load from, where a whole one lies beside it.
+
+        A script that resumes from the newest would take it next. Where nothing whole is beside it, it would start from scratch without it.
+        """
+        candidates = [one for one in self.listing(candidates=True).candidates if not self.is_checkpoint(one.path)]
+        cut = {one.path for one in candidates if any(write.cut for write in learned.writes(one.path))}
+        until = time.monotonic() + self._job.settings.checkpoints.verify_budget_s
+        places = {pattern_of(path) for path in cut}
+        beside = [one for one in candidates if one.path not in cut and pattern_of(one.path) in places]
+        whole: set[str] = set()
+        for one in sorted(beside, key=lambda one: one.mtime_ns, reverse=True)[:MOST_BESIDE]:
+            known = self._cache.get(one.path, one.identity) or verify(one.path, interrupted=lambda: time.monotonic() > until)
+            self._cache.put(known)
+            if known.verdict is Verdict.VERIFIED:
+                whole.add(pattern_of(one.path))
+        return tuple(sorted(path for path in cut if pattern_of(path) in whole))
+
+    def _mended(self, path: str, attempt: int, learned: Learned, *, alone: bool) -> Iterator[tuple[str, str]]:
+        """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done."""
+        identity = identity_of(path)
+        if identity is None:
+            return
+        found = self._cache.get(path, identity) or verify(path)
+        self._cache.put(found)
+        aside = self._aside.move(found, attempt, learned.seen(path), ranks_alive=not alone)
+        if aside.to:
+            yield path, f"{found.reason}: moved to {aside.to}"
 
     def watcher(self, on_verified: Callable[[CheckpointRef], None]) -> CheckpointWatcher | None:
         """Make the watcher, where any checkpoint is declared or may be learned."""

@@ -272,11 +272,13 @@ class Executor:
         incident = self._loop.state.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
 
+        alone = self._loop.state.policy.nodes == 1
+
         def say(text: str) -> None:
             self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", text)))
 
         def work() -> None:
-            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect))
+            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect, alone=alone))
             for problem in checkpoints.problems:
                 if problem not in self._told_problems:
                     self._told_problems.add(problem)

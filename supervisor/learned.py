@@ -8,7 +8,7 @@ one attempt) never is: a cache is saved and loaded, too.
 
     <state>/checkpoints/learned.json
     {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t"}],
-     "writes": [{"path", "attempt", "t", "was", "now", "cut"}]}
+     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose"}]}
 
 Nothing here raises: what cannot be read or written is told by `problem`, and costs no more than what would have been known. Thread-safe;
 the file is of one supervisor, which has the job's lock. Bounded in places and writes.
@@ -18,11 +18,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 import threading
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import durable
+from checkpointing.model import Identity
+from checkpointing.tree import Tree
 from supervisor.places import is_of, pattern_of, unit_of
 
 if TYPE_CHECKING:
@@ -33,6 +37,13 @@ FILE_NAME: Final = "learned.json"
 MOST_LOADED: Final = 3
 MOST_PLACES: Final = 64
 MOST_WRITES: Final = 512
+#: What is written into a checkpoint's directory without a call that is seen: by DCP, transformers, accelerate, DeepSpeed, Megatron.
+BESIDE: Final = re.compile(
+    r"__\d+_\d+\.distcp|\.metadata|\.metadata\.tmp|metadata\.json|common\.pt|latest(_checkpointed_iteration\.txt)?|zero_to_fp32\.py"
+    r"|(trainer_state|config|generation_config|adapter_config|special_tokens_map|added_tokens|preprocessor_config|processor_config)\.json"
+    r"|(tokenizer|tokenizer_config|vocab)\.json|vocab\.txt|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)|README\.md"
+    r"|\S+\.index\.json|scheduler\.bin|random_states_\d+\.pkl|sampler(_\d+)?\.bin"
+)
 _VERSION: Final = 1
 _REPEATED: Final = 2
 
@@ -61,8 +72,9 @@ class Place:
 class Write:
     """What a rank of this run did to one path.
 
-    was: the file before its last save; now: as the save left it, None while it is under way, and of a directory. cut: a save of it began
-    and did not end, as far as was told.
+    was: the file before its last save; now: as the save left it, None while it is under way; of a directory the size is -1. cut: a save of
+    it began and did not end, as far as was told. fresh: nothing was there before its first save of this run. loose: it was told before the
+    script closed the file.
     """
 
     path: str
@@ -71,6 +83,8 @@ class Write:
     was: Stat | None = None
     now: Stat | None = None
     cut: bool = False
+    fresh: bool = False
+    loose: bool = False
 
 
 class Learned:
@@ -130,12 +144,36 @@ class Learned:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
         return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
 
-    def seen(self, path: str, now: Stat) -> None:
-        """Take down what a file is once its save is over: of an open file that was told too early, of one that a dead rank left."""
+    def settle(self) -> None:
+        """Take down what the files are that dead ranks left, or that were told before they were closed. No rank is alive.
+
+        A file that a cut save left is this job's where it was begun in its place: it is new, or the same inode as before, and another than
+        it was then. What the save had not touched yet is what it was before.
+        """
         with self._lock:
-            if path in self._writes:
-                self._writes = {**self._writes, path: replace(self._writes[path], now=now)}
+            settled = {path: _settled(write) for path, write in self._writes.items() if write.cut or write.loose}
+            if any(self._writes[path] != write for path, write in settled.items()):
+                self._writes = {**self._writes, **settled}
                 self._keep()
+
+    def seen(self, unit: str) -> dict[str, Identity]:
+        """Return the files of a checkpoint that this run was seen to write, each as it was noted then.
+
+        In a directory that this run made, the small files that a framework writes beside (`BESIDE`, without a call that is seen) count as
+        seen now.
+        """
+        writes = self.writes(unit)
+        found = {write.path: Identity(*write.now) for write in writes if write.now is not None and write.now[2] >= 0}
+        if not os.path.isdir(unit) or not writes or not all(write.fresh for write in writes):  # noqa: PTH112 (strings throughout)
+            return found
+        try:
+            entries = Tree(unit).entries
+        except OSError:
+            return found
+        for name, entry in entries.items():
+            if not entry.what and BESIDE.fullmatch(name.rpartition("/")[2]):
+                found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
+        return found
 
     # what the lines say
 
@@ -150,8 +188,11 @@ class Learned:
                 if not under_way and (unit == path or not self.writes(unit)):  # one save of all ranks, one directory of many files
                     self._count(unit, float(row["t"]), saved=1)
             under_way.add((file, number))
-            self._writes.pop(path, None)
-            self._writes[path] = replace(known, attempt=attempt, t=float(row["t"]), was=_stat(row["was"]), now=None, cut=True)
+            was = _stat(row["was"])
+            fresh = known.fresh if self._writes.pop(path, None) else was is None
+            self._writes[path] = replace(
+                known, attempt=attempt, t=float(row["t"]), was=was, now=None, cut=True, fresh=fresh, loose=bool(row.get("file"))
+            )
         elif what == "ended":
             under_way = self._open.get(path, set())
             under_way.discard((file, number))
@@ -162,7 +203,8 @@ class Learned:
     def _renamed(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
         """What was saved under another name counts under its final one alone."""
         t = float(row["t"])
-        if self._writes.pop(before, None) is not None:
+        earlier = self._writes.pop(before, None)
+        if earlier is not None:
             self._open.pop(before, None)
             if unit_of(before) == before or not self.writes(unit_of(before)):
                 self._count(unit_of(before), t, saved=-1)
@@ -170,7 +212,7 @@ class Learned:
             if unit == path or not self.writes(unit):
                 self._count(unit, t, saved=1)
         self._writes.pop(path, None)
-        self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]))
+        self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh)
 
     def _was_loaded(self, row: dict[str, Any], file: str) -> None:
         if int(row["steps"]) > 0:
@@ -252,12 +294,35 @@ def _decoded(file: Path) -> tuple[list[Place], list[Write], str]:
             for row in content["places"]
         ]
         writes = [
-            Write(str(row["path"]), int(row["attempt"]), float(row["t"]), _stat(row["was"]), _stat(row["now"]), bool(row["cut"]))
+            Write(
+                str(row["path"]),
+                int(row["attempt"]),
+                float(row["t"]),
+                _stat(row["was"]),
+                _stat(row["now"]),
+                bool(row["cut"]),
+                bool(row["fresh"]),
+                bool(row["loose"]),
+            )
             for row in content["writes"]
         ]
         return places, writes, str(content["run"])
     except (OSError, ValueError, KeyError, TypeError):  # learned anew
         return [], [], ""
+
+
+def _settled(write: Write) -> Write:
+    try:
+        st = os.lstat(write.path)
+    except OSError:
+        return write
+    if not stat.S_ISREG(st.st_mode):
+        return write
+    now, was = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns), write.was
+    if write.loose and not write.cut and write.now is not None:
+        return replace(write, now=now if now[:2] == write.now[:2] else write.now, loose=False)
+    begun_in_place = was is None or (was[:2] == now[:2] and was != now)
+    return replace(write, now=now if begun_in_place and write.cut else write.now)
 
 
 def _stat(told: Any) -> Stat | None:  # noqa: ANN401 (JSON)

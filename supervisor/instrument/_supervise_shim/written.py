@@ -150,11 +150,11 @@ def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script ga
 def stat_of(path: str) -> list[int] | None:
     """Give device, inode, size and modification time of a file; None where there is none.
 
-    None of a directory as well: what it holds may change while its own numbers do not.
+    Of a directory the size is -1: what it holds may change while its own numbers do not.
     """
     try:
         found = os.stat(path)  # noqa: PTH116 - see above
     except OSError:
         return None
     is_directory = found.st_mode & _KIND == _DIRECTORY
-    return None if is_directory else [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+    return [found.st_dev, found.st_ino, -1 if is_directory else found.st_size, found.st_mtime_ns]

@@ -1,0 +1,79 @@
+"""`supervise -- torchrun train.py` alone: who resumes by itself is protected from its own torn file, and nobody else's is touched.
+
+In: a real gloo training under torchrun that saves in its own way, nothing declared, and is killed in the middle of a save. Out: it comes to
+its end, from a whole checkpoint; every file that is not its own is where and what it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+pytestmark = pytest.mark.process
+TRAIN = str(Path(__file__).parents[1] / "jobs" / "resumes_itself.py")
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
+
+
+def fast(place: Path) -> Path:
+    """Return a configuration with which checkpoints are looked at often."""
+    config = place / "fast.toml"
+    config.write_text("[checkpoints]\nscan_interval_s = 0.2\n")
+    config.chmod(0o600)
+    return config
+
+
+Listing = dict[str, tuple[int, str]]
+
+
+def listing(place: Path) -> Listing:
+    """Return path → (inode, sha256) of every file outside the state directory."""
+    found: Listing = {}
+    for directory, below, names in os.walk(place):
+        below[:] = [name for name in below if name != ".supervise"]
+        for name in names:
+            path = Path(directory, name)
+            found[str(path)] = path.stat().st_ino, hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def moved(run: Supervised) -> list[tuple[str, str]]:
+    """Return what the journal of moves says was moved, as (from, to)."""
+    found: dict[int, tuple[str, str]] = {}
+    for file in run.state.glob("*/nodes/*/checkpoints/setaside.jsonl"):
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            if row.get("kind") == "moved":
+                found[row["id"]] = row["path"], row["to"]
+    return list(found.values())
+
+
+@pytest.mark.parametrize("style", ["steps", "tmp"])
+def test_a_torn_checkpoint_of_its_own_is_out_of_the_way_of_a_script_that_resumes_by_itself(
+    supervise: Callable[..., Supervised], tmp_path: Path, style: str
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    foreign = tmp_path / "ckpt" / "step_999.pt"
+    foreign.write_bytes(b"PK\x03\x04 torn long ago, by somebody else")
+    (tmp_path / "ckpt" / "notes.txt").write_text("mine")
+    before = listing(tmp_path)
+    run = supervise(
+        *TORCHRUN, TRAIN, f"--style={style}", "--tear-at=30", "--steps=40", "--pace-s=0.2", options=["--config", str(fast(tmp_path))]
+    )
+    assert run.exit_code() == 0, "it did not come to its end"
+    assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "20"]
+    assert run.attempts() == 2
+    after = listing(tmp_path)
+    assert {path: after.get(path) for path in before} == before
+    if style == "steps":
+        assert moved(run) == [(str(tmp_path / "ckpt" / "step_30.pt"), str(tmp_path / "ckpt" / "step_30.pt.torn-1"))]
+        assert "moved to" in run.stderr

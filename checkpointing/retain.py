@@ -1,0 +1,67 @@
+"""Which of our own copies may go: pure, so that the rule can be read and tested by itself.
+
+In: what is held, and a policy. Out: what may be removed, in the order in which it should be. Nothing else is ever removed: not what is
+in use, being uploaded, or of a verdict that is none (unknown, being written, unverifiable); and at least one that is verified stays,
+whatever the policy says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from checkpointing.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One copy. `age`: grows with the time at which it was made (any unit). `step` None: nobody knows."""
+
+    name: str
+    step: int | None
+    age: int
+    verdict: Verdict
+    n_bytes: int = 0
+    in_use: bool = False
+    uploading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Keep the `newest` verified ones, and of each `every` steps the first, for ever; `every` None: none of those."""
+
+    newest: int = 2
+    every: int | None = None
+
+
+def may_go(held: Iterable[Held], policy: Policy) -> tuple[Held, ...]:
+    """Give what may be removed: the damaged ones first, then the verified, oldest first.
+
+    Of every `every` steps the first that is held stays (steps 0 to every - 1, every to 2 * every - 1, …): what stays once stays after
+    others went. The newest is the highest step, and of those without a step the last made, which come after all with one.
+    """
+    ranked = sorted(held, key=_newness)
+    verified = [one for one in ranked if one.verdict is Verdict.VERIFIED]
+    if not verified:
+        return ()
+    stay = {one.name for one in verified[-max(policy.newest, 1) :]}
+    if policy.every is not None and policy.every > 0:
+        stay |= _milestones(verified, policy.every)
+    damaged = [one for one in ranked if one.verdict is Verdict.BAD]
+    return tuple(one for one in (*damaged, *verified) if one.name not in stay and not one.in_use and not one.uploading)
+
+
+def _newness(one: Held) -> tuple[bool, int, int, str]:
+    return (one.step is not None, one.step or 0, one.age, one.name)
+
+
+def _milestones(verified: Sequence[Held], every: int) -> set[str]:
+    """Give the first of each `every` steps; `verified` is sorted, the oldest first."""
+    first: dict[int, str] = {}
+    for one in verified:
+        if one.step is not None:
+            first.setdefault(one.step // every, one.name)
+    return set(first.values())

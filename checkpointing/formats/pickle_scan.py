@@ -62,7 +62,8 @@ class TooLong(Exception):  # noqa: N818 -- a fact about the bytes, not an error 
 class Storage:
     """A tensor's storage: the key of its record, its type as "module name", and how many elements it has.
 
-    `begin` and `end`: which elements tensors use, as far as it can be told; the others may be whatever memory held.
+    `begin` and `end`: which elements tensors use, as far as it can be told; the others may be whatever memory held. `row`: how many
+    elements the last dimension of one of them has.
     """
 
     key: str
@@ -70,6 +71,7 @@ class Storage:
     count: int
     begin: int = 0
     end: int = 0
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,8 @@ class _Machine:
                 end = offset + 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
                 known = self.storages[key]
                 begin = min(known.begin, offset) if known.end else offset
-                self.storages[key] = replace(known, begin=begin, end=min(known.count, max(known.end, end)))
+                row = known.row or (sizes[-1] if sizes else 1)
+                self.storages[key] = replace(known, begin=begin, end=min(known.count, max(known.end, end)), row=row)
             case _:
                 pass
 

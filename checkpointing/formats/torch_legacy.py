@@ -15,13 +15,13 @@ import pickletools
 import struct
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import finite
+from checkpointing import finite, holes
 from checkpointing.formats import Examination, pickle_scan, torch_pickle
 from checkpointing.model import Verdict
 from checkpointing.source import Short
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.formats.pickle_scan import Scan, Storage
     from checkpointing.source import Source
 
 LEVEL: Final = "layout"
@@ -70,7 +70,7 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
     if refused := torch_pickle.dangerous(what for one in scans for what in one.dangers):
         return refused
     place = torch_pickle.place(scans[3])
-    if bulk and (problem := _not_finite(source, scans[3], storages)):
+    if bulk and (problem := _numbers(source, scans[3], storages)):
         return Examination(Verdict.BAD, problem, place)
     return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, LEVEL if bulk else "directory")
 
@@ -141,11 +141,30 @@ def _lay_out(source: Source, keys: list[str], scan: Scan, at: int) -> dict[str, 
     return found
 
 
-def _not_finite(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -> str:
-    """Name the first storage whose numbers are not finite; "" where all are."""
-    for number, storage in enumerate(scan.storages):
+def _numbers(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -> str:
+    """Read every storage once; name the first whose numbers are not finite, or were never written. "" where all are right."""
+    by_key = {storage.key: storage for storage in scan.storages}
+    ordered = [(at, size, by_key[key]) for key, (at, size) in storages.items()]
+    unwritten = holes.Scan([_span(number, *row) for number, row in enumerate(ordered)], source.size)
+    for number, (at, size, storage) in enumerate(ordered):
         kind = finite.kind_of(storage.kind)
-        (at, _), (begin, length) = storages[storage.key], torch_pickle.span(storage)
-        if kind is not None and (problem := finite.problem_of(kind, source.stream(at + begin, length))):
-            return f"storage {number}: {problem}"
-    return ""
+        numbers = None if kind is None else finite.Scan(kind)
+        begin, length = torch_pickle.span(storage)
+        seen = 0
+        for piece in source.stream(at, size):
+            unwritten.feed(piece)
+            if numbers is not None:
+                numbers.feed(piece[max(0, begin - seen) : max(0, begin + length - seen)])
+            seen += len(piece)
+        if numbers is not None and numbers.problem:
+            return f"storage {number}: {numbers.problem}"
+        if at + size < source.size:
+            unwritten.feed(source.read(at + size, _COUNT.size))
+    return unwritten.problem
+
+
+def _span(number: int, at: int, size: int, storage: Storage) -> holes.Span:
+    item = torch_pickle.item_bytes(storage.kind) or 1
+    # memory that no tensor uses may hold zeros from where they happen to begin
+    floating = finite.kind_of(storage.kind) is not None and (storage.begin, storage.end) == (0, storage.count)
+    return holes.Span(f"storage {number}", at, at + size, item, (storage.row or storage.count) * item or item, floating)

@@ -55,6 +55,12 @@ def zero_page(made: Made) -> None:
     _write(made.victim, middle, bytes(min(PAGE, made.victim.stat().st_size - middle)))
 
 
+def zero_tail(made: Made) -> None:
+    size = made.victim.stat().st_size
+    border = (size - 3 * PAGE // 2) // PAGE * PAGE
+    _write(made.victim, border, bytes(size - border))
+
+
 def bit_flip(made: Made) -> None:
     middle = made.victim.stat().st_size // 2
     _write(made.victim, middle, bytes((made.victim.read_bytes()[middle] ^ 0x04,)))
@@ -147,6 +153,7 @@ def _write(path: Path, offset: int, content: bytes) -> None:
 _EVERY: Final = tuple(FORMATS)
 _PROTECTED: Final = tuple(name for name in FORMATS if name not in WITHOUT_CHECKSUMS)
 _PICKLED: Final = tuple(name for name in FORMATS if not name.startswith("safetensors"))
+_LARGE: Final = tuple(name for name in FORMATS if name != "hf_trainer")  # whose victim has some pages
 _TORCH: Final = ("torch_zip", "torch_legacy", "lightning")
 _RANKED: Final = ("deepspeed", "megatron")
 _SHARDED: Final = ("safetensors_index", "dcp", "hf_trainer", *_RANKED)
@@ -158,7 +165,8 @@ ROWS: Final = (
     (truncate_one_byte, _EVERY, BROKEN),
     (empty, _EVERY, BROKEN),
     (all_zeros, _EVERY, BROKEN),
-    (zero_page, _PROTECTED, frozenset(("bad",))),
+    (zero_page, _EVERY, frozenset(("bad",))),
+    (zero_tail, _LARGE, frozenset(("bad",))),
     (bit_flip, _PROTECTED, frozenset(("bad",))),
     (junk_behind, _EVERY, frozenset(("bad",))),
     (junk_before, _EVERY, frozenset(("bad", "unverifiable"))),

@@ -10,7 +10,7 @@ import argparse
 import json
 import struct
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 -- a dataclass's field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -130,7 +130,7 @@ def deepspeed(root: Path, step: int = STEP, ranks: int = 2) -> Made:
         inner = {
             "zero_stage": 2,
             "partition_count": ranks,
-            "base_optimizer_state": {"state": {0: {"step": step, "exp_avg": torch.randn(64)}}},
+            "base_optimizer_state": {"state": {0: {"step": step, "exp_avg": torch.randn(64, 64)}}},
         }
         torch.save({"optimizer_state_dict": inner, "ds_version": "0.16"}, path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     (root / "latest").write_text(path.name)

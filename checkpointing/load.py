@@ -120,6 +120,7 @@ class _Proposer:
         self._directory = directory
         self._cache = Cache()
         self._handed: str | None = os.environ.get(HANDED_OVER) or None
+        self._tried = ""
         self._limit: int | None = None
         self._refused: list[tuple[str, str]] = []
         self.passed_over: list[tuple[str, str]] = []
@@ -127,7 +128,8 @@ class _Proposer:
     def next(self, lacking: list[str]) -> _Proposal | None:
         """Give the newest that is whole and not lacking anywhere; `passed_over` says then what stands against newer ones."""
         if self._handed is not None:
-            handed, self._handed = os.path.abspath(self._handed), None  # noqa: PTH100 -- as above
+            handed = self._tried = os.path.abspath(self._handed)  # noqa: PTH100 -- as above
+            self._handed = None
             found = verify(handed)
             self._limit = found.step if found.step is not None else _number(HANDED_STEP)
             if found.verdict is Verdict.VERIFIED:
@@ -142,7 +144,9 @@ class _Proposer:
         return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
 
     def _allowed(self, path: str) -> bool:
-        """Say whether the supervisor would have it loaded: it steps back on purpose, from what went bad after the one that it hands out."""
+        """Say whether it may be proposed: what the supervisor hands out was tried before, and if it stepped back, it did so on purpose."""
+        if path == self._tried:
+            return False
         named = names.step_in(path)
         return self._limit is None or (named is not None and named.step <= self._limit)
 

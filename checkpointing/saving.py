@@ -163,6 +163,8 @@ def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> No
             dcp_save(parts, checkpoint_id=temporary, no_dist=together.store is None)
     except CheckpointException as error:  # a BaseException, raised on all ranks where one failed
         told = "; ".join(f"rank {rank}: {type(found[0]).__name__}: {found[0]}" for rank, found in _first_few(error))
+        left = os.statvfs(os.path.dirname(final))  # noqa: PTH120 -- as above
+        told += f" ({left.f_bavail * left.f_frsize >> 20} MiB are left there)"  # DCP's words for a full disk do not say that
         raise CheckpointingError(f"checkpoint was not saved: {final}: {told}", hint=_FREE_SPACE) from error
     together.meet()
 

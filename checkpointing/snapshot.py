@@ -47,6 +47,7 @@ _NICE: Final = 10
 _SLACK: Final = 65536
 _CRC_PIECE_BYTES: Final = 4 << 20
 _WRITER_S: Final = 3600.0
+_LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Snapshotter:
         self._newest = -1  # the slot of the newest whole snapshot
         self._on_disk = 0  # the number of the newest that is
         self._problem = ""
+        self._due = False  # the thread's own
         self._lock = threading.Lock()
         self._writer: tuple[subprocess.Popen[bytes], int, int] | None = None  # the process, its slot, the snapshot's number
         self._jobs: queue.SimpleQueue[tuple[_Memory, int, int, tuple[tuple[str, int, int], ...], bool] | None] = queue.SimpleQueue()
@@ -154,6 +156,10 @@ class Snapshotter:
         self._start_thread()
         self._jobs.put((memory, index, self._taken, pickled.records, due))
 
+    def settle(self) -> None:
+        """Wait until nothing goes on in the background: CRCs, and a write to disk."""
+        self._finish()
+
     def close(self) -> None:
         """Free the memory; a write to disk that is under way is waited for. What is not on disk is gone: the training is over."""
         self._finish()
@@ -203,7 +209,8 @@ class Snapshotter:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone
         while (job := self._jobs.get()) is not None:
             memory, index, seq, records, due = job
-            if (due or self._jobs.empty()) and self._sum(memory, index, seq, records) and due:
+            self._due = self._due or due  # what could not be written in its turn makes the next one due
+            if (self._due or seq == self._taken) and self._sum(memory, index, seq, records) and self._due:
                 self._write(memory, index, seq)
 
     def _sum(self, memory: _Memory, index: int, seq: int, records: tuple[tuple[str, int, int], ...]) -> bool:
@@ -229,31 +236,32 @@ class Snapshotter:
         return segment.seq_of(memory.view, memory.layout.slots[index]) == seq
 
     def _write(self, memory: _Memory, index: int, seq: int) -> None:
-        """Start a process that writes this slot to disk, unless one is at it, or the slot was replaced meanwhile."""
-        with self._lock:
-            self._poll()
-            if self._writer is not None or not self._holds(memory, index, seq):
-                return
-            home = str(Path(__file__).parents[1])
-            environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
-            words = [
-                sys.executable,
-                "-P",
-                "-m",
-                "checkpointing.persist",
-                "--segment",
-                memory.path,
-                str(index),
-                str(seq),
-                str(_NICE),
-                str(self._keep),
-            ]
-            try:
-                process = subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)  # noqa: S603 -- ourselves
-            except OSError as error:
-                self._problem = f"the writer could not be started: {error.strerror}"
-            else:
-                self._writer = (process, index, seq)
+        """Have a process write this slot to disk, once the one before has ended; not where the slot is replaced, or a newer one waits."""
+        while seq == self._taken:
+            with self._lock:
+                self._poll()
+                if not self._holds(memory, index, seq):
+                    return
+                if self._writer is None:
+                    self._start_writer(memory, index, seq)
+                    self._due = False
+                    return
+            time.sleep(_LOOK_S)
+
+    def _start_writer(self, memory: _Memory, index: int, seq: int) -> None:
+        """Called with the lock."""
+        home = str(Path(__file__).parents[1])
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
+        told = (memory.path, str(index), str(seq), str(_NICE), str(self._keep))
+        words = [sys.executable, "-P", "-m", "checkpointing.persist", "--segment", *told]
+        try:
+            process = subprocess.Popen(  # noqa: S603 -- ourselves
+                words, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        except OSError as error:
+            self._problem = f"the writer could not be started: {error.strerror}"
+        else:
+            self._writer = (process, index, seq)
 
     def _poll(self) -> None:
         """Take note of a writer that ended. Called with the lock."""

@@ -1,0 +1,196 @@
+"""One process that saves and loads: names, what stays and what goes, what a full disk leaves, and what is passed over."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpointing import load_latest, placing, save
+from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.verify import verify
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def torn(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+# what does not cost anything
+
+
+@pytest.mark.process
+def test_importing_the_package_or_the_rescuer_imports_neither_torch_nor_the_supervisor() -> None:
+    program = "import sys, checkpointing, checkpointing.persist, checkpointing.agreement\n"
+    program += "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'supervisor', 'boto3', 'awscrt'}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.process
+def test_the_function_is_what_the_package_gives_whatever_was_imported_before() -> None:
+    program = (
+        "import checkpointing.saving, checkpointing.load\nfrom checkpointing import save, load_latest, Snapshotter, should_save, Loaded\n"
+    )
+    program += "assert all(map(callable, (save, load_latest, Snapshotter, should_save, Loaded))); assert should_save() is False"
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)  # noqa: S603 -- ours
+
+
+# saving
+
+
+def test_a_save_has_its_name_when_it_is_whole_and_proven(tmp_path: Path) -> None:
+    path = save({"weights": torch.arange(1000.0)}, tmp_path / "new" / "ckpt", step=7)
+    assert path == str(tmp_path / "new" / "ckpt" / "step-00000007.pt")
+    found = verify(path)
+    assert (found.verdict, found.step) == (Verdict.VERIFIED, 7)
+    assert names_in(tmp_path / "new" / "ckpt") == ["step-00000007.pt"]
+    assert torch.equal(torch.load(path, weights_only=True)["weights"], torch.arange(1000.0))
+
+
+def test_a_save_replaces_a_file_of_its_name_in_one_step(tmp_path: Path) -> None:
+    target = tmp_path / "last.pt"
+    save({"step": 1}, target)
+    with target.open("rb") as before:
+        save({"step": 2}, target)
+        assert torch.load(before, weights_only=True)["step"] == 1  # it was replaced, not written over
+    assert torch.load(target, weights_only=True)["step"] == 2
+
+
+def test_keep_removes_the_oldest_of_what_save_named_and_nothing_else(tmp_path: Path) -> None:
+    others = ["best.pt", "step-5.pt", "step-00000099.pt", "step-00000001.pt.bak", "model_step-00000001.pt"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    for step in (1, 2, 3, 4):
+        save({}, tmp_path, step=step, keep=2)
+    assert names_in(tmp_path) == sorted([*others, "step-00000003.pt", "step-00000004.pt"])
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_keep_that_makes_no_sense_is_refused_before_anything_is_written(step: int | None, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointingError, match="keep="):
+        save({}, tmp_path / "ckpt", step=step, keep=1 if step is None else 0)
+    assert names_in(tmp_path) == []
+
+
+def test_a_state_that_cannot_be_saved_leaves_what_was_there(tmp_path: Path) -> None:
+    save({"step": 1}, tmp_path / "last.pt")
+    with pytest.raises(Exception, match="lambda"):
+        save({"weights": torch.ones(10**6), "bad": lambda: 1}, tmp_path / "last.pt")
+    assert names_in(tmp_path) == ["last.pt"]
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["step"] == 1
+
+
+def test_a_sharded_save_replaces_a_directory_of_its_name(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        save({"weights": torch.full((100,), value)}, tmp_path, step=1, sharded=True)
+    assert names_in(tmp_path) == ["step-00000001"]
+    found = load_latest(tmp_path, into={"weights": torch.zeros(100)})
+    assert found is not None
+    assert float(found.state["weights"].sum()) == 200.0
+
+
+@pytest.mark.process
+def test_a_full_disk_is_said_in_plain_words_and_leaves_what_was_there(tmp_path: Path) -> None:
+    program = """
+import sys, os, torch
+from checkpointing import save, load_latest
+from checkpointing.model import CheckpointingError
+save({"weights": torch.ones(1000)}, "disk", step=1)
+for sharded in (False, True):
+    try:
+        save({"weights": torch.ones(2_000_000)}, "disk", step=2, sharded=sharded)
+    except CheckpointingError as error:
+        print(error.message)
+    print(sorted(os.listdir("disk")), load_latest("disk").step)
+"""
+    (tmp_path / "disk").mkdir()
+    script = 'mount -t tmpfs -o size=4m none disk && exec "$0" -c "$1"'
+    words = ["unshare", "--mount", "sh", "-c", script, sys.executable, program]
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:  # noqa: S607 -- a tool of the system
+        pytest.skip("no mount namespaces here")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 -- ours
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stdout + done.stderr
+    assert lines[0].startswith("checkpoint was not saved: ")
+    assert lines[0].endswith("No space left on device")
+    assert re.search(r"\([0-3] MiB are left there\)$", lines[2])  # DCP says "unexpected pos", whatever the disk says
+    assert lines[1] == lines[3] == "['step-00000001.pt'] 1"
+
+
+# what killed writers leave
+
+
+def test_leftovers_of_killed_writers_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    old = time.time() - 60
+    dead, young = tmp_path / ".step-00000001.pt.tmp-0123456789ab", tmp_path / ".step-00000002.pt.tmp-0123456789ab"
+    directory = tmp_path / ".step-00000003.tmp-0123456789ab"
+    foreign = [tmp_path / ".mine.tmp-1", tmp_path / "x.tmp-0123456789ab"]
+    for path in (dead, young, *foreign):
+        path.write_bytes(b"part")
+    directory.mkdir()
+    (directory / "__0_0.distcp").write_bytes(b"part")
+    with placing.new_file(str(tmp_path / "step-00000004.pt")) as living:
+        for one in (dead, directory, *foreign, Path(living.path)):
+            os.utime(one, (old, old))
+        assert sorted(placing.sweep(str(tmp_path))) == sorted([str(dead), str(directory)])
+        assert Path(living.path).exists()
+    assert names_in(tmp_path) == sorted(path.name for path in (young, *foreign))
+
+
+# loading
+
+
+def test_nothing_there_is_none(tmp_path: Path) -> None:
+    assert load_latest(tmp_path) is None
+    assert load_latest(tmp_path / "missing") is None
+
+
+def test_torn_ones_are_passed_over_and_named(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save({"step": step, "weights": torch.ones(1000)}, tmp_path, step=step)
+    torn(tmp_path / "step-00000003.pt")
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert (found.step, found.state["step"]) == (2, 2)
+    assert [Path(path).name for path, _ in found.passed_over] == ["step-00000003.pt"]
+    assert "torn" in found.passed_over[0][1]
+
+
+def test_where_none_is_good_the_training_does_not_start_from_scratch_in_silence(tmp_path: Path) -> None:
+    torn(Path(save({"weights": torch.ones(1000)}, tmp_path, step=1)))
+    with pytest.raises(CheckpointingError, match=r"none is good: .*step-00000001.pt: torn"):
+        load_latest(tmp_path)
+
+
+def test_no_pickle_runs_code_unless_it_is_trusted(tmp_path: Path) -> None:
+    torch.save({"path": Path("x")}, tmp_path / "step-00000001.pt")
+    with pytest.raises(CheckpointingError) as refused:
+        load_latest(tmp_path)
+    assert "step-00000001.pt" in refused.value.message
+    torch.serialization.clear_safe_globals()
+
+
+def test_what_the_supervisor_hands_out_comes_first_and_nothing_newer_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        save({"step": step}, tmp_path, step=step)
+    monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", str(tmp_path / "step-00000002.pt"))
+    monkeypatch.setenv("SUPERVISE_JOB_RESUME_STEP", "2")
+    found = load_latest(tmp_path)
+    assert found is not None
+    assert found.step == 2
+    torn(tmp_path / "step-00000002.pt")
+    found = load_latest(tmp_path)  # the supervisor stepped back from 3 on purpose
+    assert found is not None
+    assert found.step == 1
+    assert [Path(path).name for path, _ in found.passed_over] == ["step-00000002.pt"]

@@ -172,9 +172,9 @@ def build(raw: bytes) -> Any:  # noqa: ANN401 -- whatever the pickle says
 
 
 def scalar_storage(value: object) -> tuple[str, str] | None:
-    """Give storage type and key of what `build` made of a tensor that begins at its storage's begin; None for anything else."""
+    """Give storage type and key of what `build` made of a tensor whose storage holds a single number; None for anything else."""
     match value:
-        case _Empty(args=(("storage", type() as kind, str(key), *_), 0, *_)) if issubclass(kind, _Empty):
+        case _Empty(args=(("storage", type() as kind, str(key), _, 1, *_), 0, *_)) if issubclass(kind, _Empty):
             return kind.kind, key
         case _:
             return None

@@ -1,0 +1,259 @@
+"""Directories of torch.distributed.checkpoint: what the library writes is whole, each kind of damage is told, and no pickle runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+from checkpointing.catalog import find
+from checkpointing.formats import dcp_metadata
+from checkpointing.model import Verdict
+from checkpointing.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SHARD = "__0_0.distcp"
+
+
+def state(step: object = 40, seed: int = 1) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(seed)
+    model = {"w": torch.randn(40, 30, generator=generator), "b": torch.ones(9, dtype=torch.bfloat16), "empty": torch.empty(0)}
+    return {"model": model, "step": step, "epoch": 2, "note": "text", "optimizer": {"state": {"0": {"step": torch.tensor(3.0)}}}}
+
+
+def save(directory: Path, held: dict[str, object] | None = None) -> Path:
+    with pytest.warns(UserWarning, match="assuming the intent is to save in a single process"):
+        dcp.save(held or state(), checkpoint_id=str(directory))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("dcp") / "step_40")
+
+
+@pytest.fixture(scope="session")
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("fsdp") / "step_7"
+    job = Path(__file__).with_name("sharded_job.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(job), str(directory), "7"]
+    subprocess.run(command, check=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)  # noqa: S603 -- our own job
+    return directory
+
+
+@pytest.fixture
+def directory(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "step_40"))
+
+
+def test_what_the_library_writes_is_whole(directory: Path) -> None:
+    found = verify(str(directory))
+    assert (found.verdict, found.level, found.format, found.reasons) == (Verdict.VERIFIED, "structure", "dcp", ())
+    assert (found.step, found.files) == (40, (".metadata", SHARD))
+    assert [one.path for one in find(["**"], str(directory.parent)).candidates] == [str(directory)]
+
+
+@pytest.mark.process
+def test_shards_of_two_ranks(of_two_ranks: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(of_two_ranks, tmp_path / "moved"))
+    found = verify(str(directory))
+    assert (found.verdict, found.level, found.step, found.reasons) == (Verdict.VERIFIED, "structure", 7, ())
+    (directory / "__1_0.distcp").unlink()
+    found = verify(str(directory))
+    assert (found.verdict, found.reason, found.step) == (Verdict.INCOMPLETE, "shard __1_0.distcp is missing", None)
+
+
+@pytest.mark.parametrize("step", [40, torch.tensor(40), torch.tensor(40, dtype=torch.int32)], ids=["int", "int64", "int32"])
+def test_the_step_is_read_out_of_a_shard(tmp_path: Path, step: object) -> None:
+    save(tmp_path / "x", {"train_state": {"step": step}, "optimizer": {"step": 9}})
+    assert verify(str(tmp_path / "x")).step == 40
+
+
+@pytest.mark.parametrize(
+    "held", [{"step": 2.5}, {"step": torch.tensor([1, 2])}, {"step": "4"}, {"step": True}, {"w": torch.ones(2)}], ids=str
+)
+def test_what_is_no_step_is_none(tmp_path: Path, held: dict[str, object]) -> None:
+    save(tmp_path / "x", held)
+    found = verify(str(tmp_path / "x"))
+    assert (found.verdict, found.step, found.reasons) == (Verdict.VERIFIED, None, ())
+
+
+def test_several_files_of_one_rank(tmp_path: Path) -> None:
+    directory = tmp_path / "x"
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save(state(), storage_writer=dcp.FileSystemWriter(str(directory), single_file_per_rank=False, thread_count=2))
+    assert len(list(directory.glob("*.distcp"))) > 3
+    found = verify(str(directory))
+    assert (found.verdict, found.reasons) == (Verdict.VERIFIED, ())
+
+
+def zero(path: Path, begin: int, count: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[begin : begin + count] = bytes(count)
+    path.write_bytes(raw)
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 0x10
+    path.write_bytes(raw)
+
+
+def weight_at(directory: Path) -> int:
+    """Where the numbers of the weight are in the shard."""
+    return (directory / SHARD).read_bytes().index(torch.randn(40, 30, generator=torch.Generator().manual_seed(1)).numpy().tobytes()[:64])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
+    "metadata_missing": (lambda d: (d / ".metadata").unlink(), Verdict.INCOMPLETE, ".metadata is missing: the save did not end"),
+    "metadata_tmp": (lambda d: (d / ".metadata").rename(d / ".metadata.tmp"), Verdict.INCOMPLETE, ".metadata is missing"),
+    "metadata_empty": (lambda d: os.truncate(d / ".metadata", 0), Verdict.BAD, ".metadata: torn: it is empty"),
+    "metadata_torn": (lambda d: os.truncate(d / ".metadata", 900), Verdict.BAD, "it is not a whole pickle"),
+    "metadata_zeros": (lambda d: zero(d / ".metadata", 0, 4096), Verdict.BAD, "it begins with zeros"),
+    "metadata_other": (lambda d: (d / ".metadata").write_bytes(pickle.dumps({"a": 1})), Verdict.BAD, "it holds no DCP metadata"),
+    "metadata_fifo": (lambda d: ((d / ".metadata").unlink(), os.mkfifo(d / ".metadata")), Verdict.UNVERIFIABLE, ".metadata is a FIFO"),
+    "shard_missing": (lambda d: (d / SHARD).unlink(), Verdict.INCOMPLETE, f"shard {SHARD} is missing"),
+    "shard_empty": (lambda d: os.truncate(d / SHARD, 0), Verdict.BAD, "torn: 0 of"),
+    "shard_short": (lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size - 1), Verdict.BAD, "torn:"),
+    "shard_long": (lambda d: (d / SHARD).write_bytes((d / SHARD).read_bytes() + b"junk"), Verdict.BAD, "4 bytes after its last item"),
+    "shard_shifted": (
+        lambda d: (d / SHARD).write_bytes(b"1234" + (d / SHARD).read_bytes()[:-4]),
+        Verdict.BAD,
+        "it does not begin as torch",
+    ),
+    "shard_fifo": (lambda d: ((d / SHARD).unlink(), os.mkfifo(d / SHARD)), Verdict.UNVERIFIABLE, "is a FIFO"),
+    "shard_directory": (lambda d: ((d / SHARD).unlink(), (d / SHARD).mkdir()), Verdict.UNVERIFIABLE, "is missing"),
+    "flip": (lambda d: flip(d / SHARD, weight_at(d) + 100), Verdict.BAD, "its CRC is"),
+    "page": (lambda d: zero(d / SHARD, weight_at(d), 4096), Verdict.BAD, "its CRC is"),
+    "tail": (lambda d: zero(d / SHARD, (d / SHARD).stat().st_size - 3000, 3000), Verdict.BAD, SHARD),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_told(directory: Path, name: str) -> None:
+    change, verdict, reason = DAMAGE[name]
+    change(directory)
+    found = verify(str(directory))
+    assert found.verdict is verdict
+    assert reason in " | ".join(found.reasons)
+
+
+def test_every_truncation_of_the_metadata_is_seen(directory: Path) -> None:
+    raw = (directory / ".metadata").read_bytes()
+    for size in range(0, len(raw), 7):
+        with pytest.raises(dcp_metadata.Damaged):
+            dcp_metadata.read(raw[:size])
+
+
+def rewritten(directory: Path, change: Callable[[dcp.Metadata], object]) -> None:
+    metadata = pickle.loads((directory / ".metadata").read_bytes())  # noqa: S301 -- made above
+    change(metadata)
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def drop_place(metadata: dcp.Metadata) -> None:
+    del metadata.storage_data[next(index for index in metadata.storage_data if index.fqn == "model.w")]
+
+
+def shrink(metadata: dcp.Metadata) -> None:
+    metadata.state_dict_metadata["model.w"].size = torch.Size([80, 30])
+
+
+def overlap(metadata: dcp.Metadata) -> None:
+    info = next(info for index, info in metadata.storage_data.items() if index.fqn == "model.w")
+    info.offset -= 1
+
+
+def other_size(metadata: dcp.Metadata) -> None:
+    metadata.state_dict_metadata["model.b"].size = torch.Size([9000])
+    metadata.state_dict_metadata["model.b"].chunks[0].sizes = torch.Size([9000])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (drop_place, "gives no place for model.w"),
+        (shrink, "do not make up the whole of model.w"),
+        (overlap, "where"),
+        (other_size, "its numbers alone take 18000"),
+        (lambda m: m.state_dict_metadata.update(more=BytesStorageMetadata()), "gives no place for more"),
+    ],
+    ids=["place", "shrunk", "overlap", "size", "item"],
+)
+def test_a_metadata_that_contradicts_itself(directory: Path, change: Callable[[dcp.Metadata], object], reason: str) -> None:
+    rewritten(directory, change)
+    found = verify(str(directory))
+    assert (found.verdict, reason in found.reason) == (Verdict.BAD, True), found.reason
+
+
+def test_what_another_save_left_is_a_note(directory: Path) -> None:
+    shutil.copy(directory / SHARD, directory / "__5_0.distcp")
+    (directory / ".metadata.tmp").write_bytes(b"torn")
+    found = verify(str(directory))
+    assert found.verdict is Verdict.VERIFIED
+    assert found.reasons == (
+        "__5_0.distcp belongs to another save: nothing refers to it",
+        ".metadata.tmp was left by a save that did not end",
+    )
+    assert found.files == (".metadata", SHARD)
+
+
+@pytest.mark.parametrize("how", ["in_place", "kept_times"])
+def test_shards_of_a_later_save_are_told_by_their_times(directory: Path, tmp_path: Path, how: str) -> None:
+    later = save(tmp_path / "later", state(seed=2))
+    metadata = (directory / ".metadata").stat()
+    if how == "in_place":
+        fresh = save(tmp_path / "fresh")
+        begun = (fresh / ".metadata").stat().st_mtime_ns
+        (fresh / SHARD).write_bytes((later / SHARD).read_bytes())
+        os.utime(fresh / SHARD, ns=(begun, begun + 60_000_000_000))
+        directory = fresh
+    else:
+        shutil.copy(later / SHARD, directory / SHARD)
+        os.utime(directory / SHARD, ns=(0, metadata.st_mtime_ns - 3600_000_000_000))
+        os.utime(directory / ".metadata", ns=(0, metadata.st_mtime_ns - 7200_000_000_000))
+    found = verify(str(directory))
+    assert (found.verdict, found.reason.startswith("files of two saves")) == (Verdict.BAD, True)
+
+
+def test_a_copy_that_keeps_no_times_is_whole(made: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in (".metadata", SHARD):  # as most copying goes: by name
+        shutil.copyfile(made / name, copy / name)
+    later = (copy / ".metadata").stat().st_mtime_ns + 60_000_000_000
+    os.utime(copy / SHARD, ns=(later, later))
+    assert verify(str(copy)).verdict is Verdict.VERIFIED
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
+        return (os.mkdir, ("ran",))
+
+
+def test_a_pickle_that_runs_code_is_dangerous_and_does_not_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    (directory / ".metadata").write_bytes(pickle.dumps(_Bomb()))
+    found = verify(str(directory))
+    assert found.verdict is Verdict.DANGEROUS
+    assert "mkdir" in found.reason
+    assert not (directory / "ran").exists()
+
+
+def test_pickles_that_explode_do_not(directory: Path) -> None:
+    laughs = b"\x80\x04}\x8c\x01a" + b"2\x86" * 60 + b"K\x01s."  # a nested key that takes 2**60 steps to hash
+    huge_memo = b"\x80\x04Nr\xff\xff\xff\xff."
+    for raw in (laughs, huge_memo, b"\x80\x04\x96" + b"\xff" * 7 + b"\x00.", b"\x80\x04" + b"(" * 1_000_000, b"\x80\x04\x82\x01."):
+        (directory / ".metadata").write_bytes(raw)
+        assert verify(str(directory)).verdict is Verdict.BAD

@@ -168,7 +168,8 @@ class Lane:
                     left = None if end is None else end - time.monotonic()
                     if self.hurry:
                         self.hurry = False
-                        return
+                        if end is not None:
+                            return
                     if left is not None and left <= 0:
                         return
                     if end is None and self._next() is not None:

@@ -9,6 +9,7 @@ In, a line each; the first must be `configure`:
      "keep": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
     {"cmd": "mirror", "path": PATH, "step": N or null, "manifest": FILE}   FILE holds the manifest of what is at PATH now
     {"cmd": "retry"}                                                       do not wait: credentials or network were put right
+    {"cmd": "finish", "deadline_s": S}                                     end when all has arrived, or cannot, or the time is up
     {"cmd": "stop"}                                                        end now; what is not there yet stays in the spool
 
 Out, a line each:
@@ -113,6 +114,10 @@ class Mirror:
                     self._take(row["path"], row["step"], row["manifest"])
                 elif command == "retry":
                     self._hurry()
+                elif command == "finish":
+                    self._hurry()
+                    self._wait_idle(float(row["deadline_s"]))
+                    break
             except (ValueError, KeyError, TypeError) as error:
                 self._refuse(f"cannot do what was asked: {line.strip()[:200]}: {type(error).__name__}: {error}", "")
         self._stop.set()
@@ -145,6 +150,11 @@ class Mirror:
             for lane in self._lanes:
                 lane.hurry = True
             self._wake.notify_all()
+
+    def _wait_idle(self, deadline_s: float) -> None:
+        """Wait until every lane waits, and nobody hurries it, or the time is up."""
+        with self._wake:
+            self._wake.wait_for(lambda: all(lane.is_waiting and not lane.hurry for lane in self._lanes), deadline_s)
 
     def _refuse(self, message: str, path: str) -> None:
         self.tell(

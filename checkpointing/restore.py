@@ -85,7 +85,7 @@ def available(backends: Sequence[Backend], job: str) -> tuple[list[Kept], list[t
     return kept, passed
 
 
-def newest(
+def newest(  # noqa: PLR0913 -- keywords, each with a default
     backends: Sequence[Backend],
     job: str,
     *,
@@ -113,7 +113,7 @@ def newest(
     return None
 
 
-def fetch(  # noqa: PLR0913 -- keywords, each with a default
+def fetch(
     one: Kept,
     *,
     into: str | None = None,

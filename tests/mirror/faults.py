@@ -19,7 +19,8 @@ STALL = "stall"  # nothing any more, until the client gives up
 TRUNCATE = "truncate"  # the answer ends after `after` bytes of its body
 FLIP = "flip"  # a bit of the body flips on the way to the server
 LOSE = "lose"  # the server does it, and its answer is lost
-HOLD = "hold"  # the request waits until `release` is set
+HOLD = "hold"  # the request waits, after `after` bytes of its body, until `release` is set
+HOLD_ANSWER = "hold answer"  # the server has done it, and its answer waits
 
 
 @dataclass
@@ -106,11 +107,13 @@ class Proxy:
             row = len(self.seen)
             self.seen.append((line, 0))
         if fault is not None:
-            fault.hit.set()
+            if fault.what not in (HOLD, HOLD_ANSWER):
+                fault.hit.set()
             if fault.what == STALL:
                 self._closed.wait(60)
                 return False
-            if fault.what == HOLD:
+            if fault.what == HOLD and not fault.after:
+                fault.hit.set()
                 fault.release.wait(60)
             if fault.what[0].isdigit():
                 return _answer(client, reader, head, length, fault.what)
@@ -121,7 +124,10 @@ class Proxy:
         if not self._forward(client, server, reader, length, fault, row):
             return False
         answer = _head(answers)
-        body = answers.read(_length(answer)) if not line.startswith("HEAD") else b""
+        body = _body(answers, answer) if not line.startswith("HEAD") else b""
+        if fault is not None and fault.what == HOLD_ANSWER:
+            fault.hit.set()
+            fault.release.wait(60)
         if fault is not None and fault.what == LOSE:
             _reset(client)
             return False
@@ -134,7 +140,7 @@ class Proxy:
     def _forward(self, client: socket.socket, server: socket.socket, reader, length: int, fault: Fault | None, row: int) -> bool:  # type: ignore[no-untyped-def]
         done = 0
         while done < length:
-            piece = reader.read(min(65536, length - done))
+            piece = reader.read1(min(65536, length - done))
             if not piece:
                 return False
             if fault is not None and fault.what == FLIP and done == 0:
@@ -144,6 +150,9 @@ class Proxy:
                 return False
             server.sendall(piece)
             done += len(piece)
+            if fault is not None and fault.what == HOLD and fault.after and done >= fault.after and not fault.hit.is_set():
+                fault.hit.set()
+                fault.release.wait(60)
             with self._lock:
                 self.seen[row] = (self.seen[row][0], done)
         return not (fault is not None and fault.what == RESET and done >= fault.after and _reset(client))
@@ -173,6 +182,17 @@ def _head(reader) -> bytes:  # type: ignore[no-untyped-def]
             reader.readline()
             head = b""
     return head
+
+
+def _body(answers, head: bytes) -> bytes:  # type: ignore[no-untyped-def]
+    if b"transfer-encoding: chunked" not in head.lower():
+        return bytes(answers.read(_length(head)))
+    body = b""
+    while True:
+        size = answers.readline()
+        body += size + answers.read(int(size, 16) + 2)
+        if int(size, 16) == 0:
+            return body
 
 
 def _length(head: bytes) -> int:

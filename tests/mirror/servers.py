@@ -1,0 +1,126 @@
+"""The real servers: installed once into an environment of their own below the repository, started on loopback, one per worker."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import socket
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3.session
+from botocore.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+HERE = Path(__file__).parent
+CACHE = HERE.parents[1] / ".s3-servers"
+PACKAGES = ("swift", "moto[server]")
+KEY, SECRET = "test:tester", "testing"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server and how to get in."""
+
+    port: int
+    log: Path
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> Any:  # noqa: ANN401 -- botocore's clients have no types
+        """Give a client that looks from outside, as nobody of ours does."""
+        session = boto3.session.Session(aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1")
+        return session.client("s3", endpoint_url=self.endpoint, config=Config(s3={"addressing_style": "path"}))
+
+
+def installed() -> Path:
+    """Return the interpreter that has the servers; installs them where it has not, one process at a time."""
+    CACHE.mkdir(exist_ok=True)
+    python = CACHE / "servers" / "bin" / "python"
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = CACHE / "servers" / ".ready"
+        if not ready.exists():
+            shutil.rmtree(CACHE / "servers", ignore_errors=True)
+            venv.create(CACHE / "servers", with_pip=True)
+            pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
+            done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"the S3 servers could not be installed: {done.stderr[-2000:]}")
+            ready.touch()
+    return python
+
+
+@contextlib.contextmanager
+def swift(base: Path) -> Iterator[Server]:
+    """Run Swift below `base`."""
+    python, port = installed(), free_ports(4)
+    log = base / "swift.log"
+    with log.open("wb") as err:
+        process = subprocess.Popen(
+            [str(python), str(HERE / "swiftly.py"), str(base), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err
+        )
+    try:
+        if process.stdout is None or process.stdout.readline() != b"ready\n":
+            said = "\n".join(path.read_text()[-800:] for path in base.glob("*.log"))
+            raise RuntimeError(f"swift did not start: {said}")
+        yield Server(port, log)
+    finally:
+        process.terminate()
+        process.wait(30)
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextlib.contextmanager
+def moto(base: Path) -> Iterator[Server]:
+    """Run moto's server."""
+    python, port = installed(), free_ports(1)
+    log = base / "moto.log"
+    with log.open("wb") as err:
+        code = "import sys; from moto.server import main; sys.exit(main())"
+        process = subprocess.Popen([str(python), "-c", code, "-H", "127.0.0.1", "-p", str(port)], stdout=err, stderr=err)
+    try:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 0.2).close()
+                break
+            except OSError:
+                if process.poll() is not None:
+                    raise RuntimeError(f"moto did not start: {log.read_text()[-2000:]}") from None
+        yield Server(port, log)
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def free_ports(n_ports: int) -> int:
+    """Return the first of so many free ports in a row."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            taken = [first]
+            try:
+                taken += [socket.create_server(("127.0.0.1", port + at)) for at in range(1, n_ports)]
+            except (OSError, OverflowError):
+                continue
+            finally:
+                for sock in taken[1:]:
+                    sock.close()
+            return port
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{installed()}\n")

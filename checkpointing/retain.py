@@ -43,7 +43,7 @@ def may_go(held: Iterable[Held], policy: Policy) -> tuple[Held, ...]:
     Of every `every` steps the first that is held stays (steps 0 to every - 1, every to 2 * every - 1, …): what stays once stays after
     others went. The newest is the highest step, and of those without a step the last made, which come after all with one.
     """
-    ranked = sorted(held, key=_newness)
+    ranked = sorted(held, key=newness)
     verified = [one for one in ranked if one.verdict is Verdict.VERIFIED]
     if not verified:
         return ()
@@ -54,7 +54,8 @@ def may_go(held: Iterable[Held], policy: Policy) -> tuple[Held, ...]:
     return tuple(one for one in (*damaged, *verified) if one.name not in stay and not one.in_use and not one.uploading)
 
 
-def _newness(one: Held) -> tuple[bool, int, int, str]:
+def newness(one: Held) -> tuple[bool, int, int, str]:
+    """Give the key that sorts the oldest first."""
     return (one.step is not None, one.step or 0, one.age, one.name)
 
 

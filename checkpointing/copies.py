@@ -1,0 +1,318 @@
+"""Copies of our own of the job's checkpoints, for scripts that write one file again and again, in place.
+
+In: a manifest of what was verified, and where it lies. Out: `Kept`, or why not. A copy shares the blocks of the original where the file
+system can do that (reflink), and is read through once in any case: what is kept has the digests of the manifest, or is not kept. It
+appears all at once: data, then manifest, synced, under a hidden name, then renamed. Who owns the state: one `Copies` per job and node
+owns `copies/` in the state directory's `checkpoints/`; commands of other processes may use it at the same time.
+
+The cap is on what stays. While a new copy is made, the one that it replaces is still there, so that at most the size of one is held
+besides; and none is made that would not leave the disk room for two more saves of that size. Nothing fails with an exception but being
+interrupted: source.Interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import digest, durable, manifest, proof, retain
+from checkpointing.manifest import Damaged, Manifest
+from checkpointing.model import Verdict
+from checkpointing.pin import reflink
+from checkpointing.select import Spare
+from checkpointing.source import NotRegular, Short, Source
+from checkpointing.tree import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from io import FileIO
+
+    from checkpointing.setaside import SetAside
+
+DIRECTORY: Final = "copies"
+_MAKING: Final = ".making-"  # and what is being removed: under a hidden name nothing is a copy
+_PUTTING: Final = ".supervise-put-"  # beside the user's files: nobody else makes a directory of that name
+_SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy: `directory` is its own, `made_ns` wall time of its making."""
+
+    manifest: Manifest
+    directory: str
+    made_ns: int
+
+    @property
+    def place(self) -> str:
+        """Where its data lies: a file, or a directory, under the name that it had."""
+        return f"{self.directory}/data/{self.manifest.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What became of a request: the copy, and the places of those that went for it; or None, and the reason."""
+
+    copy: Copy | None
+    reason: str = ""
+    removed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Places of copies that must stay: those that ranks were given, and those that are being uploaded."""
+
+    in_use: frozenset[str] = frozenset()
+    uploading: frozenset[str] = frozenset()
+
+
+class Copies:
+    """The copies of a job on this node."""
+
+    def __init__(self, directory: str, cap_bytes: int) -> None:
+        """Use `directory`/copies, which need not exist yet."""
+        self._directory = f"{directory}/{DIRECTORY}"
+        self._cap_bytes = cap_bytes
+        self.problem: str | None = None
+
+    def all(self) -> tuple[Copy, ...]:
+        """Give every copy, the one made first first. One whose manifest is damaged is none, and the problem is told."""
+        found: list[Copy] = []
+        for name in _names(self._directory):
+            directory = f"{self._directory}/{name}"
+            file = f"{directory}/{manifest.FILE_NAME}"
+            try:
+                found.append(Copy(manifest.read(file), directory, os.stat(file).st_mtime_ns))  # noqa: PTH116 -- plain strings
+            except (OSError, Damaged) as error:
+                self.problem = f"a copy could not be read: {file}: {error}"
+        return tuple(sorted(found, key=lambda copy: (copy.made_ns, copy.directory)))
+
+    def newest_for(self, path: str) -> Copy | None:
+        """Give the copy of a path with the highest step, the last made of those that tell none."""
+        of_path = [copy for copy in self.all() if copy.manifest.path == path]
+        return max(of_path, key=lambda copy: (-1 if copy.manifest.step is None else copy.manifest.step, copy.made_ns), default=None)
+
+    def spares(self) -> tuple[Spare, ...]:
+        """Give them as what select.newest may choose."""
+        return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in self.all())
+
+    def keep(
+        self,
+        made: Manifest,
+        policy: retain.Policy = retain.Policy(),  # noqa: B008 -- a frozen value
+        needed: Needed = Needed(),
+        *,
+        reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+    ) -> Kept:
+        """Copy what the manifest was made of, as long as it still is that; then let go what the policy does not keep."""
+        self.sweep()
+        held = self.all()
+        known = next((copy for copy in held if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
+        if known is not None:
+            return Kept(known)
+        gone = self._to_remove(held, made, policy, needed)
+        if gone is None:
+            return Kept(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
+        try:
+            copy = self._make(made, reading)
+        except OSError as error:
+            return Kept(None, f"it could not be copied: {error.strerror or error}")
+        if isinstance(copy, str):
+            return Kept(None, copy)
+        # the new one was read through just now: it is the survivor that is proven
+        return Kept(copy, "", tuple(one.place for one in gone if self.remove(one)))
+
+    def prune(
+        self,
+        policy: retain.Policy,
+        needed: Needed = Needed(),
+        *,
+        bad: Collection[str] = (),
+        dry_run: bool = False,
+        reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+    ) -> Kept:
+        """Let go what the policy does not keep, once the newest that stays was read through again and is what it was.
+
+        `bad`: places of copies that were found damaged. The answer's `copy` is the survivor; without one nothing is removed.
+        """
+        held = {copy.place: copy for copy in self.all()}
+        rows = [_row(copy, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED) for copy in held.values()]
+        gone = retain.may_go(rows, policy)
+        names = {row.name for row in gone}
+        staying = [row for row in rows if row.name not in names and row.verdict is Verdict.VERIFIED]
+        if not gone or not staying:
+            return Kept(None, "nothing is to be removed")
+        survivor = held[max(staying, key=retain.newness).name]
+        if not dry_run:
+            found = proof.check(survivor.place, survivor.manifest, reading=reading)
+            if found.verdict is not Verdict.VERIFIED:
+                return Kept(
+                    None, f"nothing was removed, because the newest that would stay is not proven: {survivor.place}: {found.reason}"
+                )
+        return Kept(survivor, "", tuple(row.name for row in gone if dry_run or self.remove(held[row.name])))
+
+    def put_back(self, copy: Copy, aside: SetAside, attempt: int, reason: str) -> str:
+        """Put a copy where it was made from, where nothing is now; "" or why not. What was there is the caller's to have moved aside."""
+        path = copy.manifest.path
+        directory = os.path.dirname(path)  # noqa: PTH120 -- as above
+        if os.path.lexists(path):
+            return f"something is there: {path}"
+        try:
+            _sweep(directory, _PUTTING)
+            temporary = tempfile.mkdtemp(prefix=_PUTTING, dir=directory)
+            with _locked(temporary):
+                try:
+                    target = f"{temporary}/{copy.manifest.name}"
+                    problem = _duplicate(copy.place, target, copy.manifest, Reading())
+                    return problem or aside.put(target, path, copy.place, attempt, reason)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
+        except OSError as error:
+            return f"it could not be put back: {error.strerror or error}"
+
+    def remove(self, copy: Copy) -> bool:
+        """Remove a copy; False, and a problem, where that could not be done. It is none any more before the first of its files goes."""
+        hidden = f"{self._directory}/{_MAKING}gone-{os.path.basename(copy.directory)}-{os.getpid()}"  # noqa: PTH119 -- as above
+        try:
+            os.rename(copy.directory, hidden)  # noqa: PTH104 -- as above
+            shutil.rmtree(hidden)
+        except OSError as error:
+            self.problem = f"a copy could not be removed: {copy.directory}: {error.strerror}"
+            return False
+        return True
+
+    def sweep(self) -> None:
+        """Remove what a process left that was killed while it made or removed a copy."""
+        _sweep(self._directory, _MAKING)
+
+    def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: retain.Policy, needed: Needed) -> tuple[Copy, ...] | None:
+        """Give what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
+        new = retain.Held("", made.step, max((copy.made_ns for copy in held), default=0) + 1, Verdict.VERIFIED, made.n_bytes)
+        rows = [_row(copy, needed, Verdict.VERIFIED) for copy in held]
+        tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
+        for one in (*tighter, retain.Policy(1)):
+            names = {row.name for row in retain.may_go([*rows, new], one)}
+            stays = sum(copy.manifest.n_bytes for copy in held if copy.place not in names) + made.n_bytes
+            if "" not in names and stays <= self._cap_bytes:
+                return tuple(copy for copy in held if copy.place in names)
+        return None
+
+    def _make(self, made: Manifest, reading: Reading) -> Copy | str:
+        durable.make_directory(self._directory)
+        temporary = tempfile.mkdtemp(prefix=_MAKING, dir=self._directory)
+        with _locked(temporary):
+            try:
+                os.mkdir(f"{temporary}/data", 0o700)  # noqa: PTH102 -- as above
+                problem = _duplicate(made.path, f"{temporary}/data/{made.name}", made, reading, saves_left=_SAVES_LEFT)
+                if problem:
+                    return problem
+                durable.write(f"{temporary}/{manifest.FILE_NAME}", manifest.encode(made))
+                durable.sync_directory(f"{temporary}/data")
+                final = f"{self._directory}/{made.name[:80]}-{made.id}"
+                durable.rename_exclusive(temporary, final)
+                durable.sync_directory(self._directory)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return Copy(made, final, os.stat(f"{final}/{manifest.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
+
+
+def _row(copy: Copy, needed: Needed, verdict: Verdict) -> retain.Held:
+    made, place = copy.manifest, copy.place
+    return retain.Held(place, made.step, copy.made_ns, verdict, made.n_bytes, place in needed.in_use, place in needed.uploading)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(directory) if not name.startswith(_MAKING))  # noqa: PTH208 -- as above
+    except OSError:
+        return []
+
+
+def _sweep(directory: str, prefix: str) -> None:
+    """Remove our temporary directories in a directory whose lock nobody holds."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(prefix)]  # noqa: PTH208 -- as above
+    except OSError:
+        return
+    for name in names:
+        path = f"{directory}/{name}"
+        with contextlib.suppress(OSError), _locked(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Hold a directory's lock. Raises BlockingIOError where somebody else does."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _duplicate(source: str, target: str, made: Manifest, reading: Reading, saves_left: int = 0) -> str:
+    """Have `target` hold what a manifest says, from `source`; "" or why not. What is incomplete at `target` is the caller's to remove."""
+    has_room = False
+    for file in made.files:
+        old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if made.is_tree else (source, target)
+        durable.make_directory(os.path.dirname(new))  # noqa: PTH120 -- as above
+        shared = reflink(old, new)
+        if not shared and not has_room:
+            room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
+            if room.f_bavail * room.f_frsize < made.n_bytes * (1 + saves_left):
+                return f"the disk would not have room for {saves_left} more of its size" if saves_left else "the disk has no room for it"
+            has_room = True
+        try:
+            read = _take(old, new, made.part_bytes, reading, shared=shared)
+        except (Short, NotRegular):
+            return f"{file.path} changed meanwhile"
+        if (read.n_bytes, read.crc64nvme, read.parts) != (file.n_bytes, file.crc64nvme, file.parts):
+            return f"{file.path} is not what its manifest says: it was written since, or is damaged"
+    if made.is_tree:
+        for inner in sorted({"", *(file.path.rpartition("/")[0] for file in made.files)}):
+            shutil.copymode(f"{source}/{inner}", f"{target}/{inner}")
+            durable.sync_directory(f"{target}/{inner}")
+    return ""
+
+
+def _take(old: str, new: str, part_bytes: int, reading: Reading, *, shared: bool) -> digest.Digest:
+    """Read a file once: of one that shares its blocks already the new one, else the old one, writing the new one on the way."""
+    with _open(old, reading) as opened:
+        if shared:
+            with _open(new, reading) as ours:
+                read = digest.of_source(ours, part_bytes=part_bytes)
+        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if shared else os.O_CREAT | os.O_EXCL)
+        with os.fdopen(os.open(new, flags, 0o600), "wb", buffering=0) as out:
+            if not shared:
+                read = _write(opened, out, part_bytes)
+            _like(out.fileno(), opened.stat_opened)
+            os.fsync(out.fileno())
+    return read
+
+
+def _open(path: str, reading: Reading) -> Source:
+    return Source(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
+
+
+def _write(opened: Source, out: FileIO, part_bytes: int) -> digest.Digest:
+    hasher = digest.Hasher(part_bytes=part_bytes)
+    for piece in opened.stream(0, opened.size):
+        hasher.update(piece)
+        rest = piece
+        while rest:
+            rest = rest[out.write(rest) :]
+    return hasher.digest()
+
+
+def _like(fd: int, st: os.stat_result) -> None:
+    """Give an open file the owner, mode and times of another, as far as we may."""
+    with contextlib.suppress(PermissionError):
+        os.fchown(fd, st.st_uid, st.st_gid)
+    os.fchmod(fd, st.st_mode & 0o777)
+    os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))

@@ -61,6 +61,10 @@ class Fences:
         fence = self._fences.get(path)
         return fence if fence is not None and fence.identity == identity else None
 
+    def all(self) -> tuple[Fence, ...]:
+        """Give every fence, also those whose identity is gone."""
+        return tuple(self._fences.values())
+
     def add(self, torn: Iterable[tuple[str, Identity, str]], kind: str = "torn") -> None:
         """Fence (path, identity, reason) each, durably; an older fence of the same path goes, because its identity is gone."""
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from supervisor.invocation import add, given
+from supervisor.invocation import add, given, options, shared
 
 
 def add_to(group: click.Group) -> None:
@@ -31,6 +31,26 @@ def add_to(group: click.Group) -> None:
         [as_json, click.Argument(["directory"], metavar="DIRECTORY")],
         "Say which checkpoint of a directory a resume would take, and why the newer ones are passed over.",
     )
+    declared = options(lambda row: row.key == "checkpoints.paths")
+    add(
+        checkpoints,
+        "ls",
+        _ls,
+        [*options(shared), *declared, as_json],
+        "List a job's checkpoints, the places that were learned, and what was moved.",
+    )
+    path = click.Argument(["path"], metavar="PATH")
+    add(checkpoints, "show", _show, [*options(shared), as_json, path], "Show all that is known of one checkpoint of a job.")
+    number = click.Argument(["change"], metavar="[CHANGE]", required=False, type=click.IntRange(min=1))
+    add(checkpoints, "undo", _undo, [*options(shared), as_json, number], "Move back what was moved aside, all or one change of `ls`.")
+    reason = click.Option(["--reason"], metavar="TEXT", default="a person said so", help="Why, for those who ask later.")
+    add(
+        checkpoints,
+        "quarantine",
+        _quarantine,
+        [*options(shared), reason, path],
+        "Never hand out a checkpoint again, as it is now; the file stays where it is.",
+    )
     group.add_command(checkpoints)
 
 
@@ -46,3 +66,35 @@ def _latest(directory: str, as_json: bool, **values: object) -> int:  # noqa: FB
     from supervisor.checkpointview import latest  # noqa: PLC0415  for this command only
 
     return latest(directory, as_json=as_json)
+
+
+def _ls(as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+    invocation = given(values).without_command()
+    settings = invocation.settings()
+    from supervisor.checkpointlist import ls  # noqa: PLC0415  for this command only
+
+    return ls(settings, invocation.job(settings), as_json=as_json)
+
+
+def _show(path: str, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+    invocation = given(values).without_command()
+    settings = invocation.settings()
+    from supervisor.checkpointlist import show  # noqa: PLC0415  for this command only
+
+    return show(settings, invocation.job(settings), path, as_json=as_json)
+
+
+def _undo(change: int | None, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+    invocation = given(values).without_command()
+    settings = invocation.settings()
+    from supervisor.checkpointlist import undo  # noqa: PLC0415  for this command only
+
+    return undo(settings, invocation.job(settings), change, as_json=as_json)
+
+
+def _quarantine(path: str, reason: str, **values: object) -> int:
+    invocation = given(values).without_command()
+    settings = invocation.settings()
+    from supervisor.checkpointlist import quarantine  # noqa: PLC0415  for this command only
+
+    return quarantine(settings, invocation.job(settings), path, reason)

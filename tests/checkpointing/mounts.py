@@ -1,0 +1,51 @@
+"""Real file systems of a chosen kind and size, for a test's time. Needs root, and what makes the file system; else the test is skipped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def _ran(*argv: object) -> bool:
+    return subprocess.run([str(one) for one in argv], check=False, capture_output=True, timeout=60).returncode == 0  # noqa: S603 -- the test's own
+
+
+@contextlib.contextmanager
+def tmpfs(place: Path, n_bytes: int, inodes: int = 0) -> Iterator[Path]:
+    """Mount a file system in memory that is full after `n_bytes`."""
+    place.mkdir()
+    if os.geteuid() != 0 or not _ran("mount", "-t", "tmpfs", "-o", f"size={n_bytes},nr_inodes={inodes}", "none", place):
+        pytest.skip("needs to be allowed to mount")
+    try:
+        yield place
+    finally:
+        _ran("umount", place)
+
+
+@contextlib.contextmanager
+def btrfs(place: Path, n_bytes: int = 160 << 20) -> Iterator[Path]:
+    """Mount a file system whose files can share blocks."""
+    place.mkdir()
+    image = place.with_suffix(".image")
+    image.touch()
+    os.truncate(image, n_bytes)
+    if (
+        os.geteuid() != 0
+        or shutil.which("mkfs.btrfs") is None
+        or not _ran("mkfs.btrfs", "-q", image)
+        or not _ran("mount", "-o", "loop", image, place)
+    ):
+        pytest.skip("needs btrfs-progs, and to be allowed to mount")
+    try:
+        yield place
+    finally:
+        _ran("umount", place)

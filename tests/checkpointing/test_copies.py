@@ -1,0 +1,270 @@
+"""Our own copies of what is overwritten in place: kept whole or not at all, within the cap, and put back."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from checkpointing import manifest, proof
+from checkpointing.copies import DIRECTORY, Copies, Needed
+from checkpointing.model import Identity, Verdict, Verification
+from checkpointing.retain import Policy
+from checkpointing.setaside import SetAside
+from checkpointing.source import Interrupted, Throttle
+from checkpointing.tree import Reading
+from checkpointing.verify import identity_of, verify
+from tests.checkpointing.mounts import btrfs, tmpfs
+from tests.checkpointing.untouched import everything
+
+if TYPE_CHECKING:
+    from checkpointing.manifest import Manifest
+
+KIB = 1 << 10
+BIG = 1 << 40
+
+
+def save(path: Path, step: int, n_kib: int = 100) -> Manifest:
+    """Save in place, as nanoGPT does, and verify it."""
+    torch.save({"w": torch.rand(n_kib * KIB // 4), "step": step}, path)
+    found = verify(str(path))
+    assert found.verdict is Verdict.VERIFIED
+    return proof.build(found, part_bytes=16 * KIB)
+
+
+def tear(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def steps(copies: Copies) -> list[int | None]:
+    return [copy.manifest.step for copy in copies.all()]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """The directory that the job writes to; our state is beside it."""
+    (tmp_path / "job").mkdir()
+    return tmp_path / "job"
+
+
+def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp_path: Path) -> None:
+    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    made = save(path, 10)
+    content, before = path.read_bytes(), everything(job)
+    kept = copies.keep(made)
+    assert kept.copy is not None, kept
+    assert everything(job) == before
+    assert copies.keep(made).copy == kept.copy
+    save(path, 20)
+    assert Path(kept.copy.place).read_bytes() == content
+    assert proof.check(kept.copy.place, kept.copy.manifest).verdict is Verdict.VERIFIED
+    assert verify(kept.copy.place).step == 10
+    assert (copies.all(), copies.newest_for(str(path)), copies.newest_for("elsewhere")) == ((kept.copy,), kept.copy, None)
+    assert [spare.place for spare in copies.spares()] == [kept.copy.place]
+
+
+def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Path) -> None:
+    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    made = save(path, 10)
+    save(path, 20)
+    kept = copies.keep(made)
+    assert (kept.copy, copies.all()) == (None, ())
+    assert "not what its manifest says" in kept.reason
+    tear(path)
+    assert copies.keep(made).copy is None
+    path.unlink()
+    assert "No such file" in copies.keep(made).reason
+    assert list((tmp_path / DIRECTORY).iterdir()) == []
+
+
+def test_what_is_overwritten_while_it_is_copied_is_not_kept(job: Path, tmp_path: Path) -> None:
+    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    made = save(path, 10, n_kib=4000)
+    begun = threading.Event()
+
+    def overwrite(_seconds: float) -> None:
+        if not begun.is_set():
+            begun.set()
+            save(path, 20, n_kib=4000)
+
+    kept = copies.keep(made, reading=Reading(Throttle(1e9, burst_bytes=1, wait=overwrite)))
+    assert begun.is_set()
+    assert (kept.copy, copies.all(), list((tmp_path / DIRECTORY).iterdir())) == (None, (), [])
+
+
+def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_path: Path) -> None:
+    tree, copies = job / "global_step7", Copies(str(tmp_path), BIG)
+    (tree / "sub").mkdir(parents=True, mode=0o755)
+    for name in ("rank_0.bin", "sub/rank_1.bin", "notes"):
+        (tree / name).write_bytes(os.urandom(9999))
+    identity = identity_of(str(tree))
+    assert identity is not None
+    found = Verification(str(tree), identity, Verdict.VERIFIED, step=7, files=("rank_0.bin", "sub/rank_1.bin"))
+    kept = copies.keep(proof.build(found))
+    assert kept.copy is not None, kept
+    place = Path(kept.copy.place)
+    assert sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file()) == ["rank_0.bin", "sub/rank_1.bin"]
+    before = everything(job)
+    tree.rename(job / "aside")
+    assert copies.put_back(kept.copy, SetAside(str(tmp_path)), 1, "its copy") == ""
+    assert proof.check(str(tree), kept.copy.manifest).verdict is Verdict.VERIFIED
+    assert [(tree / name).stat().st_mode & 0o777 for name in ("", "sub")] == [0o755, 0o755]
+    assert not (tree / "notes").exists()
+    assert len(everything(job)) == len(before) + 4
+
+
+def test_the_policy_and_the_cap_hold_and_what_is_needed_stays(job: Path, tmp_path: Path) -> None:
+    path = job / "ckpt.pt"
+    copies = Copies(str(tmp_path), BIG)
+    for step in (1, 2, 3, 4):
+        assert copies.keep(save(path, step), Policy(newest=2)).copy is not None
+    assert steps(copies) == [3, 4]
+    three, four = copies.all()
+    capped = Copies(str(tmp_path), int(2.5 * four.manifest.n_bytes))
+    kept = capped.keep(save(path, 5), Policy(newest=5), Needed(in_use=frozenset({three.place})))
+    assert (steps(copies), kept.removed) == ([3, 5], (four.place,))
+    kept = capped.keep(save(path, 6), Policy(newest=5), Needed(frozenset({three.place}), frozenset({copies.all()[1].place})))
+    assert (kept.copy, steps(copies)) == (None, [3, 5])
+    assert "would not fit" in kept.reason
+    assert Copies(str(tmp_path), 1000).keep(save(path, 7)).copy is None
+    assert steps(copies) == [3, 5]
+
+
+def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_path: Path) -> None:
+    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    for step in (1, 2, 3):
+        copies.keep(save(path, step), Policy(newest=9))
+    newest = Path(copies.all()[-1].place)
+    content = newest.read_bytes()
+    newest.write_bytes(content[:-1] + b"?")
+    refused = copies.prune(Policy(newest=1))
+    assert "not proven" in refused.reason
+    assert steps(copies) == [1, 2, 3]
+    would = copies.prune(Policy(newest=1), bad=[str(newest)], dry_run=True)
+    assert (len(would.removed), steps(copies)) == (2, [1, 2, 3])
+    done = copies.prune(Policy(newest=1), bad=[str(newest)])
+    assert (done.removed, steps(copies)) == (would.removed, [2])
+    assert copies.prune(Policy(newest=1)).removed == ()
+
+
+def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(job: Path, tmp_path: Path) -> None:
+    path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), SetAside(str(tmp_path))
+    made = save(path, 10)
+    path.chmod(0o640)
+    mtime_ns, content = path.stat().st_mtime_ns, path.read_bytes()
+    kept = copies.keep(made).copy
+    assert kept is not None
+    save(path, 20)
+    tear(path)
+    torn = everything(job)
+    assert copies.put_back(kept, aside, 4, "torn") == f"something is there: {path}"
+    found = verify(str(path))
+    moved = aside.move(found, 4, {str(path): Identity.of(path.stat())}, ranks_alive=False)
+    assert copies.put_back(kept, aside, 4, "its copy of step 10") == ""
+    assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode & 0o777) == (content, mtime_ns, 0o640)
+    assert sorted(one.name for one in job.iterdir()) == ["ckpt.pt", Path(moved.to).name]
+    assert not any(undone.problem for undone in aside.undo())
+    assert everything(job) == torn
+
+
+def test_a_copy_that_rotted_is_not_put_back(job: Path, tmp_path: Path) -> None:
+    path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
+    kept = copies.keep(save(path, 10)).copy
+    assert kept is not None
+    path.unlink()
+    place = Path(kept.place)
+    place.write_bytes(place.read_bytes()[:-1] + b"?")
+    assert "not what its manifest says" in copies.put_back(kept, SetAside(str(tmp_path)), 1, "")
+    assert list(job.iterdir()) == []
+
+
+def test_a_copy_without_a_sound_manifest_is_none(job: Path, tmp_path: Path) -> None:
+    copies = Copies(str(tmp_path), BIG)
+    kept = copies.keep(save(job / "ckpt.pt", 10)).copy
+    assert kept is not None
+    document = Path(kept.directory) / "manifest.json"
+    document.write_bytes(document.read_bytes()[:-30])
+    assert copies.all() == ()
+    assert "could not be read" in str(copies.problem)
+
+
+def test_giving_up_leaves_nothing(job: Path, tmp_path: Path) -> None:
+    copies = Copies(str(tmp_path), BIG)
+    made = save(job / "ckpt.pt", 10)
+    with pytest.raises(Interrupted):
+        copies.keep(made, reading=Reading(interrupted=lambda: True))
+    assert list((tmp_path / DIRECTORY).iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from checkpointing import copies, manifest
+from checkpointing.source import Throttle
+from checkpointing.tree import Reading
+made = manifest.read(sys.argv[1])
+slow = Throttle(1e9, burst_bytes=1, wait=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+copies.Copies(sys.argv[2], 1 << 40).keep(made, reading=Reading(slow))
+"""
+
+
+@pytest.mark.process
+def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path) -> None:
+    made = save(job / "ckpt.pt", 10)
+    (tmp_path / "made.json").write_bytes(manifest.encode(made))
+    argv = [sys.executable, "-c", KILLED, str(tmp_path / "made.json"), str(tmp_path)]
+    assert subprocess.run(argv, check=False, timeout=60).returncode == -signal.SIGKILL  # noqa: S603 -- this interpreter and the text above
+    copies = Copies(str(tmp_path), BIG)
+    assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
+    assert copies.all() == ()
+    assert copies.keep(made).copy is not None
+    assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
+
+
+def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
+    with btrfs(tmp_path / "disk") as disk:
+        path, copies = disk / "ckpt.pt", Copies(str(disk / "state"), BIG)
+        made = save(path, 10, n_kib=60_000)  # two more of it would not fit
+        kept = copies.keep(made)
+        assert kept.copy is not None, kept
+        content = path.read_bytes()
+        with path.open("r+b") as file:  # in place, as a training overwrites it
+            file.write(bytes(1 << 20))
+        assert Path(kept.copy.place).read_bytes() == content
+        assert Path(kept.copy.place).stat().st_mtime_ns == made.identity.mtime_ns
+        path.unlink()
+        assert copies.put_back(kept.copy, SetAside(str(disk / "state")), 1, "") == ""
+        assert path.read_bytes() == content
+
+
+def test_a_disk_without_room_for_two_more_saves_is_left_to_the_job(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", 8 << 20) as disk:
+        path, copies = disk / "ckpt.pt", Copies(str(disk / "state"), BIG)
+        kept = copies.keep(save(path, 10, n_kib=2500))
+        assert kept.copy is None
+        assert "room for 2 more" in kept.reason
+        assert copies.keep(save(path, 20, n_kib=1000)).copy is not None
+        assert verify(str(path)).step == 20
+
+
+def test_a_full_disk_and_a_limit_are_reasons_and_leave_nothing(job: Path, tmp_path: Path) -> None:
+    copies = Copies(str(tmp_path), BIG)
+    made = save(job / "ckpt.pt", 10, n_kib=900)
+    with tmpfs(tmp_path / "disk", 700 * KIB) as disk:
+        assert "room" in Copies(str(disk), BIG).keep(made).reason
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500 * KIB, before[1]))
+    try:
+        kept = copies.keep(made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert kept.copy is None
+    assert "File too large" in kept.reason
+    assert list((tmp_path / DIRECTORY).iterdir()) == []

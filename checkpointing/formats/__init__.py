@@ -91,6 +91,9 @@ FORMATS: Final = (
 TREE_FORMATS: Final = (
     ("deepspeed", "checkpointing.formats.deepspeed"),
     ("megatron", "checkpointing.formats.megatron"),
+    ("hf_trainer", "checkpointing.formats.hf_trainer"),
+    ("accelerate", "checkpointing.formats.accelerate"),
+    ("fsdp", "checkpointing.formats.rank_files"),
     ("dcp", "checkpointing.formats.dcp"),
     ("safetensors_index", "checkpointing.formats.safetensors_index"),
 )

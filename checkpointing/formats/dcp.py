@@ -63,7 +63,9 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each 
         parts = [part for name, items in shards.items() for part in _lay_out(tree, name, items)]
     if not parts:
         parts = [*_of_two_saves(tree, shards), *_examine_items(tree, shards, bulk=bulk)]
-    return combine([*parts, *_notes(tree, shards)], _place(tree, shards), files=_files(tree, shards))
+    return combine(
+        [*parts, *_notes(tree, shards)], _place(tree, shards), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, shards)
+    )
 
 
 def _by_shard(metadata: Metadata) -> dict[str, list[Item]]:

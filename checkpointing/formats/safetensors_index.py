@@ -19,6 +19,8 @@ _CONFIGS: Final = ("config.json", "adapter_config.json")
 def claims(tree: Tree) -> bool:
     """Claim a directory with an index or a shard of weights, or with a model's weights beside its configuration."""
     top = tree.top()
+    if any(name.startswith("checkpoint-") for name in tree.directories):
+        return False  # an output directory of transformers: its checkpoints are below
     return bool(weights.indexes(tree) or weights.shards(tree) or (weights.singles(tree) and any(name in top for name in _CONFIGS)))
 
 

@@ -1,0 +1,158 @@
+"""A `checkpoint-N/` of transformers' Trainer: the model's weights, and what a resumed training needs beside them.
+
+In: a `Tree`. Out: an `Examination`. Names (transformers/trainer.py, 4.36 to 5.23, _save_checkpoint; trainer_state.json is written last):
+
+    model.safetensors, shards with an index, or pytorch_model.bin; adapter_model.*       the weights; under FSDP pytorch_model_fsdp_N/,
+                                                                                         under DeepSpeed global_stepN/
+    optimizer.pt (FSDP: optimizer.bin, optimizer_N/), scheduler.pt, rng_state.pth        all three, or none of them: save_only_model;
+                                                                                         rng_state_<rank>.pth with several ranks
+    trainer_state.json                                                                   its global_step is that of the directory's name
+    training_args.bin, config.json and others                                            must be whole where they are there
+
+Raises OSError and source.Interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, shards, weights
+from checkpointing.model import Verdict
+from checkpointing.source import Short
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checkpointing.tree import Tree
+
+_NAME: Final = re.compile(r"(?:tmp-)?checkpoint-(\d{1,18})(?:\.\w+)?")
+_STATE: Final = "trainer_state.json"
+_ARGUMENTS: Final = "training_args.bin"
+_OPTIMIZER: Final = re.compile(r"optimizer\.(pt|bin)|optimizer_\d+|optimizer\.pt\.\w+")
+_SCHEDULER: Final = re.compile(r"scheduler\.(pt|bin)")
+_RANDOM: Final = re.compile(r"rng_state(?:_(\d+))?\.pth")
+_FSDP: Final = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
+_FSDP_WHOLE: Final = re.compile(r"pytorch_model_fsdp\.bin")
+_DEEPSPEED: Final = re.compile(r"global_step\d+")
+_PICKLES: Final = re.compile(r"(optimizer|scheduler|scaler|rng_state(_\d+)?|training_args|pytorch_model_fsdp)\.(pt|pth|bin)")
+_MOST_JSON_BYTES: Final = 64 << 20
+
+
+def claims(tree: Tree) -> bool:
+    """Claim what has the trainer's state in it, and what is named as its checkpoints are and has anything else of them."""
+    top = tree.top()
+    if any(_NAME.fullmatch(name) for name in tree.directories if "/" not in name):
+        return False  # the output directory, with checkpoints in it
+    if _STATE in top:
+        return True
+    return _NAME.fullmatch(tree.name) is not None and any(name == _ARGUMENTS or _RANDOM.fullmatch(name) for name in top)
+
+
+def examine(tree: Tree, *, bulk: bool) -> Examination:
+    """Look at every file, and at whether all of them are there. Raises OSError and source.Interrupted."""
+    step, epoch, parts = _read_state(tree)
+    parts += [*_weights(tree, bulk=bulk), *_beside(tree), *_files(tree, bulk=bulk), *_deepspeed(tree, bulk=bulk)]
+    named = _NAME.fullmatch(tree.name)
+    if step is not None and named is not None and int(named[1]) != step:
+        parts.append(Examination(Verdict.BAD, f"{_STATE} is of step {step}, and the directory of step {named[1]}"))
+    parts += _scheduler(tree, step)
+    return combine(parts, NOWHERE if step is None else Place(step, epoch, sure=True))
+
+
+def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
+    """Give step and epoch of the trainer's state, and what is wrong with it."""
+    if tree.file(_STATE) is None:
+        found = examine_member(tree, _STATE, bulk=False)
+        why = f"{_STATE} is missing: the save did not end" if found.verdict is Verdict.INCOMPLETE else found.reason
+        return None, None, [Examination(found.verdict, why)]
+    state, problem = _json(tree, _STATE)
+    if problem is not None:
+        return None, None, [problem]
+    step = state.get("global_step") if isinstance(state, dict) else None
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return None, None, [Examination(Verdict.BAD, f"{_STATE}: it has no global_step")]
+    epoch = state.get("epoch")
+    return step, int(epoch) if isinstance(epoch, float | int) and epoch == epoch else None, []  # noqa: PLR0124 -- NaN is what does not equal itself
+
+
+def _json(tree: Tree, name: str) -> tuple[Any, Examination | None]:
+    """Give what a JSON file says, and what is wrong with it."""
+    entry = tree.entries[name]
+    if not entry.size:
+        return None, Examination(Verdict.BAD, f"{name}: torn: it is empty")
+    if entry.size > _MOST_JSON_BYTES:
+        return None, None
+    try:
+        return json.loads(tree.read_small(name, _MOST_JSON_BYTES).decode("utf-8")), None
+    except (ValueError, RecursionError, Short) as error:
+        return None, Examination(Verdict.BAD, f"{name}: torn or damaged: it is no JSON: {str(error)[:80]}")
+
+
+def _weights(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
+    found = weights.examine(tree, bulk=bulk)
+    sharded = sorted(name for name in tree.directories if _FSDP.fullmatch(name))
+    elsewhere = any(name.startswith("pytorch_model_fsdp") for name in tree.top()) or any(_DEEPSPEED.fullmatch(name) for name in tree.top())
+    if not found and not elsewhere:
+        yield Examination(Verdict.INCOMPLETE, "the model's weights are missing")
+    yield from found
+    for name in sharded:
+        part = dcp.examine(tree.sub(name), bulk=bulk)
+        yield Examination(part.verdict, f"{name}: {part.reason}" if part.reason else "", NOWHERE, part.level, part.also)
+
+
+def _beside(tree: Tree) -> Iterator[Examination]:
+    """Say what a resumed training needs and does not find. Each node has the random states of its own ranks, so they may begin anywhere."""
+    top = tree.top()
+    optimizer = any(_OPTIMIZER.fullmatch(name) or _DEEPSPEED.fullmatch(name) for name in top)
+    scheduler = any(_SCHEDULER.fullmatch(name) for name in top)
+    ranks = [match[1] for name in sorted(top) if (match := _RANDOM.fullmatch(name))]
+    if not optimizer and not scheduler and not ranks:
+        return  # save_only_model
+    if not optimizer:
+        yield Examination(Verdict.INCOMPLETE, "optimizer.pt is missing")
+    if not scheduler and not any(_DEEPSPEED.fullmatch(name) for name in top):
+        yield Examination(Verdict.INCOMPLETE, "scheduler.pt is missing")
+    if not ranks:
+        yield Examination(Verdict.INCOMPLETE, "rng_state.pth is missing")
+    numbers = sorted(int(rank) for rank in ranks if rank is not None)
+    if numbers and len(numbers) != numbers[-1] - numbers[0] + 1:
+        absent = next(number for number in range(numbers[0], numbers[-1]) if number not in numbers)
+        yield Examination(Verdict.INCOMPLETE, f"rng_state_{absent}.pth is missing")
+
+
+def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
+    """Look at the files beside the weights, each by itself."""
+    for name in sorted(name for name in tree.entries if "/" not in name):
+        if _PICKLES.fullmatch(name):
+            found = examine_member(tree, name, bulk=bulk)
+            foreign = found.verdict is Verdict.FOREIGN
+            yield Examination(Verdict.BAD if foreign else found.verdict, found.reason, NOWHERE, found.level, found.also)
+        elif bulk and name.endswith(".json") and name != _STATE and not name.endswith(weights.INDEX) and tree.file(name) is not None:
+            _, problem = _json(tree, name)
+            if problem is not None:
+                yield problem
+
+
+def _deepspeed(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
+    """Look at DeepSpeed's own directory, which the file `latest` beside it names."""
+    steps = sorted(name for name in tree.directories if _DEEPSPEED.fullmatch(name))
+    for name in steps:
+        part = deepspeed.examine(tree.sub(name), bulk=bulk)
+        yield Examination(part.verdict, f"{name}: {part.reason}" if part.reason else "", NOWHERE, part.level, part.also)
+    if tree.file("latest") is not None:
+        latest = tree.read_small("latest", 1 << 12).decode("utf-8", "replace").strip()
+        if latest not in steps:
+            yield Examination(Verdict.INCOMPLETE, f"latest names {latest[:80] or 'nothing'}, which is not there")
+    elif steps:
+        yield Examination(Verdict.INCOMPLETE, "latest is missing: DeepSpeed writes it last")
+
+
+def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
+    """Tell a scheduler that is ahead of the trainer. Behind it may be: it does not step where an optimizer step was skipped."""
+    if step is None or tree.file("scheduler.pt") is None:
+        return
+    last = shards.number(shards.scan_of(tree, "scheduler.pt"), "last_epoch")
+    if last is not None and last > step:
+        yield Examination(Verdict.BAD, f"scheduler.pt is of step {last}, and {_STATE} of step {step}: files of two saves")

@@ -41,6 +41,7 @@ class FileBackend:
     def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
         """Write beside, sync, and rename or link into place."""
         target = self._path(key)
+        self._see_mounted()
         with _told("write", target):
             os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 -- strings throughout the package
             beside = f"{target}{_PART}{secrets.token_hex(8)}"
@@ -57,6 +58,7 @@ class FileBackend:
     def begin(self, key: str, upload_id: str = "") -> Upload:
         """Make the two files, or read the log of an upload."""
         target = self._path(key)
+        self._see_mounted()
         with _told("open an upload", target):
             if upload_id:
                 return Upload(key, upload_id, _arrived(f"{target}{_PART}{upload_id}", target))
@@ -166,6 +168,12 @@ class FileBackend:
                 while len(directory) > len(self._root):
                     os.rmdir(directory)  # noqa: PTH106
                     directory = os.path.dirname(directory)  # noqa: PTH120
+
+    def _see_mounted(self) -> None:
+        """Never make the root: where a file system is not mounted, that would fill another one."""
+        if not os.path.isdir(self._root):  # noqa: PTH112
+            message = f"cannot mirror: {self._root}: no such directory: is it mounted?"
+            raise Denied(message, hint="make the directory, or mount the file system that it is on")
 
     def _path(self, key: str) -> str:
         parts = key.split("/")

@@ -12,7 +12,10 @@ import socket
 import struct
 import threading
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from io import BufferedReader
 
 RESET = "reset"  # RST after `after` bytes of the body
 STALL = "stall"  # nothing any more, until the client gives up
@@ -50,9 +53,11 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
+        """Give the proxy, which listens already."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        """Let nobody in any more, and let go of who waits."""
         self._closed.set()
         self._listener.close()
         for fault in self.faults:
@@ -94,7 +99,9 @@ class Proxy:
                 while self._one(client, server, reader, answers):
                     pass
 
-    def _one(self, client: socket.socket, server: socket.socket, reader: socket.SocketIO, answers: socket.SocketIO) -> bool:  # type: ignore[type-arg]
+    def _one(  # noqa: C901, PLR0911 -- what becomes of one request, from its begin to its end
+        self, client: socket.socket, server: socket.socket, reader: BufferedReader, answers: BufferedReader
+    ) -> bool:
         head = _head(reader)
         if self.refuses:
             _reset(client)
@@ -102,7 +109,6 @@ class Proxy:
         line = head.split(b"\r\n", 1)[0].decode()
         length = _length(head)
         fault = self._fault_for(line)
-        row = len(self.seen)
         with self._lock:
             row = len(self.seen)
             self.seen.append((line, 0))
@@ -117,9 +123,9 @@ class Proxy:
                 fault.release.wait(60)
             if fault.what[0].isdigit():
                 return _answer(client, reader, head, length, fault.what)
-        head = re.sub(rb"(?i)\r\nexpect:[^\r]*", b"", head)
-        server.sendall(head)
-        if length and re.search(rb"(?i)100-continue", head) is None:
+        asks = b"100-continue" in head.lower()
+        server.sendall(re.sub(rb"(?i)\r\nexpect:[^\r]*", b"", head))
+        if asks:
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self._forward(client, server, reader, length, fault, row):
             return False
@@ -137,7 +143,9 @@ class Proxy:
         client.sendall(answer + body)
         return True
 
-    def _forward(self, client: socket.socket, server: socket.socket, reader, length: int, fault: Fault | None, row: int) -> bool:  # type: ignore[no-untyped-def]
+    def _forward(  # noqa: PLR0913, PLR0917 -- both ends, and what happens between them
+        self, client: socket.socket, server: socket.socket, reader: BufferedReader, length: int, fault: Fault | None, row: int
+    ) -> bool:
         done = 0
         while done < length:
             piece = reader.read1(min(65536, length - done))
@@ -158,7 +166,7 @@ class Proxy:
         return not (fault is not None and fault.what == RESET and done >= fault.after and _reset(client))
 
 
-def _answer(client: socket.socket, reader, head: bytes, length: int, what: str) -> bool:  # type: ignore[no-untyped-def]
+def _answer(client: socket.socket, reader: BufferedReader, head: bytes, length: int, what: str) -> bool:
     status, _, code = what.partition(" ")
     if b"100-continue" not in head.lower():
         reader.read(length)
@@ -171,7 +179,7 @@ def _answer(client: socket.socket, reader, head: bytes, length: int, what: str) 
     return False
 
 
-def _head(reader) -> bytes:  # type: ignore[no-untyped-def]
+def _head(reader: BufferedReader) -> bytes:
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         line = reader.readline()
@@ -184,7 +192,7 @@ def _head(reader) -> bytes:  # type: ignore[no-untyped-def]
     return head
 
 
-def _body(answers, head: bytes) -> bytes:  # type: ignore[no-untyped-def]
+def _body(answers: BufferedReader, head: bytes) -> bytes:
     if b"transfer-encoding: chunked" not in head.lower():
         return bytes(answers.read(_length(head)))
     body = b""

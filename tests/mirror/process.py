@@ -19,10 +19,10 @@ import pytest
 from checkpointing import digest, manifest, remote
 from checkpointing.backends import S3Options, open_backend
 from checkpointing.model import Identity
+from tests.mirror.faults import Proxy
 
 if TYPE_CHECKING:
     from checkpointing.backends import Backend
-    from tests.mirror.faults import Proxy
 
 PART = 5 << 20  # the least that S3 allows for a part that is not the last
 ROOT = Path(__file__).parents[2]
@@ -75,11 +75,11 @@ class Place:
         return n_manifests
 
 
-def save(path: Path, n_bytes: int = 12 << 20, step: int = 100, *, job: str = "job", run: str = "run-1", seed: int = 0, made: int = 0) -> Path:
+def save(path: Path, n_bytes: int = 12 << 20, step: int = 100, *, job: str = "job") -> Path:
     """Write a checkpoint of one file and the manifest of it beside the directory; return the manifest's path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(bytes([seed]) * 16 + os.urandom(max(n_bytes - 16, 0)))
-    return describe(path, step, job=job, run=run, made=made)
+    path.write_bytes(os.urandom(n_bytes))
+    return describe(path, step, job=job)
 
 
 def save_tree(path: Path, files: dict[str, int], step: int = 100, *, job: str = "job") -> Path:
@@ -90,7 +90,7 @@ def save_tree(path: Path, files: dict[str, int], step: int = 100, *, job: str = 
     return describe(path, step, job=job)
 
 
-def describe(path: Path, step: int, *, job: str = "job", run: str = "run-1", made: int = 0) -> Path:
+def describe(path: Path, step: int, *, job: str = "job") -> Path:
     """Write the manifest of what is at `path` now."""
     members = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path.name]
     files = []
@@ -107,8 +107,8 @@ def describe(path: Path, step: int, *, job: str = "job", run: str = "run-1", mad
         path=str(path),
         identity=Identity.of(path.stat()),
         step=step,
-        about=manifest.About(job, run),
-        made_unix_s=made or step,
+        about=manifest.About(job, "run-1"),
+        made_unix_s=step,
         part_bytes=PART,
     )
     home = path.parent.parent / "manifests"
@@ -121,7 +121,7 @@ def describe(path: Path, step: int, *, job: str = "job", run: str = "run-1", mad
 class Process:
     """The mirror process. Use as a context manager: it is ended by the end of its stdin."""
 
-    def __init__(self, place: Place, *, env: dict[str, str] | None = None, **more: Any) -> None:
+    def __init__(self, place: Place, *, env: dict[str, str] | None = None, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.popen = subprocess.Popen(
@@ -136,9 +136,11 @@ class Process:
         self.tell({"cmd": "configure", "spool": spool, "mirrors": [place.url], "job": "job", "workers": 2, "s3": place.s3, **more})
 
     def __enter__(self) -> Self:
+        """Give the process, which runs already."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        """End it."""
         if self.popen.stdin is not None:
             self.popen.stdin.close()
         try:
@@ -159,7 +161,7 @@ class Process:
         """Ask for a checkpoint."""
         self.tell({"cmd": "mirror", "path": str(path), "step": step, "manifest": str(described)})
 
-    def wait_for(self, ev: str, deadline_s: float = 60.0, **members: Any) -> dict[str, Any]:
+    def wait_for(self, ev: str, deadline_s: float = 60.0, **members: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
         """Return the first event of this name and with these members that has not been returned yet."""
         end = time.monotonic() + deadline_s
         while True:

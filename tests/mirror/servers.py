@@ -55,7 +55,9 @@ def installed() -> Path:
             shutil.rmtree(CACHE / "servers", ignore_errors=True)
             venv.create(CACHE / "servers", with_pip=True)
             pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
-            done = subprocess.run([*pip, *PACKAGES], capture_output=True, text=True, check=False)
+            done = subprocess.run(  # noqa: S603 -- the test's own
+                [*pip, *PACKAGES], capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 raise RuntimeError(f"the S3 servers could not be installed: {done.stderr[-2000:]}")
             ready.touch()
@@ -68,7 +70,7 @@ def swift(base: Path) -> Iterator[Server]:
     python, port = installed(), free_ports(4)
     log = base / "swift.log"
     with log.open("wb") as err:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 -- the test's own
             [str(python), str(HERE / "swiftly.py"), str(base), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err
         )
     try:
@@ -91,7 +93,9 @@ def moto(base: Path) -> Iterator[Server]:
     log = base / "moto.log"
     with log.open("wb") as err:
         code = "import sys; from moto.server import main; sys.exit(main())"
-        process = subprocess.Popen([str(python), "-c", code, "-H", "127.0.0.1", "-p", str(port)], stdout=err, stderr=err)
+        process = subprocess.Popen(  # noqa: S603 -- the test's own
+            [str(python), "-c", code, "-H", "127.0.0.1", "-p", str(port)], stdout=err, stderr=err
+        )
     try:
         while True:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from checkpointing import remote, restore
 from tests.mirror.faults import FLIP, HOLD, LOSE, RESET, STALL, TRUNCATE, Fault
 from tests.mirror.process import PART, Place, Process, describe, save, save_tree
 from tests.waiting import wait_for
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.process, pytest.mark.s3]
 
@@ -148,7 +145,7 @@ def test_while_the_mirror_is_away_it_is_kept_and_the_newest_goes_first(place: Pl
     paths = [place.home / "ckpt" / f"step_{step}.pt" for step in (100, 200, 300, 400)]
     with Process(place) as process:
         for number, path in enumerate(paths, 1):
-            process.mirror(path, save(path, step=number * 100, seed=number), step=number * 100)
+            process.mirror(path, save(path, step=number * 100), step=number * 100)
             process.wait_for("spooled")
         process.wait_for("alert", what="dropped", path=str(paths[0]))
     for path in paths:
@@ -226,7 +223,7 @@ def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
     with Process(place, keep=2) as process:
         for step in (1, 2, 3):
             path = place.home / "ckpt" / f"step_{step}.pt"
-            process.mirror(path, save(path, 1000, step=step, seed=step), step)
+            process.mirror(path, save(path, 1000, step=step), step)
             process.wait_for("uploaded", step=step)
         assert process.wait_for("pruned")["step"] == 1
     kept, _ = remote.newest_first(place.backend(), "job")
@@ -261,6 +258,6 @@ def test_memory_does_not_grow_with_the_size(place: Place, tmp_path: Path) -> Non
     with Process(place, workers=4) as process:
         process.mirror(path, described, 1)
         process.wait_for("uploaded", 110)
-        status = (tmp_path / f"/proc/{process.popen.pid}/status").read_text()
+        status = Path(f"/proc/{process.popen.pid}/status").read_text()
         peak_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
     assert peak_kib < 150 << 10

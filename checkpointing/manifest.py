@@ -262,17 +262,17 @@ class Manifests:
     def get(self, path: str) -> Manifest | None:
         """Give what was last recorded about a path, whatever is there now."""
         try:
-            found = read(self._file(path))
+            found = read(self.file_of(path))
         except FileNotFoundError:
             return None
         except (OSError, Damaged) as error:
-            self.problem = f"a manifest could not be read: {self._file(path)}: {error}"
+            self.problem = f"a manifest could not be read: {self.file_of(path)}: {error}"
             return None
         return found if found.path == path else None
 
     def put(self, manifest: Manifest) -> bool:
         """Record it durably in the place of what was recorded about its path; False, and a problem, where that could not be done."""
-        file = self._file(manifest.path)
+        file = self.file_of(manifest.path)
         try:
             read(file)
         except Newer as error:
@@ -307,10 +307,11 @@ class Manifests:
         """
         gone = [manifest.path for manifest in self.all() if _is_gone(manifest.path)]
         for path in gone:
-            os.unlink(self._file(path))  # noqa: PTH108 -- as above
+            os.unlink(self.file_of(path))  # noqa: PTH108 -- as above
         return len(gone)
 
-    def _file(self, path: str) -> str:
+    def file_of(self, path: str) -> str:
+        """Give the file in which the manifest of a path is, or would be."""
         name = _UNSAFE.sub("_", path.rstrip("/").rpartition("/")[2])[:80]
         mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         return f"{self._directory}/{name}-{mark}.json"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import proof
 from checkpointing.catalog import Listing, find
+from checkpointing.copies import Copies
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests
 from checkpointing.model import CheckpointingError, Verdict
@@ -24,7 +25,7 @@ from checkpointing.verify import Cache, identity_of, verify
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.learned import Learned
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
-from supervisor.places import is_of, pattern_of
+from supervisor.places import escaped, is_of, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -52,6 +53,10 @@ class JobCheckpoints:
         self._fences: Fences | None = None
         self._manifests = Manifests(str(self._directory))
         self._aside = SetAside(str(self._directory))
+        self._copies = Copies(str(self._directory), int(job.settings.checkpoints.copies_gib * 2**30))
+        self._recorded: dict[str, Manifest] = {}  # the newest of each path, of what the watcher proved
+        self._brought: set[tuple[str, str]] = set()
+        self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
         self._attempt = 0
         settings = job.settings
         learns = settings.checkpoints.learn and settings.instrument.enabled
@@ -62,7 +67,7 @@ class JobCheckpoints:
         """What could not be read or recorded, last, each in one line."""
         learned = self.learned.problem if self.learned is not None else None
         fences = self._fences.problem if self._fences is not None else None
-        return tuple(problem for problem in (fences, learned, self._manifests.problem) if problem)
+        return tuple(problem for problem in (fences, learned, self._manifests.problem, self._copies.problem) if problem)
 
     def began(self, attempt: int) -> None:
         """Note which attempt's ranks are to be learned from. From the loop's thread."""
@@ -110,7 +115,7 @@ class JobCheckpoints:
             self._fences = self._fences or Fences(self._directory)
             self.absorb()
             selection = self._newest(self._fences, avoid, suspect=suspect)
-            if self.learned is not None and (not declared or self._job.settings.job.resumes_itself):
+            if self.learned is not None and self._resumes_itself:
                 self.learned.settle()
                 torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned))
                 mended = tuple(row for path in torn for row in self._mended(path, attempt, self.learned, alone=alone))
@@ -119,6 +124,11 @@ class JobCheckpoints:
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
 
+    @property
+    def _resumes_itself(self) -> bool:
+        settings = self._job.settings
+        return settings.job.resumes_itself or not settings.checkpoints.paths
+
     def _newest(self, fences: Fences, avoid: Collection[str], *, suspect: bool) -> Selection:
         checkpoints = self._job.settings.checkpoints
         return newest(
@@ -126,6 +136,7 @@ class JobCheckpoints:
             fences,
             self._cache,
             manifests=self._manifests,
+            spares=() if self._resumes_itself else self._copies.spares(),  # it would not look there
             suspect=suspect,
             budget_s=checkpoints.verify_budget_s,
             limit_s=LIMIT_S if checkpoints.paths else checkpoints.verify_budget_s,  # what the script does itself does not wait for us
@@ -158,8 +169,15 @@ class JobCheckpoints:
         found = self._cache.get(path, identity) or verify(path)
         self._cache.put(found)
         aside = self._aside.move(found, attempt, learned.seen(path), ranks_alive=not alone)
-        if aside.to:
-            yield path, f"{found.reason}: moved to {aside.to}"
+        if not aside.to:
+            return
+        copy = self._copies.newest_for(path) if self.is_checkpoint(path) else None
+        problem = "" if copy is None else self._copies.put_back(copy, self._aside, attempt, found.reason)
+        step = "" if copy is None or copy.manifest.step is None else f" of step {copy.manifest.step}"
+        back = (
+            "" if copy is None else f"; the copy could not be put back: {problem}" if problem else f"; the copy{step} was put in its place"
+        )
+        yield path, f"{found.reason}: moved to {aside.to}{back}"
 
     def watcher(self, on_verified: Callable[[CheckpointRef], None]) -> CheckpointWatcher | None:
         """Make the watcher, where any checkpoint is declared or may be learned."""
@@ -169,13 +187,20 @@ class JobCheckpoints:
 
         def look() -> Listing:
             self.absorb()
-            return self.listing(candidates=True)
+            listing = self.listing(candidates=True)
+            self._bring(listing)
+            return listing
 
         def verified(found: Verification, reading: Reading, news: bool) -> None:  # noqa: FBT001 (the watcher's)
             manifest = self._record(found, reading)
+            if manifest is not None:
+                self._recorded[found.path] = manifest
+                self._keep_copy(manifest, reading)
+                self._bring_one(manifest)
             if news and self.is_checkpoint(found.path):
                 on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)))
 
+        self._copies.sweep()
         return CheckpointWatcher(look, verified, self._cache, interval_s=checkpoints.scan_interval_s)
 
     def _record(self, found: Verification, reading: Reading) -> Manifest | None:
@@ -188,3 +213,26 @@ class JobCheckpoints:
         except (proof.Changed, Interrupted, OSError):
             return None  # it is looked at anew when it stands still
         return manifest if self._manifests.put(manifest) else None
+
+    def _keep_copy(self, manifest: Manifest, reading: Reading) -> None:
+        """Keep a copy of what the script writes over again and again: the next save may leave it torn."""
+        path = manifest.path
+        in_place = self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)
+        if in_place and self._job.settings.checkpoints.copies_gib > 0:
+            self._copies.keep(manifest, reading=reading)
+
+    def _bring(self, listing: Listing) -> None:
+        """Have the mirrors get what was recorded before it was known to be a checkpoint."""
+        for candidate in listing.candidates if self.bring is not None else ():
+            manifest = self._recorded.get(candidate.path)
+            if manifest is not None and manifest.identity == candidate.identity:
+                self._bring_one(manifest)
+
+    def _bring_one(self, manifest: Manifest) -> None:
+        """Have the mirrors get it, once; of a shared file by the node whose ranks wrote it."""
+        mine = self.learned is None or bool(self.learned.writes(manifest.path))
+        name = manifest.path, manifest.id
+        if self.bring is None or not mine or name in self._brought or not self.is_checkpoint(manifest.path):
+            return
+        self._brought.add(name)
+        self.bring(manifest.path, manifest.step, self._manifests.file_of(manifest.path))

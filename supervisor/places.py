@@ -58,7 +58,7 @@ def pattern_of(unit: str) -> str:
     spans = [match.span() for match in _NUMBER.finditer(stem) if _grows(stem, *match.span())]
     words = re.sub(r"[^A-Za-z]", "", _without(stem, spans, ""))
     too_broad = len(spans) > _MOST_NUMBERS or not (words or _SAYS_CHECKPOINT.search(directory.rpartition("/")[2]))
-    return f"{_escaped(directory)}/{_escaped(name) if too_broad else _without(stem, spans, _ANY) + _escaped(end)}"
+    return f"{escaped(directory)}/{escaped(name) if too_broad else _without(stem, spans, _ANY) + escaped(end)}"
 
 
 def is_of(pattern: str, path: str) -> bool:
@@ -82,11 +82,11 @@ def _without(stem: str, spans: list[tuple[int, int]], instead: str) -> str:
     """Return the stem with what is at `spans` replaced; the rest is escaped where it is part of a pattern."""
     parts, at = [], 0
     for start, end in spans:
-        parts += [_escaped(stem[at:start]), instead]
+        parts += [escaped(stem[at:start]), instead]
         at = end
-    return "".join([*parts, _escaped(stem[at:])])
+    return "".join([*parts, escaped(stem[at:])])
 
 
-def _escaped(text: str) -> str:
-    """Return what matches the text alone (glob.escape; a slash is none of its business)."""
+def escaped(text: str) -> str:
+    """Return the pattern that matches the text alone (glob.escape; a slash is none of its business)."""
     return _MAGIC.sub(lambda match: f"[{match[0]}]", text)

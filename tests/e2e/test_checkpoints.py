@@ -77,3 +77,15 @@ def test_a_torn_checkpoint_of_its_own_is_out_of_the_way_of_a_script_that_resumes
     if style == "steps":
         assert moved(run) == [(str(tmp_path / "ckpt" / "step_30.pt"), str(tmp_path / "ckpt" / "step_30.pt.torn-1"))]
         assert "moved to" in run.stderr
+
+
+def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    options = ["--config", str(fast(tmp_path))]
+    run = supervise(*TORCHRUN, TRAIN, "--style=inplace", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
+    assert run.exit_code() == 0
+    said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
+    assert said == ["resumed at 0", "resumed at 20"], "attempt 2 could not load the torn file, attempt 3 goes on from the copy"
+    assert run.attempts() == 3
+    torn = tmp_path / "ckpt.pt"
+    assert moved(run) == [(str(torn), f"{torn}.torn-2")]
+    assert "the copy of step 20 was put in its place" in run.stderr

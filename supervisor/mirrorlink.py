@@ -1,0 +1,165 @@
+"""The mirror's process, from the supervisor's side: started, fed, started again, listened to, and given a moment at the end.
+
+In: checkpoints that were recorded, by any thread. Out: what the process tells, to a callback, in a thread of ours. Nothing it does or fails
+to do reaches the job: it is told (docs/checkpoints.md, "The mirror"). What it was given is asked of it again after its death until it
+said that it holds it; from then on its spool on disk knows. The process is a session of its own, so that a terminal's Ctrl-C is ours to
+pass on, and ends when its stdin does. Owns the process and what is pending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.launch.environment import job_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from supervisor.job import Job
+
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 60.0
+_STOP_S: Final = 5.0
+_REFUSED: Final = 78
+_LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deaths
+
+
+def s3_options(job: Job) -> dict[str, Any]:
+    """Return how S3 is reached, as checkpointing.backends.S3Options takes it."""
+    s3 = job.settings.checkpoints.s3
+    style = {"always": True, "never": False}.get(s3.path_style)
+    return {"endpoint": s3.endpoint, "region": s3.region, "path_style": style, "ca_bundle": s3.ca_bundle, "sse": s3.sse}
+
+
+def mirrors(job: Job) -> list[str]:
+    """Return the places, a directory as an absolute path."""
+    return [url if "://" in url else str(job.cwd / url) for url in job.settings.checkpoints.mirror]
+
+
+class MirrorLink:
+    """One mirror process after another. `told` gets each line that it says, in a thread of ours."""
+
+    def __init__(self, job: Job, told: Callable[[Mapping[str, Any]], None]) -> None:
+        """Nothing runs before `start`."""
+        checkpoints = job.settings.checkpoints
+        self._told = told
+        self._environ = job_environment(job.environ)
+        self._configuration = {
+            "cmd": "configure",
+            "spool": str(job.state / "spool"),
+            "mirrors": mirrors(job),
+            "job": job.name,
+            "workers": checkpoints.concurrency,
+            "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,
+            "s3": s3_options(job),
+        }
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
+        self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def start(self) -> None:
+        """Start the process, soon."""
+        self._thread.start()
+
+    def bring(self, path: str, step: int | None, manifest: str) -> None:
+        """Have a checkpoint brought to the mirrors; returns at once. `manifest` is the file of its manifest."""
+        row = {"cmd": "mirror", "path": path, "step": step, "manifest": manifest}
+        with self._changed:
+            self._pending[path] = row
+            self._left = None
+        self._queue.put(row)
+
+    def close(self, deadline_s: float) -> int | None:
+        """Give it so long to bring all, then end it. Returns how many are left in the spool, None where it did not say."""
+        self._queue.put({"cmd": "retry"})
+        with self._changed:
+            self._changed.wait_for(lambda: self._left == 0 and not self._pending, deadline_s)
+            left = None if self._left is None and not self._pending else (self._left or 0) + len(self._pending)
+        self._closing.set()
+        self._queue.put({"cmd": "stop"})
+        self._thread.join(_STOP_S)
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+        return left
+
+    def _run(self) -> None:
+        wait_s = FIRST_WAIT_S
+        while not self._closing.is_set():
+            began = time.monotonic()
+            try:
+                code = self._serve()
+            except OSError as error:
+                code = None
+                self._told({"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""})
+            if self._closing.is_set() or code == _REFUSED:
+                return  # what it is told is wrong, and would be the next time
+            if code is not None:
+                self._told({"ev": "died", "code": code, "wait_s": wait_s})
+            wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
+            self._closing.wait(wait_s)
+
+    def _serve(self) -> int:
+        """Run one process to its end; return its exit code. Raises OSError."""
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", "checkpointing.mirror"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._environ,
+            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            start_new_session=True,
+        ) as process:
+            assert process.stdin is not None  # noqa: S101 (says it to the type checker)
+            self._process = process
+            reader = threading.Thread(target=self._listen, args=(process,), name="mirror-out", daemon=True)
+            reader.start()
+            with self._changed:
+                rows: list[dict[str, Any] | None] = [self._configuration, *self._pending.values()]
+                while not self._queue.empty():
+                    row = self._queue.get()
+                    rows += [row] if row is not None and row["cmd"] == "stop" else []
+            with contextlib.suppress(BrokenPipeError):
+                while rows or (rows := [self._queue.get()]):
+                    row = rows.pop(0)
+                    if row is None:  # its stdout ended
+                        break
+                    process.stdin.write(json.dumps(row) + "\n")
+                    process.stdin.flush()
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            reader.join()
+            return process.wait()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None  # noqa: S101 (says it to the type checker)
+        for line in process.stdout:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                row = json.loads(line)
+                self._note(row)
+                self._told(row)
+        with self._changed:
+            self._left = None
+        self._queue.put(None)
+
+    def _note(self, row: Mapping[str, Any]) -> None:
+        with self._changed:
+            if row["ev"] == "spooled" or (row["ev"] == "alert" and row.get("path")):
+                self._pending.pop(row["path"], None)
+                self._left = None
+            elif row["ev"] in {"idle", "stopped"}:
+                self._left = int(row["left"])
+            self._changed.notify_all()

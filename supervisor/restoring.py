@@ -1,0 +1,123 @@
+"""Bring the newest checkpoint of a job from its mirrors to this disk, in a process of its own: `python -P -m supervisor.restoring`.
+
+The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "into", "workers", "s3"}.
+Out, a line each: {"ev": "progress", "done", "total"} in bytes, and at the end one of {"ev": "restored", "path", "step", "mirror", "bytes",
+"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way, no_space, failed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from supervisor.launch.environment import job_environment
+from supervisor.mirrorlink import mirrors, s3_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.job import Job
+
+_TOLD_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of it. kind: restored, nothing, or why it was refused."""
+
+    kind: str
+    path: str = ""
+    step: int | None = None
+    mirror: str = ""
+    bytes: int = 0
+    message: str = ""
+    hint: str = ""
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+
+def restore(job: Job, say: Callable[[str], None]) -> Answer:
+    """Restore the newest verified checkpoint of this job (or of the one that --restore-from names). `say` gets a line now and then."""
+    checkpoints = job.settings.checkpoints
+    order = {
+        "mirrors": mirrors(job),
+        "job": checkpoints.restore_from or job.name,
+        "into": None,
+        "workers": checkpoints.concurrency,
+        "s3": s3_options(job),
+    }
+    argv = [sys.executable, "-P", "-m", "supervisor.restoring"]
+    try:
+        with subprocess.Popen(  # noqa: S603 (our own program)
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=job_environment(job.environ), text=True
+        ) as process:
+            assert process.stdin is not None  # noqa: S101 (says it to the type checker)
+            assert process.stdout is not None  # noqa: S101 (as above)
+            process.stdin.write(json.dumps(order))
+            process.stdin.close()
+            answer = Answer("failed", message="the process that restores ended without a word")
+            said = time.monotonic()
+            for line in process.stdout:
+                row = json.loads(line)
+                if row["ev"] != "progress":
+                    answer = _answer(row)
+                elif time.monotonic() - said > _TOLD_EVERY_S:
+                    said = time.monotonic()
+                    say(f"restoring from the mirror: {row['done'] / 2**30:.1f} of {row['total'] / 2**30:.1f} GiB")
+            return answer
+    except (OSError, ValueError, KeyError) as error:
+        return Answer("failed", message=f"cannot restore: {error}")
+
+
+def _answer(row: dict[str, Any]) -> Answer:
+    if row["ev"] == "restored":
+        passed = tuple((str(what), str(why)) for what, why in row["passed_over"])
+        return Answer("restored", row["path"], row["step"], row["mirror"], row["bytes"], passed_over=passed)
+    return Answer("nothing") if row["ev"] == "nothing" else Answer(row["kind"], message=row["message"], hint=row["hint"])
+
+
+def main() -> int:
+    """Do what stdin says."""
+    from checkpointing import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
+    from checkpointing.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
+    from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
+
+    def tell(ev: str, **more: Any) -> None:  # noqa: ANN401 (a row of JSON)
+        sys.stdout.write(json.dumps({"ev": ev, **more}) + "\n")
+        sys.stdout.flush()
+
+    kinds = {
+        restoring.OtherJob: "other_job",
+        restoring.Unreachable: "unreachable",
+        restoring.InTheWay: "in_the_way",
+        restoring.NoSpace: "no_space",
+    }
+    order = json.load(sys.stdin)
+    try:
+        options = S3Options(**order["s3"], connections=order["workers"])
+        backends = [open_backend(url, options) for url in order["mirrors"]]
+        done = restoring.newest(
+            backends,
+            order["job"],
+            into=order["into"],
+            workers=order["workers"],
+            fetched=lambda done, total: tell("progress", done=done, total=total),
+        )
+    except CheckpointingError as error:
+        tell("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)
+        return 1
+    except OSError as error:
+        tell("refused", kind="failed", message=f"cannot restore: {error}", hint="see whether the disk has space and may be written")
+        return 1
+    if done is None:
+        tell("nothing")
+    else:
+        tell("restored", path=done.path, step=done.manifest.step, mirror=done.url, bytes=done.fetched_bytes, passed_over=done.passed_over)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

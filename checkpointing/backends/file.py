@@ -139,9 +139,10 @@ class FileBackend:
 
     def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
         """Walk the directories below."""
+        self._see_mounted()  # that nothing is there must not be said of what cannot be seen
         with _told("list", self._root):
             top = os.path.dirname(self._path(prefix + "x"))  # noqa: PTH120
-            for directory, _names, files in os.walk(top):
+            for directory, _names, files in os.walk(top, onerror=_unless_missing):
                 for name in sorted(files):
                     path = os.path.join(directory, name)  # noqa: PTH118
                     key = os.path.relpath(path, self._root)
@@ -238,6 +239,11 @@ def _arrived(beside: str, target: str) -> tuple[StoredPart, ...]:
             if row["offset"] + row["bytes"] <= size:
                 found[row["part"]] = StoredPart(row["part"], row["bytes"], row["crc64nvme"], crc)
     return tuple(found[number] for number in sorted(found))
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 @contextlib.contextmanager

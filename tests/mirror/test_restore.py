@@ -1,0 +1,245 @@
+"""Restoring: the newest whole one of this job, proven before it has its name, and nothing of the user's replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from checkpointing import manifest, remote, restore
+from checkpointing.backends import Backend, Missing, open_backend
+from checkpointing.restore import InTheWay, NoSpace, OtherJob, Unreachable
+from checkpointing.spool import Spool
+from checkpointing.upload import Changed, Means, parts_of, upload
+from tests.mirror.process import PART, ROOT, save, save_tree
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Backend:
+    (tmp_path / "mirror").mkdir()
+    return open_backend(str(tmp_path / "mirror"))
+
+
+def bring(home: Path, backend: Backend, path: Path, described: Path, step: int) -> str:
+    """Mirror a checkpoint and return its key."""
+    with closing(Spool(str(home / "spool"))) as spool:
+        entry = spool.add(str(path), step, described.read_bytes())
+        key = upload(backend, entry, spool.log(entry, backend.url), Means())
+        spool.mark_done(entry, backend.url, [backend.url])
+        assert spool.entries() == ()
+    return key
+
+
+def brought(home: Path, backend: Backend, step: int, *, job: str = "job", n_bytes: int = 11 << 20) -> tuple[Path, str]:
+    path = home / "ckpt" / f"step_{step}.pt"
+    return path, bring(home, backend, path, save(path, n_bytes, step, job=job), step)
+
+
+def test_the_newest_goes_back_to_where_it_was_saved(tmp_path: Path, backend: Backend) -> None:
+    brought(tmp_path, backend, 1)
+    path, _ = brought(tmp_path, backend, 2)
+    content = path.read_bytes()
+    path.unlink()
+    shown: list[tuple[int, int]] = []
+    done = restore.newest([backend], "job", fetched=lambda *row: shown.append(row))
+    assert done is not None
+    assert (done.path, done.fetched_bytes, path.read_bytes() == content) == (str(path), len(content), True)
+    assert shown[-1] == (len(content), len(content))
+
+
+def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced(tmp_path: Path, backend: Backend) -> None:
+    path, _ = brought(tmp_path, backend, 1)
+    done = restore.newest([backend], "job")
+    assert done is not None
+    assert done.fetched_bytes == 0
+    path.write_bytes(b"the user's own")
+    with pytest.raises(InTheWay) as caught:
+        restore.newest([backend], "job")
+    assert "--to" in caught.value.hint
+    assert path.read_bytes() == b"the user's own"
+    assert os.listdir(path.parent) == [path.name]  # noqa: PTH208
+
+
+def test_a_damaged_copy_is_passed_over_for_an_older_whole_one(tmp_path: Path, backend: Backend) -> None:
+    old, _ = brought(tmp_path, backend, 1)
+    new, key = brought(tmp_path, backend, 2)
+    stored = tmp_path / "mirror" / remote.data_key(key, new.name)
+    content = bytearray(stored.read_bytes())
+    content[6 << 20] ^= 1
+    stored.write_bytes(content)
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.manifest.step == 1
+    assert (tmp_path / "fresh" / old.name).read_bytes() == old.read_bytes()
+    assert "damaged" in done.passed_over[0][1]
+    assert not (tmp_path / "fresh" / new.name).exists()
+
+
+def test_a_damaged_copy_is_taken_from_the_other_mirror(tmp_path: Path, backend: Backend) -> None:
+    (tmp_path / "second").mkdir()
+    other = open_backend(str(tmp_path / "second"))
+    path, key = brought(tmp_path, backend, 2)
+    bring(tmp_path, other, path, tmp_path / "manifests" / f"{path.name}.json", 2)
+    (tmp_path / "mirror" / remote.data_key(key, path.name)).write_bytes(bytes(11 << 20))
+    done = restore.newest([backend, other], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.url == other.url
+    assert (tmp_path / "fresh" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_data_without_a_manifest_is_no_checkpoint(tmp_path: Path, backend: Backend) -> None:
+    _, key = brought(tmp_path, backend, 1)
+    backend.remove(key + "manifest.json")
+    assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"not json"], ids=["empty", "other", "noise"])
+def test_a_damaged_manifest_is_passed_over(tmp_path: Path, backend: Backend, damage: bytes) -> None:
+    brought(tmp_path, backend, 1)
+    _, key = brought(tmp_path, backend, 2)
+    (tmp_path / "mirror" / key / "manifest.json").write_bytes(damage)
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert (done.manifest.step, len(done.passed_over)) == (1, 1)
+
+
+def test_a_manifest_that_stands_where_another_belongs_is_passed_over(tmp_path: Path, backend: Backend) -> None:
+    _, one = brought(tmp_path, backend, 1)
+    _, two = brought(tmp_path, backend, 2)
+    place = tmp_path / "mirror"
+    (place / two / "manifest.json").write_bytes((place / one / "manifest.json").read_bytes())
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.manifest.step == 1
+
+
+def test_another_jobs_checkpoints_are_never_taken_unless_named(tmp_path: Path, backend: Backend) -> None:
+    brought(tmp_path, backend, 5, job="the/other")
+    with pytest.raises(OtherJob, match="the/other") as caught:
+        restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert "--restore-from" in caught.value.hint
+    done = restore.newest([backend], "the/other", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.manifest.about.job == "the/other"
+
+
+def test_an_empty_mirror_is_an_answer_and_one_that_does_not_answer_is_not(tmp_path: Path, backend: Backend) -> None:
+    assert restore.newest([backend], "job") is None
+    dead = open_backend("file:///proc/1/mem/none")
+    with pytest.raises(Unreachable):
+        restore.newest([dead], "job")
+    brought(tmp_path, backend, 1)
+    done = restore.newest([dead, backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+
+
+def test_what_does_not_fit_is_not_begun(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought(tmp_path, backend, 1)
+    real = os.statvfs(tmp_path)
+    full = os.statvfs_result((*real[:3], 0, 0, *real[5:10]))
+    monkeypatch.setattr(os, "statvfs", lambda _path: full)
+    with pytest.raises(NoSpace, match="11 MiB are needed"):
+        restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert os.listdir(tmp_path / "fresh") == []  # noqa: PTH208
+
+
+@pytest.mark.process
+def test_a_restore_that_was_killed_goes_on_from_what_it_has(tmp_path: Path, backend: Backend) -> None:
+    path, _ = brought(tmp_path, backend, 1, n_bytes=40 << 20)
+    code = """
+import sys, time
+from checkpointing import restore
+from checkpointing.backends import open_backend
+def fetched(done, total):
+    print(done, flush=True)
+    if done >= total // 2:
+        time.sleep(60)
+restore.newest([open_backend(sys.argv[1])], "job", into=sys.argv[2], workers=1, fetched=fetched)
+"""
+    process = subprocess.Popen(  # noqa: S603 -- the test's own
+        [sys.executable, "-c", code, backend.url, str(tmp_path / "fresh")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    seen: list[int] = []
+
+    def half() -> bool:
+        assert process.stdout is not None
+        seen.append(int(process.stdout.readline()))
+        return seen[-1] >= 20 << 20
+
+    wait_for(half, "half of it")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert not (tmp_path / "fresh" / path.name).exists()
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.fetched_bytes <= 20 << 20
+    assert (tmp_path / "fresh" / path.name).read_bytes() == path.read_bytes()
+    assert os.listdir(tmp_path / "fresh") == [path.name]  # noqa: PTH208
+
+
+def test_removing_takes_the_manifest_first(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, key = brought(tmp_path, backend, 1)
+    order: list[str] = []
+    real = type(backend).remove
+
+    def watched(self: Backend, name: str, upload_id: str = "") -> None:
+        order.append(name)
+        real(self, name, upload_id)
+
+    monkeypatch.setattr(type(backend), "remove", watched)
+    assert remote.remove(backend, key) == 2
+    assert order[0] == key + "manifest.json"
+    with pytest.raises(Missing):
+        backend.stat(key + "manifest.json")
+
+
+def test_a_directory_restores_with_all_its_files(tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / "ckpt" / "checkpoint-3"
+    bring(tmp_path, backend, path, save_tree(path, {"a/b/c.bin": 100, "empty": 0, "z": PART + 1}), 3)
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    found = {str(file.relative_to(tmp_path / "fresh")): file.read_bytes() for file in (tmp_path / "fresh").rglob("*") if file.is_file()}
+    assert found == {f"checkpoint-3/{name}": (path / name).read_bytes() for name in ("a/b/c.bin", "empty", "z")}
+
+
+def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 11 << 20, 1)
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(path), 1, described.read_bytes())
+        os.truncate(path, 6 << 20)
+        with pytest.raises(Changed):
+            upload(backend, entry, spool.log(entry, backend.url), Means())
+    assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
+
+
+def test_a_torn_line_in_the_log_of_what_arrived_is_passed_over(tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 11 << 20, 1)
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(path), 1, described.read_bytes())
+        log = spool.log(entry, backend.url)
+        Path(log.path).write_bytes(b'{"file":"step_1.pt","upload":"abc"')
+        upload(backend, entry, spool.log(entry, backend.url), Means())
+        read = spool.log(entry, backend.url)
+        assert (list(read.stored), len(read.parts)) == ([path.name], 3)
+
+
+def test_parts_are_joined_where_there_would_be_more_than_s3_allows() -> None:
+    n_parts, size = 25_001, 1 << 20
+    file = manifest.File("x", n_parts * size, 0, (7,) * n_parts)
+    found = parts_of(file, size)
+    assert len(found) <= 10_000
+    assert sum(n_bytes for _, n_bytes, _ in found) == file.n_bytes
+    assert [offset for offset, _, _ in found[:3]] == [0, 3 * size, 6 * size]

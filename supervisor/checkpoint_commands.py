@@ -6,9 +6,14 @@ its. `verify` and `latest` read no settings: they work on any directory, without
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from supervisor.invocation import add, given, options, shared
+
+if TYPE_CHECKING:
+    from supervisor.settings import Settings
 
 
 def add_to(group: click.Group) -> None:
@@ -51,7 +56,37 @@ def add_to(group: click.Group) -> None:
         [*options(shared), reason, path],
         "Never hand out a checkpoint again, as it is now; the file stays where it is.",
     )
+    _add_mirrored(checkpoints, as_json)
     group.add_command(checkpoints)
+
+
+def _add_mirrored(checkpoints: click.Group, as_json: click.Option) -> None:
+    """Add the commands that reach the copies in a mirror."""
+    mirrors = [*options(shared), *options(lambda row: row.key in ("checkpoints.mirror", "checkpoints.restore_from")), as_json]
+    add(
+        checkpoints,
+        "push",
+        _push,
+        [*mirrors, click.Argument(["paths"], metavar="PATHS...", nargs=-1, required=True)],
+        "Bring checkpoints to every mirror.",
+    )
+    wanted = click.Argument(["wanted"], metavar="STEP|NAME|ID")
+    into = click.Argument(["into"], metavar="[INTO]", required=False, default=".")
+    add(checkpoints, "pull", _pull, [*mirrors, wanted, into], "Bring one checkpoint of a job from the mirror into a directory.")
+    to = click.Option(["--to"], metavar="DIRECTORY", help="Where to (default: where it was saved).")
+    add(checkpoints, "restore", _restore, [*mirrors, to], "Bring the newest whole checkpoint of a job back from the mirror.")
+    add(
+        checkpoints,
+        "prune",
+        _prune,
+        [
+            *mirrors,
+            click.Option(["--keep", "newest"], type=click.IntRange(min=1), required=True, help="Keep this many of the newest."),
+            click.Option(["--keep-every", "every"], type=click.IntRange(min=1), help="Keep also the first of each so many steps."),
+            click.Option(["--dry-run"], is_flag=True, help="Only say what would be removed."),
+        ],
+        "Remove copies of a job from its mirrors, never the newest and nothing of another job.",
+    )
 
 
 def _verify(paths: tuple[str, ...], as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
@@ -98,3 +133,44 @@ def _quarantine(path: str, reason: str, **values: object) -> int:
     from supervisor.checkpointlist import quarantine  # noqa: PLC0415  for this command only
 
     return quarantine(settings, invocation.job(settings), path, reason)
+
+
+def _push(paths: tuple[str, ...], as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+    settings, job = _job_of(values)
+    from supervisor.mirror_commands import push  # noqa: PLC0415  for this command only
+
+    return push(settings, job, paths, as_json=as_json)
+
+
+def _pull(wanted: str, into: str, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+    settings, job = _job_of(values)
+    from supervisor.mirror_commands import pull  # noqa: PLC0415  for this command only
+
+    return pull(settings, job, wanted, into, as_json=as_json)
+
+
+def _restore(to: str | None, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+    settings, job = _job_of(values)
+    from supervisor.mirror_commands import restore_newest  # noqa: PLC0415  for this command only
+
+    return restore_newest(settings, job, to, as_json=as_json)
+
+
+def _prune(newest: int, every: int | None, dry_run: bool, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+    settings, job = _job_of(values)
+    from checkpointing.retain import Policy  # noqa: PLC0415  for this command only
+    from supervisor.mirror_commands import prune  # noqa: PLC0415
+
+    return prune(settings, job, Policy(newest, every), dry_run=dry_run, as_json=as_json)
+
+
+def _job_of(values: dict[str, object]) -> tuple[Settings, str]:
+    """Return the settings, and the job that is meant: as it was said, else the most recent one here. Raises SuperviseError (64)."""
+    invocation = given(values).without_command()
+    settings = invocation.settings()
+    job = invocation.job(settings)
+    if job is None:
+        from supervisor.readers import find_job, state_root  # noqa: PLC0415  for these commands only
+
+        job = find_job(state_root(settings), None).job
+    return settings, job

@@ -51,8 +51,12 @@ def all_zeros(made: Made) -> None:
 
 
 def zero_page(made: Made) -> None:
-    middle = made.victim.stat().st_size // 2 // PAGE * PAGE
-    _write(made.victim, middle, bytes(min(PAGE, made.victim.stat().st_size - middle)))
+    """Zero two pages: one alone may begin just where a row does, and then it looks like rows that were never used."""
+    size = made.victim.stat().st_size
+    middle = size // 2 // PAGE * PAGE
+    for offset in (middle, middle + 2 * PAGE):
+        if offset == middle or offset + PAGE <= size:
+            _write(made.victim, offset, bytes(min(PAGE, size - offset)))
 
 
 def zero_tail(made: Made) -> None:

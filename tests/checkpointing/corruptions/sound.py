@@ -39,11 +39,11 @@ class Made:
 
 def weights(seed: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
-    return {"a.weight": torch.randn(64, 64, generator=generator), "b.weight": torch.randn(64, 64, generator=generator)}
+    return {"a.weight": torch.randn(64, 61, generator=generator), "b.weight": torch.randn(64, 61, generator=generator)}
 
 
 def training(step: int = STEP, **more: object) -> dict[str, Any]:
-    state = {0: {"step": torch.tensor(float(step)), "exp_avg": torch.randn(64, 64)}}
+    state = {0: {"step": torch.tensor(float(step)), "exp_avg": torch.randn(64, 61)}}
     return {"model": weights(step), "optimizer": {"state": state, "param_groups": []}, "global_step": step, **more}
 
 
@@ -122,7 +122,7 @@ def hf_trainer(root: Path, step: int = STEP) -> Made:
 def deepspeed(root: Path, step: int = STEP, ranks: int = 2) -> Made:
     path = root / f"global_step{step}"
     path.mkdir()
-    state = {"module": weights(step), "optimizer": None, "param_shapes": [{"a.weight": torch.Size([64, 64])}], "skipped_steps": 0}
+    state = {"module": weights(step), "optimizer": None, "param_shapes": [{"a.weight": torch.Size([64, 61])}], "skipped_steps": 0}
     torch.save(
         {**state, "global_steps": step, "dp_world_size": ranks, "mp_world_size": 1, "ds_config": {}}, path / "mp_rank_00_model_states.pt"
     )
@@ -130,7 +130,7 @@ def deepspeed(root: Path, step: int = STEP, ranks: int = 2) -> Made:
         inner = {
             "zero_stage": 2,
             "partition_count": ranks,
-            "base_optimizer_state": {"state": {0: {"step": step, "exp_avg": torch.randn(64, 64)}}},
+            "base_optimizer_state": {"state": {0: {"step": step, "exp_avg": torch.randn(64, 61)}}},
         }
         torch.save({"optimizer_state_dict": inner, "ds_version": "0.16"}, path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     (root / "latest").write_text(path.name)

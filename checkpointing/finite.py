@@ -144,7 +144,8 @@ class Scan:
         high = 1 << (8 * kind.size - 1)
         if int(unsigned.view(f"<i{kind.size}").max()) < kind.inf and int(unsigned.max()) < high | kind.inf:
             if self._finite is not None:
-                self._note(np, self._numbers(unsigned))
+                one_value = unsigned.min() == unsigned.max()  # zeros, which are common, and go fast so
+                self._note(self._numbers(unsigned[:1] if one_value else unsigned))
             return
         numbers = self._numbers(unsigned)
         nan = np.isnan(numbers)
@@ -155,7 +156,7 @@ class Scan:
         if self._inf is None:
             self._inf = self._seen + int(infinite.argmax())
         if self._finite is not None:
-            self._note(np, numbers[~infinite])
+            self._note(numbers[~infinite])
 
     def _numbers(self, unsigned: Any) -> Any:  # noqa: ANN401 -- arrays of a module that may not be there
         code, zeros = self._kind.widen
@@ -163,7 +164,7 @@ class Scan:
         wide = unsigned.astype(f"<u{width}") << (8 * zeros) if zeros else unsigned
         return wide.view({"d": "<f8", "f": "<f4", "e": "<f2"}[code])
 
-    def _note(self, np: Any, numbers: Any) -> None:  # noqa: ANN401 -- as above
+    def _note(self, numbers: Any) -> None:  # noqa: ANN401 -- as above
         """Keep the finite values as long as they may be a mask's. A weight tells by its first elements that it is none."""
         finite = self._finite
         if finite is None or not len(numbers):
@@ -173,7 +174,7 @@ class Scan:
             if low != high and not (low in _MASK and high in _MASK):
                 self._finite = None
                 return
-        if not bool(np.isin(numbers, (low, high)).all()):
+        if not bool(((numbers == low) | (numbers == high)).all()):
             self._finite = None
             return
         finite.update((low, high))

@@ -51,7 +51,7 @@ class Tree:
     def __init__(self, path: str, reading: Reading | None = None, *, levels: int = MOST_LEVELS) -> None:
         """List `path`, no deeper than `levels` directories (1: its own names alone). Raises OSError."""
         self.path = path
-        self.name = path.rstrip("/").rpartition("/")[2]
+        self.name = os.path.abspath(path).rpartition("/")[2]  # noqa: PTH100 -- strings throughout the package
         self.stat = os.stat(path)  # noqa: PTH116 -- strings throughout the package
         self.entries: dict[str, Entry] = {}
         self.directories: dict[str, os.stat_result] = {}

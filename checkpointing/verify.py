@@ -27,6 +27,7 @@ _MOST_CACHED: Final = 4096
 _LASTING: Final = (Verdict.VERIFIED, Verdict.BAD, Verdict.INCOMPLETE, Verdict.DANGEROUS, Verdict.UNVERIFIABLE, Verdict.FOREIGN)
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _NOT_TO_THE_END: Final = "not read to the end: out of time"
+_INDEX: Final = (".safetensors.index.json", ".bin.index.json")
 _CHANGED: Final = "it changed while it was read"
 
 
@@ -51,6 +52,10 @@ def verify(  # noqa: PLR0911 -- each is another answer
         return _told(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
         return _told(path, identity_of(path), Verdict.UNKNOWN, _why(error))
+    if path.endswith(_INDEX):  # it stands for the files beside it
+        source.close()
+        below = _verify_tree(os.path.dirname(path) or ".", Reading(throttle, drop_cache, interrupted), bulk=bulk)  # noqa: PTH120 -- strings throughout the package
+        return replace(below, path=path, identity=Identity.of(source.stat_opened))
     with source:
         identity = Identity.of(source.stat_opened)
         try:

@@ -71,6 +71,8 @@ class _Empty:
 
     __slots__ = ("args", "state")
     kind: ClassVar[str] = ""
+    args: tuple[Any, ...]
+    state: Any
 
     def __new__(cls, *args: object) -> _Empty:  # noqa: PYI034 -- as pickle calls it
         made = super().__new__(cls)
@@ -237,7 +239,8 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
     if size is None or not isinstance(chunks, list):
         raise Damaged(f"what it says about {name[:80]} makes no sense")
     item_bytes = _ITEM_BYTES.get(_dtype(fields.get("properties")), 0)
-    pieces, total = [], 0
+    pieces: list[tuple[_Key, int]] = []
+    total = 0
     for chunk in chunks:
         here = _state(chunk)
         offsets, sizes = _numbers(here.get("offsets")), _numbers(here.get("sizes"))

@@ -201,6 +201,14 @@ def test_shards_and_index_are_one_checkpoint(sharded: Path) -> None:
     assert [one.path for one in find(["**"], str(sharded.parent)).candidates] == [str(sharded)]
 
 
+def test_the_index_stands_for_its_shards(sharded: Path) -> None:
+    index = str(sharded / "model.safetensors.index.json")
+    found = verify(index)
+    assert (found.path, found.verdict, found.format, found.step) == (index, Verdict.VERIFIED, "safetensors_index", 70)
+    os.truncate(sharded / "model-00002-of-00002.safetensors", 99)
+    assert verify(index).verdict is Verdict.BAD
+
+
 FIRST, SECOND, INDEX = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"
 BETWEEN: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
     "shard_missing": (lambda d: (d / SECOND).unlink(), Verdict.INCOMPLETE, f"{SECOND} is missing"),

@@ -61,6 +61,11 @@ class Place:
         """List the uploads that were never completed."""
         return [row["Key"] for row in self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())]
 
+    def empty(self) -> None:
+        """Remove all objects, so that the next round need not read them."""
+        for key in self.objects():
+            self.client.delete_object(Bucket=self.bucket, Key=f"pre/fix/{key}")
+
     def no_manifest_lies(self) -> int:
         """Read every manifest in the bucket and all that it vouches for; return how many there are."""
         n_manifests = 0

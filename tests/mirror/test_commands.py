@@ -1,0 +1,96 @@
+"""`supervise checkpoints push|pull|restore|prune` as functions: what they print, and their exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from checkpointing import retain
+from supervisor import mirror_commands
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "mirror").mkdir()
+    base = Settings()
+    return dataclasses.replace(
+        base,
+        job=dataclasses.replace(base.job, state_dir=str(tmp_path / "state")),
+        checkpoints=dataclasses.replace(base.checkpoints, mirror=(str(tmp_path / "mirror"),), part_mib=5),
+    )
+
+
+def saved(tmp_path: Path, step: int) -> str:
+    path = tmp_path / "ckpt" / f"step_{step}.pt"
+    path.parent.mkdir(exist_ok=True)
+    torch.save({"step": step, "model": torch.randn(1000)}, path)
+    return str(path)
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_push_list_pull_and_restore(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [saved(tmp_path, step) for step in (1, 2)]
+    assert mirror_commands.push(settings, "job", paths, as_json=True) == 0
+    assert [row["step"] for row in rows(capsys)] == [1, 2]
+    assert mirror_commands.listing(settings, "job", as_json=True) == 0
+    assert {row["step"] for row in rows(capsys)} == {1, 2}
+    assert mirror_commands.pull(settings, "job", "1", str(tmp_path / "one"), as_json=True) == 0
+    assert rows(capsys)[0]["path"] == str(tmp_path / "one" / "step_1.pt")
+    assert (tmp_path / "one" / "step_1.pt").read_bytes() == (tmp_path / "ckpt" / "step_1.pt").read_bytes()
+    assert mirror_commands.restore_newest(settings, "job", str(tmp_path / "new"), as_json=False) == 0
+    assert "step_2.pt" in capsys.readouterr().out
+
+
+def test_a_torn_one_is_not_pushed(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path, 1)
+    with open(path, "r+b") as file:  # noqa: PTH123 -- as the command gets it
+        file.truncate(1000)
+    assert mirror_commands.push(settings, "job", [path], as_json=True) == 1
+    assert rows(capsys)[0]["verdict"] == "bad"
+    assert mirror_commands.restore_newest(settings, "job", None, as_json=True) == 1
+
+
+def test_pruning_says_first_what_it_would_do(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mirror_commands.push(settings, "job", [saved(tmp_path, step) for step in (1, 2, 3)], as_json=True)
+    capsys.readouterr()
+    assert mirror_commands.prune(settings, "job", retain.Policy(newest=1), dry_run=True, as_json=True) == 0
+    assert [(row["step"], row["removed"]) for row in rows(capsys)] == [(1, False), (2, False)]
+    mirror_commands.prune(settings, "job", retain.Policy(newest=1), dry_run=False, as_json=True)
+    capsys.readouterr()
+    mirror_commands.listing(settings, "job", as_json=True)
+    assert [row["step"] for row in rows(capsys)] == [3]
+
+
+def test_another_jobs_mirror_is_refused_with_78(settings: Settings, tmp_path: Path) -> None:
+    mirror_commands.push(settings, "other", [saved(tmp_path, 1)], as_json=True)
+    with pytest.raises(SuperviseError) as caught:
+        mirror_commands.restore_newest(settings, "job", str(tmp_path / "new"), as_json=True)
+    assert caught.value.exit_code == ExitCode.CONFIG
+    named = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, restore_from="other"))
+    assert mirror_commands.restore_newest(named, "job", str(tmp_path / "new"), as_json=True) == 0
+
+
+def test_without_a_mirror_it_says_what_helps(settings: Settings) -> None:
+    none = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, mirror=()))
+    with pytest.raises(SuperviseError, match="no mirror") as caught:
+        mirror_commands.listing(none, "job", as_json=True)
+    assert "--mirror" in caught.value.hint
+
+
+def test_a_checkpoint_that_is_not_there_is_a_mistake_of_usage(settings: Settings, tmp_path: Path) -> None:
+    mirror_commands.push(settings, "job", [saved(tmp_path, 1)], as_json=True)
+    with pytest.raises(SuperviseError) as caught:
+        mirror_commands.pull(settings, "job", "77", str(tmp_path), as_json=True)
+    assert caught.value.exit_code == ExitCode.USAGE

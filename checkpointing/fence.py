@@ -5,18 +5,20 @@ identity of one path, so a file that is written anew is free again. Nothing is m
 before `add` returns: temporary file, fsync, rename, fsync of the directory. Where that fails, the fences hold in memory, and `problem`
 says why; losing the record costs one more reading of the torn file, nothing else, so an unreadable record is begun anew.
 
-    {"version": 1, "fences": [{"path", "dev", "ino", "size", "mtime_ns", "kind", "reason", "t"}]}      kind: torn · t: wall seconds
+    {"version": 1, "fences": [{"path", "dev", "ino", "size", "mtime_ns", "kind", "reason", "t"}]}
+
+`kind` is torn, incomplete or dangerous; `t` wall seconds.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from checkpointing import durable
 from checkpointing.model import CheckpointingError, Identity
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ class Fences:
                 del fences[next(iter(fences))]
             self._fences = fences  # replaced, never changed: readers need no lock
             try:
-                _write(self._file, _encode(fences.values()))
+                durable.make_directory(str(self._file.parent))
+                durable.write(str(self._file), _encode(fences.values()))
                 self.problem = None
             except OSError as error:
                 self.problem = f"fences could not be recorded: {self._file}: {error.strerror}"
@@ -109,23 +112,3 @@ def _decode(raw: bytes, file: Path) -> list[Fence]:
         )
         for row in document["fences"]
     ]
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.tmp-{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

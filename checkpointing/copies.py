@@ -263,9 +263,10 @@ def _duplicate(source: str, target: str, made: Manifest, reading: Reading, saves
         old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if made.is_tree else (source, target)
         durable.make_directory(os.path.dirname(new))  # noqa: PTH120 -- as above
         shared = reflink(old, new)
-        if not shared and not has_room:
+        if not has_room:
             room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
-            if room.f_bavail * room.f_frsize < made.n_bytes * (1 + saves_left):
+            # shared blocks cost nothing until the original is overwritten in place: then the job needs as many anew
+            if room.f_bavail * room.f_frsize < made.n_bytes * (saves_left if shared else 1 + saves_left):
                 return f"the disk would not have room for {saves_left} more of its size" if saves_left else "the disk has no room for it"
             has_room = True
         try:

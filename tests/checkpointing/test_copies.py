@@ -40,6 +40,10 @@ def save(path: Path, step: int, n_kib: int = 100) -> Manifest:
     return proof.build(found, part_bytes=16 * KIB)
 
 
+def free(disk: Path) -> int:
+    return os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+
+
 def tear(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -231,7 +235,10 @@ def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path) -> 
 def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
     with btrfs(tmp_path / "disk") as disk:
         path, copies = disk / "ckpt.pt", Copies(str(disk / "state"), BIG)
-        made = save(path, 10, n_kib=60_000)  # two more of it would not fit
+        made = save(path, 10, n_kib=int(free(disk) / 3.6) // KIB)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # until then Btrfs has counted nothing
+        assert 2 < free(disk) / made.n_bytes < 3  # for two more saves there is room, for a copy besides there is not
         kept = copies.keep(made)
         assert kept.copy is not None, kept
         content = path.read_bytes()

@@ -1,0 +1,181 @@
+"""What a pickle may call is judged by name; what real checkpoints hold is never called dangerous, and nothing is executed."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime as dt
+import enum
+import functools
+import logging
+import os
+import pathlib
+import pickle
+import random
+import signal
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from checkpointing.formats import pickle_scan
+from checkpointing.formats.pickle_danger import Judgement, judge
+from checkpointing.model import Verdict
+from checkpointing.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Color(enum.Enum):
+    """Pickled through getattr by some versions of Python."""
+
+    RED = 1
+
+
+class Outer:
+    """Holds a class."""
+
+    class Inner:
+        """Pickled through getattr by the older protocols."""
+
+
+SOUND: dict[str, Any] = {
+    "namespace": argparse.Namespace(lr=0.1),
+    "numpy_scalar": np.float64(3),
+    "numpy_array": np.arange(3),
+    "numpy_dtype": np.dtype("f4"),
+    "numpy_objects": np.array(["a"], dtype=object),
+    "numpy_state": np.random.default_rng(1),
+    "datetime": dt.datetime.now(dt.UTC),
+    "path": pathlib.Path("x"),
+    "enum": Color.RED,
+    "signal": signal.SIGTERM,
+    "partial": functools.partial(torch.relu),
+    "nested": Outer.Inner(),
+    "random_state": random.getstate(),
+    "defaultdict": collections.defaultdict(functools.partial(dict, a=1)),
+    "device": torch.device("cpu"),
+    "dtype": torch.bfloat16,
+    "function": torch.nn.functional.gelu,
+    "module": torch.nn.TransformerEncoderLayer(8, 2),
+    "optimizer": torch.optim.Adam([torch.ones(1, requires_grad=True)]),
+    "set": {1, 2},
+    "complex": 1 + 2j,
+    "bytes": b"abc",
+    "logger": logging.getLogger("x"),
+    "iterator": iter([1]),
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("name", SOUND)
+def test_what_checkpoints_hold_is_not_dangerous(name: str, protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"value": SOUND[name]}, path, pickle_protocol=protocol)
+    found = verify(str(path))
+    assert found.verdict is Verdict.VERIFIED, found
+    assert ("classes of its own" in found.reason) == (name in ("enum", "nested"))
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_tensors_that_pickle_itself_wrote_are_looked_into(protocol: int) -> None:
+    assert pickle_scan.scan(pickle.dumps({"w": torch.ones(3)}, protocol)).dangers == ()
+
+
+class Calls:
+    """Pickled as a call."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        """Have pickle call it."""
+        return self.call
+
+
+def inner_bomb() -> bytes:
+    return pickle.dumps(Calls(os.system, "true"))
+
+
+BOMBS: dict[str, object] = {
+    "system": Calls(os.system, "true"),
+    "popen": Calls(subprocess.Popen, ["true"]),
+    "check_output": Calls(subprocess.check_output, ["true"]),
+    "eval": Calls(eval, "1"),
+    "exec": Calls(exec, "1"),
+    "open": Calls(open, "/dev/null", "w"),
+    "import": Calls(__import__, "os"),
+    "getattr": Calls(getattr, Calls(__import__, "os"), "system"),
+    "getattr_dunder": Calls(getattr, {}, "__class__"),
+    "touch": Calls(pathlib.Path.touch, pathlib.Path("x")),
+    "loads": Calls(pickle.loads, inner_bomb()),
+    "nested_bytes": Calls(torch.storage._load_from_bytes, inner_bomb()),  # noqa: SLF001 -- as pickle.dump of a tensor writes it
+    "torch_load": Calls(torch.load, "x"),
+    "hub": Calls(torch.hub.load, "x", "y"),
+    "partial_getattr": Calls(functools.partial, getattr, 1),
+    "reference_alone": {"callback": os.system},
+    "numpy_load": Calls(np.load, "x"),
+}
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_runs_code_is_dangerous(name: str, protocol: int) -> None:
+    data = pickle.dumps({"step": 3, "value": BOMBS[name]}, protocol)
+    assert pickle_scan.scan(data).dangers, name
+    with pytest.raises(pickle_scan.NotAPickle) as torn:
+        pickle_scan.scan(data[:-1])
+    assert torn.value.dangers  # what stands before the tear would have run
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "judgement"),
+    [
+        ("posix", "system", Judgement.DANGEROUS),
+        ("nt", "system", Judgement.DANGEROUS),
+        ("__builtin__", "eval", Judgement.DANGEROUS),
+        ("__builtin__", "set", Judgement.KNOWN),
+        ("builtins", "ValueError", Judgement.KNOWN),
+        ("torch.serialization", "os.system", Judgement.DANGEROUS),
+        ("torch", "hub.load", Judgement.DANGEROUS),
+        ("torch", "nn.Linear", Judgement.KNOWN),
+        ("numpy.testing._private.utils", "runstring", Judgement.DANGEROUS),
+        ("mine", "sys", Judgement.DANGEROUS),
+        ("mine", "Model.__init__.__globals__", Judgement.DANGEROUS),
+        ("mine", "Model", Judgement.UNKNOWN),
+        ("__main__", "Config", Judgement.UNKNOWN),
+        ("transformers.training_args", "TrainingArguments", Judgement.KNOWN),
+        ("operator", "attrgetter", Judgement.DANGEROUS),
+        ("operator", "itemgetter", Judgement.KNOWN),
+        ("webbrowser", "open", Judgement.DANGEROUS),
+        ("runpy", "run_path", Judgement.DANGEROUS),
+        ("timeit", "timeit", Judgement.DANGEROUS),
+        ("signal", "Signals.SIGTERM", Judgement.KNOWN),
+        ("signal", "signal", Judgement.DANGEROUS),
+    ],
+)
+def test_names(module: str, name: str, judgement: Judgement) -> None:
+    assert judge(module, name) is judgement
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".bin"])
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_planted_plain_pickle_is_dangerous_whatever_it_is_named(suffix: str, protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(pickle.dumps(Calls(os.system, f"touch {tmp_path / 'ran'}"), protocol))
+    assert verify(str(path)).verdict is Verdict.DANGEROUS
+    path.write_bytes(pickle.dumps({"step": 3}, 2) + path.read_bytes())
+    assert verify(str(path)).verdict is Verdict.DANGEROUS  # behind a harmless one
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_plain_pickle_is_unverifiable_and_a_torn_one_bad(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(pickle.dumps({"step": 3, "w": [1.0] * 100}))
+    assert (verify(str(path)).verdict, verify(str(path)).step) == (Verdict.UNVERIFIABLE, 3)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert verify(str(path)).verdict is Verdict.BAD

@@ -11,6 +11,8 @@ the shards: what it leaves when it is killed is the old metadata with new shards
 
 from __future__ import annotations
 
+import re
+import struct
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import born
@@ -31,8 +33,10 @@ _SHARD: Final = ".distcp"
 _HOLDERS: Final = frozenset(("train_state", "trainer", "trainer_state", "progress", "state", "extra", "meta", "metadata", "loop", "app"))
 _MOST_STEP_BYTES: Final = 1 << 16
 _MOST_TOLD: Final = 20
+_STEPPED: Final = re.compile(r"(^|\.)state\.(.+\.)?step$")
+_MOST_COUNTS: Final = 64
 _CLOCK_NS: Final = 1_000_000_000  # what two time stamps of one save may be in disorder by
-_SCALARS: Final = {"LongStorage": (8, True), "IntStorage": (4, True), "ShortStorage": (2, True)}
+_SCALARS: Final = {"LongStorage": "<q", "IntStorage": "<i", "ShortStorage": "<h", "FloatStorage": "<f", "DoubleStorage": "<d"}
 
 
 def claims(tree: Tree) -> bool:
@@ -63,6 +67,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each 
         parts = [part for name, items in shards.items() for part in _lay_out(tree, name, items)]
     if not parts:
         parts = [*_of_two_saves(tree, shards), *_examine_items(tree, shards, bulk=bulk)]
+        parts += _of_two_steps(tree, shards) if bulk else []
     return combine(
         [*parts, *_notes(tree, shards)], _place(tree, shards), format="fsdp" if "fsdp" in tree.name else "", files=_files(tree, shards)
     )
@@ -160,6 +165,22 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
         yield Examination(Verdict.BAD, f"files of two saves: {_some(tuple(younger))} is younger than {METADATA}, which is written last")
 
 
+def _of_two_steps(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
+    """Tell shards of different saves by how often their parameters were stepped, which Adam and its like count for each.
+
+    Parameters of one model can differ, so it takes two in each of two shards, the same within each and different between them.
+    """
+    told: dict[float, str] = {}
+    for name, items in shards.items():
+        counts = [item for item in items if _STEPPED.search(item.name) and item.plain and item.length <= _MOST_STEP_BYTES]
+        values = [_number(tree, item) for item in counts[:_MOST_COUNTS]]
+        if len(values) > 1 and values[0] is not None and len(set(values)) == 1:
+            told.setdefault(values[0], name)
+    if len(told) > 1:
+        steps = ", ".join(f"{name} of optimizer step {value:g}" for value, name in list(told.items())[:3])
+        yield Examination(Verdict.BAD, f"files of two saves: {steps}")
+
+
 def _notes(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
     extra = tuple(sorted(name for name in tree.entries if name.endswith(_SHARD) and "/" not in name and name not in shards))
     if extra:
@@ -181,15 +202,20 @@ def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
             holder, _, last = name.rpartition(".")
             if last != key or (holder and holder not in _HOLDERS and key not in pickle_scan.RUN_KEYS):
                 continue
-            step = _number(tree, item)
+            step = _count(tree, item)
             if step is not None and 0 <= step < 1 << 62:
                 epoch = small.get(f"{holder}.epoch" if holder else "epoch")
-                return Place(step, None if epoch is None else _number(tree, epoch), sure=key in pickle_scan.RUN_KEYS)
+                return Place(step, None if epoch is None else _count(tree, epoch), sure=key in pickle_scan.RUN_KEYS)
     return NOWHERE
 
 
-def _number(tree: Tree, item: Item) -> int | None:
-    """Read an item that is a whole number, or a tensor of one; None for anything else, damaged ones included."""
+def _count(tree: Tree, item: Item) -> int | None:
+    number = _number(tree, item)
+    return number if isinstance(number, int) else None
+
+
+def _number(tree: Tree, item: Item) -> float | None:
+    """Read an item that is a number, or a tensor of one; None for anything else, damaged ones included."""
     if tree.file(item.file) is None:
         return None
     try:
@@ -200,10 +226,10 @@ def _number(tree: Tree, item: Item) -> int | None:
             value = dcp_metadata.build(part.read(pickled.data, pickled.size_bytes))
             found = dcp_metadata.scalar_storage(value)
             if found is None:
-                return value if isinstance(value, int) and not isinstance(value, bool) else None
-            kind, key = found
-            width, signed = _SCALARS[kind.rpartition(".")[2]]
-            return int.from_bytes(part.read(records[b"data/" + key.encode()].data, width), "little", signed=signed)
+                return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+            layout = struct.Struct(_SCALARS[found[0].rpartition(".")[2]])
+            number: float = layout.unpack(part.read(records[b"data/" + found[1].encode()].data, layout.size))[0]
+            return number
     except (zip_layout.Damaged, zip_layout.NotZip, zip_layout.Unsupported, dcp_metadata.Damaged, dcp_metadata.Dangerous, Short, KeyError):
         return None
 

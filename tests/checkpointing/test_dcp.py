@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fsdp") / "step_7"
     job = Path(__file__).with_name("sharded_job.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(job), str(directory), "7"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(job), str(directory), "7"]
     subprocess.run(command, check=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)  # noqa: S603 -- our own job
     return directory
 
@@ -225,6 +225,29 @@ def test_shards_of_a_later_save_are_told_by_their_times(directory: Path, tmp_pat
         os.utime(directory / ".metadata", ns=(0, metadata.st_mtime_ns - 7200_000_000_000))
     found = verify(str(directory))
     assert (found.verdict, found.reason.startswith("files of two saves")) == (Verdict.BAD, True)
+
+
+def stepped(steps: tuple[float, float]) -> dict[str, object]:
+    """Parameters of two kinds, each with its own count of steps."""
+    return {"optimizer": {"state": {str(n): {"step": torch.tensor(steps[n // 4]), "exp_avg": torch.randn(50)} for n in range(8)}}}
+
+
+def test_shards_of_another_step_are_told_by_the_optimizers_counts(tmp_path: Path) -> None:
+    made = []
+    for name, steps in (("old", (10.0, 10.0)), ("new", (20.0, 20.0)), ("uneven", (10.0, 20.0))):
+        writer = dcp.FileSystemWriter(str(tmp_path / name), thread_count=2)
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.save(stepped(steps), storage_writer=writer)
+        assert verify(str(tmp_path / name)).verdict is Verdict.VERIFIED, name
+        made.append(sorted((tmp_path / name).glob("*.distcp")))
+    metadata = (tmp_path / "old/.metadata").stat()
+    made[0][1].write_bytes(made[1][1].read_bytes())
+    os.utime(made[0][1], ns=(0, metadata.st_mtime_ns))
+    found = verify(str(tmp_path / "old"))
+    assert (found.verdict, found.reason) == (
+        Verdict.BAD,
+        "files of two saves: __0_0.distcp of optimizer step 10, __0_1.distcp of optimizer step 20",
+    )
 
 
 def test_a_copy_that_keeps_no_times_is_whole(made: Path, tmp_path: Path) -> None:

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import boto3.session
-from botocore.config import Config
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
@@ -40,6 +37,9 @@ class Server:
 
     def client(self) -> Any:  # noqa: ANN401 -- botocore's clients have no types
         """Give a client that looks from outside, as nobody of ours does."""
+        import boto3.session  # noqa: PLC0415 -- the bench's own process stays small: a child's peak memory begins with its parent's
+        from botocore.config import Config  # noqa: PLC0415 -- as above
+
         session = boto3.session.Session(aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name="us-east-1")
         return session.client("s3", endpoint_url=self.endpoint, config=Config(s3={"addressing_style": "path"}))
 

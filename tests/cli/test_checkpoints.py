@@ -1,0 +1,93 @@
+"""`supervise checkpoints`: what a job knows of its checkpoints, what was moved and is moved back, and what is never handed out again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpointing.setaside import SetAside
+from checkpointing.verify import identity_of, verify
+
+pytestmark = pytest.mark.process
+JOB = "it"
+
+
+def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    foreign = ("SUPERVISE_", "SLURM", "XDG_", "STATE_DIRECTORY")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    command = [str(Path(sys.executable).with_name("supervise")), *arguments]
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  ours
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a directory with three checkpoints, the last torn, in which a job ended."""
+    (tmp_path / "ckpt").mkdir()
+    for step in (1, 2, 3):
+        torch.save({"global_step": step, "w": torch.randn(9)}, tmp_path / "ckpt" / f"step_{step}.pt")
+    os.truncate(tmp_path / "ckpt" / "step_3.pt", 500)
+    done = run(tmp_path, "--job", JOB, "--checkpoints", "ckpt/*.pt", "--resume-args", "{resume}", "--", "true")
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def node(place: Path) -> Path:
+    (found,) = (place / ".supervise" / JOB / "nodes").iterdir()
+    return found
+
+
+def test_ls_tells_what_is_known_without_reading(place: Path) -> None:
+    done = run(place, "checkpoints", "ls", "--checkpoints", "ckpt/*.pt", "--json")
+    rows = {Path(row["path"]).name: row for row in json.loads(done.stdout)["checkpoints"]}
+    assert sorted(rows) == ["step_1.pt", "step_2.pt", "step_3.pt"]
+    assert (rows["step_3.pt"]["state"], rows["step_1.pt"]["step"]) == ("torn", 1)
+    assert "torn" in run(place, "checkpoints", "ls").stdout  # by the fence alone, without a pattern
+
+
+def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
+    done = run(place, "checkpoints", "quarantine", "--reason", "it diverged", "ckpt/step_2.pt")
+    assert done.returncode == 0, done.stderr
+    shown = run(place, "checkpoints", "show", "--json", "ckpt/step_2.pt")
+    assert (shown.returncode, json.loads(shown.stdout)["fence"]["reason"]) == (1, "it diverged")
+    assert json.loads(shown.stdout)["verdict"] == "good"
+    again = run(place, "--job", JOB, "--checkpoints", "ckpt/*.pt", "--resume-args", "{resume}", "--", "echo")
+    assert "step_1.pt" in again.stdout, again.stderr
+    assert (place / "ckpt" / "step_2.pt").exists()
+    assert run(place, "checkpoints", "quarantine", "nothing.pt").returncode == 64
+
+
+def test_what_was_moved_aside_is_moved_back(place: Path) -> None:
+    path = str(place / "ckpt" / "step_3.pt")
+    identity = identity_of(path)
+    assert identity is not None
+    moved = SetAside(str(node(place) / "checkpoints")).move(verify(path), 1, {path: identity}, ranks_alive=False)
+    assert moved.to, moved.reason
+    (change,) = json.loads(run(place, "checkpoints", "ls", "--json").stdout)["changes"]
+    assert (change["kind"], change["path"], change["to"]) == ("moved", path, moved.to)
+    assert run(place, "checkpoints", "undo", "77").returncode == 64
+    done = run(place, "checkpoints", "undo")
+    assert done.returncode == 0, done.stderr
+    assert identity_of(path) == identity
+    assert not Path(moved.to).exists()
+    assert "nothing was moved" in run(place, "checkpoints", "undo").stdout
+
+
+def test_show_names_the_files_of_a_directory(place: Path) -> None:
+    root = place / "global_step5"
+    root.mkdir()
+    torch.save({"global_steps": 5, "dp_world_size": 1, "mp_world_size": 1}, root / "mp_rank_00_model_states.pt")
+    shown = run(place, "checkpoints", "show", "global_step5")
+    assert shown.returncode == 0
+    assert "mp_rank_00_model_states.pt" in shown.stdout
+
+
+def test_records_that_a_supervisor_holds_are_not_changed_behind_its_back(place: Path) -> None:
+    done = run(place, "--job", JOB, "--", "supervise", "checkpoints", "quarantine", "--job", JOB, "ckpt/step_1.pt")
+    assert done.returncode != 0
+    assert "a supervisor runs this job" in done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Trainers that are killed (SIGKILL) in the middle of a save or a snapshot, one after another, and what is left of each.
 
-    python killing.py save|snapshot KILLS DIRECTORY
+    python killing.py save|sharded|snapshot KILLS DIRECTORY
 
 In: how many kills, placed by what the trainer has written so far. Out: one line of JSON per kill. Each trainer is a fork of this process,
 which has imported torch; all threads of torch are off, so that forking is sound. A state of step n is nothing but the number n.
@@ -48,6 +48,14 @@ def train_saving(directory: str, start: int) -> None:
         save(state_of(step), directory, step=step, keep=2)
 
 
+def train_sharding(directory: str, start: int) -> None:
+    """Save through DCP at every step, for ever."""
+    step = start
+    while True:
+        step += 1
+        save(state_of(step), directory, step=step, sharded=True, keep=2)
+
+
 def train_snapshotting(directory: str, start: int) -> None:
     """Take a snapshot at every step, for ever."""
     snapshotter = Snapshotter(directory)
@@ -55,6 +63,16 @@ def train_snapshotting(directory: str, start: int) -> None:
     while True:
         step += 1
         snapshotter.snapshot(state_of(step), step=step)
+
+
+def written(path: Path) -> int:
+    """Return how many bytes a file, or a directory's files, have."""
+    return sum(one.stat().st_size for one in path.iterdir()) if path.is_dir() else path.stat().st_size
+
+
+def in_a_sharded_save(directory: Path, number: int) -> dict[str, Any]:
+    """Kill in a save through DCP."""
+    return in_a_save(directory, number, train_sharding)
 
 
 def killed(train: Callable[[str, int], None], directory: Path, start: int, is_time: Callable[[int], bool]) -> None:
@@ -74,9 +92,9 @@ def killed(train: Callable[[str, int], None], directory: Path, start: int, is_ti
         sys.exit(f"the trainer ended by itself: {status}")
 
 
-def in_a_save(directory: Path, number: int) -> dict[str, Any]:
-    """Kill when a part of the file is written: anything between its first byte and its name."""
-    latest = load_latest(directory)
+def in_a_save(directory: Path, number: int, train: Callable[[str, int], None] = train_saving) -> dict[str, Any]:
+    """Kill when a part of the file (of the directory's files) is written: anything between its first byte and its name."""
+    latest = load_latest(directory, into=state_of(0))
     start = latest.step or 0 if latest is not None else 0
     part = random.Random(number).uniform(0.05, 1.0) * 8 * COUNT  # noqa: S311 -- a place for a kill
     skip = 1 + number % 2  # not always in the first save of a trainer
@@ -86,19 +104,19 @@ def in_a_save(directory: Path, number: int) -> dict[str, Any]:
         for path in directory.glob(".*.tmp-*"):
             with contextlib.suppress(FileNotFoundError):
                 seen.add(path.name)
-                if len(seen) > skip and path.stat().st_size >= part:
+                if len(seen) > skip and written(path) >= part:
                     return True
         return False
 
     before = set(directory.glob(".*.tmp-*"))
     seen.update(path.name for path in before)
     skip += len(seen)
-    killed(train_saving, directory, start, is_time)
+    killed(train, directory, start, is_time)
     left = set(directory.glob(".*.tmp-*")) - before
-    found = load_latest(directory)
+    found = load_latest(directory, into=state_of(0))
     return {
         "cut_short": bool(left),
-        "size": max((path.stat().st_size for path in left), default=0),
+        "size": max((written(path) for path in left), default=0),
         "step": None if found is None else found.step,
         "whole": found is not None and is_whole(found.state) and found.state["step"] == found.step,
         "passed_over": [] if found is None else found.passed_over,
@@ -151,13 +169,16 @@ def in_a_snapshot(directory: Path, number: int) -> dict[str, Any]:
     }
 
 
+KINDS = {"save": in_a_save, "sharded": in_a_sharded_save, "snapshot": in_a_snapshot}
+
+
 def main() -> None:
     """Kill as often as told."""
     torch.set_num_threads(1)
     kind, kills, directory = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     directory.mkdir(exist_ok=True)
     for number in range(1, kills + 1):
-        print(json.dumps((in_a_save if kind == "save" else in_a_snapshot)(directory, number)), flush=True)  # noqa: T201 -- its answer
+        print(json.dumps(KINDS[kind](directory, number)), flush=True)  # noqa: T201 -- its answer
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ def kills(kind: str, number: int, directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("kind", ["save", "sharded"])
 @pytest.mark.parametrize("number", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(number: int, tmp_path: Path) -> None:
-    found = kills("save", number, tmp_path / "ckpt")
+def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(kind: str, number: int, tmp_path: Path) -> None:
+    found = kills(kind, number, tmp_path / "ckpt")
     # the kill is placed by what the trainer has written: most must have come before the file had its name
     assert sum(one["cut_short"] for one in found) >= number / 2, found
     assert all(one["whole"] for one in found), found

@@ -156,6 +156,19 @@ def test_what_a_killed_trainer_left_for_a_directory_that_is_gone_is_dropped(tmp_
     assert list(directory.iterdir()) == list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_a_disk_that_is_full_keeps_the_memory_for_another_try(tmp_path: Path, shm: str) -> None:
+    directory = tmp_path / "ckpt"
+    path = die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
+    program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
+    program += f"from checkpointing import persist; print(persist.rescue({str(directory)!r}, shm={shm!r})[0].problem)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
+    assert done.stdout.startswith("it could not be written to disk: File too large")
+    assert list(directory.iterdir()) == []
+    assert Path(path).exists()
+    (rescued,) = persist.rescue(str(directory), shm=shm)
+    assert rescued.step == 1
+
+
 def test_every_nth_goes_to_disk_while_the_training_goes_on_and_two_of_them_stay(tmp_path: Path, shm: str) -> None:
     directory = tmp_path / "ckpt"
     with Snapshotter(directory, persist_every=2, shm=shm) as snapshotter:

@@ -76,31 +76,53 @@ def _below(path: str, levels: int) -> Iterator[str]:
             return
     except OSError:
         return
+    if levels < _LEVELS and (names.is_temporary(path) or _is_empty_step(path, tree)):
+        yield path
+        return
     base = path.rstrip("/") or "/"
-    seen: set[tuple[int, int]] = set()
-    # of a file's several names one that is no link, for it may tell the step
-    for name in sorted(tree.entries, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- as above
-        entry = tree.entries[name]
-        key = (entry.st.st_dev, entry.st.st_ino)
-        if not name.startswith(".") and key not in seen and _named_like_one(name):
-            seen.add(key)
+    yield from _files(base, tree)
+    for name in sorted(tree.directories) if levels > 1 else ():
+        if not name.startswith("."):
+            yield from _below(f"{base}/{name}", levels - 1)
+        elif names.is_temporary(name):
             yield f"{base}/{name}"
-    for name in sorted(tree.directories):
-        if levels > 1:
-            below = f"{base}/{name}"
-            if not name.startswith("."):
-                yield from _below(below, levels - 1)
-            elif names.is_temporary(name):
-                yield below
+
+
+def _files(base: str, tree: Tree) -> Iterator[str]:
+    """Yield what is named like a checkpoint; of a file's several names one that is no link, for it may tell the step."""
+    seen: set[tuple[int, int]] = set()
+    for name in sorted(tree.entries, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- strings throughout the package
+        st = tree.entries[name].st
+        if not name.startswith(".") and (st.st_dev, st.st_ino) not in seen and _named_like_one(name):
+            seen.add((st.st_dev, st.st_ino))
+            yield f"{base}/{name}"
 
 
 def _judged(path: str, interrupted: Callable[[], bool]) -> Verification:
+    """Verify, and call incomplete what a save that had just begun leaves, though no format knows it yet."""
     found = verify(path, interrupted=interrupted)
-    if found.verdict is Verdict.FOREIGN and names.is_temporary(path) and _named_like_one(path):
-        # what a save had just begun looks like nothing yet
+    if found.format or found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE):
+        return found
+    is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
+    if names.is_temporary(path) and (is_directory or _named_like_one(path)):
         reason = "its name is that of a save that did not end"
-        return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
-    return found
+    elif is_directory and not found.files and _is_empty(path):
+        reason = "the directory is empty"
+    else:
+        return found
+    return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
+
+
+def _is_empty(path: str) -> bool:
+    try:
+        return not os.listdir(path)  # noqa: PTH208 -- strings throughout the package
+    except OSError:
+        return False
+
+
+def _is_empty_step(path: str, tree: Tree) -> bool:
+    """Say whether a directory that is named as a step's holds nothing."""
+    return not tree.top() and names.step_in(f"{path}/x") is not None
 
 
 def _named_like_one(name: str) -> bool:

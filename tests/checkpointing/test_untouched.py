@@ -1,0 +1,57 @@
+"""Of every format: a flipped bit that no time betrays shows against the manifest, and whatever is judged stays as it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from checkpointing import proof
+from checkpointing.catalog import find
+from checkpointing.copies import Copies
+from checkpointing.fence import Fences
+from checkpointing.manifest import Manifests
+from checkpointing.model import Verdict
+from checkpointing.select import newest
+from checkpointing.setaside import SetAside
+from checkpointing.verify import Cache, verify
+from tests.checkpointing.corruptions.sound import FORMATS
+from tests.checkpointing.untouched import everything
+
+
+def flip(file: Path) -> None:
+    """Flip one bit in the middle, as a disk does: the times stay."""
+    st, content = file.stat(), bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    os.utime(file, ns=(st.st_atime_ns, st.st_mtime_ns))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # torch's own, where it saves
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Path) -> None:
+    job, state = tmp_path / "job", tmp_path / "state"
+    job.mkdir()
+    FORMATS[name](job)
+    looked_at = [verify(candidate.path) for candidate in find(["*"], str(job)).candidates]
+    (found,) = [one for one in looked_at if one.verdict is Verdict.VERIFIED]  # beside it a note of which is the latest
+    path = Path(found.path)
+    made, manifests = proof.build(found), Manifests(str(state))
+    assert manifests.put(made)
+    assert proof.check(str(path), made).verdict is Verdict.VERIFIED
+    assert Copies(str(state), 1 << 40).keep(made).copy is not None
+    for file in made.files:
+        at = path / file.path if made.is_tree else path
+        if not file.n_bytes:
+            continue
+        flip(at)
+        before = everything(job)
+        assert proof.check(str(path), made).verdict is Verdict.BAD, file.path
+        selection = newest(find([str(path)], str(job)), Fences(state / file.path), Cache(), manifests=manifests)
+        assert (selection.chosen, selection.found) == (None, 1), file.path
+        judged = proof.check(str(path), made)
+        assert not SetAside(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
+        assert everything(job) == before
+        flip(at)
+    assert proof.check(str(path), made).verdict is Verdict.VERIFIED

@@ -96,9 +96,11 @@ class S3Backend:
                     "create_multipart_upload", key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT", **self._encryption()
                 )
                 return Upload(key, answer["UploadId"])
-            except _UnsupportedError:
-                self._unsupported.add("checksum")
-        return Upload(key, self._call("create_multipart_upload", key, **self._encryption())["UploadId"])
+            except _UnsupportedError:  # the checksum, or something else: what happens without it tells
+                pass
+        answer = self._call("create_multipart_upload", key, **self._encryption())
+        self._unsupported.add("checksum")
+        return Upload(key, answer["UploadId"])
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Send one part."""

@@ -1,0 +1,131 @@
+"""What depends on the server and the settings: encryption, servers that know less, a cap on bandwidth, several mirrors, TLS."""
+
+from __future__ import annotations
+
+import subprocess
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from checkpointing import digest, restore
+from checkpointing.backends import Away, Bytes, Denied, Exists, S3Options, open_backend
+from tests.mirror import servers
+from tests.mirror.faults import Fault
+from tests.mirror.process import Place, Process, save
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.process, pytest.mark.s3]
+BODY = Bytes(b"content", digest.of_bytes(b"content"))
+
+
+def test_encryption_that_the_server_does_not_confirm_is_refused(place: Place) -> None:
+    backend = open_backend(place.url, S3Options(**place.s3, sse="AES256"))
+    with pytest.raises(Denied, match="encrypt"):
+        backend.begin("a")
+
+
+def test_encryption_that_the_server_confirms_is_asked_for(moto: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
+    bucket = f"b{uuid.uuid4().hex[:16]}"
+    moto.client().create_bucket(Bucket=bucket)
+    options = S3Options(endpoint=moto.endpoint, path_style=True, sse="aws:kms:key-1")
+    open_backend(f"s3://{bucket}/p", options).put("a", BODY)
+    head = moto.client().head_object(Bucket=bucket, Key="p/a")
+    assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", "key-1")
+
+
+def test_a_server_without_if_none_match_is_asked_first(place: Place) -> None:
+    place.proxy.faults.append(Fault("501 NotImplemented", "^PUT.*/m "))
+    backend = place.backend()
+    backend.put("m", BODY, only_new=True)
+    with pytest.raises(Exists):
+        backend.put("m", BODY, only_new=True)
+    assert place.objects() == {"m": 7}
+
+
+def test_a_server_without_checksums_gets_none_and_is_compared_by_its_etag(place: Place) -> None:
+    path = place.home / "ckpt" / "step_1.pt"
+    place.proxy.faults.append(Fault("501 NotImplemented", "^POST.*uploads"))
+    with Process(place) as process:
+        process.mirror(path, save(path))
+        process.wait_for("uploaded")
+        assert process.alerts() == []
+    assert place.no_manifest_lies() == 1
+
+
+def test_the_cap_on_bandwidth_holds(place: Place) -> None:
+    path = place.home / "ckpt" / "step_1.pt"
+    with Process(place, bandwidth_mib_s=4) as process:
+        process.mirror(path, save(path))
+        assert process.wait_for("uploaded")["seconds"] > 12 / 4 - 1
+
+
+def test_one_mirror_that_is_away_does_not_hold_up_the_other(place: Place) -> None:
+    path, other = place.home / "ckpt" / "step_1.pt", place.home / "nfs"
+    other.mkdir()
+    place.proxy.refuses = True
+    with Process(place, mirrors=[place.url, str(other)]) as process:
+        process.mirror(path, save(path))
+        assert process.wait_for("uploaded")["mirror"] == str(other)
+        process.wait_for("alert", what="away")
+        process.wait_for("idle", left=1)
+    done = restore.newest([open_backend(str(other))], "job", into=str(place.home / "fresh"))
+    assert done is not None
+    with Process(place, mirrors=[place.url, str(other)]) as process:
+        process.wait_for("ready", left=1)
+        process.wait_for("alert", what="away")
+        place.proxy.refuses = False
+        process.tell({"cmd": "retry"})
+        assert process.wait_for("uploaded")["mirror"] == place.url
+        process.wait_for("idle", left=0)
+
+
+def test_finish_waits_until_all_has_arrived_and_stop_does_not(place: Place) -> None:
+    path = place.home / "ckpt" / "step_1.pt"
+    held = Fault("503 SlowDown", "^PUT", times=2)
+    place.proxy.faults.append(held)
+    with Process(place) as process:
+        process.mirror(path, save(path))
+        process.tell({"cmd": "finish", "deadline_s": 60})
+        process.wait_for("uploaded")
+        assert process.wait_for("stopped")["left"] == 0
+        assert process.popen.wait(20) == 0
+
+
+def test_a_certificate_is_checked_against_the_given_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ssl  # noqa: PLC0415 -- this test's own
+    from http.server import BaseHTTPRequestHandler, HTTPServer  # noqa: PLC0415 -- as above
+    from threading import Thread  # noqa: PLC0415 -- as above
+
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815 -- the handler's own names
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run([*made.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)  # noqa: S603 -- the test's own
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with HTTPServer(("127.0.0.1", 0), Empty) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"https://localhost:{server.server_port}"
+        unknown = open_backend("s3://bucket/p", S3Options(endpoint=endpoint, path_style=True))
+        with pytest.raises((Denied, Away), match=r"(?i)certificate|ssl"):
+            unknown.stat("a")
+        known = open_backend("s3://bucket/p", S3Options(endpoint=endpoint, path_style=True, ca_bundle=str(cert)))
+        with pytest.raises(Exception, match="404"):
+            known.stat("a")
+        server.shutdown()

@@ -168,6 +168,7 @@ class Lane:
                     left = None if end is None else end - time.monotonic()
                     if self.hurry:
                         self.hurry = False
+                        self._wake.notify_all()  # who waits for nobody to be hurried
                         if end is not None:
                             return
                     if left is not None and left <= 0:

@@ -179,6 +179,11 @@ class JobCheckpoints:
         )
         yield path, f"{found.reason}: moved to {aside.to}{back}"
 
+    def restored(self, path: str) -> None:
+        """Take a file that was restored from a mirror for a checkpoint: it was one before this disk forgot it."""
+        if self.learned is not None:
+            self.learned.teach(path)
+
     def watcher(self, on_verified: Callable[[CheckpointRef], None]) -> CheckpointWatcher | None:
         """Make the watcher, where any checkpoint is declared or may be learned."""
         checkpoints = self._job.settings.checkpoints

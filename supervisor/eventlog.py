@@ -57,6 +57,8 @@ class LogEvent(StrEnum):
     CHECKPOINT_SELECTED = "checkpoint.selected"
     CHECKPOINT_VERIFIED = "checkpoint.verified"
     RESUME_CONFIRMED = "resume.confirmed"
+    CHECKPOINT_RESTORED = "checkpoint.restored"
+    MIRROR_REPORTED = "mirror.reported"
     STOP_REQUESTED = "stop.requested"
     SAVE_REQUESTED = "save.requested"
     SAVE_FINISHED = "save.finished"
@@ -91,6 +93,7 @@ LEVELS: dict[LogEvent, LogLevel] = {
     LogEvent.PLAN_DECIDED: "warning",
     LogEvent.INCIDENT_CLOSED: "error",
     LogEvent.GPU_QUARANTINED: "warning",
+    LogEvent.MIRROR_REPORTED: "warning",
     LogEvent.ALERT_RAISED: "warning",
     LogEvent.PROCESSES_LEFT: "warning",
     LogEvent.OUTPUT_DROPPED: "warning",
@@ -99,7 +102,7 @@ LEVELS: dict[LogEvent, LogLevel] = {
     LogEvent.ALERT_DROPPED: "error",
     LogEvent.LOG_LOST: "warning",
 }
-EITHER = frozenset({LogEvent.ATTEMPT_ENDED, LogEvent.RANK_EXITED, LogEvent.INCIDENT_CLOSED})
+EITHER = frozenset({LogEvent.ATTEMPT_ENDED, LogEvent.RANK_EXITED, LogEvent.INCIDENT_CLOSED, LogEvent.MIRROR_REPORTED})
 
 
 class EventLog:

@@ -21,6 +21,7 @@ import os
 import re
 import stat
 import threading
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -143,6 +144,13 @@ class Learned:
     def writes(self, unit: str) -> tuple[Write, ...]:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
         return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
+
+    def teach(self, unit: str) -> None:
+        """Take a path for one of checkpoints: that is known from elsewhere."""
+        with self._lock:
+            self._places = dict(self._places)
+            self._count(unit, time.time(), saved=1, loaded=1)
+            self._keep()
 
     def settle(self) -> None:
         """Take down what the files are that dead ranks left, or that were told before they were closed. No rank is alive.

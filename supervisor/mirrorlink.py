@@ -61,7 +61,7 @@ class MirrorLink:
             "s3": s3_options(job),
         }
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
         self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
         self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
         self._closing = threading.Event()
@@ -82,17 +82,14 @@ class MirrorLink:
 
     def close(self, deadline_s: float) -> int | None:
         """Give it so long to bring all, then end it. Returns how many are left in the spool, None where it did not say."""
-        self._queue.put({"cmd": "retry"})
-        with self._changed:
-            self._changed.wait_for(lambda: self._left == 0 and not self._pending, deadline_s)
-            left = None if self._left is None and not self._pending else (self._left or 0) + len(self._pending)
         self._closing.set()
-        self._queue.put({"cmd": "stop"})
-        self._thread.join(_STOP_S)
+        self._queue.put({"cmd": "finish", "deadline_s": deadline_s})
+        self._thread.join(deadline_s + _STOP_S)
         process = self._process
         if process is not None and process.poll() is None:
             process.kill()
-        return left
+        with self._changed:
+            return None if self._left is None and not self._pending else (self._left or 0) + len(self._pending)
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S
@@ -131,7 +128,7 @@ class MirrorLink:
                 rows: list[dict[str, Any] | None] = [self._configuration, *self._pending.values()]
                 while not self._queue.empty():
                     row = self._queue.get()
-                    rows += [row] if row is not None and row["cmd"] == "stop" else []
+                    rows += [row] if row is not None and row["cmd"] == "finish" else []
             with contextlib.suppress(BrokenPipeError):
                 while rows or (rows := [self._queue.get()]):
                     row = rows.pop(0)
@@ -151,8 +148,6 @@ class MirrorLink:
                 row = json.loads(line)
                 self._note(row)
                 self._told(row)
-        with self._changed:
-            self._left = None
         self._queue.put(None)
 
     def _note(self, row: Mapping[str, Any]) -> None:
@@ -162,4 +157,3 @@ class MirrorLink:
                 self._left = None
             elif row["ev"] in {"idle", "stopped"}:
                 self._left = int(row["left"])
-            self._changed.notify_all()

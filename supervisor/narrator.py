@@ -41,8 +41,9 @@ STOP_MARGIN_S = 20.0
 
 #: The alert that says nothing beyond the decision's own line.
 BATCH_CHANGED = "batch_changed"
-#: The alert that follows from no decision: a rank of an attempt that runs well does not train with what a decision changed.
-CHANGE_IGNORED = "change_ignored"
+#: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, and all that is
+#: about the keeping of checkpoints.
+BY_THEMSELVES = frozenset({"change_ignored", "mirror_failing", "mirror_recovered", "disk_filling"})
 
 #: What the log says of each event that the core took. Progress is left to the journal: it would drown the rest.
 LOGGED: dict[type, LogEvent] = {
@@ -272,7 +273,7 @@ class Narrator:
     def alerted(self, action: act.Alert) -> None:
         """Tell what no incident says by itself, in all places; after the decision that it belongs to, which may be on its way."""
         self._log.write(LogEvent.ALERT_RAISED, kind=action.kind, attempt=action.attempt, text=cards.clean(action.text))
-        if action.kind == CHANGE_IGNORED:
+        if action.kind in BY_THEMSELVES:
             self._tell(action, self._last)
             return
         self._beside.append(action)

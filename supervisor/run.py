@@ -15,7 +15,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor import config, eventlog, identity, knobset, lock, plugins, preempt, programs, signatures, version
+from supervisor import config, eventlog, identity, knobset, lock, plugins, preempt, programs, restoring, signatures, version
 from supervisor.clock import Clock
 from supervisor.core.decide import initial
 from supervisor.core.inbox import (
@@ -29,12 +29,15 @@ from supervisor.core.inbox import (
 )
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.state import Stage
+from supervisor.errors import ExitCode, SuperviseError
 from supervisor.eventlog import LogEvent
 from supervisor.executor import Executor
 from supervisor.job import Job
 from supervisor.journal import open_journal
 from supervisor.launch.guardian import ignored_signals
 from supervisor.loop import Loop
+from supervisor.mirrorlink import MirrorLink, mirrors
+from supervisor.mirrornews import MirrorNews
 from supervisor.narrator import Narrator
 from supervisor.observe.sampler import Sampler
 from supervisor.records import Ended, RunBegan
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
     from supervisor.core.state import JobState
     from supervisor.lock import Lock
+    from supervisor.observe.checkpoints import CheckpointWatcher
     from supervisor.replay import Replayed
     from supervisor.settings import Settings
 
@@ -129,6 +133,11 @@ class _Run:
         self.executor = Executor(job, self.loop, self.narrator, self.sampler, self.workshop)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
+        self.mirror: MirrorLink | None = None
+        if settings.checkpoints.mirror:
+            news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
+            self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
+            self.workshop.checkpoints.bring = self.mirror.bring
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt = 0
 
@@ -137,8 +146,11 @@ class _Run:
         self._start_alerts()
         self._begin_journal()
         self._tidy_up()
+        self._restore()
         self._catch_signals()
         watcher = self.workshop.checkpoints.watcher(self._checkpoint_verified)
+        if self.mirror is not None:
+            self.mirror.start()
         if watcher is not None:
             watcher.start()
         self.narrator.started(self._opening_lines())
@@ -150,8 +162,9 @@ class _Run:
             self.loop.post(SupervisorStarted(self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left))
             end = self.loop.run()
         finally:
-            if watcher is not None:
+            if watcher is not None and self.mirror is None:
                 watcher.stop(0.1)
+        self._finish_mirror(watcher)
         self._end(end)
         return end.exit_code
 
@@ -240,6 +253,28 @@ class _Run:
             with contextlib.suppress(OSError):
                 _put_aside(self.job.state, self.past.last_run.run_id)
 
+    def _restore(self) -> None:
+        """Bring the newest checkpoint here from the mirrors, where there is none on this disk. Raises SuperviseError where that must be."""
+        checkpoints = self.workshop.checkpoints
+        if self.mirror is None:
+            return
+        listing = checkpoints.listing()
+        if listing.candidates or listing.problems:
+            return
+        answer = restoring.restore(self.job, self.terminal.say)
+        self.log.write(LogEvent.CHECKPOINT_RESTORED, outcome=answer.kind, path=answer.path, step=answer.step, mirror=answer.mirror)
+        if answer.kind == "restored":
+            step = "" if answer.step is None else f" of step {answer.step}"
+            self.terminal.say(f"restored {answer.path}{step} from {answer.mirror}: there was no checkpoint on this disk")
+            checkpoints.restored(answer.path)
+        elif answer.kind != "nothing":
+            code = ExitCode.CONFIG if answer.kind in {"other_job", "in_the_way"} else ExitCode.REQUEUE
+            raise SuperviseError(
+                f"no checkpoint on this disk, and none could be restored: {answer.message}",
+                hint=answer.hint or "without --mirror the training starts from scratch",
+                exit_code=code,
+            )
+
     def _look_at_gpus(self) -> None:
         """Have the GPUs listed: before the first attempt where one is out of use, beside it where none is, which is nearly always."""
         try:
@@ -322,10 +357,34 @@ class _Run:
             *of_knobs,
             *([self.anew] if self.anew else []),
             resume,
+            *self._mirror_lines(),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
 
+    def _mirror_lines(self) -> list[str]:
+        if self.mirror is None:
+            return []
+        patterns = ", ".join(self.job.settings.checkpoints.paths)
+        what = f"{patterns} and " if patterns else ""
+        place = f"{', '.join(mirrors(self.job))}, below {self.job.name}/{self.job.run_id}/"
+        return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint"]
+
     # the end
+
+    def _finish_mirror(self, watcher: CheckpointWatcher | None) -> None:
+        """Give the mirror a while for what was saved last, and say what it has not got."""
+        if self.mirror is None:
+            return
+        left_s = 0.0 if self.loop.state.stop is not None else self.job.settings.checkpoints.finish_s  # who asked us to stop waits for us
+        self.notifier.extend_timeout(left_s + END_DEADLINE_S)
+        until = self.clock.now() + left_s
+        if watcher is not None:
+            watcher.finish(left_s)
+            watcher.stop(0.1)
+        left = self.mirror.close(max(0.0, until - self.clock.now()))
+        if left:
+            kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
+            self.terminal.say(f"{kept} not in the mirror yet, and spooled in {self.job.state / 'spool'} for the next start", "warning")
 
     def _end(self, end: Finish) -> None:
         code = end.exit_code

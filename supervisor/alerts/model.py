@@ -38,6 +38,9 @@ class AlertEvent(StrEnum):
     MEMORY_HELD = "memory_held"
     BATCH_CHANGED = "batch_changed"
     CHANGE_IGNORED = "change_ignored"
+    MIRROR_FAILING = "mirror_failing"
+    MIRROR_RECOVERED = "mirror_recovered"
+    DISK_FILLING = "disk_filling"
 
     @property
     def state(self) -> str:
@@ -47,7 +50,9 @@ class AlertEvent(StrEnum):
                 return "firing"
             case AlertEvent.RECURRING_FAILURE | AlertEvent.GPU_QUARANTINED | AlertEvent.MEMORY_HELD | AlertEvent.CHANGE_IGNORED:
                 return "firing"
-            case AlertEvent.RESOLVED | AlertEvent.BATCH_CHANGED:
+            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING:
+                return "firing"
+            case AlertEvent.RESOLVED | AlertEvent.BATCH_CHANGED | AlertEvent.MIRROR_RECOVERED:
                 return "resolved"
             case _:
                 assert_never(self)
@@ -71,6 +76,9 @@ SEVERITIES = {
     AlertEvent.MEMORY_HELD: Severity.WARNING,
     AlertEvent.BATCH_CHANGED: Severity.INFO,
     AlertEvent.CHANGE_IGNORED: Severity.WARNING,
+    AlertEvent.MIRROR_FAILING: Severity.WARNING,
+    AlertEvent.MIRROR_RECOVERED: Severity.INFO,
+    AlertEvent.DISK_FILLING: Severity.WARNING,
 }
 
 

@@ -76,6 +76,8 @@ class CheckpointWatcher:
         self._interval_s = interval_s
         self._quiet_s = quiet_s
         self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._finishing = False
         self._throttle = Throttle(rate_bytes_per_s, wait=self._stopped.wait)
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._seen: dict[str, tuple[Identity, float]] = {}  # since when (monotonic seconds) a path has had its identity
@@ -90,14 +92,28 @@ class CheckpointWatcher:
     def stop(self, timeout_s: float = 1.0) -> bool:
         """Stop looking. True once the thread has ended; False where a read hangs in the kernel: it is left behind, as a daemon."""
         self._stopped.set()
+        self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def finish(self, deadline_s: float) -> bool:
+        """Read once more what is there now, without waiting for it to stand still: no rank is alive. True if that was done in time."""
+        self._quiet_s, self._finishing = 0.0, True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._stopped.is_set():
-            self._stopped.wait(self._look())
+            last = self._finishing
+            delay_s = self._look()
+            if last:
+                return
+            self._wake.wait(delay_s)
+            self._wake.clear()
 
     def _look(self) -> float:
         """Read what stood still long enough, newest first. Returns the seconds until the next look is due."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,3 +90,28 @@ def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callab
     torn = tmp_path / "ckpt.pt"
     assert moved(run) == [(str(torn), f"{torn}.torn-2")]
     assert "the copy of step 20 was put in its place" in run.stderr
+
+
+def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    mirror, node = tmp_path / "mirror", tmp_path / "node"
+    node.mkdir()
+    mirror.mkdir()
+    options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--mirror", str(mirror), "--config", str(fast(tmp_path))]
+    first = supervise(*TORCHRUN, TRAIN, "--steps=20", options=options, place=node)
+    assert first.exit_code() == 0
+    assert f"mirrored to {mirror}" in first.stderr
+    assert len(list(mirror.rglob("manifest.json"))) == 2, "the last save of the run is mirrored, too"
+    shutil.rmtree(node / "ckpt")
+    shutil.rmtree(first.state)
+    second = supervise(*TORCHRUN, TRAIN, "--steps=30", options=options, place=node)
+    assert second.exit_code() == 0
+    assert f"restored {node}/ckpt/step_20.pt of step 20 from" in second.stderr
+    assert "resumed at 20" in second.stdout
+    shutil.rmtree(node / "ckpt")
+    shutil.rmtree(second.state)
+    other = supervise(*TORCHRUN, TRAIN, "--steps=30", options=[*options, "--job", "other"], place=node)
+    assert other.exit_code() == 78
+    assert "--restore-from" in other.stderr
+    named = supervise(*TORCHRUN, TRAIN, "--steps=40", options=[*options, "--job", "other", "--restore-from", first.job], place=node)
+    assert named.exit_code() == 0
+    assert "resumed at 30" in named.stdout

@@ -1,0 +1,62 @@
+"""What the mirror's process tells, turned into what people are told: few lines, one alert when a trouble begins and one when it is over.
+
+In: its lines (checkpointing/mirror.py). Out: log events, lines at the terminal, alerts. Trouble of the mirror is never the job's: nothing
+in here reaches the core. Only on the loop's thread; owns which trouble was told.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from supervisor.core import actions as act
+from supervisor.eventlog import LogEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from supervisor.eventlog import EventLog
+    from supervisor.narrator import Narrator
+
+#: Told to nobody but the log: they are many.
+_QUIET = frozenset({"ready", "spooled", "progress", "idle", "stopped", "pruned", "swept", "uploaded"})
+
+
+class MirrorNews:
+    """The news of one run."""
+
+    def __init__(self, narrator: Narrator, log: EventLog, attempt: Callable[[], int]) -> None:
+        """`attempt` gives the number of the current one."""
+        self._narrator = narrator
+        self._log = log
+        self._attempt = attempt
+        self._troubled: set[tuple[str, str]] = set()
+        self._deaths = 0
+
+    def took(self, row: Mapping[str, Any]) -> None:
+        """Take a line."""
+        event = str(row.get("ev", ""))
+        if event not in {"progress", "idle"}:
+            told = {key: value for key, value in row.items() if key not in {"ev", "bytes"}}
+            self._log.write(LogEvent.MIRROR_REPORTED, None if event in {"alert", "died"} else "info", what=event, **_renamed(told))
+        if event in _QUIET:
+            return
+        what, mirror = str(row.get("what", "")), str(row.get("mirror", ""))
+        if event == "alert" and (what, mirror) not in self._troubled:
+            self._troubled.add((what, mirror))
+            hint = f" ({row['hint']})" if row.get("hint") else ""
+            self._alert("mirror_failing", f"{row['message']}{hint}; the training goes on")
+        elif event == "recovered":
+            self._troubled.discard((what, mirror))
+            self._alert("mirror_recovered", f"the mirror {mirror} gets checkpoints again")
+        elif event == "died":
+            self._deaths += 1
+            if self._deaths == 1:
+                self._alert("mirror_failing", f"the mirror's process ended with {row['code']} and is started again; the training goes on")
+
+    def _alert(self, kind: str, text: str) -> None:
+        self._narrator.alerted(act.Alert(kind, self._attempt(), text))
+
+
+def _renamed(told: dict[str, Any]) -> dict[str, Any]:
+    """What the log's own fields are called by stays theirs."""
+    return {f"mirror_{key}" if key in {"what", "event", "level", "t"} else key: value for key, value in told.items()}

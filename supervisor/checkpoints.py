@@ -8,11 +8,12 @@ fences and the manifests.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import proof
+from checkpointing import persist, proof
 from checkpointing.catalog import Listing, find
 from checkpointing.copies import Copies
 from checkpointing.fence import Fences
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from supervisor.job import Job
 
 DIRECTORY: Final = "checkpoints"
+MAGIC: Final = frozenset("*?[")
 #: How many are looked into, the newest first, for a whole one beside a torn one.
 MOST_BESIDE: Final = 4
 
@@ -114,6 +116,7 @@ class JobCheckpoints:
         try:
             self._fences = self._fences or Fences(self._directory)
             self.absorb()
+            self._rescue()
             selection = self._newest(self._fences, avoid, suspect=suspect)
             if self.learned is not None and self._resumes_itself:
                 self.learned.settle()
@@ -123,6 +126,14 @@ class JobCheckpoints:
             return replace(to_event(selection, t, attempt), mended=mended)
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
+
+    def _rescue(self) -> None:
+        """Write to disk what dead ranks left in shared memory (checkpointing.Snapshotter) for the directories of checkpoints."""
+        learned = self.learned.patterns() if self.learned is not None else ()
+        above = {os.path.dirname(os.path.join(self._job.cwd, one)) for one in (*self._job.settings.checkpoints.paths, *learned)}  # noqa: PTH118, PTH120 (patterns)
+        for directory in sorted(above):
+            if not MAGIC & set(directory):
+                persist.rescue(directory)
 
     @property
     def _resumes_itself(self) -> bool:

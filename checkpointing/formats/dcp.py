@@ -11,6 +11,8 @@ the shards: what it leaves when it is killed is the old metadata with new shards
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import struct
 from typing import TYPE_CHECKING, Final
@@ -35,7 +37,8 @@ _MOST_STEP_BYTES: Final = 1 << 16
 _MOST_TOLD: Final = 20
 _STEPPED: Final = re.compile(r"(^|\.)state\.(.+\.)?step$")
 _MOST_COUNTS: Final = 64
-_CLOCK_NS: Final = 1_000_000_000  # what two time stamps of one save may be in disorder by
+_CLOCKS_NS: Final = 60_000_000_000  # by how much the clocks of two nodes may differ
+_FASTEST_BYTES_PER_NS: Final = 10.0  # no disk takes more
 _SCALARS: Final = {"LongStorage": "<q", "IntStorage": "<i", "ShortStorage": "<h", "FloatStorage": "<f", "DoubleStorage": "<d"}
 
 
@@ -148,21 +151,27 @@ def _examine_item(source: Source, item: Item) -> Examination:
 def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
     """Tell shards that were overwritten after the metadata was written.
 
-    The metadata is written last, so shards that are younger are of a later save. A copy whose time stamps are those of copying can look
-    the same. It is believed only if the metadata's time is that of the original (it is older than the file itself), or if every shard
-    was there before the metadata came to be, as no copying does that takes one file after the other or begins with the first name.
+    The metadata is written last, so shards that are younger are of a later save. Copying can make times that look the same, and nodes
+    with clocks of their own can. So it is believed in two cases: where the metadata's time is that of the original (it is older than
+    the file itself) and the shards' are younger by more than clocks differ; and where every shard was there before the metadata came to
+    be, long enough to have been written whole, which no copying does that takes one after the other, or begins all at once.
     """
-    metadata = tree.entries[METADATA].st
-    younger = [name for name in shards if tree.entries[name].st.st_mtime_ns > metadata.st_mtime_ns + _CLOCK_NS]
-    if not younger:
+    metadata, birth = tree.entries[METADATA].st, born.born_ns(f"{tree.path}/{METADATA}")
+    if birth is None:
         return
-    begun = born.born_ns(f"{tree.path}/{METADATA}")
-    if begun is None:
-        return
-    kept_time = metadata.st_mtime_ns + _CLOCK_NS < begun
-    births = [born.born_ns(f"{tree.path}/{name}") for name in shards]
-    if kept_time or all(birth is not None and birth < begun for birth in births):
-        yield Examination(Verdict.BAD, f"files of two saves: {_some(tuple(younger))} is younger than {METADATA}, which is written last")
+    ages = {name: tree.entries[name].st.st_mtime_ns - metadata.st_mtime_ns for name in shards}
+    if metadata.st_mtime_ns + _CLOCKS_NS < birth:
+        younger = tuple(name for name, age in ages.items() if age > _CLOCKS_NS)
+    else:
+        # major 0: a network file system, whose files can have the times of several nodes (or a virtual one)
+        younger = tuple(name for name, age in ages.items() if age > (0 if os.major(metadata.st_dev) else _CLOCKS_NS))
+        births = [born.born_ns(f"{tree.path}/{name}") for name in shards] if younger else []
+        last = max((one for one in births if one is not None), default=birth)
+        took_ns = sum(item.length for items in shards.values() for item in items) / _FASTEST_BYTES_PER_NS
+        if None in births or birth - last <= took_ns:
+            return
+    if younger:
+        yield Examination(Verdict.BAD, f"files of two saves: {_some(younger)} is younger than {METADATA}, which is written last")
 
 
 def _of_two_steps(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
@@ -211,7 +220,7 @@ def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
 
 def _count(tree: Tree, item: Item) -> int | None:
     number = _number(tree, item)
-    return number if isinstance(number, int) else None
+    return int(number) if number is not None and math.isfinite(number) and number == int(number) else None
 
 
 def _number(tree: Tree, item: Item) -> float | None:

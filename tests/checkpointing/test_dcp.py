@@ -217,7 +217,7 @@ def test_shards_of_a_later_save_are_told_by_their_times(directory: Path, tmp_pat
         fresh = save(tmp_path / "fresh")
         begun = (fresh / ".metadata").stat().st_mtime_ns
         (fresh / SHARD).write_bytes((later / SHARD).read_bytes())
-        os.utime(fresh / SHARD, ns=(begun, begun + 60_000_000_000))
+        os.utime(fresh / SHARD, ns=(begun, begun + 61_000_000_000))
         directory = fresh
     else:
         shutil.copy(later / SHARD, directory / SHARD)

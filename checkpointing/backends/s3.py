@@ -80,10 +80,11 @@ class S3Backend:
         try:
             answer = self._call("put_object", key, body=body, **self._sealed(body), **self._encryption(), **extra)
         except _UnsupportedError:
-            if not extra:
-                raise
-            self._unsupported.add("If-None-Match")
-            return self._put_new_unguarded(key, body)
+            if extra:
+                self._unsupported.add("If-None-Match")
+                return self._put_new_unguarded(key, body)
+            self._unseal()
+            return self.put(key, body)
         return Stored(key, body.n_bytes, _token(answer), _crc(answer))
 
     def begin(self, key: str, upload_id: str = "") -> Upload:
@@ -104,7 +105,11 @@ class S3Backend:
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Send one part."""
-        answer = self._call("upload_part", upload.key, body=body, UploadId=upload.id, PartNumber=number, **self._sealed(body))
+        try:
+            answer = self._call("upload_part", upload.key, body=body, UploadId=upload.id, PartNumber=number, **self._sealed(body))
+        except _UnsupportedError:
+            self._unseal()
+            return self.put_part(upload, number, body)
         told = _crc(answer)
         if told is not None and told != body.crc64nvme:
             raise self._damaged("upload a part", upload.key)
@@ -119,7 +124,11 @@ class S3Backend:
         whole: dict[str, Any] = (
             {} if "checksum" in self._unsupported else {"ChecksumCRC64NVME": digest.to_base64(crc64nvme), "ChecksumType": "FULL_OBJECT"}
         )
-        self._call("complete_multipart_upload", upload.key, UploadId=upload.id, MultipartUpload={"Parts": rows}, **whole)
+        try:
+            self._call("complete_multipart_upload", upload.key, UploadId=upload.id, MultipartUpload={"Parts": rows}, **whole)
+        except _UnsupportedError:
+            self._unseal()
+            return self.complete(upload, parts, crc64nvme)
         stored = self.stat(upload.key)
         expected = _etag_of(parts)
         wrong = (
@@ -212,6 +221,12 @@ class S3Backend:
         return {"ContentLength": body.n_bytes} | (
             {} if "checksum" in self._unsupported else {"ChecksumCRC64NVME": digest.to_base64(body.crc64nvme)}
         )
+
+    def _unseal(self) -> None:
+        """Do without announced checksums from now on; raises what is being handled where that was done before, and it is something else."""
+        if "checksum" in self._unsupported:
+            raise  # noqa: PLE0704 -- called where an exception is handled
+        self._unsupported.add("checksum")
 
     def _encryption(self) -> dict[str, Any]:
         kind, _, key = self._options.sse.partition(":kms:")

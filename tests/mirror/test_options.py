@@ -47,10 +47,11 @@ def test_a_server_without_if_none_match_is_asked_first(place: Place) -> None:
     assert place.objects() == {"m": 7}
 
 
-def test_a_server_without_checksums_gets_none_and_is_compared_by_its_etag(place: Place) -> None:
+@pytest.mark.parametrize("request_line", ["^POST.*uploads", "^PUT.*partNumber", "^POST.*uploadId"], ids=["create", "part", "complete"])
+def test_a_server_without_checksums_gets_none_and_is_compared_by_its_etag(place: Place, request_line: str) -> None:
     path = place.home / "ckpt" / "step_1.pt"
-    place.proxy.faults.append(Fault("501 NotImplemented", "^POST.*uploads"))
-    with Process(place) as process:
+    place.proxy.faults.append(Fault("501 NotImplemented", request_line))
+    with Process(place, workers=1) as process:
         process.mirror(path, save(path))
         process.wait_for("uploaded")
         assert process.alerts() == []

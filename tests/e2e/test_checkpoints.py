@@ -28,7 +28,7 @@ TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
 def fast(place: Path) -> Path:
     """Return a configuration with which checkpoints are looked at often."""
     config = place / "fast.toml"
-    config.write_text("[checkpoints]\nscan_interval_s = 0.2\n")
+    config.write_text("[checkpoints]\nscan_interval_s = 0.2\nfinish_s = 20\n")
     config.chmod(0o600)
     return config
 
@@ -115,3 +115,15 @@ def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(su
     named = supervise(*TORCHRUN, TRAIN, "--steps=40", options=[*options, "--job", "other", "--restore-from", first.job], place=node)
     assert named.exit_code() == 0
     assert "resumed at 30" in named.stdout
+
+
+def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
+    assert supervise(*TORCHRUN, TRAIN, "--steps=10", options=options).exit_code() == 0
+    nowhere = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "SUPERVISE_CHECKPOINTS_FINISH_S": "1"}
+    nowhere["SUPERVISE_CHECKPOINTS_S3_ENDPOINT"] = "http://127.0.0.1:9"
+    run = supervise(*TORCHRUN, TRAIN, "--steps=20", options=[*options, "--mirror", "s3://bucket/prefix"], **nowhere)
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    assert "resumed at 10" in run.stdout
+    assert "not in the mirror yet, and spooled in" in run.stderr

@@ -167,7 +167,7 @@ def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate
     """Yield a directory that some format claims as one candidate, else those of its directories that one claims."""
     try:
         own = _tree(path)
-        below = () if own is not None else Tree(path, levels=1).directories
+        below = () if own is not None else Tree.names_of(path).directories
     except (PermissionError, FileNotFoundError, NotADirectoryError):  # what a wildcard passes, see _Walk
         return
     except OSError as error:
@@ -189,7 +189,7 @@ def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate
 
 def _tree(path: str) -> Candidate | None:
     """Give a directory as a candidate, if a format claims it. Raises OSError."""
-    if tree_format_of(Tree(path, levels=1)) is None:
+    if tree_format_of(Tree.names_of(path)) is None:
         return None
     tree = Tree(path)
     return Candidate(path, tree.identity, names.step_in(path), tree.newest_mtime_ns, is_directory=True)

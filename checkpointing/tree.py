@@ -49,7 +49,7 @@ class Tree:
     """What is in a directory. `entries` holds files and whatever else is no directory, `directories` those, both by relative path."""
 
     def __init__(self, path: str, reading: Reading | None = None, *, levels: int = MOST_LEVELS) -> None:
-        """List `path`, no deeper than `levels` directories (1: its own names alone). Raises OSError."""
+        """List `path`, no deeper than `levels` directories (1: its own names alone, 0: nothing yet). Raises OSError."""
         self.path = path
         self.name = os.path.abspath(path).rpartition("/")[2]  # noqa: PTH100 -- strings throughout the package
         self.stat = os.stat(path)  # noqa: PTH116 -- strings throughout the package
@@ -60,6 +60,21 @@ class Tree:
         self._reading = reading or Reading()
         self._real = os.path.realpath(path)
         self._list(levels)
+
+    @classmethod
+    def names_of(cls, path: str) -> Tree:
+        """List the names directly in `path` and no more: enough for a format's `claims`, and no stat of each file. Raises OSError."""
+        found = cls(path, levels=0)
+        with os.scandir(path) as listed:
+            for entry in listed:
+                if len(found.entries) + len(found.directories) >= MOST_ENTRIES:
+                    found.truncated = True
+                    break
+                if entry.is_dir(follow_symlinks=False):
+                    found.directories[entry.name] = found.stat
+                else:
+                    found.entries[entry.name] = Entry(entry.name, found.stat, "not looked at")
+        return found
 
     @property
     def identity(self) -> Identity:
@@ -114,7 +129,7 @@ class Tree:
         return below
 
     def _list(self, levels: int) -> None:
-        waiting: list[tuple[str, int]] = [("", 1)]
+        waiting: list[tuple[str, int]] = [("", 1)] if levels else []
         while waiting:
             prefix, level = waiting.pop()
             try:

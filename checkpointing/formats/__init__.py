@@ -69,10 +69,7 @@ class TreeFormat(Protocol):
     """What the module of a directory's format offers."""
 
     def claims(self, tree: Tree) -> bool:
-        """Say whether a directory is this format's, by the names directly in it and a few heads: often nothing deeper was listed yet.
-
-        Raises OSError and source.Interrupted.
-        """
+        """Say whether a directory is this format's, by the names directly in it: often no more was listed yet (Tree.names_of)."""
 
     def examine(self, tree: Tree, *, bulk: bool) -> Examination:
         """Look at all that must be there; without `bulk` as for a file. Raises OSError, source.Interrupted."""
@@ -109,7 +106,7 @@ def format_of(head: bytes, tail: bytes, suffix: str) -> tuple[str, Format] | Non
 
 
 def tree_format_of(tree: Tree) -> tuple[str, TreeFormat] | None:
-    """Give name and module of the first format that claims the directory; None where none does. Raises OSError, source.Interrupted."""
+    """Give name and module of the first format that claims the directory; None where none does."""
     for name, module in TREE_FORMATS:
         candidate = cast("TreeFormat", importlib.import_module(module))
         if candidate.claims(tree):

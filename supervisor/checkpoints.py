@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import persist, proof
+from checkpointing import forecast, persist, proof
 from checkpointing.catalog import Listing, find
 from checkpointing.copies import Copies
 from checkpointing.fence import Fences
@@ -58,6 +58,8 @@ class JobCheckpoints:
         self._copies = Copies(str(self._directory), int(job.settings.checkpoints.copies_gib * 2**30))
         self._recorded: dict[str, Manifest] = {}  # the newest of each path, of what the watcher proved
         self._brought: set[tuple[str, str]] = set()
+        self.short: Callable[[str], None] | None = None  # told once while there is no room for the next checkpoints
+        self._is_short = False
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
         self._attempt = 0
         settings = job.settings
@@ -213,6 +215,7 @@ class JobCheckpoints:
                 self._recorded[found.path] = manifest
                 self._keep_copy(manifest, reading)
                 self._bring_one(manifest)
+                self._foresee(manifest)
             if news and self.is_checkpoint(found.path):
                 on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)))
 
@@ -252,3 +255,19 @@ class JobCheckpoints:
             return
         self._brought.add(name)
         self.bring(manifest.path, manifest.step, self._manifests.file_of(manifest.path))
+
+    def _foresee(self, manifest: Manifest) -> None:
+        """Tell when the next checkpoints will not fit; one that is written in place needs no more room than it has."""
+        path = manifest.path
+        if self.short is None or (self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)):
+            return
+        found = forecast.forecast(os.path.dirname(path), manifest.n_bytes)  # noqa: PTH120 (strings throughout)
+        if found.room is forecast.Room.SHORT and not self._is_short:
+            fit = (
+                f"{found.fit} of the next {forecast.SAVES_AHEAD} checkpoints fit"
+                if found.fit is not None
+                else "the next checkpoints do not fit"
+            )
+            self.short(f"{fit} into {found.directory}: {found.reason}")
+        if found.room is not forecast.Room.UNKNOWN:
+            self._is_short = found.room is forecast.Room.SHORT

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from supervisor import config, eventlog, identity, knobset, lock, plugins, preempt, programs, restoring, signatures, version
 from supervisor.clock import Clock
+from supervisor.core.actions import Alert
 from supervisor.core.decide import initial
 from supervisor.core.inbox import (
     CheckpointVerified,
@@ -133,6 +134,7 @@ class _Run:
         self.executor = Executor(job, self.loop, self.narrator, self.sampler, self.workshop)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
+        self.workshop.checkpoints.short = self._disk_is_filling
         self.mirror: MirrorLink | None = None
         if settings.checkpoints.mirror:
             news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
@@ -170,6 +172,9 @@ class _Run:
 
     def _checkpoint_verified(self, ref: CheckpointRef) -> None:
         self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref))
+
+    def _disk_is_filling(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
 
     # the journal's listener: from its thread
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from checkpointing import forecast
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu
@@ -109,3 +111,28 @@ def test_where_no_gpu_could_be_listed_none_is_told_to_be_there_when_one_is_put_o
 )
 def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job: Job, command: str, nproc: int | None, world: int) -> None:
     assert Workshop(replace(job, command=tuple(command.split())), (), print).world_size(nproc) == world
+
+
+def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def short(directory: str, n_bytes: int) -> forecast.Forecast:
+        asked.put(directory)
+        return forecast.Forecast(directory, forecast.Room.SHORT, n_bytes, 1, 0, proven=True, reason="the quota is used up")
+
+    monkeypatch.setattr(forecast, "forecast", short)
+    checkpoints = JobCheckpoints(
+        replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1)))
+    )
+    checkpoints.short = told.put
+    watcher = checkpoints.watcher(lambda _ref: None)
+    assert watcher is not None
+    (job.cwd / "ckpt").mkdir()
+    watcher.start()
+    for step in (1, 2):
+        save(job.cwd / "ckpt" / f"step-{step}.pt", step)
+        assert asked.get(timeout=20) == str(job.cwd / "ckpt")
+    assert watcher.stop(20)
+    assert told.get_nowait() == f"1 of the next 2 checkpoints fit into {job.cwd}/ckpt: the quota is used up"
+    assert told.empty()

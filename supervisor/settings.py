@@ -115,13 +115,6 @@ class Checkpoints:
     learn: bool = _row(default=True, text="learn where checkpoints are from what the ranks save and load")
     verify_budget_s: float = _row(20.0, "how long known checkpoints are read again before a resume", minimum=0)
     copies_gib: float = _row(50.0, "space for copies of checkpoints that the script overwrites or may tear; 0: none are kept", minimum=0)
-    keep_newest: int = _row(
-        0,
-        "keep this many of the newest checkpoints and remove older ones that this run wrote; 0: none is removed",
-        flag="--keep",
-        minimum=0,
-    )
-    keep_every: int = _row(0, "of those that would be removed keep each whose step is a multiple of this", flag="--keep-every", minimum=0)
     mirror: tuple[str, ...] = _row((), "where verified checkpoints are copied to: s3://bucket/prefix or a directory", flag="--mirror")
     restore_from: str = _row("", "another job whose checkpoints in the mirror may be taken", flag="--restore-from")
     bandwidth_mib_s: float = _row(0.0, "most that the mirror sends, MiB per second; 0: no limit", minimum=0)

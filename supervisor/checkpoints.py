@@ -228,7 +228,8 @@ class JobCheckpoints:
         if known is not None and known.identity == found.identity:
             return known
         try:
-            manifest = proof.build(found, About(self._job.name, self._job.run_id), reading=reading)
+            part_bytes = self._job.settings.checkpoints.part_mib << 20
+            manifest = proof.build(found, About(self._job.name, self._job.run_id), reading=reading, part_bytes=part_bytes)
         except (proof.Changed, Interrupted, OSError):
             return None  # it is looked at anew when it stands still
         return manifest if self._manifests.put(manifest) else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
+_RENAME_EXCHANGE: Final = 2
 _NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # the file system, the kernel or the C library has no such rename
 
 
@@ -68,7 +69,7 @@ def rename_exclusive(old: str, new: str) -> None:
 
     Where the file system cannot do both at once, it is looked first, and then renamed.
     """
-    code = _renameat2()(old, new)
+    code = _renameat2()(old, new, _RENAME_NOREPLACE)
     if code == 0:
         return
     if code in _NOT_HERE:
@@ -79,15 +80,23 @@ def rename_exclusive(old: str, new: str) -> None:
     raise OSError(code, os.strerror(code), old, None, new)
 
 
+def exchange(one: str, other: str) -> bool:
+    """Have two names change places in one step; False, and nothing done, where the file system cannot. The caller syncs the directory."""
+    code = _renameat2()(one, other, _RENAME_EXCHANGE)
+    if code and code not in _NOT_HERE:
+        raise OSError(code, os.strerror(code), one, None, other)
+    return code == 0
+
+
 @functools.cache
-def _renameat2() -> Callable[[str, str], int]:
-    """Give what renames without replacing: errno, 0 for done."""
+def _renameat2() -> Callable[[str, str, int], int]:
+    """Give the rename that takes flags (renameat2(2)): errno, 0 for done."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if function is None:
-        return lambda _old, _new: errno.ENOSYS
+        return lambda _old, _new, _flags: errno.ENOSYS
 
-    def rename(old: str, new: str) -> int:
-        failed = function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), _RENAME_NOREPLACE)
+    def rename(old: str, new: str, flags: int) -> int:
+        failed = function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags)
         return ctypes.get_errno() if failed else 0
 
     return rename

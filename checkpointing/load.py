@@ -4,25 +4,27 @@
     if found is not None:
         model.load_state_dict(found.state["model"])
 
-In: a directory. Out: a `Loaded`, or None where there is no checkpoint at all. Rank 0 proposes the newest that it can verify; a rank for
-which it is another file (a disk of the node's own) verifies it there too; what any rank lacks is passed over by all. Where there is
-something and nothing of it is good, that is a CheckpointingError with the list: never a start from scratch in silence. First of all, what a
-killed trainer left in shared memory for this directory (checkpointing/snapshot.py) is written to it. Under the supervisor, which hands out
-a checkpoint that it verified, that one is proposed first, and nothing newer than it. Nothing is kept.
+In: a directory; a checkpoint itself is taken as if it were alone in one. Out: a `Loaded`, or None where there is no checkpoint at all. Rank
+0 proposes the newest that it can verify; a rank for which it is another file (a disk of the node's own) verifies it there too; what any
+rank lacks is passed over by all. Where there is something and nothing of it is good, that is a CheckpointingError with the list: never a start
+from scratch in silence. First of all, what a killed trainer left in shared memory for this directory (checkpointing/snapshot.py) is written
+to it. Under the supervisor, which hands out a checkpoint that it verified, that one is proposed first, and nothing newer than it. Nothing
+is kept.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import stat
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from checkpointing import catalog, names, persist, select
+from checkpointing import catalog, names, persist, placing, select
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.ranks import TIMEOUT_S, Ranks, ranks
 from checkpointing.verify import Cache, identity_of, verify
@@ -30,12 +32,12 @@ from checkpointing.verify import Cache, identity_of, verify
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from checkpointing.fence import Fence, Fences
     from checkpointing.model import Identity
 
 HANDED_OVER: Final = "SUPERVISE_JOB_RESUME_FROM"
 HANDED_STEP: Final = "SUPERVISE_JOB_RESUME_STEP"
 _LIMIT_S: Final = 3600.0
+_MOST_LOOKS: Final = 100
 _ALL_IS_REFUSED: Final = "look at each with `supervise checkpoints verify`, put a good one there, or move them away to start from scratch"
 _NOT_READABLE: Final = (
     "if it holds objects of your own, allow their classes by torch.serialization.add_safe_globals, or trust its pickle: weights_only=False"
@@ -79,23 +81,33 @@ def load_latest(  # noqa: PLR0913 -- each is a choice of its own, and all but on
     together = ranks(f"no checkpoint was loaded from {directory}", timeout_s)
     with together.together():
         rescued = persist.rescue(directory) if rescue and _first_of_node(together) else []
+        if together.rank == 0:
+            placing.bring_back(directory)
         together.meet()  # what was rescued on any node is there
         problems = [(one.segment, one.problem) for one in rescued if one.problem]
-        proposal, passed_over = _agree(directory, together, problems)
-        if proposal is None:
-            if passed_over:
-                listed = "; ".join(f"{path}: {why}" for path, why in passed_over)
-                raise CheckpointingError(f"no checkpoint was loaded from {directory}: none is good: {listed}", hint=_ALL_IS_REFUSED)
-            return None
-        state = _load(proposal.path, into, map_location, together, weights_only=weights_only)
-        together.meet()
-    return Loaded(state, proposal.path, proposal.step, passed_over)
+        proposer, lacking = _Proposer(directory), list[tuple[str, str]]()
+        while True:
+            proposal, passed_over = _agree(proposer, together, problems, lacking)
+            if proposal is None:
+                if passed_over:
+                    listed = "; ".join(f"{path}: {why}" for path, why in passed_over)
+                    raise CheckpointingError(f"no checkpoint was loaded from {directory}: none is good: {listed}", hint=_ALL_IS_REFUSED)
+                return None
+            try:
+                state, is_there = _load(proposal.path, into, map_location, together, weights_only=weights_only), True
+            except (CheckpointingError, FileNotFoundError):
+                if os.path.lexists(proposal.path):
+                    raise
+                state, is_there = None, False
+            if together.meet(vote=is_there).yes:
+                return Loaded(state, proposal.path, proposal.step, passed_over)
+            lacking.append((proposal.path, "it was removed while it was loaded"))
 
 
-def _agree(directory: str, together: Ranks, problems: list[tuple[str, str]]) -> tuple[_Proposal | None, tuple[tuple[str, str], ...]]:
-    """Have rank 0 propose, newest first, until all ranks have what is proposed."""
-    proposer = _Proposer(directory)
-    lacking: list[tuple[str, str]] = []
+def _agree(
+    proposer: _Proposer, together: Ranks, problems: list[tuple[str, str]], lacking: list[tuple[str, str]]
+) -> tuple[_Proposal | None, tuple[tuple[str, str], ...]]:
+    """Have rank 0 propose, newest first, until all ranks have what is proposed; what one of them has not is added to `lacking`."""
     while True:
         told = ""
         if together.rank == 0:
@@ -135,13 +147,27 @@ class _Proposer:
             if found.verdict is Verdict.VERIFIED:
                 return _Proposal(handed, found.step, _whole(found.identity))
             self._refused.append((handed, found.reason))
-        listing = catalog.find(["*"], self._directory)
-        listing = catalog.Listing(tuple(one for one in listing.candidates if self._allowed(one.path)), listing.problems)
-        chosen = select.newest(listing, cast("Fences", _NoFences()), self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking)
-        self.passed_over = [*self._refused, *chosen.fenced, *chosen.unverifiable, *chosen.unknown]
-        if chosen.chosen is None:
-            return None
-        return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
+        listing = self._list()
+        for _ in range(_MOST_LOOKS):
+            # a training script keeps no record of torn files: each start looks at them anew
+            chosen = select.newest(listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking)
+            self.passed_over = [*self._refused, *chosen.fenced, *chosen.unverifiable, *chosen.unknown]
+            if chosen.chosen is not None:
+                return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
+            # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet
+            before, listing = listing, self._list()
+            if listing == before:
+                break
+        return None
+
+    def _list(self) -> catalog.Listing:
+        """List what is in the directory; where that is a file, or DCP's own directory, just that."""
+        directory = self._directory.rstrip("/")
+        if os.path.isfile(directory) or os.path.isfile(f"{directory}/.metadata"):  # noqa: PTH113 -- as above
+            listing = catalog.find([glob.escape(os.path.basename(directory))], os.path.dirname(directory))  # noqa: PTH119, PTH120 -- as above
+        else:
+            listing = catalog.find(["*"], self._directory)
+        return catalog.Listing(tuple(one for one in listing.candidates if self._allowed(one.path)), listing.problems)
 
     def _allowed(self, path: str) -> bool:
         """Say whether it may be proposed: what the supervisor hands out was tried before, and if it stepped back, it did so on purpose."""
@@ -149,16 +175,6 @@ class _Proposer:
             return False
         named = names.step_in(path)
         return self._limit is None or (named is not None and named.step <= self._limit)
-
-
-class _NoFences:
-    """A training script keeps no record of torn files: each start looks at them anew."""
-
-    def get(self, _path: str, _identity: Identity) -> Fence | None:
-        return None
-
-    def add(self, _torn: object, _kind: str = "torn") -> None:
-        """Nothing is kept."""
 
 
 def _have(proposal: _Proposal) -> bool:

@@ -2,13 +2,14 @@
 
 In: the final path. Out: a temporary place beside it, `.NAME.tmp-<12 hex digits>`, held by a lock for as long as its writer lives; `put`
 makes it durable and renames it. OSError as the file system says; the temporary place is taken back then. What a killed writer left is known
-by its lock, which died with it, and swept by the next save into the same directory. Hidden names with `.tmp-` are passed over by
-`catalog.find`. Nothing is kept.
+by its lock, which died with it, and swept by the next save into the same directory. Hidden names are passed over by `catalog.find`: what
+was moved to `.NAME.old-…` by a writer that was killed before the new one had the name is brought back. Nothing is kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -23,7 +24,7 @@ from checkpointing import durable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LEFTOVER: Final = re.compile(r"\..+\.(tmp|old)-[0-9a-f]{12}")
+_LEFTOVER: Final = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-[0-9a-f]{12}", re.DOTALL)
 _YOUNG_S: Final = 10.0  # between making and locking it a place looks abandoned
 
 
@@ -73,19 +74,54 @@ def temporary_for(final: str, kind: str = "tmp") -> str:
 def put(place: Place) -> None:
     """Make the place durable and give it its name, in place of whatever has it.
 
-    A directory cannot replace another in one step: the old one is moved aside first, and removed when the new one stands. Killed between
-    the two, neither stands, but an older checkpoint does.
+    A directory that replaces one changes places with it. Where the file system cannot do that (NFS), the old one is moved aside first:
+    killed between the two, neither stands until `bring_back`.
     """
     os.fsync(place.fd)
     parent = os.path.dirname(place.final) or "."  # noqa: PTH120 -- as above
     aside = ""
-    if os.path.isdir(place.path) and os.path.lexists(place.final):  # noqa: PTH112 -- as above
-        aside = temporary_for(place.final, "old")
-        os.rename(place.final, aside)  # noqa: PTH104 -- as above
-    os.rename(place.path, place.final)  # noqa: PTH104 -- as above
+    if not os.path.samestat(os.fstat(place.fd), os.lstat(place.path)):
+        raise OSError(errno.ESTALE, "its temporary place was replaced by somebody else's", place.path)
+    if not os.path.isdir(place.path) or not os.path.lexists(place.final):  # noqa: PTH112 -- as above
+        os.rename(place.path, place.final)  # noqa: PTH104 -- as above
+    elif durable.exchange(place.path, place.final):
+        aside = place.path
+    else:
+        aside = _replace_in_two_steps(place)
     durable.sync_directory(parent)
     if aside:
         remove(aside)
+
+
+def _replace_in_two_steps(place: Place) -> str:
+    """Give a directory the name of another one, and return where that is now."""
+    while True:
+        aside = temporary_for(place.final, "old")
+        os.rename(place.final, aside)  # noqa: PTH104 -- as above
+        try:
+            os.rename(place.path, place.final)  # noqa: PTH104 -- as above
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                durable.rename_exclusive(aside, place.final)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # those: somebody brought the old one back just now
+                raise
+        else:
+            return aside
+
+
+def bring_back(directory: str) -> list[str]:
+    """Give directories their name back that a writer had moved aside when it was killed, and return their paths. Never raises."""
+    back = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(directory)):  # noqa: PTH208 -- as above
+            match = _LEFTOVER.fullmatch(name)
+            final = os.path.join(directory, match["name"]) if match else ""  # noqa: PTH118 -- as above
+            if match and match["kind"] == "old" and not os.path.lexists(final):
+                with contextlib.suppress(OSError):
+                    durable.rename_exclusive(os.path.join(directory, name), final)  # noqa: PTH118 -- as above
+                    durable.sync_directory(directory)
+                    back.append(final)
+    return back
 
 
 def remove(path: str) -> None:
@@ -100,6 +136,7 @@ def remove(path: str) -> None:
 def sweep(directory: str) -> list[str]:
     """Remove what killed writers left in `directory`, and give the paths. What cannot be proven abandoned stays. Never raises."""
     gone = []
+    bring_back(directory)
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

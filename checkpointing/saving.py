@@ -12,6 +12,8 @@ all of them (checkpointing/ranks.py): there as it was, elsewhere, and for what t
 from __future__ import annotations
 
 import contextlib
+import errno
+import operator
 import os
 import re
 import warnings
@@ -29,8 +31,12 @@ if TYPE_CHECKING:
     from checkpointing.placing import Place
 
 _NAME: Final = re.compile(r"step-(\d{8,18})(\.pt)?")
+_MOST_STEPS: Final = 10**18  # what such a name has room for
+_METADATA: Final = ".metadata"  # of DCP: without it a directory is no checkpoint of ours
 _PROBE_BYTES: Final = 4 << 20
 _FREE_SPACE: Final = "free space there, or save elsewhere; the checkpoints that were there are untouched"
+_ELSEWHERE: Final = "give save a path that can be written to; the checkpoints that were there are untouched"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have a default
@@ -45,8 +51,8 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
     """Save `state` atomically and durably, and return the path on every rank.
 
     With `step`, `path` is a directory, made where it is missing, and the name is step-00000100(.pt). `keep`: of the checkpoints with such
-    names in it only the newest `keep` stay; the one just saved always does. `timeout_s`: how long ranks wait for each other.
-    Raises CheckpointingError; on the rank that failed its own error.
+    names in it only the newest `keep` stay; the one just saved always does. `timeout_s`: how long ranks wait for each other. A sharded
+    save replaces a sharded checkpoint, and no other directory or file. Raises CheckpointingError; on the rank that failed its own.
     """
     final = target_of(os.fspath(path), step, sharded=sharded)
     together = ranks(f"checkpoint was not saved: {final}", timeout_s)
@@ -60,13 +66,14 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
         try:
             _make_room(final)
             if sharded:
+                _refuse_a_stranger(final)
                 _save_sharded(state, final, together)
             else:
                 with placing.new_file(final) as place:
                     _write(state, place)
                     placing.put(place)
         except OSError as error:
-            raise CheckpointingError(f"checkpoint was not saved: {final}: {error.strerror or error}", hint=_FREE_SPACE) from error
+            raise CheckpointingError(f"checkpoint was not saved: {final}: {error.strerror or error}", hint=_hint(error)) from error
         if keep is not None and step is not None:
             with contextlib.suppress(OSError):  # the checkpoint stands; what could not be removed is tried again at the next save
                 prune(os.path.dirname(final), keep, step)  # noqa: PTH120 -- paths are plain strings throughout the package
@@ -76,25 +83,64 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
 
 def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
     """Give the absolute path that a save with these arguments writes."""
-    path = os.path.abspath(path)  # noqa: PTH100 -- as above
+    path = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 -- as above
     if step is None:
         return path
+    step = step_of(step, f"checkpoint was not saved: {path}")
     return os.path.join(path, f"step-{step:08d}" if sharded else f"step-{step:08d}.pt")  # noqa: PTH118 -- as above
 
 
+def step_of(step: Any, what: str) -> int:  # noqa: ANN401 -- whatever a script counts with
+    """Give a step that a name has room for, from whatever counts as an integer. Raises CheckpointingError, which says `what` failed."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number < _MOST_STEPS:
+        raise CheckpointingError(f"{what}: step={step!r} is no step", hint="give step= an integer of at least 0")
+    return number
+
+
 def prune(directory: str, keep: int, step: int) -> list[str]:
-    """Remove, of what `save` named in `directory`, all but the `keep` newest up to `step`, and give the paths; later steps stay."""
+    """Remove, of what `save` named in `directory`, all but the `keep` newest up to `step`, and give the paths; later steps stay.
+
+    A directory without DCP's `.metadata` is not ours, whatever its name.
+    """
     found: list[tuple[int, str]] = []
     with os.scandir(directory) as entries:
         for entry in entries:
             match = _NAME.fullmatch(entry.name)
-            if match and not entry.is_symlink() and int(match[1]) <= step:
+            if match and not entry.is_symlink() and int(match[1]) <= step and (match[2] or _is_sharded(entry.path)):
                 found.append((int(match[1]), entry.path))
     kept = set(sorted({at for at, _ in found}, reverse=True)[:keep])
     gone = [path for at, path in sorted(found) if at not in kept]
     for path in gone:
         placing.remove(path)
     return gone
+
+
+def _is_sharded(directory: str) -> bool:
+    return os.path.isfile(f"{directory}/{_METADATA}")  # noqa: PTH113 -- as above
+
+
+def _refuse_a_stranger(final: str) -> None:
+    """Raise CheckpointingError where something has the name that is not just a sharded checkpoint."""
+    if not os.path.lexists(final):
+        return
+    if os.path.isdir(final):  # noqa: PTH112 -- as above
+        names = os.listdir(final)  # noqa: PTH208 -- as above
+        strange = sorted(name for name in names if name != _METADATA and not name.endswith(".distcp"))
+        if not strange:
+            return
+        why = f"it is a directory that holds {strange[0]}"
+    else:
+        why = "a file has that name"
+    hint = "give save a directory of its own, or step= to have one made in this one; what is there is untouched"
+    raise CheckpointingError(f"checkpoint was not saved: {final}: {why}, and is not replaced", hint=hint)
+
+
+def _hint(error: OSError) -> str:
+    return _FREE_SPACE if error.errno in _FULL else _ELSEWHERE
 
 
 def _write(state: Any, place: Place) -> None:  # noqa: ANN401 -- as in save

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from checkpointing import load_latest, placing, save
+from checkpointing import durable, load_latest, placing, save
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verify import verify
 
@@ -127,6 +132,99 @@ for sharded in (False, True):
     assert lines[1] == lines[3] == "['step-00000001.pt'] 1"
 
 
+@pytest.mark.parametrize("name", ["run", "step-00000004", "train.py"])
+def test_a_sharded_save_replaces_nothing_that_is_no_sharded_checkpoint(name: str, tmp_path: Path) -> None:
+    target = tmp_path / name
+    if name == "train.py":
+        target.write_text("mine")
+    else:
+        save({"weights": torch.ones(10)}, target, sharded=True)
+        (target / "notes.txt").write_text("mine")
+    before = names_in(tmp_path)
+    with pytest.raises(CheckpointingError, match="is not replaced"):
+        save({"weights": torch.zeros(10)}, target, sharded=True)
+    assert names_in(tmp_path) == before
+    assert (target if target.is_file() else target / "notes.txt").read_text() == "mine"
+
+
+def test_pruning_leaves_directories_that_are_no_checkpoints_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001" / "notes.txt").write_text("mine")
+    for step in (2, 3):
+        save({}, tmp_path, step=step, sharded=True, keep=1)
+    assert names_in(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+@pytest.mark.parametrize("step", [-1, 10**18, 2.0, "7"])
+def test_a_step_that_no_name_has_room_for_is_refused(step: Any, tmp_path: Path) -> None:  # noqa: ANN401 -- what a script counts with
+    with pytest.raises(CheckpointingError, match="is no step"):
+        save({}, tmp_path / "ckpt", step=step)
+    assert names_in(tmp_path) == []
+
+
+def test_what_a_step_may_be_and_what_a_path_may_be(tmp_path: Path) -> None:
+    odd = tmp_path / "a b\nü"
+    path = save({"step": 5}, os.fsencode(odd), step=torch.tensor(5))  # type: ignore[arg-type] -- bytes and tensors do as well
+    assert path == f"{odd}/step-00000005.pt"
+    found = load_latest(odd)
+    assert found is not None
+    assert found.state == {"step": 5}
+
+
+def test_the_hint_is_about_space_only_where_that_is_short(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointingError) as refused:
+        save({}, tmp_path / "file", step=1)
+    assert "Not a directory" in refused.value.message
+    assert "space" not in refused.value.hint
+
+
+def rename_without_flags(_old: str, _new: str, _flags: int) -> int:
+    """Answer as NFS does: it knows no flags of renameat2."""
+    return errno.EINVAL
+
+
+def replace_and_die(target: Path, kill_at: int) -> None:
+    """Replace a sharded checkpoint in a process of its own, which SIGKILL ends after its `kill_at`-th rename."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    calls = iter(range(1, 100))
+
+    def killed_after(function: Any) -> Any:  # noqa: ANN401 -- of either shape
+        def call(*paths: str) -> Any:  # noqa: ANN401 -- as above
+            answer = function(*paths)
+            if answer is not False and next(calls) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return answer
+
+        return call
+
+    os.rename, durable.exchange = killed_after(os.rename), killed_after(durable.exchange)
+    temporary = placing.temporary_for(str(target))
+    with placing.held_directory(temporary, str(target)) as place:
+        shutil.copytree(target, temporary, dirs_exist_ok=True)
+        placing.put(place)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("file_system", ["local", "nfs"])
+@pytest.mark.process
+def test_a_kill_at_any_rename_of_a_sharded_save_leaves_the_only_checkpoint(
+    file_system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "last"
+    save({"weights": torch.ones(100)}, target, sharded=True)
+    if file_system == "nfs":
+        monkeypatch.setattr(durable, "_renameat2", lambda: rename_without_flags)
+    for kill_at in (1, 2, 3):
+        replace_and_die(target, kill_at)
+        found = load_latest(tmp_path, into={"weights": torch.zeros(100)})
+        assert found is not None
+        assert (found.path, float(found.state["weights"].sum())) == (str(target), 100.0)
+
+
 # what killed writers leave
 
 
@@ -194,3 +292,32 @@ def test_what_the_supervisor_hands_out_comes_first_and_nothing_newer_is_taken(tm
     assert found is not None
     assert found.step == 1
     assert [Path(path).name for path, _ in found.passed_over] == ["step-00000002.pt"]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_checkpoint_itself_may_be_named(sharded: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a column
+    path = save({"weights": torch.ones(3)}, tmp_path / "last", sharded=sharded)
+    save({"weights": torch.zeros(3)}, tmp_path / "step-00000009.pt")
+    found = load_latest(path, into={"weights": torch.zeros(3)})
+    assert found is not None
+    assert (found.path, float(found.state["weights"].sum())) == (path, 3.0)
+
+
+@pytest.mark.process
+def test_loading_while_another_process_saves_and_prunes_finds_one_every_time(tmp_path: Path) -> None:
+    save({"step": 0}, tmp_path, step=0)
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            for step in range(1, 10**6):
+                save({"step": step}, tmp_path, step=step, keep=1)
+        os._exit(1)
+    try:
+        for _ in range(300):
+            found = load_latest(tmp_path, rescue=False)
+            assert found is not None
+            assert found.state["step"] == found.step
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert found.step

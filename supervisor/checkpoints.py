@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import forecast, persist, proof
+from checkpointing import forecast, ownership, persist, proof
 from checkpointing.catalog import Listing, find
 from checkpointing.copies import Copies
 from checkpointing.fence import Fences
@@ -27,6 +27,7 @@ from supervisor.core.inbox import CheckpointSelected
 from supervisor.learned import Learned
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
 from supervisor.places import escaped, is_of, pattern_of
+from supervisor.pointed import leads_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -62,6 +63,7 @@ class JobCheckpoints:
         self._is_short = False
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
         self._attempt = 0
+        self._alive_until_ns = time.time_ns()  # of the last rank, by wall time
         settings = job.settings
         learns = settings.checkpoints.learn and settings.instrument.enabled
         self.learned = Learned(self._directory, job.run_id) if learns else None
@@ -76,6 +78,10 @@ class JobCheckpoints:
     def began(self, attempt: int) -> None:
         """Note which attempt's ranks are to be learned from. From the loop's thread."""
         self._attempt = attempt
+
+    def ended(self) -> None:
+        """Note that no rank is left: what is written from now on is not this job's. From the loop's thread."""
+        self._alive_until_ns = time.time_ns()
 
     def listing(self, *, candidates: bool = False) -> Listing:
         """List the checkpoints that are declared or learned, and with `candidates` what may turn out to be one."""
@@ -175,17 +181,30 @@ class JobCheckpoints:
         return tuple(sorted(path for path in cut if pattern_of(path) in whole))
 
     def _mended(self, path: str, attempt: int, learned: Learned, *, alone: bool) -> Iterator[tuple[str, str]]:
-        """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done."""
+        """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done.
+
+        One that something else leads to, a link or a framework's file of the latest, stays, unless a copy takes its place at once.
+        """
         identity = identity_of(path)
         if identity is None:
             return
         found = self._cache.get(path, identity) or verify(path)
         self._cache.put(found)
-        aside = self._aside.move(found, attempt, learned.seen(path), ranks_alive=not alone)
+        copy = self._copies.newest_for(path) if self.is_checkpoint(path) else None
+        leads = leads_to(path)
+        seen = learned.seen(path, self._alive_until_ns)
+        if leads and copy is None:
+            if not ownership.why_not(found, seen, ranks_alive=not alone):
+                yield path, f"{found.reason}: left where it is, because {leads} leads to it"
+            return
+        aside = self._aside.move(found, attempt, seen, ranks_alive=not alone)
         if not aside.to:
             return
-        copy = self._copies.newest_for(path) if self.is_checkpoint(path) else None
         problem = "" if copy is None else self._copies.put_back(copy, self._aside, attempt, found.reason)
+        if problem and leads:
+            self._aside.undo(next(change.id for change in reversed(self._aside.changes()) if change.to == aside.to))
+            yield path, f"{found.reason}: left where it is: the copy could not be put there: {problem}"
+            return
         step = "" if copy is None or copy.manifest.step is None else f" of step {copy.manifest.step}"
         back = (
             "" if copy is None else f"; the copy could not be put back: {problem}" if problem else f"; the copy{step} was put in its place"

@@ -189,6 +189,7 @@ class Executor:
 
     def ended(self) -> None:
         """No rank is left: whoever waits for the attempt's last words need not wait longer."""
+        self._workshop.checkpoints.ended()
         self._gone.set()
 
     def _publish(self, action: act.PublishDecision) -> None:

@@ -2,13 +2,14 @@
 
 In: the lines that ranks write (`saves-*.jsonl`, `loads-*.jsonl` of an attempt's directory). Out: patterns of places, for the same catalogue
 as `--checkpoints`; and what this run was seen to write, for the rule of ownership. A place that was saved to twice is a *candidate*: its
-files are verified in the background and kept as copies. It is one of *checkpoints* once an attempt also loaded from it, or tried to, before
-its first step; only such a place is handed out, put back or mirrored. What is loaded like data (more than `MOST_LOADED` different ones in
-one attempt) never is: a cache is saved and loaded, too.
+files are verified in the background and kept as copies. It is one of *checkpoints* once an attempt also loaded from it, or tried to, or
+asked in vain for just what it saved later, before its first step; or once it saved twice to a place in a directory that it had listed
+before its first step. Only such a place is handed out, put back or mirrored. What is loaded like data (more than `MOST_LOADED` different
+ones in one attempt) never is: a cache is saved and loaded, too.
 
     <state>/checkpoints/learned.json
-    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t"}],
-     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose"}]}
+    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "listed"}],
+     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose"}], "made": {directory: [device, inode]}}
 
 Nothing here raises: what cannot be read or written is told by `problem`, and costs no more than what would have been known. Thread-safe;
 the file is of one supervisor, which has the job's lock. Bounded in places and writes.
@@ -22,7 +23,7 @@ import re
 import stat
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import durable
@@ -38,11 +39,12 @@ FILE_NAME: Final = "learned.json"
 MOST_LOADED: Final = 3
 MOST_PLACES: Final = 64
 MOST_WRITES: Final = 512
+MOST_MADE: Final = 128
 #: What is written into a checkpoint's directory without a call that is seen: by DCP, transformers, accelerate, DeepSpeed, Megatron.
 BESIDE: Final = re.compile(
-    r"__\d+_\d+\.distcp|\.metadata|\.metadata\.tmp|metadata\.json|common\.pt|latest(_checkpointed_iteration\.txt)?|zero_to_fp32\.py"
+    r"__\d+_\d+\.distcp|\.metadata|\.metadata\.tmp|metadata\.json|common\.pt|zero_to_fp32\.py"
     r"|(trainer_state|config|generation_config|adapter_config|special_tokens_map|added_tokens|preprocessor_config|processor_config)\.json"
-    r"|(tokenizer|tokenizer_config|vocab)\.json|vocab\.txt|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)|README\.md"
+    r"|(tokenizer|tokenizer_config|vocab)\.json|vocab\.txt|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)"
     r"|\S+\.index\.json|scheduler\.bin|random_states_\d+\.pkl|sampler(_\d+)?\.bin"
 )
 _VERSION: Final = 1
@@ -53,20 +55,27 @@ Stat = tuple[int, int, int, int]  # device, inode, size, modification time in na
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where checkpoints of one kind lie. saved: saves seen; loaded: attempts that loaded from it, or tried to, before their first step."""
+    """Where checkpoints of one kind lie.
+
+    saved: saves seen; loaded: attempts that loaded from it, tried to, or asked for what they saved later, before their first step; listed:
+    an attempt listed its directory before its first step; data: it was loaded like data.
+    """
 
     pattern: str
     saved: int = 0
     loaded: int = 0
-    data: bool = False  # loaded like data in some attempt
+    data: bool = False
     t: float = 0.0
+    listed: bool = False
 
     @property
     def kind(self) -> str:
         """What the place is taken for: checkpoint, candidate, or seen."""
-        if self.saved and self.loaded and not self.data:
+        if self.data or not self.saved:
+            return "seen"
+        if self.loaded or (self.listed and self.saved >= _REPEATED):
             return "checkpoint"
-        return "candidate" if self.saved >= _REPEATED and not self.data else "seen"
+        return "candidate" if self.listed or self.saved >= _REPEATED else "seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +109,18 @@ class Learned:
         self._numbers: dict[str, int] = {}  # file of lines → number of the last save that was counted
         self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
         self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → units loaded
+        self._asked: set[tuple[int, str]] = set()  # (attempt, pattern) that was asked for
         self.problem: str | None = None
-        places, writes, run = _decoded(self._file)
-        self._places = {place.pattern: place for place in places}
-        self._writes = {write.path: write for write in writes} if run == run_id else {}
+        record = _decoded(self._file)
+        self._places = {place.pattern: place for place in record.places}
+        self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
+        self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
     def absorb(self, directory: Path, attempt: int) -> bool:
         """Take in what the ranks of an attempt wrote since the last time. Returns whether anything was new; writes it down then."""
         with self._lock:
-            before = self._places, self._writes
-            self._places, self._writes = dict(self._places), dict(self._writes)  # readers hold no lock
+            before = self._places, self._writes, self._made
+            self._places, self._writes, self._made = dict(self._places), dict(self._writes), dict(self._made)  # readers hold no lock
             for file in sorted(directory.glob("saves-*.jsonl")):
                 for row in self._new_rows(file):
                     self._saved(row, str(file), attempt)
@@ -117,7 +128,7 @@ class Learned:
                 for row in self._new_rows(file):
                     self._was_loaded(row, str(file))
             self._bound()
-            changed = (self._places, self._writes) != before
+            changed = (self._places, self._writes, self._made) != before
             if changed:
                 self._keep()
             return changed
@@ -164,30 +175,42 @@ class Learned:
                 self._writes = {**self._writes, **settled}
                 self._keep()
 
-    def seen(self, unit: str) -> dict[str, Identity]:
+    def seen(self, unit: str, alive_until_ns: int) -> dict[str, Identity]:
         """Return the files of a checkpoint that this run was seen to write, each as it was noted then.
 
-        In a directory that this run made, the small files that a framework writes beside (`BESIDE`, without a call that is seen) count as
-        seen now.
+        The small files that a framework writes beside (`BESIDE`) are written without a call that is seen. They count as seen where they
+        can be nobody else's: the directory was made by a rank of this run, or was not there when its save began, so that nothing in it is
+        older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone.
         """
-        writes = self.writes(unit)
-        found = {write.path: Identity(*write.now) for write in writes if write.now is not None and write.now[2] >= 0}
-        if not os.path.isdir(unit) or not writes or not all(write.fresh for write in writes):  # noqa: PTH112 (strings throughout)
+        found = {write.path: Identity(*write.now) for write in self.writes(unit) if write.now is not None and write.now[2] >= 0}
+        if not self._is_born_here(unit):
             return found
         try:
             entries = Tree(unit).entries
         except OSError:
             return found
         for name, entry in entries.items():
-            if not entry.what and BESIDE.fullmatch(name.rpartition("/")[2]):
+            known = not entry.what and BESIDE.fullmatch(name.rpartition("/")[2])
+            if known and entry.st.st_nlink == 1 and entry.st.st_ctime_ns <= alive_until_ns:
                 found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
         return found
+
+    def _is_born_here(self, unit: str) -> bool:
+        try:
+            st = os.lstat(unit)
+        except OSError:
+            return False
+        write = self._writes.get(unit)
+        return stat.S_ISDIR(st.st_mode) and (self._made.get(unit) == (st.st_dev, st.st_ino) or (write is not None and write.fresh))
 
     # what the lines say
 
     def _saved(self, row: dict[str, Any], file: str, attempt: int) -> None:
         path, what, number = str(row["path"]), row["what"], int(row.get("n", 0))
         known = self._writes.get(path, Write(path, attempt, float(row["t"])))
+        for made, dev, ino in row.get("made", ()):
+            self._made.pop(made, None)
+            self._made[made] = dev, ino
         if what == "began":
             under_way = self._open.setdefault(path, set())
             if number > self._numbers.get(file, 0):
@@ -207,6 +230,18 @@ class Learned:
             self._writes[path] = replace(known, now=_stat(row["now"]), cut=bool(under_way) or not row["well"])
         elif what == "renamed":
             self._renamed(str(row["was"]), path, row, attempt)
+        if what != "ended":
+            self._was_asked(row, attempt)
+
+    def _was_asked(self, row: dict[str, Any], attempt: int) -> None:
+        """What was asked for before the training began, and is saved now, is where the script looks for its checkpoint."""
+        unit = unit_of(row["path"])
+        pattern = pattern_of(unit)
+        if unit in row.get("asked", ()) and (attempt, pattern) not in self._asked:
+            self._asked.add((attempt, pattern))
+            self._count(unit, float(row["t"]), loaded=1)
+        if unit.rpartition("/")[0] in row.get("listed", ()) and pattern in self._places:
+            self._places[pattern] = replace(self._places[pattern], listed=True)
 
     def _renamed(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
         """What was saved under another name counts under its final one alone."""
@@ -250,6 +285,8 @@ class Learned:
             gone = next(iter(self._writes))
             del self._writes[gone]
             self._open.pop(gone, None)
+        while len(self._made) > MOST_MADE:
+            del self._made[next(iter(self._made))]
 
     # files
 
@@ -278,6 +315,7 @@ class Learned:
             "run": self._run,
             "places": [asdict(place) for place in self._places.values()],
             "writes": [asdict(write) for write in self._writes.values()],
+            "made": self._made,
         }
         try:
             durable.make_directory(str(self._file.parent))
@@ -287,21 +325,29 @@ class Learned:
             self.problem = f"what was learned of the checkpoints could not be recorded: {self._file}: {error.strerror}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    places: tuple[Place, ...] = ()
+    writes: tuple[Write, ...] = ()
+    made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    run: str = ""
+
+
 def read(directory: Path) -> tuple[Place, ...]:
     """Return the places that were learned of a job, from its `checkpoints` directory; empty where none were, or they cannot be read."""
-    return tuple(_decoded(directory / FILE_NAME)[0])
+    return _decoded(directory / FILE_NAME).places
 
 
-def _decoded(file: Path) -> tuple[list[Place], list[Write], str]:
+def _decoded(file: Path) -> _Record:
     try:
         content = json.loads(file.read_bytes())
         if int(content["version"]) > _VERSION:
-            return [], [], ""
-        places = [
-            Place(str(row["pattern"]), int(row["saved"]), int(row["loaded"]), bool(row["data"]), float(row["t"]))
+            return _Record()
+        places = tuple(
+            Place(str(row["pattern"]), int(row["saved"]), int(row["loaded"]), bool(row["data"]), float(row["t"]), bool(row.get("listed")))
             for row in content["places"]
-        ]
-        writes = [
+        )
+        writes = tuple(
             Write(
                 str(row["path"]),
                 int(row["attempt"]),
@@ -313,10 +359,11 @@ def _decoded(file: Path) -> tuple[list[Place], list[Write], str]:
                 bool(row["loose"]),
             )
             for row in content["writes"]
-        ]
-        return places, writes, str(content["run"])
-    except (OSError, ValueError, KeyError, TypeError):  # learned anew
-        return [], [], ""
+        )
+        made = {str(path): (int(dev), int(ino)) for path, (dev, ino) in content.get("made", {}).items()}
+        return _Record(places, writes, made, str(content["run"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # learned anew
+        return _Record()
 
 
 def _settled(write: Write) -> Write:

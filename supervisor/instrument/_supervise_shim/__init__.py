@@ -46,7 +46,7 @@ class Instrument:
     def install(self) -> None:
         """Claim if this is known to be a rank, and set every hook but the one for exceptions."""
         self._beat.wants_slot = self._claim
-        self._beat.at_first_step = self._programs.at_first_step
+        self._beat.at_first_step = self._trains
         self._reporter.catch_signals()
         if self._identity.known_rank:
             self._claim()
@@ -61,6 +61,7 @@ class Instrument:
     def heartbeat(self, step: int) -> None:
         """Take the script's word for the absolute step (worker.heartbeat)."""
         self._beat.told(step)
+        self._written.trains()
 
     def asked(self, number: int) -> None:
         """Note the script's question whether to save (worker.should_save): its `number`-th, 0 where they are not counted."""
@@ -84,9 +85,14 @@ class Instrument:
             self._loads.write()
             self._written.write()
 
+    def _trains(self) -> None:
+        self._written.trains()
+        self._programs.at_first_step()
+
     @quiet
     def _disarm(self) -> None:
         self._identity.armed = False
+        self._written.trains()
         self._beat.part()
         self._reporter.disarm()
 

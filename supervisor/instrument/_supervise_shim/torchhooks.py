@@ -76,6 +76,7 @@ class TorchHooks:
             if getattr(module, name) is once:
                 setattr(module, name, inner)
                 self._beat.saw_backward()
+                self._written.trains()
             return inner(*args, **kwargs)
 
         setattr(module, name, once)
@@ -84,7 +85,7 @@ class TorchHooks:
     def _serialization(self, module: Any) -> None:
         self._phased(module, "save", layout.CHECKPOINT, _second)
         self._phased(module, "load", layout.LOAD, _first)
-        self._written.watch_renames()
+        self._written.watch()
 
     def _process_groups(self, module: Any) -> None:
         self._phased(module, "init_process_group", layout.INIT)

@@ -1,9 +1,10 @@
 """What this process saved: one line of JSON where a save begins, one where it ends, one where what was saved is renamed.
 
-In: the targets of the saves of torch, DCP, safetensors and Lightning, and each os.replace and os.rename. Out: `saves-<local rank>.jsonl`,
-from which the supervisor learns where the checkpoints are, which files this job wrote, and which save was cut off: one that began and
-never ended. Lines of a process that has no slot yet are kept until it has one. A file that grew long is written anew with the last lines
-of each path, so that what a job saves costs no more memory than the `PATHS` newest of it.
+In: the targets of the saves of torch, DCP, safetensors and Lightning, each os.replace, os.rename and os.mkdir, and what was asked for
+before the training began (looked.py). Out: `saves-<local rank>.jsonl`, from which the supervisor learns where the checkpoints are, which
+files and directories this job made, and which save was cut off: one that began and never ended. Lines of a process that has no slot yet
+are kept until it has one. A file that grew long is written anew with the last lines of each path, so that what a job saves costs no more
+memory than the `PATHS` newest of it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .claim import Identity
+    from .looked import Looked
 
 PATHS = 128
+DIRECTORIES = 256
 FILE_BYTES = 256 << 10
 #: Parts of a directory that are saved by way of torch.save: the directory itself is what is noted.
 PARTS = (".distcp", ".metadata", ".metadata.tmp")
@@ -39,6 +42,8 @@ class Written:
         self._number = 0
         self._bytes = 0
         self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
+        self._made: dict[str, tuple[int, int]] = {}  # directory → device and inode, of the newest that were made here
+        self._looked: Looked | None = None
         self._rename: Callable[..., None] = os.replace  # ours must not be noted
 
     @quiet
@@ -51,7 +56,7 @@ class Written:
         with self._lock:
             self._number += 1
             self._renew(path)
-            self._note(path, "began", n=self._number, via=via, was=was, file=file)
+            self._note(path, "began", n=self._number, via=via, was=was, file=file, **self._known_above(path))
             return self._number, path
 
     @quiet
@@ -66,34 +71,65 @@ class Written:
     @quiet
     def renamed(self, source: Any, target: Any) -> None:  # noqa: ANN401 - see above
         """Note that what was saved has another name now: the file itself, or a directory above it."""
-        if not self._newest or not self._identity.armed:
+        if not (self._newest or self._made) or not self._identity.armed:
             return
         before, after = path_of(source), path_of(target)
         if before is None or after is None:
             return
         with self._lock:
+            for path in [path for path in self._made if path == before or path.startswith(before + os.sep)]:
+                self._made[after + path[len(before) :]] = self._made.pop(path)
             for path in [path for path in self._newest if path == before or path.startswith(before + os.sep)]:
                 name = after + path[len(before) :]
                 del self._newest[path]
                 self._renew(name)
-                self._note(name, "renamed", was=path, now=stat_of(name))
+                self._note(name, "renamed", was=path, now=stat_of(name), **self._known_above(name))
 
-    def watch_renames(self) -> None:
-        """Have os.replace and os.rename tell; pathlib and shutil go through them. Once, when torch is there."""
+    @quiet
+    def was_made(self, target: Any) -> None:  # noqa: ANN401 - see above
+        """Note a directory that this process made: what is in it is younger than that."""
+        path = path_of(target)
+        now = None if path is None or not self._identity.armed else stat_of(path)
+        if path is not None and now is not None:
+            with self._lock:
+                self._made.pop(path, None)
+                while len(self._made) >= DIRECTORIES:
+                    del self._made[next(iter(self._made))]
+                self._made[path] = now[0], now[1]
+
+    @quiet
+    def watch(self) -> None:
+        """Have os.replace, os.rename and os.mkdir tell; pathlib and shutil go through them. Once, when torch is there."""
         self._rename = os.replace
-        for name in ("replace", "rename"):
-            setattr(os, name, self._telling(getattr(os, name)))
+        for name, tell, count in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
+            setattr(os, name, self._telling(getattr(os, name), tell, count))
+        from .looked import Looked  # noqa: PLC0415 - for processes that import torch only
 
-    def _telling(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(src: Any, dst: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as os has it
-            result = inner(src, dst, **kwargs)
-            if not kwargs:
-                self.renamed(src, dst)
+        self._looked = Looked(self._identity)
+        self._looked.begin()
+
+    @quiet
+    def trains(self) -> None:
+        """Take no more note of what is asked for: the training began, or this is a child that was forked before."""
+        if self._looked is not None:
+            self._looked.end()
+
+    def _telling(self, inner: Callable[..., Any], tell: Callable[..., Any], count: int) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as os has it
+            result = inner(*args, **kwargs)
+            if not kwargs.keys() - {"mode"}:
+                tell(*args[:count])
             return result
 
         import functools  # noqa: PLC0415 - not at every start; torch has it by now
 
-        return functools.wraps(inner)(wrapper)
+        return as_good_as(inner, functools.wraps(inner)(wrapper))
+
+    def _known_above(self, path: str) -> dict[str, Any]:
+        """Say what was asked for or listed of a path and above it, and which of the directories were made here."""
+        found: dict[str, Any] = {} if self._looked is None else dict(self._looked.above(path))
+        made = [[one, *known] for one, known in self._made.items() if path.startswith(one + os.sep)]
+        return {**found, "made": made} if made else found
 
     def _renew(self, path: str) -> None:
         self._newest.pop(path, None)
@@ -136,6 +172,15 @@ class Written:
             self._rename(name + ".half", name)
         self._bytes = len(text) if anew else self._bytes + len(text)
         self._lines.clear()
+
+
+def as_good_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the wrapper of a function of os the rank of the original: shutil asks these sets for it, and pickle for its name."""
+    for able in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
+        if inner in able:
+            able.add(wrapper)
+    wrapper.__module__ = "os"
+    return wrapper
 
 
 def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script gave

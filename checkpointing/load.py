@@ -4,12 +4,12 @@
     if found is not None:
         model.load_state_dict(found.state["model"])
 
-In: a directory; a checkpoint itself is taken as if it were alone in one. Out: a `Loaded`, or None where there is no checkpoint at all. Rank
-0 proposes the newest that it can verify; a rank for which it is another file (a disk of the node's own) verifies it there too; what any
-rank lacks is passed over by all. Where there is something and nothing of it is good, that is a CheckpointingError with the list: never a start
-from scratch in silence. First of all, what a killed trainer left in shared memory for this directory (checkpointing/snapshot.py) is written
-to it. Under the supervisor, which hands out a checkpoint that it verified, that one is proposed first, and nothing newer than it. Nothing
-is kept.
+In: a directory; a checkpoint itself is taken as if it were alone in one. Out: a `Loaded`, or None where there is no checkpoint at all.
+Rank 0 proposes the newest that it can verify; a rank for which it is another file (a disk of the node's own) verifies it there too; what
+any rank lacks is passed over by all. Where there is something and nothing of it is good, that is a CheckpointingError with the list:
+never a start from scratch in silence. First of all, what a killed trainer left in shared memory for this directory
+(checkpointing/snapshot.py) is written to it. Under the supervisor, which hands out a checkpoint that it verified, that one is proposed
+first, and nothing newer than it. Nothing is kept.
 """
 
 from __future__ import annotations

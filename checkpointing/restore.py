@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 _TRIES: Final = 5
 _SPARE_BYTES: Final = 64 << 20
+#: The name that stands for "of no other job", where one is asked for.
+NO_JOB: Final = "none"
+OTHER_JOB_HINT: Final = (
+    f"resume from one of them with --restore-from JOB, begin anew with --restore-from {NO_JOB}, or give this job a --mirror of its own"
+)
 
 
 class OtherJob(CheckpointingError):  # noqa: N818 -- an answer
@@ -80,7 +85,7 @@ def available(backends: Sequence[Backend], job: str) -> tuple[list[Kept], list[t
     if not kept and others:
         names = ", ".join(sorted(others)[:5])
         message = f"no checkpoint of job {job!r} in the mirror, only of others: {names}"
-        raise OtherJob(message, hint="name the job to resume from with --restore-from JOB, or give this one another --mirror")
+        raise OtherJob(message, hint=OTHER_JOB_HINT)
     kept.sort(key=lambda one: (one.manifest.made_unix_s, one.manifest.step or 0), reverse=True)
     return kept, passed
 
@@ -111,6 +116,35 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
         message = f"cannot restore a checkpoint of {job}: {passed[-1][1]}"
         raise Unreachable(message, hint="look at them with: supervise checkpoints ls --mirror URL")
     return None
+
+
+def newest_of(  # noqa: PLR0913 -- keywords, each with a default
+    backends: Sequence[Backend],
+    job: str,
+    instead: str,
+    *,
+    into: str | None = None,
+    workers: int = 4,
+    fetched: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Restored | None:
+    """Restore this job's newest, and only where it has none the newest of the job `instead`: the second start has one of its own.
+
+    `instead` "" is nobody's: OtherJob is raised where others have some; NO_JOB says that this is well: None. Of a job that is named,
+    something is expected: OtherJob where it has nothing.
+    """
+    try:
+        own = newest(backends, job, into=into, workers=workers, fetched=fetched)
+    except OtherJob:
+        if not instead:
+            raise
+        own = None
+    if own is not None or instead in ("", NO_JOB):
+        return own
+    found = newest(backends, instead, into=into, workers=workers, fetched=fetched)
+    if found is None:
+        message = f"no checkpoint of job {instead!r} in the mirror, nor of any other"
+        raise OtherJob(message, hint=f"begin anew with --restore-from {NO_JOB}, or see whether --mirror names the right place")
+    return found
 
 
 def fetch(

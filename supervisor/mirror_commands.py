@@ -117,10 +117,9 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
     bar = _Bar(f"checkpoint of {job}", 0, wanted=not as_json)
     with _told():
         try:
-            wanted_job = settings.checkpoints.restore_from or job
             done = restore.newest(
                 backends_of(settings),
-                wanted_job,
+                _wanted(settings, job),
                 into=into and _absolute(into),
                 workers=settings.checkpoints.concurrency,
                 fetched=bar.shown,
@@ -137,7 +136,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
 def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool) -> int:
     """Bring one checkpoint of a job into a directory: `wanted` is its step, its name, or the end of its key. Returns 0."""
     with _told():
-        kept, _ = restore.available(backends_of(settings), settings.checkpoints.restore_from or job)
+        kept, _ = restore.available(backends_of(settings), _wanted(settings, job))
         named = [
             one
             for one in kept
@@ -173,6 +172,12 @@ def prune(settings: Settings, job: str, policy: retain.Policy, *, dry_run: bool,
                 row = {"mirror": backend.url, "key": one.name, "step": one.step, "bytes": one.n_bytes, "removed": not dry_run}
                 _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{one.name}", as_json=as_json)
     return 0
+
+
+def _wanted(settings: Settings, job: str) -> str:
+    """Whose checkpoints are meant: by hand, a job that is named is meant even where this one has some."""
+    named = settings.checkpoints.restore_from
+    return job if named in ("", restore.NO_JOB) else named
 
 
 def _means(settings: Settings, bar: _Bar) -> Means:

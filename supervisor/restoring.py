@@ -1,6 +1,7 @@
 """Bring the newest checkpoint of a job from its mirrors to this disk, in a process of its own: `python -P -m supervisor.restoring`.
 
-The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "into", "workers", "s3"}.
+The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
+the job has none), "into", "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, and at the end one of {"ev": "restored", "path", "step", "mirror", "bytes",
 "passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way, no_space, failed.
 """
@@ -40,11 +41,12 @@ class Answer:
 
 
 def restore(job: Job, say: Callable[[str], None]) -> Answer:
-    """Restore the newest verified checkpoint of this job (or of the one that --restore-from names). `say` gets a line now and then."""
+    """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names. `say` gets a line now and then."""
     checkpoints = job.settings.checkpoints
     order = {
         "mirrors": mirrors(job),
-        "job": checkpoints.restore_from or job.name,
+        "job": job.name,
+        "instead": checkpoints.restore_from,
         "into": None,
         "workers": checkpoints.concurrency,
         "s3": s3_options(job),
@@ -99,9 +101,10 @@ def main() -> int:
     try:
         options = S3Options(**order["s3"], connections=order["workers"])
         backends = [open_backend(url, options) for url in order["mirrors"]]
-        done = restoring.newest(
+        done = restoring.newest_of(
             backends,
             order["job"],
+            order["instead"],
             into=order["into"],
             workers=order["workers"],
             fetched=lambda done, total: tell("progress", done=done, total=total),

@@ -116,7 +116,9 @@ class Checkpoints:
     verify_budget_s: float = _row(20.0, "how long known checkpoints are read again before a resume", minimum=0)
     copies_gib: float = _row(50.0, "space for copies of checkpoints that the script overwrites or may tear; 0: none are kept", minimum=0)
     mirror: tuple[str, ...] = _row((), "where verified checkpoints are copied to: s3://bucket/prefix or a directory", flag="--mirror")
-    restore_from: str = _row("", "another job whose checkpoints in the mirror may be taken", flag="--restore-from")
+    restore_from: str = _row(
+        "", "another job, whose checkpoint in the mirror is taken where this one has none; none: begin anew", flag="--restore-from"
+    )
     bandwidth_mib_s: float = _row(0.0, "most that the mirror sends, MiB per second; 0: no limit", minimum=0)
     part_mib: int = _row(32, "size of a part of an upload", minimum=5, maximum=4096)
     concurrency: int = _row(4, "parts that are sent or fetched at a time", minimum=1, maximum=64)

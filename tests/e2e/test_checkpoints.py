@@ -6,6 +6,7 @@ its end, from a whole checkpoint; every file that is not its own is where and wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from checkpointing.backends import open_backend
+from checkpointing.spool import Spool
+from checkpointing.upload import Means, upload
+from tests.mirror.process import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,10 +117,32 @@ def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(su
     shutil.rmtree(second.state)
     other = supervise(*TORCHRUN, TRAIN, "--steps=30", options=[*options, "--job", "other"], place=node)
     assert other.exit_code() == 78
-    assert "--restore-from" in other.stderr
+    assert "--restore-from none" in other.stderr
     named = supervise(*TORCHRUN, TRAIN, "--steps=40", options=[*options, "--job", "other", "--restore-from", first.job], place=node)
     assert named.exit_code() == 0
     assert "resumed at 30" in named.stdout
+
+
+def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    options = ["--mirror", str(mirror)]
+    empty = supervise("true", options=options)
+    assert empty.exit_code() == 0, "a mirror that holds nothing is a normal start"
+    described = save(tmp_path / "elsewhere" / "step_5.pt", 1 << 20, 5, job="base")
+    with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(tmp_path / "elsewhere" / "step_5.pt"), 5, described.read_bytes())
+        upload(open_backend(str(mirror)), entry, spool.log(entry, str(mirror)), Means())
+    (tmp_path / "elsewhere" / "step_5.pt").unlink()
+    refused = supervise("true", options=options)
+    assert refused.exit_code() == 78
+    assert "only of others: base" in refused.stderr
+    assert "--restore-from none" in refused.stderr
+    anew = supervise("true", options=[*options, "--restore-from", "none"])
+    assert (anew.exit_code(), "restored" in anew.stderr) == (0, False)
+    named = supervise("true", options=[*options, "--restore-from", "base"])
+    assert named.exit_code() == 0
+    assert f"restored {tmp_path}/elsewhere/step_5.pt of step 5" in named.stderr
 
 
 def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervise: Callable[..., Supervised], tmp_path: Path) -> None:

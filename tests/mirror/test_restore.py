@@ -129,6 +129,29 @@ def test_another_jobs_checkpoints_are_never_taken_unless_named(tmp_path: Path, b
     assert done.manifest.about.job == "the/other"
 
 
+def test_the_job_that_is_named_is_taken_only_until_this_one_has_a_checkpoint(tmp_path: Path, backend: Backend) -> None:
+    fresh = str(tmp_path / "fresh")
+    assert restore.newest_of([backend], "job", "", into=fresh) is None
+    with pytest.raises(OtherJob, match="no checkpoint of job 'base'") as nothing:
+        restore.newest_of([backend], "job", "base", into=fresh)
+    assert "--restore-from none" in nothing.value.hint
+    brought(tmp_path, backend, 5, job="base")
+    with pytest.raises(OtherJob) as caught:
+        restore.newest_of([backend], "job", "", into=fresh)
+    assert "--restore-from none" in caught.value.hint
+    with pytest.raises(OtherJob, match="'typo'"):
+        restore.newest_of([backend], "job", "typo", into=fresh)
+    assert restore.newest_of([backend], "job", restore.NO_JOB, into=fresh) is None
+    taken = restore.newest_of([backend], "job", "base", into=fresh)
+    assert taken is not None
+    assert taken.manifest.step == 5
+    brought(tmp_path, backend, 6, job="job")
+    for instead in ("base", restore.NO_JOB, ""):
+        own = restore.newest_of([backend], "job", instead, into=str(tmp_path / f"again-{instead}"))
+        assert own is not None
+        assert (own.manifest.about.job, own.manifest.step) == ("job", 6)
+
+
 def test_an_empty_mirror_is_an_answer_and_one_that_does_not_answer_is_not(tmp_path: Path, backend: Backend) -> None:
     assert restore.newest([backend], "job") is None
     dead = open_backend("file:///proc/1/mem/none")

@@ -100,7 +100,8 @@ def _rescue(path: str, keep: int) -> Rescued | None:
     except OSError as error:  # a full disk: the memory stays, for another try
         return Rescued(path, problem=f"it could not be written to disk: {error.strerror}: {error.filename or 'there'}")
     else:
-        os.unlink(path)  # noqa: PTH108 -- as above
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 -- as above
         return found
     finally:
         os.close(fd)
@@ -122,13 +123,13 @@ def _persist(path: str, fd: int, slot: int | None, seq: int | None, keep: int) -
             layout = segment.Layout.decode(bytes(view[: segment.PAGE * 2]))
         except ValueError as error:
             return Rescued(path, problem=str(error))
-        if not _is_target(layout) or layout.size > len(view):
+        if not layout.is_target() or layout.size > len(view):
             return Rescued(path, problem=f"its directory is gone: {layout.directory}")
         problem = "neither of its slots is whole"
         for good in _good_slots(view, layout, slot, seq):
             final = f"{layout.directory}/step-{good.step:08d}.snapshot.pt"
             try:
-                if verify(final).verdict is not Verdict.VERIFIED:
+                if not _is_on_disk(final, good):
                     _write(view, layout, good, final)
             except _Stale as error:
                 problem = str(error)
@@ -138,12 +139,13 @@ def _persist(path: str, fd: int, slot: int | None, seq: int | None, keep: int) -
         return Rescued(path, problem=problem)
 
 
-def _is_target(layout: Layout) -> bool:
+def _is_on_disk(final: str, slot: Slot) -> bool:
+    """Say whether a slot was written to `final` before: a whole one of this step may also be that of an earlier run that came as far."""
     try:
-        st = os.stat(layout.directory)  # noqa: PTH116 -- as above
+        is_later = os.stat(final).st_mtime >= slot.t  # noqa: PTH116 -- as above
     except OSError:
         return False
-    return (st.st_dev, st.st_ino) == layout.place
+    return is_later and verify(final).verdict is Verdict.VERIFIED
 
 
 def _good_slots(view: memoryview, layout: Layout, slot: int | None, seq: int | None) -> list[Slot]:
@@ -155,7 +157,8 @@ def _good_slots(view: memoryview, layout: Layout, slot: int | None, seq: int | N
 def _write(view: memoryview, layout: Layout, slot: Slot, final: str) -> None:
     """Write a slot as torch.save would have. Raises _Stale where the slot is not what it says, OSError."""
     base = layout.slots[slot.index] + layout.data
-    with placing.new_file(final) as place, os.fdopen(os.dup(place.fd), "wb", buffering=0) as raw:
+    # buffered, for a raw file may take a part of what it is given, and zipfile does not ask
+    with placing.new_file(final) as place, os.fdopen(os.dup(place.fd), "wb") as raw:
         with zipfile.ZipFile(raw, "w", zipfile.ZIP_STORED) as archive:
             _add(archive, raw, "data.pkl", memoryview(slot.pickled))
             for name, text in ((".format_version", b"1"), (".storage_alignment", b"64"), ("byteorder", sys.byteorder.encode())):
@@ -169,6 +172,7 @@ def _write(view: memoryview, layout: Layout, slot: Slot, final: str) -> None:
         now = segment.read_slot(view, layout, slot.index)
         if now is None or now.seq != slot.seq:
             raise _Stale(f"step {slot.step} was replaced while it was written to disk")
+        raw.flush()
         placing.put(place)
 
 

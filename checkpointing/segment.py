@@ -30,6 +30,8 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.born import born_ns
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,7 +50,10 @@ _CRC: Final = struct.Struct("<L")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything is. `directory` is the target; `place` its device and inode: another directory of that name is not the target."""
+    """Where everything is. `directory` is the target; `place` its inode and time of birth (ns; 0 unknown): another one of that name is not.
+
+    An inode alone is given again at once to the next directory, and a device has another number after it was mounted anew.
+    """
 
     directory: str
     place: tuple[int, int]
@@ -62,11 +67,17 @@ class Layout:
     @classmethod
     def of(cls, directory: str, records: int, meta_bytes: int, data_bytes: int) -> Layout:
         """Lay out two slots for as many records and bytes."""
-        st = os.stat(directory)  # noqa: PTH116 -- paths are plain strings throughout the package
         meta = up(PAGE + 4 * records, PAGE)
         data = up(meta + meta_bytes, PAGE)
         slot = up(data + data_bytes, PAGE)
-        return cls(directory, (st.st_dev, st.st_ino), (PAGE * 2, PAGE * 2 + slot), PAGE, meta, data, data_bytes, PAGE * 2 + 2 * slot)
+        return cls(directory, _place(directory), (PAGE * 2, PAGE * 2 + slot), PAGE, meta, data, data_bytes, PAGE * 2 + 2 * slot)
+
+    def is_target(self) -> bool:
+        """Say whether the directory is there. Raises OSError where that cannot be known: a file system that does not answer."""
+        try:
+            return _place(self.directory) == self.place
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def encode(self) -> bytes:
         """Give the head of the file."""
@@ -165,12 +176,12 @@ def new_path(directory: str, shm: str = SHM) -> str:
 def find(directory: str | None, shm: str = SHM) -> Iterator[str]:
     """Give the paths of segments for this directory, or for any, that belong to this user and not to this process."""
     stem = _stem(directory) if directory is not None else f"{_PREFIX}-{os.geteuid()}"
-    with contextlib.suppress(FileNotFoundError), os.scandir(shm) as entries:
+    with contextlib.suppress(OSError), os.scandir(shm) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
-            # opening one of our own, and closing it, would give up its lock
-            own = entry.name.rpartition("-")[0].endswith(f"-{os.getpid()}")
-            if entry.name.startswith(f"{stem}-") and not own and entry.is_file(follow_symlinks=False):
-                yield entry.path
+            with contextlib.suppress(FileNotFoundError):  # its owner ended, or somebody rescued it
+                # opening one of our own, and closing it, would give up its lock
+                if entry.name.startswith(f"{stem}-") and entry.is_file(follow_symlinks=False) and not _is_own(entry.path):
+                    yield entry.path
 
 
 def lock(fd: int) -> bool:
@@ -180,6 +191,22 @@ def lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _place(directory: str) -> tuple[int, int]:
+    return os.stat(directory).st_ino, born_ns(directory) or 0  # noqa: PTH116 -- paths are plain strings throughout the package
+
+
+def _is_own(path: str) -> bool:
+    """Say whether it is this process's: its number alone does not tell, for in each container they begin at 1."""
+    if not path.rpartition("-")[0].endswith(f"-{os.getpid()}"):
+        return False
+    st = os.stat(path)  # noqa: PTH116 -- as above
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 -- as above
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(fd), st):
+                return True
+    return False
 
 
 def _stem(directory: str) -> str:
@@ -192,7 +219,10 @@ def _stem(directory: str) -> str:
 
 def room_bytes(shm: str = SHM) -> tuple[int, str]:
     """Give how much may be put into shared memory, and what limits it: the file system, the machine's memory, or our cgroup's."""
-    st = os.statvfs(shm)
+    try:
+        st = os.statvfs(shm)
+    except FileNotFoundError:
+        return 0, shm
     rows = [(st.f_bavail * st.f_frsize, shm), (_available(), "the machine's memory"), *_cgroup_rows()]
     return min(rows)
 

@@ -11,7 +11,8 @@ Of a trainer that was killed, `load_latest`, the supervisor or `python -m checkp
 CheckpointingError where there is no room in shared memory; OSError where the directory cannot be made.
 
 In torch.distributed rank 0 alone takes snapshots, for replicas are equal; on other ranks every call does nothing. Not for several threads:
-the training loop calls. A thread of ours, of low priority, computes the CRCs and starts the writer; the lock is between those two.
+the training loop calls; in a forked child every call does nothing. A thread of ours, of low priority, computes the CRCs and starts the
+writer; the lock is between those two.
 
 The memory goes when the training ends as it should: at the end of the `with`, by `close()`, or at the exit of the interpreter, where what
 is not on disk yet is written first. An exception leaves it for the next start. The process's death does so by itself.
@@ -40,6 +41,7 @@ import torch
 
 from checkpointing import durable, persist, segment
 from checkpointing.model import CheckpointingError
+from checkpointing.saving import step_of
 from checkpointing.segment import Layout
 
 _PROTOCOL: Final = 2  # torch.save's own
@@ -90,7 +92,9 @@ class Snapshotter:
         self, directory: str | os.PathLike[str], *, persist_every: int = 0, keep: int = persist.KEEP, shm: str = segment.SHM
     ) -> None:
         """Make the directory where it is missing. `persist_every` 0: none goes to disk while the training lives; `keep` of them stay."""
-        self._directory = os.path.realpath(os.fspath(directory))
+        if keep < 1:
+            raise CheckpointingError(f"snapshots cannot be taken: keep={keep} leaves none", hint="give keep= a number of at least 1")
+        self._directory = os.path.realpath(os.fsdecode(directory))
         self._shm, self._persist_every, self._keep = shm, persist_every, keep
         self._memory: _Memory | None = None
         self._retired: _Memory | None = None  # the one before, until this one holds a snapshot
@@ -129,13 +133,14 @@ class Snapshotter:
 
     def prepare(self, state: Any) -> None:  # noqa: ANN401 -- whatever torch.save takes
         """Make room for a state like this one ahead of time: the first snapshot of a size takes much longer than the following."""
-        if self._active:
+        if self._active and self._pid == os.getpid():
             self._room_for(_take_apart(state))
 
     def snapshot(self, state: Any, *, step: int) -> None:  # noqa: ANN401 -- whatever torch.save takes
         """Copy `state` into the older slot; it may be changed as soon as this returns. Raises CheckpointingError where there is no room."""
-        if not self._active:
+        if not self._active or self._pid != os.getpid():
             return
+        step = step_of(step, f"snapshot was not made: {self._directory}")
         pickled = _take_apart(state)
         memory = self._room_for(pickled)
         with self._lock:
@@ -183,15 +188,12 @@ class Snapshotter:
                 return old
             self._finish()
         layout = segment.Layout.of(self._directory, len(pickled.records), 2 * meta_bytes + _SLACK, pickled.size)
-        try:
-            self._memory = _allocate(layout, self._shm)
-            self._retired = old  # what it holds is all there is until the new one holds something
-        except CheckpointingError:
-            if old is None:
-                raise
-            old.free()  # no room for both
+        if old is not None and (self._newest < 0 or not _fits_beside(layout, old, self._shm)):
             self._memory = None
-            self._memory = _allocate(layout, self._shm)
+            old.free()
+            old = None
+        self._memory = _allocate(layout, self._shm)
+        self._retired = self._retired or old  # what it holds is all there is until the new one holds something
         self._newest = -1
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _pin(self._memory)
@@ -299,9 +301,11 @@ class Snapshotter:
             return
         if self._on_disk < self._taken:
             # through the file system again, for closing a second descriptor gives up the lock: nothing else is left to be done here
-            with contextlib.suppress(OSError):
+            try:
                 if persist.persist(self._memory.path, keep=self._keep).problem:
                     return
+            except OSError:  # a full disk: the memory stays for the next start
+                return
         self.close()
 
 
@@ -383,6 +387,14 @@ def _allocate(layout: Layout, shm: str) -> _Memory:
     head = layout.encode()
     view[: len(head)] = head
     return _Memory(path, layout, fd, memory, view)
+
+
+def _fits_beside(layout: Layout, old: _Memory, shm: str) -> bool:
+    """Say whether there is room for a new segment with the old one still there. Raises CheckpointingError where not even without it."""
+    room, limit = segment.room_bytes(shm)
+    if layout.size > room + old.layout.size:
+        raise _no_room(layout, f"{limit} has {(room + old.layout.size) / 2**30:.2f} GiB left, with the smaller two given back")
+    return layout.size <= room
 
 
 def _no_room(layout: Layout, cause: str) -> CheckpointingError:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from checkpointing import Snapshotter, load_latest, persist, save, segment
-from checkpointing.model import Verdict
+from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verify import verify
 from tests.waiting import wait_for
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.process
+
+FULL_DISK = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))"
 
 
 @pytest.fixture
@@ -156,6 +158,75 @@ def test_what_a_killed_trainer_left_for_a_directory_that_is_gone_is_dropped(tmp_
     assert list(directory.iterdir()) == list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_a_new_directory_of_the_same_name_is_another_one_though_it_has_the_same_inode(tmp_path: Path, shm: str) -> None:
+    directory = tmp_path / "ckpt"
+    die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
+    directory.rmdir()
+    directory.mkdir()
+    (rescued,) = persist.rescue(str(directory), shm=shm)
+    assert "its directory is gone" in rescued.problem
+    assert list(directory.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_looked_at_keeps_the_memory(tmp_path: Path, shm: str) -> None:
+    disk, away = tmp_path / "disk", tmp_path / "away"
+    die_after(shm, disk / "ckpt", "s.snapshot(state_of(1), step=1)")
+    disk.rename(away)
+    disk.symlink_to(disk)  # a loop: not an answer like "it is not there"
+    (rescued,) = persist.rescue(None, shm=shm)
+    assert "could not be written to disk" in rescued.problem
+    disk.unlink()
+    away.rename(disk)
+    (rescued,) = persist.rescue(str(disk / "ckpt"), shm=shm)
+    assert rescued.step == 1
+
+
+def test_what_a_trainer_of_the_same_process_number_left_in_another_container_is_found(tmp_path: Path, shm: str) -> None:
+    directory = tmp_path / "ckpt"
+    path = die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
+    stem, _, token = path.rpartition("-")
+    Path(path).rename(f"{stem.rpartition('-')[0]}-{os.getpid()}-{token}")
+    (rescued,) = persist.rescue(str(directory), shm=shm)
+    assert rescued.step == 1
+
+
+def test_a_step_that_an_earlier_run_came_to_as_well_is_replaced(tmp_path: Path, shm: str) -> None:
+    directory = tmp_path / "ckpt"
+    path = save({"step": 0, "run": "earlier"}, directory / "step-00000007.snapshot.pt")
+    die_after(shm, directory, "s.snapshot(state_of(7), step=7)")
+    (rescued,) = persist.rescue(str(directory), shm=shm)
+    assert rescued.path == path
+    assert_equal(torch.load(path, weights_only=True), state_of(7))
+
+
+@pytest.mark.parametrize("step", [-1, 10**18, 2**63, 2.5])
+def test_what_is_no_step_is_refused_and_the_snapshot_before_it_stays(step: Any, tmp_path: Path, shm: str) -> None:  # noqa: ANN401 -- what a script counts with
+    with Snapshotter(tmp_path / "ckpt", persist_every=1, shm=shm) as snapshotter:
+        snapshotter.snapshot(state_of(1), step=1)
+        with pytest.raises(CheckpointingError, match="is no step"):
+            snapshotter.snapshot(state_of(2), step=step)
+    assert_equal(torch.load(tmp_path / "ckpt" / "step-00000001.snapshot.pt", weights_only=True), state_of(1))
+
+
+def test_what_makes_no_sense_or_has_no_place_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointingError, match="keep=0 leaves none"):
+        Snapshotter(tmp_path / "ckpt", keep=0)
+    with pytest.raises(CheckpointingError, match=r"of shared memory: .*missing has 0\.00 GiB left"):
+        Snapshotter(tmp_path / "ckpt", shm=str(tmp_path / "missing")).snapshot(state_of(1), step=1)
+
+
+def test_a_forked_child_leaves_its_parents_memory_alone(tmp_path: Path, shm: str) -> None:
+    with Snapshotter(tmp_path / "ckpt", persist_every=2, shm=shm) as snapshotter:
+        snapshotter.snapshot(state_of(1), step=1)
+        pid = os.fork()
+        if pid == 0:
+            snapshotter.snapshot({"step": -1}, step=9)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        snapshotter.snapshot(state_of(2), step=2)
+    assert [path.name for path in (tmp_path / "ckpt").iterdir()] == ["step-00000002.snapshot.pt"]
+
+
 def test_a_disk_that_is_full_keeps_the_memory_for_another_try(tmp_path: Path, shm: str) -> None:
     directory = tmp_path / "ckpt"
     path = die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
@@ -210,14 +281,17 @@ def test_no_room_is_said_before_anything_is_made(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from checkpointing import Snapshotter
+from checkpointing import Snapshotter, persist
 from tests.trainside.test_snapshot import state_of
 s = Snapshotter({str(tmp_path / "ckpt")!r}, shm={str(small)!r})
 s.snapshot(state_of(1, 250_000), step=1)
+path = s._memory.path
 try:
     s.snapshot(state_of(2, 2_000_000), step=2)
 except Exception as error:
     print(type(error).__name__, error.message, error.hint)
+s._finish()
+print(persist.persist(path).step)
 """
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:  # noqa: S607 -- a tool of the system
         pytest.skip("no mount namespaces here")
@@ -226,13 +300,14 @@ except Exception as error:
     assert done.stdout.startswith("CheckpointingError snapshot was not made: "), done.stdout + done.stderr
     assert re.search(r"two slots need 0\.02 GiB of shared memory: \S+ has 0\.00 GiB left", done.stdout)
     assert "--shm-size" in done.stdout
+    assert done.stdout.endswith("\n1\n")  # the one that was there still is
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
     ("end", "left", "on_disk"),
-    [("", 0, True), ("s.close()", 0, False), ("raise ValueError", 1, False), ("sys.exit(3)", 0, True)],
-    ids=["forgotten", "closed", "died", "exited"],
+    [("", 0, True), ("s.close()", 0, False), ("raise ValueError", 1, False), ("sys.exit(3)", 0, True), (FULL_DISK, 1, False)],
+    ids=["forgotten", "closed", "died", "exited", "full disk"],
 )
 def test_the_memory_goes_with_a_training_that_ends_by_itself(end: str, left: int, on_disk: bool, tmp_path: Path, shm: str) -> None:  # noqa: FBT001 -- a column
     directory = tmp_path / "ckpt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,16 +28,16 @@ class Rank:
         with (self.directory / f"{kind}-{self.local_rank}.jsonl").open("a") as out:
             out.write(json.dumps({"t": self.t, **row}) + "\n")
 
-    def saves(self, path: str, *, ends: bool = True, well: bool = True, now: list[int] | None = None) -> None:
+    def saves(self, path: str, *, ends: bool = True, well: bool = True, now: list[int] | None = None, **more: Any) -> None:  # noqa: ANN401  see line
         """Save, and come to its end or not."""
         self.number += 1
-        self.line("saves", what="began", path=path, n=self.number, via="torch", was=None, file=False)
+        self.line("saves", what="began", path=path, n=self.number, via="torch", **{"was": None, "file": False, **more})
         if ends:
             self.line("saves", what="ended", path=path, n=self.number, well=well, now=now or [1, self.number, 10, 5])
 
-    def renames(self, was: str, path: str) -> None:
+    def renames(self, was: str, path: str, **more: Any) -> None:  # noqa: ANN401  see line
         """Rename what was saved."""
-        self.line("saves", what="renamed", path=path, was=was, now=[1, self.number, 10, 5])
+        self.line("saves", what="renamed", path=path, was=was, now=[1, self.number, 10, 5], **more)
 
     def loads(self, path: str, steps: int = 0) -> None:
         """Load after so many steps."""
@@ -103,6 +104,80 @@ def test_a_resume_that_falls_back_to_an_older_one_is_no_data_set(tmp_path: Path,
     rank.loads("/j/step_3.pt")
     rank.loads("/j/step_2.pt")
     assert knows(tmp_path, rank).patterns() == ("/j/step_[0-9]*.pt",)
+
+
+def test_what_was_asked_for_in_vain_and_is_saved_later_is_a_checkpoint_after_its_first_save(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/ckpt.pt", asked=["/j/ckpt.pt", "/j"])
+    rank.saves("/j/.tmp-1")
+    rank.renames("/j/.tmp-1", "/j/last.pt", asked=["/j/last.pt"])
+    rank.saves("/j/out/checkpoint-10/optimizer.pt", asked=["/j/out/checkpoint-10"])
+    rank.saves("/j/out/model.pt", asked=["/j/out"])  # as `os.makedirs` asks, before it makes it
+    rank.saves("/j/out/model.pt")
+    known = knows(tmp_path, rank)
+    assert kinds(known) == {
+        "/j/ckpt.pt": "checkpoint",
+        "/j/last.pt": "checkpoint",
+        "/j/out/checkpoint-[0-9]*": "checkpoint",
+        "/j/out/model.pt": "candidate",
+    }
+    assert {place.loaded for place in known.places() if place.kind == "checkpoint"} == {1}
+
+
+def test_what_is_saved_again_in_a_directory_that_was_listed_is_a_checkpoint_and_what_is_saved_once_a_candidate(
+    tmp_path: Path, rank: Rank
+) -> None:
+    for step in (10, 20):
+        rank.saves(f"/j/out/checkpoint-{step}/optimizer.pt", listed=["/j/out"])
+    rank.saves("/j/out/final.pt", listed=["/j/out"])
+    rank.saves("/j/deep/in/it.pt", listed=["/j"])
+    rank.saves("/j/deep/in/it.pt", listed=["/j"])
+    known = knows(tmp_path, rank)
+    assert kinds(known) == {"/j/out/checkpoint-[0-9]*": "checkpoint", "/j/out/final.pt": "candidate", "/j/deep/in/it.pt": "candidate"}
+    assert Learned(tmp_path / "checkpoints", "r2").patterns() == ("/j/out/checkpoint-[0-9]*",)
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """A step's directory with a file that is seen to be saved, one that a framework writes beside, and one of a person."""
+    directory = tmp_path / "out" / "checkpoint-10"
+    directory.mkdir(parents=True)
+    for name in ("optimizer.pt", "config.json", "README.md"):
+        (directory / name).write_text(name)
+    return directory
+
+
+def numbers(path: Path, size: int | None = None) -> list[int]:
+    st = path.stat()
+    return [st.st_dev, st.st_ino, st.st_size if size is None else size, st.st_mtime_ns]
+
+
+@pytest.mark.parametrize("how", ["made", "absent", "there before"])
+def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_run_alone(
+    tmp_path: Path, rank: Rank, torn: Path, how: str
+) -> None:
+    if how == "absent":
+        rank.saves(str(torn), now=numbers(torn, -1))
+        rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"))
+    else:
+        made = [[str(torn), *numbers(torn)[:2]]] if how == "made" else []
+        rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=made)
+    knows(tmp_path, rank)
+    known = Learned(tmp_path / "checkpoints", "r1")  # it outlives the supervisor
+    seen = {"optimizer.pt"} if how == "there before" else {"optimizer.pt", "config.json"}
+    assert {path.rpartition("/")[2] for path in known.seen(str(torn), time.time_ns())} == seen
+    (torn / "config.json").write_text("another's, once no rank was alive")
+    until = (torn / "config.json").stat().st_ctime_ns - 1
+    assert {path.rpartition("/")[2] for path in known.seen(str(torn), until)} == {"optimizer.pt"}
+    assert Learned(tmp_path / "checkpoints", "r2").seen(str(torn), time.time_ns()) == {}
+
+
+def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp_path: Path, rank: Rank, torn: Path) -> None:
+    rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
+    known = knows(tmp_path, rank)
+    torn.rename(tmp_path / "kept")  # its inode stays in use
+    torn.mkdir()
+    (torn / "config.json").write_text("another's")
+    assert f"{torn}/config.json" not in known.seen(str(torn), time.time_ns())
 
 
 def test_the_files_of_one_directory_are_one_save(tmp_path: Path, rank: Rank) -> None:

@@ -1,12 +1,14 @@
 """A training that knows nothing of supervise and resumes by itself, as scripts do: from the newest file, or from the only one.
 
 --style steps: ckpt/step_N.pt, not atomic. inplace: one ckpt.pt, written over again and again. tmp: through a temporary name. At --tear-at
-rank 0 dies in the middle of that save, once. It refuses to start from a file that it cannot read, as torch.load does.
+rank 0 dies in the middle of that save, once. It refuses to start from a file that it cannot read, as torch.load does; with --swallow it
+starts from scratch then. --seeks: how it finds out whether ckpt.pt is there. --latest: a link to the checkpoint, made before it is saved.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import re
 import signal
@@ -35,18 +37,36 @@ class Tears:
         return (str, ())
 
 
-def newest(style: str) -> Path | None:
+def is_there(path: Path, seeks: str) -> bool:
+    """Look for a file in one of the ways in which scripts do."""
+    if seeks == "glob":
+        return bool(glob.glob(f"{path.parent}/*.pt"))  # noqa: PTH207  what it is about
+    if seeks == "listdir":
+        return path.name in os.listdir(path.parent)  # noqa: PTH208  what it is about
+    if seeks == "open":
+        try:
+            path.open("rb").close()
+        except FileNotFoundError:
+            return False
+        return True
+    return path.exists()
+
+
+def newest(style: str, seeks: str) -> Path | None:
     """Return what a resume takes."""
     if style == "inplace":
-        return HERE / "ckpt.pt" if (HERE / "ckpt.pt").exists() else None
+        return HERE / "ckpt.pt" if is_there(HERE / "ckpt.pt", seeks) else None
     found = [(int(m[1]), path) for path in (HERE / "ckpt").glob("step_*.pt") if (m := re.fullmatch(r"step_(\d+)\.pt", path.name))]
     own = [(step, path) for step, path in found if step != 999]
     return max(own)[1] if own else None
 
 
-def save(style: str, step: int, state: dict[str, object], *, tear: bool) -> None:
+def save(style: str, step: int, state: dict[str, object], *, tear: bool, latest: bool) -> None:
     """Save in the style of the script."""
     path = HERE / "ckpt.pt" if style == "inplace" else HERE / "ckpt" / f"step_{step}.pt"
+    if latest:
+        (HERE / "ckpt" / "latest.pt").unlink(missing_ok=True)
+        (HERE / "ckpt" / "latest.pt").symlink_to(path.name)
     target = path.with_suffix(".tmp") if style == "tmp" else path
     if tear:
         state = {**state, "tears": Tears(target)}
@@ -62,17 +82,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--tear-at", type=int, default=0)
     parser.add_argument("--pace-s", type=float, default=0.0)
+    parser.add_argument("--seeks", default="stat")
+    parser.add_argument("--swallow", action="store_true")
+    parser.add_argument("--latest", action="store_true")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     (HERE / "ckpt").mkdir(exist_ok=True)
-    first, source = 0, newest(args.style)
+    first, source = 0, newest(args.style, args.seeks)
     if source is not None:
-        state = torch.load(source)
-        model.load_state_dict(state["model"])
-        first = state["step"]
+        try:
+            state = torch.load(source)
+            model.load_state_dict(state["model"])
+            first = state["step"]
+        except Exception:
+            if not args.swallow:
+                raise
     if dist.get_rank() == 0:
         sys.stdout.write(f"resumed at {first}\n")
         sys.stdout.flush()
@@ -87,7 +114,7 @@ def main() -> None:
                 tear = step == args.tear_at and not torn.exists()
                 if tear:
                     torn.touch()
-                save(args.style, step, {"model": model.state_dict(), "step": step}, tear=tear)
+                save(args.style, step, {"model": model.state_dict(), "step": step}, tear=tear, latest=args.latest)
             dist.barrier()
         time.sleep(args.pace_s)
     dist.destroy_process_group()

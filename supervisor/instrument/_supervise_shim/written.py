@@ -189,7 +189,7 @@ def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script ga
     if not isinstance(path, (str, bytes, os.PathLike)):
         return None
     path = os.fsdecode(path)
-    return None if "://" in path else os.path.abspath(path)  # noqa: PTH100 - see above
+    return None if not path or "://" in path else os.path.abspath(path)  # noqa: PTH100 - see above
 
 
 def stat_of(path: str) -> list[int] | None:

@@ -1,0 +1,65 @@
+"""The proof of ownership: what a run did to files outside its state directory is in its journal of moves, and can be undone.
+
+In: a listing of files that the job does not write to from then on. Out: nothing; it fails where a file is elsewhere,
+is another or holds anything else, but for the renames that the journal tells, and where `supervise checkpoints undo` does not
+reverse those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.e2e.conftest import Supervised
+
+#: (path, inode, sha256), sorted
+Listing = list[tuple[str, int, str]]
+
+
+def listing(*places: Path, without: Iterable[Path] = ()) -> Listing:
+    """Return every file at or below the places, but for those at or below `without`."""
+    files: set[Path] = set()
+    for place in places:
+        files |= {Path(directory, name) for directory, _, names in os.walk(place) for name in names} if place.is_dir() else {place}
+    kept = [file for file in files if file.is_file() and not any(file.is_relative_to(one) for one in without)]
+    return sorted((str(file), file.stat().st_ino, hashlib.sha256(file.read_bytes()).hexdigest()) for file in kept)
+
+
+def moved(run: Supervised) -> list[tuple[str, str]]:
+    """Return what the journal of moves says was moved and not moved back, as (from, to)."""
+    rows = [json.loads(line) for file in run.state.glob("*/nodes/*/checkpoints/setaside.jsonl") for line in file.read_text().splitlines()]
+    last = {row["id"]: row for row in rows}
+    return [(row["path"], row["to"]) for row in last.values() if row["kind"] == "moved" and row["phase"] == "done"]
+
+
+def renamed(rows: Listing, names: Iterable[tuple[str, str]]) -> Listing:
+    """Return the listing as it is after the renames, of files and of directories."""
+    for old, new in names:
+        rows = [(new + path[len(old) :] if f"{path}/".startswith(f"{old}/") else path, inode, digest) for path, inode, digest in rows]
+    return sorted(rows)
+
+
+def assert_untouched(run: Supervised, before: Listing) -> None:
+    """Compare what is there now, after the run's end, with `before`: nothing is missing or changed but for the journaled renames.
+
+    Then the renames are undone. Where the job wrote a moved checkpoint anew, that one is taken out of the way first, as a person would.
+    """
+    own = [run.state, run.place / "stdout", run.place / "stderr"]
+    renames = moved(run)
+    after = listing(run.place, without=own)
+    missing = set(renamed(before, renames)) - set(after)
+    assert not missing, f"moved, changed or replaced without a word in the journal: {missing}"
+    for path, _ in renames:
+        if os.path.lexists(path):
+            Path(path).rename(f"{path}.since")
+    between = listing(run.place, without=own)
+    undone = run.ask_again("checkpoints", "undo")
+    assert undone.returncode == 0, undone.stdout + undone.stderr
+    assert listing(run.place, without=own) == renamed(between, [(to, path) for path, to in reversed(renames)])
+    assert moved(run) == []

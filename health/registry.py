@@ -1,0 +1,98 @@
+"""Which probes and checks there are.
+
+In: names. Out: their modules. What can fail: a name that is in no table (KeyError), a package's plug-in that cannot be imported
+(ImportError). Nothing is kept.
+
+Each table is literal, so that it can be read and searched. A package adds its own by an entry point in the group `supervise.probes` or
+`supervise.checks`, NAME = "MODULE"; it is imported only if the caller lists it, because that it is installed is no consent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from health.model import Ask, CheckResult, Reading, Readings
+    from health.thresholds import Thresholds
+
+PROBE_GROUP: Final = "supervise.probes"
+CHECK_GROUP: Final = "supervise.checks"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRow:
+    """One probe. deadline_s: after which it hangs. fast: part of what is read before an attempt. sampled: read while a job runs."""
+
+    module: str
+    deadline_s: float = 5.0
+    fast: bool = True
+    sampled: bool = False
+
+
+PROBES: Final[Mapping[str, ProbeRow]] = {
+    "nvml": ProbeRow("health.probes.nvml", deadline_s=8.0, sampled=True),
+    "pci": ProbeRow("health.probes.pci", sampled=True),
+}
+
+CHECKS: Final[Mapping[str, str]] = {
+    "probes": "health.checks.probes",
+}
+
+
+class Session(Protocol):
+    """A probe that keeps something open between two reads."""
+
+    def read(self, ask: Ask) -> Iterator[Reading]:
+        """Yield what is read now."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+
+class Probe(Protocol):
+    """A probe's module. It may have `session() -> Session` too."""
+
+    def read(self, ask: Ask) -> Iterator[Reading]:
+        """Yield what is read."""
+
+
+class Check(Protocol):
+    """A check's module."""
+
+    NEEDS: tuple[str, ...]
+
+    def check(self, now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+        """Judge."""
+
+
+def probe(name: str, plugged: Mapping[str, str] | None = None) -> Probe:
+    """Return a probe's module. plugged: MODULE by name of those that the caller lists. Raises KeyError, ImportError."""
+    row = PROBES.get(name)
+    return cast("Probe", import_module(row.module if row is not None else (plugged or {})[name]))
+
+
+def checks(plugged: Mapping[str, str] | None = None) -> dict[str, Check]:
+    """Return every check by name, those of packages that the caller lists behind ours. Raises ImportError."""
+    return {name: cast("Check", import_module(module)) for name, module in {**CHECKS, **(plugged or {})}.items()}
+
+
+def offered(group: str, listed: Iterable[str]) -> dict[str, str]:
+    """Return MODULE by name of the entry points of `group` that are in `listed`. Raises KeyError naming one that nobody offers."""
+    from importlib.metadata import entry_points  # noqa: PLC0415  reads the metadata of all that is installed: only where it is wanted
+
+    there = {point.name: point.module for point in entry_points(group=group)}
+    return {name: there[name] for name in listed}
+
+
+def fast() -> tuple[str, ...]:
+    """Return the probes that are read before an attempt."""
+    return tuple(name for name, row in PROBES.items() if row.fast)
+
+
+def sampled() -> tuple[str, ...]:
+    """Return the probes that are read while a job runs."""
+    return tuple(name for name, row in PROBES.items() if row.sampled)

@@ -1,4 +1,4 @@
-"""The commands that stand beside a run: `gpus`, `plan`, `drill` and `simulate`.
+"""The commands that stand beside a run: `gpus`, `plan`, `drill`, `simulate`, and `doctor`, whose options are in doctor_command.py.
 
 In: click's values. Out: the exit code of what does the work, which is imported when it is asked for. What can fail is a SuperviseError of
 its. Nothing is kept.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import click
 
+from supervisor import doctor_command
 from supervisor.invocation import add, commanded, given, options, running, shared
 
 
@@ -58,6 +59,7 @@ def add_to(group: click.Group) -> None:
         ],
         "Let random jobs fail in a simulated world, and check every decision about them; no job of yours is touched.",
     )
+    doctor_command.add_to(group)
 
 
 def _gpus(as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords

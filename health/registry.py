@@ -36,10 +36,33 @@ class ProbeRow:
 PROBES: Final[Mapping[str, ProbeRow]] = {
     "nvml": ProbeRow("health.probes.nvml", deadline_s=8.0, sampled=True),
     "pci": ProbeRow("health.probes.pci", sampled=True),
+    "driver": ProbeRow("health.probes.driver"),
 }
 
 CHECKS: Final[Mapping[str, str]] = {
     "probes": "health.checks.probes",
+    "gpu_driver": "health.checks.gpu_driver",
+    "gpu_errors": "health.checks.gpu_errors",
+    "gpu_recovery": "health.checks.gpu_recovery",
+    "gpu_count": "health.checks.gpu_count",
+    "gpu_events": "health.checks.gpu_events",
+    "gpu_ecc": "health.checks.gpu_ecc",
+    "gpu_sram": "health.checks.gpu_sram",
+    "gpu_remap": "health.checks.gpu_remap",
+    "gpu_retired": "health.checks.gpu_retired",
+    "gpu_nvlink": "health.checks.gpu_nvlink",
+    "gpu_fabric": "health.checks.gpu_fabric",
+    "gpu_pairs": "health.checks.gpu_pairs",
+    "gpu_pcie": "health.checks.gpu_pcie",
+    "gpu_replays": "health.checks.gpu_replays",
+    "gpu_temperature": "health.checks.gpu_temperature",
+    "gpu_throttle": "health.checks.gpu_throttle",
+    "gpu_clocks": "health.checks.gpu_clocks",
+    "gpu_power": "health.checks.gpu_power",
+    "gpu_persistence": "health.checks.gpu_persistence",
+    "gpu_mig": "health.checks.gpu_mig",
+    "gpu_vbios": "health.checks.gpu_vbios",
+    "gpu_memory": "health.checks.gpu_memory",
 }
 
 

@@ -95,7 +95,7 @@ class NvmlSession:
 
     def read(self, ask: Ask) -> Iterator[Reading]:
         """Yield what is read now."""
-        if self._stale:
+        if self._stale or (self._nvml is not None and self._counted() != len(self._gpus)):
             self.close()
         if self._nvml is None:
             opened = yield from self._open()
@@ -149,6 +149,13 @@ class NvmlSession:
             for index in range(self._ask(nvml.nvmlDeviceGetCount)):
                 self._gpus.append(self._found(index))
         return True
+
+    def _counted(self) -> int:
+        """Return how many GPUs the driver has now; another number than before closes the session."""
+        try:
+            return int(self._ask(self._nvml.nvmlDeviceGetCount))
+        except _Refused:
+            return -1
 
     def _found(self, index: int) -> _Gpu:
         """Return a GPU; one that the driver cannot name keeps the name that it had before."""

@@ -210,7 +210,8 @@ class NvmlSession:
                 yield Reading(NAME, gpu.subject, name, problem=error.problem)
                 yield from self._verdict(gpu, name, error)
         try:
-            running = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle)
+            # by its version: the name without one raises an error that is no NVMLError where the driver is older
+            running = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses_v3, gpu.handle)
             held = [(int(one.pid), int(one.usedGpuMemory or 0)) for one in running]
             yield Reading(NAME, gpu.subject, "gpu.processes", holders.described(held, ask))
         except _Refused as error:

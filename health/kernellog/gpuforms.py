@@ -130,8 +130,8 @@ GPU_FORMS: Final[tuple[Form, ...]] = (
     form(
         "nvrm",
         "gsp_timeout",
-        "rpc",
-        rf"NVRM: (?:GPU ?(?P<subject>\d+) |GPU (?:at )?(?:PCI:)?{PCI}:? )?.*(?:rpcRecvPoll timed ?out|_kgspRpcRecvPoll.*(?:[Tt]imeout|timed ?out))",
+        "imeo",
+        rf"NVRM: (?:GPU ?(?P<subject>\d+) |GPU (?:at )?(?:PCI:)?{PCI}:? )?.*(?:rpcRecvPoll timed ?out|_kgspRpcRecvPoll.*(?:[Tt]imeout|timed ?out)|GSP Timeout)",
         _CRITICAL,
         _GPU,
         "the GPU's system processor (GSP) does not answer",

@@ -13,19 +13,20 @@ is the owner's: one Judge for each log. Nothing fails. Ordinary messages give no
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog import memory, registers, xidjudge
 from health.kernellog.finding import Entry, Finding, Severity, worse
-from health.kernellog.forms import Form, Match, Role
+from health.kernellog.forms import Match, Role
 from health.kernellog.memory import DAY_S, Event, Memory
 from health.kernellog.patterns import recognise
+from health.kernellog.story import FIELDS, OOM, Story, begun, may_be, plain_pci
 from health.kernellog.xidjudge import Around
 from health.model import Repair
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 #: Within how many seconds of its last line a message of the same kind on the same device is of the same finding.
 BURST_S: Final = {
@@ -49,70 +50,8 @@ MOST_STORIES: Final = 20_000
 
 #: What kinds a part may belong to, where it is not its own.
 _BELONGS: Final = {"gpu_uuid": {"xid", "nvrm"}, "crash_dump": {"xid", "nvrm"}, "logged": {"mce", "edac", "apei"}}
-_OOM: Final = {
-    "memcg": "a container's memory limit was reached, and a process in it was killed: the job's own limit, not the node's memory",
-    "global": "the node ran out of memory, and a process was killed",
-    "victim": "a process was killed for want of memory",
-    "start": "the kernel looked for a process to kill for want of memory",
-    "no_victim": "the node ran out of memory, and there was nothing to kill",
-}
-_FIELDS: Final = (
-    "mig",
-    "pid",
-    "process",
-    "cpu",
-    "bank",
-    "status",
-    "errors",
-    "seconds",
-    "port",
-    "library",
-    "oom_memcg",
-    "task_memcg",
-    "uuid",
-)
-_APEI: Final = {
-    "corrected": (Severity.INFO, Repair.NONE),
-    "informational": (Severity.INFO, Repair.NONE),
-    "info": (Severity.INFO, Repair.NONE),
-    "recoverable": (Severity.ERROR, Repair.DRAIN),
-    "fatal": (Severity.CRITICAL, Repair.DRAIN),
-}
-_UNCORRECTED: Final = 61  # the bit UC of MCi_STATUS (Intel SDM 3B, 15.3.2.2; AMD's APM has it there, too)
 _PLACE = re.compile(r"GPC (\d+), TPC (\d+)")
 _PREVIOUS = re.compile(r"caused by previous Xid (\d+)")
-
-
-@dataclass(slots=True)
-class _Story:
-    """A finding in the making."""
-
-    form: Form
-    kind: str
-    code: int | str
-    severity: Severity
-    repair: Repair
-    meaning: str
-    entry: Entry
-    pci: str = ""
-    subject: str = ""
-    last_t: float | None = None
-    count: int = 1
-    reason: str = ""
-    rest: str = ""
-    ended: bool = False
-    dropped: bool = False
-    event: Event | None = None
-    fields: dict[str, str] = field(default_factory=dict)
-
-    def near(self, entry: Entry, within_s: float) -> bool:
-        """Whether an entry comes within so many seconds of the last line."""
-        return self.last_t is None or entry.t is None or 0 <= entry.t - self.last_t <= within_s
-
-    def grow(self, entry: Entry) -> None:
-        """Take one more line."""
-        self.count += 1
-        self.last_t = entry.t if entry.t is not None else self.last_t
 
 
 class Judge:
@@ -121,9 +60,9 @@ class Judge:
     def __init__(self, xids: Memory | None = None) -> None:
         """Prepare. xids: what is remembered of this node from before, and is added to."""
         self._memory = xids if xids is not None else Memory()
-        self._stories: list[_Story] = []
-        self._open: dict[tuple[str, ...], _Story] = {}
-        self._oom: dict[str, _Story] = {}
+        self._stories: list[Story] = []
+        self._open: dict[tuple[str, ...], Story] = {}
+        self._oom: dict[str, Story] = {}
         self._losses: dict[tuple[str, str], list[Entry]] = {}
         self._active: set[tuple[str, str]] = set()
         self._booted: dict[str, float | None] = {}
@@ -160,21 +99,19 @@ class Judge:
         kept = [self._finding(story) for story in self._stories if not story.dropped]
         return tuple(sorted((*kept, *self._flapping()), key=lambda one: one.number))
 
-    def _whole(self, entry: Entry, match: Match) -> _Story:
-        story = self._made(entry, match)
-        key = (
+    def _whole(self, entry: Entry, match: Match) -> Story:
+        story = begun(entry, match)
+        key: tuple[str, ...] = (
             entry.host,
             story.kind,
             str(story.code),
-            _pci(story.pci),
+            plain_pci(story.pci),
             story.subject,
             story.fields.get("process", "") * (story.kind == "hung_task"),
         )
-        if story.kind == "sxid" and "link" not in story.fields:
-            known = self._last(lambda one: (one.kind, one.code, one.pci) == ("sxid", story.code, story.pci))
-        elif story.kind == "sxid":
-            key = (*key, story.fields["link"])
-            known = self._open.get(key)
+        if story.kind == "sxid":
+            key = (*key, story.fields.get("link", ""))
+            known = self._same_sxid(story)
         else:
             known = self._open.get(key)
         if known is not None and known.near(
@@ -189,10 +126,26 @@ class Judge:
         self._stories.append(story)
         return story
 
+    def _same_sxid(self, story: Story) -> Story | None:
+        """Return the event that a line of an SXid is of: its lines of severity and data do not name the link, and may come first."""
+        link = story.fields.get("link", "")
+        known = self._last(
+            lambda one: (
+                (one.kind, one.code, one.pci) == ("sxid", story.code, story.pci)
+                and ("" in {link, one.fields.get("link", "")} or link == one.fields["link"])
+            )
+        )
+        if known is not None and link and "link" not in known.fields:
+            known.fields["link"] = link
+            known.severity, known.repair, known.meaning, known.reason = story.severity, story.repair, story.meaning, story.reason
+        elif known is not None:
+            story.severity = known.severity
+        return known
+
     def _part(self, entry: Entry, match: Match) -> None:
         kinds = _BELONGS.get(match.form.code, {match.form.kind})
-        pci = _pci(match.groups.get("pci", ""))
-        whole = self._last(lambda one: one.kind in kinds and one.near(entry, STORY_S) and (not pci or not one.pci or _pci(one.pci) == pci))
+        pci = match.groups.get("pci", "")
+        whole = self._last(lambda one: one.kind in kinds and one.near(entry, STORY_S) and may_be(one.pci, pci))
         if match.form.kind == "throttle":
             whole = self._last(lambda one: one.kind == "throttle" and one.entry.host == entry.host)
         if whole is None:
@@ -204,14 +157,14 @@ class Judge:
         if match.form.code in {"recovered", "cpu_throttle_end"}:
             whole.reason = match.form.meaning
 
-    def _absorb(self, story: _Story, entry: Entry) -> None:
+    def _absorb(self, story: Story, entry: Entry) -> None:
         """Take parts that came just before: they are no findings by themselves."""
         if story.form.role is Role.PART:
             return
         for part in reversed(self._stories[-16:]):
             kinds = _BELONGS.get(part.form.code, {part.kind})
-            alike = not part.pci or not story.pci or _pci(part.pci) == _pci(story.pci)
-            if part.form.role is Role.PART and not part.dropped and story.kind in kinds and alike and part.near(entry, STORY_S):
+            alike = story.kind in kinds and may_be(part.pci, story.pci)
+            if part.form.role is Role.PART and not part.dropped and alike and part.near(entry, STORY_S):
                 part.dropped = True
                 story.count += part.count
                 if "uuid" in part.fields:
@@ -252,16 +205,16 @@ class Judge:
         code, groups = int(match.groups["number"]), match.groups
         pci, rest = groups["pci"].lower(), groups.get("rest", "")
         place = _PLACE.search(rest)
-        known = self._open.get(("xid", entry.host, str(code), _pci(pci)))
+        known = self._open.get(("xid", entry.host, str(code), plain_pci(pci)))
         if known is not None and memory.same_burst(code, known.last_t, entry.t) and _same_verdict(code, known.rest, rest):
             known.grow(entry)
         else:
-            known = self._made(entry, match)
+            known = begun(entry, match)
             known.code, known.rest = code, rest
-            known.event = Event(code, f"{entry.host}/{_pci(pci)}", entry.t)
+            known.event = Event(code, f"{entry.host}/{plain_pci(pci)}", entry.t)
             self._memory.add(known.event)
             self._absorb(known, entry)
-            self._open["xid", entry.host, str(code), _pci(pci)] = known
+            self._open["xid", entry.host, str(code), plain_pci(pci)] = known
             self._stories.append(known)
         if place is not None and known.event is not None:
             known.event.place |= {f"{place[1]}/{place[2]}"}
@@ -275,18 +228,18 @@ class Judge:
         if story is not None and (story.fields.get("killed", "") not in {"", pid} or (story.fields.get("killed") and not said)):
             story = None
         if story is None:
-            story = self._made(entry, match)
+            story = begun(entry, match)
             self._oom[entry.host] = story
             self._stories.append(story)
         else:
             story.grow(entry)
-            if code in {"memcg", "global"} or story.code == "start":
-                story.code = code if story.code in {"start", "victim"} or code == "memcg" else story.code
-            story.fields |= {key: match.groups[key] for key in _FIELDS if key in match.groups}
+            if (code == "memcg" and story.code != "memcg") or story.code == "start" or (code == "global" and story.code == "victim"):
+                story.code, story.severity = code, match.form.severity
+            story.fields |= {key: match.groups[key] for key in FIELDS if key in match.groups}
         if said and pid and not story.fields.get("killed"):
             story.fields["killed"] = pid
             story.entry = replace(entry, t=story.entry.t)
-        story.meaning = _OOM[str(story.code)]
+        story.meaning = OOM[str(story.code)]
         scope = {"memcg": "container", "global": "host", "no_victim": "host"}.get(str(story.code))
         if scope:
             story.fields["scope"] = scope
@@ -306,37 +259,10 @@ class Judge:
         booted = self._booted.get(entry.host)
         return booted is not None and entry.t is not None and 0 <= entry.t - booted < BOOTING_S
 
-    def _last(self, wanted: object) -> _Story | None:
-        return next((one for one in reversed(self._stories[-256:]) if not one.dropped and wanted(one)), None)  # type: ignore[operator]
+    def _last(self, wanted: Callable[[Story], bool]) -> Story | None:
+        return next((one for one in reversed(self._stories[-256:]) if not one.dropped and wanted(one)), None)
 
-    def _made(self, entry: Entry, match: Match) -> _Story:
-        row, groups = match.form, match.groups
-        story = _Story(row, row.kind, row.code, row.severity, row.repair, row.meaning, entry, last_t=entry.t)
-        story.pci = groups.get("pci", "").lower()
-        story.subject = groups.get("subject") or groups.get("nic") or groups.get("device", "")
-        story.fields = {key: groups[key] for key in _FIELDS if key in groups}
-        if entry.host:
-            story.fields["host"] = entry.host
-        if row.kind == "sxid":
-            story.code = int(groups["number"])
-            judged = xidjudge.judge_switch(story.code, groups.get("fatal", ""), groups.get("rest", ""))
-            story.severity, story.repair, story.meaning, story.reason = judged.severity, judged.repair, judged.meaning, judged.reason
-            if "link" in groups:
-                story.fields["link"] = groups["link"]
-        elif row.kind == "apei" and "level" in groups:
-            story.code = groups["level"].lower()
-            story.severity, story.repair = _APEI.get(story.code, (row.severity, row.repair))
-        elif row.kind == "mce" and "status" in groups:
-            uncorrected = int(groups["status"], 16) >> _UNCORRECTED & 1
-            story.severity, story.repair = (Severity.CRITICAL, Repair.DRAIN) if uncorrected else (Severity.INFO, Repair.NONE)
-            story.reason = "uncorrected" if uncorrected else "corrected"
-        elif row.kind == "segfault" and "library" in groups:
-            story.code = groups["library"].partition(".so")[0]
-        elif row.kind == "oom":
-            story.meaning = _OOM[row.code]
-        return story
-
-    def _finding(self, story: _Story) -> Finding:
+    def _finding(self, story: Story) -> Finding:
         same_gpu, fields = "", {key: value for key, value in story.fields.items() if key not in {"killed", "first_time"}}
         if story.event is not None and isinstance(story.code, int):
             judged = xidjudge.judge(story.code, story.rest, self._around(story))
@@ -363,7 +289,7 @@ class Judge:
             tuple(fields.items()),
         )
 
-    def _around(self, story: _Story) -> Around:
+    def _around(self, story: Story) -> Around:
         event = story.event
         assert event is not None  # noqa: S101  an Xid's story has one
         gpu = event.gpu
@@ -410,13 +336,6 @@ class Judge:
                 )
             )
         return found
-
-
-def _pci(address: str) -> str:
-    """Return an address in one form, for comparing: domain without leading zeros, no function."""
-    bus = address.lower().partition(".")[0]
-    domain, _, rest = bus.partition(":")
-    return f"{domain.lstrip('0') or '0'}:{rest}" if rest.count(":") else f"0:{bus}"
 
 
 def _same_verdict(code: int, one: str, other: str) -> bool:

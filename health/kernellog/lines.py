@@ -50,6 +50,10 @@ _RFC5424 = re.compile(r"(?P<host>\S+) kernel (?:-|\d+) \S+ (?:-|\[[^\]]*\]) (?:\
 _OTHERS = re.compile(r"(?P<host>[\w.@-]+) (?P<tag>[\w./@()-]+?)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)")
 #: What looks like a host and a program, and is the beginning of a message.
 _DRIVER = re.compile(r"(?:nvme|mlx\d_core|pcieport|amdgpu|nvidia|EDAC|XFS|BTRFS|EXT4-fs|NETDEV|INFO:|watchdog:) ")
+#: Talos: `10.0.0.7: kern: warning: [2026-04-22T21:27:51.291660856Z]: message`.
+_TALOS = re.compile(r"(?P<host>\S+): (?P<facility>[a-z0-9]+): +[a-z]+: \[(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?P<us>\.\d+)?Z\]: ")
+#: What pdsh, ansible and loops over ssh put before each line of dmesg.
+_COLLECTED = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*): (?=\[ *\d+\.\d{6}\] )")
 _NETWORKD = re.compile(r"(?P<nic>\S+): (?:Lost|Gained) carrier")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
 _MONTHS = {name: number for number, name in enumerate(re.findall("...", "janfebmaraprmayjunjulaugsepoctnovdec"), 1)}
@@ -103,7 +107,11 @@ class Lines:
         if match := _KMSG.match(text):
             since = int(match["us"]) / 1e6
             return None if int(match["pri"]) >> 3 else self._made(_Head(_unescaped(match["rest"]), since, since, sure=True), raw)
-        head = _marked(_Head(text))
+        if match := _TALOS.match(text):
+            t = datetime.fromisoformat(f"{match['time']}+00:00").timestamp() + float(match["us"] or 0)
+            return self._made(_Head(text[match.end() :], t, sure=True, host=match["host"]), raw) if match["facility"] == "kern" else None
+        collected = _COLLECTED.match(text)
+        head = _marked(_Head(text) if collected is None else _Head(text[collected.end() :], host=collected["host"]))
         if head is not None:
             head = _tagged(self._stamped(head))
         return None if head is None else self._made(head, raw)
@@ -179,7 +187,7 @@ def _tagged(head: _Head) -> _Head | None:
         text, uptime = head.text[match.end() :], head.uptime
         if since := _UPTIME.match(text):
             text, uptime = text[since.end() :], float(since["s"])
-        return replace(head, text=text, uptime=uptime, sure=True, host=match.groupdict().get("host") or "")
+        return replace(head, text=text, uptime=uptime, sure=True, host=match.groupdict().get("host") or head.host)
     if head.dated and not head.sure and not _DRIVER.match(head.text) and (match := _OTHERS.match(head.text)):
         if match["tag"] == "systemd-networkd" and _NETWORKD.match(match["text"]):
             return replace(head, text=match["text"], sure=True, host=match["host"])

@@ -64,9 +64,9 @@ ANNOUNCED: Final[Mapping[int, Repair]] = MappingProxyType(
         1: Repair.RESET_GPU,
         2: Repair.REBOOT,
         3: Repair.DRAIN,
-        4: Repair.DRAIN,
-        5: Repair.DRAIN,
-        6: Repair.RESET_GPU,
+        4: Repair.RESET_GPU,
+        5: Repair.RESTART_DRIVER,
+        6: Repair.REBOOT,
         7: Repair.REBOOT,
     }
 )

@@ -87,7 +87,7 @@ class NvmlSession:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._gpus: list[_Gpu] = []
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[str, str]] = {}
         self._pairs: Json = None
         self._stale = False
         self._events: deque[tuple[str, dict[str, Json]]] = deque(maxlen=_MOST_EVENTS)
@@ -160,7 +160,8 @@ class NvmlSession:
     def _found(self, index: int) -> _Gpu:
         """Return a GPU; one that the driver cannot name keeps the name that it had before."""
         nvml = self._nvml
-        handle, uuid, pci, refused = None, self._names.get(index, ""), "", None
+        handle, refused = None, None
+        uuid, pci = self._names.get(index, ("", ""))
         try:
             handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index)
             uuid = self._ask(nvml.nvmlDeviceGetUUID, handle)
@@ -168,7 +169,7 @@ class NvmlSession:
         except _Refused as error:
             refused = error
         gpu = _Gpu(index, handle, uuid, pci)
-        self._names[index] = uuid
+        self._names[index] = (uuid, pci)
         if refused is not None:
             self._note(gpu, "nvmlDeviceGetHandleByIndex" if handle is None else "nvmlDeviceGetUUID", refused)
         return gpu

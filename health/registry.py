@@ -37,10 +37,12 @@ PROBES: Final[Mapping[str, ProbeRow]] = {
     "nvml": ProbeRow("health.probes.nvml", deadline_s=8.0, sampled=True),
     "pci": ProbeRow("health.probes.pci", sampled=True),
     "driver": ProbeRow("health.probes.driver"),
+    "kernel_log": ProbeRow("health.probes.kernel_log", sampled=True),
 }
 
 CHECKS: Final[Mapping[str, str]] = {
     "probes": "health.checks.probes",
+    "kernel_log": "health.checks.kernel_log",
     "gpu_driver": "health.checks.gpu_driver",
     "gpu_errors": "health.checks.gpu_errors",
     "gpu_recovery": "health.checks.gpu_recovery",

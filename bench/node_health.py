@@ -2,7 +2,8 @@
 
 Measured: a sweep of 8 fake GPUs in CPU milliseconds (in a session that lasts; in a fresh process, which imports nvidia-ml-py first);
 sampling as a share of a core, prober and runner together; the seconds of all that is read before an attempt; how long after its deadline a
-hang is noticed. The fake answers at once: a real driver adds its own time. Not `health.py`: that name would hide the package from this very script.
+hang is noticed. The fake answers at once: a real driver adds its own time. Not `health.py`: that name would hide the package from this
+very script.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from health import registry
 from health.judging import blocking, judge
-from health.model import PERMISSION, WORST_FIRST, Ask, CheckResult, Repair, Result
-from health.runner import Runner
+from health.model import PERMISSION, WORST_FIRST, Ask, CheckResult, Reading, Readings, Repair, Result
+from health.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from health.model import Json, Readings
+    from health.model import Json
 
 VERSION: Final = 1
 UNFIT: Final = 69
@@ -108,15 +108,25 @@ class Doctor:
         self._runner = Runner(plugged.probes, environ)
         self._lasting = lasting
         self._first: Readings | None = None
+        self._events: dict[str, list[dict[str, Json]]] = {}
 
     def look(self) -> Diagnosis:
         """Ask every probe, and judge; from the second look on with the first one as baseline."""
         begun = time.monotonic()
         now = (self._runner.sample if self._lasting else self._runner.sweep)(self._probes, self._ask)
+        now = self._with_events(now)
         results = judge(now, self._first, self._limits, self._checks)
         if self._first is None:
             self._first = now
         return Diagnosis(results, _unseen(now, results), time.monotonic() - begun, time.time())
+
+    def _with_events(self, now: Readings) -> Readings:
+        """Return the readings with all events since the first look: each is delivered once, and should stay in sight."""
+        for one in now.of("gpu.events"):
+            self._events.setdefault(one.subject, []).extend(now.rows("gpu.events", one.subject))
+        return now + Readings(
+            Reading("nvml", subject, "gpu.events", [*rows], t=now.of(OUTCOME)[0].t) for subject, rows in self._events.items()
+        )
 
     def close(self) -> None:
         """End what runs."""

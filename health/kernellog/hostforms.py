@@ -58,13 +58,13 @@ OOM_FORMS: Final[tuple[Form, ...]] = (
         "oom",
         "no_victim",
         "no killable processes",
-        r"(?:Out of memory and|Memory cgroup out of memory and|.*Out of memory.*) no killable processes",
+        r".*Out of memory and no killable processes",
         _CRITICAL,
         _REBOOT,
         "no_victim",
     ),
     form(
-        "oom", "reaped", "oom_reaper: reaped", r"oom_reaper: reaped process (?P<pid>\d+) \((?P<process>.{1,32}?)\)", _ERROR, _JOB, "victim"
+        "oom", "victim", "oom_reaper: reaped", r"oom_reaper: reaped process (?P<pid>\d+) \((?P<process>.{1,32}?)\)", _ERROR, _JOB, "victim"
     ),
 )
 
@@ -278,7 +278,6 @@ HOST_FORMS: Final[tuple[Form, ...]] = (
         _REBOOT,
         "an error in the kernel itself: what runs from here on cannot be trusted",
     ),
-    form("panic", "double_fault", "double fault", r"(?:PANIC: )?double fault", _CRITICAL, _REBOOT, "the kernel panicked", sure=True),
     form(
         "throttle",
         "cpu_throttle",

@@ -67,7 +67,7 @@ NET_FORMS: Final[tuple[Form, ...]] = (
     form(
         "mlx5",
         "device_error",
-        "error state",
+        "error",
         _MLX + r".*(?:[Dd]evice is in (?:internal )?error state|Device state = internal error|in error state)",
         _CRITICAL,
         _DRAIN,
@@ -195,8 +195,8 @@ NET_FORMS: Final[tuple[Form, ...]] = (
     form(
         "netdev",
         "adapter_reset",
-        "firmware",
-        rf"(?:bnxt_en|ice|i40e|qede) {PCI}(?: {_NIC})?: .*(?:[Ff]irmware (?:fatal|non-fatal)|FW (?:fatal|reset)|firmware is not responding|Firmware hung)",
+        "irmware",
+        rf"(?:bnxt_en|ice|i40e|qede) {PCI}(?: {_NIC})?: .*(?:[Ff]irmware (?:fatal|non-fatal)|firmware is not responding|Firmware hung)",
         _ERROR,
         _NONE,
         "a network adapter's firmware failed",

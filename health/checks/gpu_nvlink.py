@@ -19,6 +19,8 @@ NEEDS = ("nvml",)
 
 _RECOVERIES = ("recovery", "recovery_5", "recovery_failed")
 _ERRORS = ("replay", "crc", "crc_flit", "crc_data", "receive")
+#: From so many on, all of which have NVLink, one without is no matter of bridges between some.
+_SIBLINGS = 3
 
 
 def check(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
@@ -38,7 +40,7 @@ def _judged(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subjec
     old = {link.get("link"): link for link in before.rows("gpu.nvlinks", subject)} if before is not None else {}
     lost = [number for number in down if any(str(at) == number and link.get("active") for at, link in old.items())]
     evidence = [f"up: {len(links) - len(down)} of {len(links)}"]
-    if lost or (down and _up(links) < most):
+    if lost or 0 < _up(links) < most:
         why = f"{who}: NVLink {', '.join(lost or down)} is down{' since the job started' if lost else ', other GPUs have more'}"
         return CheckResult(NAME, subject, Result.FAILED, why, tuple(evidence), Repair.RESET_GPU, look)
     reading, first = now.one("gpu.nvlinks", subject), before.one("gpu.nvlinks", subject) if before is not None else None
@@ -56,6 +58,12 @@ def _judged(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subjec
     if recovered or erring:
         why = f"{who}: errors on NVLink: {'; '.join(recovered + erring)}"
         return CheckResult(NAME, subject, Result.DEGRADED, why, (*evidence, *recovered, *erring), Repair.RESET_GPU, look)
+    if not _up(links):
+        others = [_up(now.rows("gpu.nvlinks", other)) for other in gpus.all_of(now) if other != subject]
+        if len(others) >= _SIBLINGS and all(others):
+            why = f"{who}: none of its NVLinks is up, those of all other GPUs are"
+            return CheckResult(NAME, subject, Result.DEGRADED, why, tuple(evidence), Repair.RESET_GPU, look)
+        return CheckResult(NAME, subject, Result.OK, f"{who}: no NVLink is in use: it has no bridge or switch", tuple(evidence))
     if down:
         return CheckResult(
             NAME, subject, Result.OK, f"{who}: {_up(links)} of {len(links)} NVLinks are in use, as on its siblings", tuple(evidence)

@@ -6,7 +6,8 @@ is the owner's: one Judge for each log. Nothing fails. Ordinary messages give no
     bursts   of one form, on one device: one finding with a count
     stories  the lines that the kernel writes of one OOM kill, one AER error, one SXid, one NFS outage: one finding
     parts    a line that belongs to another finding is one by itself only where that is not in the log
-    ends     what came back is over: less severe, and the reason says for how long it lasted
+    ends     what came back is over: less severe, and the reason says for how long it lasted; nothing without a beginning, but for an
+             InfiniBand port that got its link long after the boot
     steps    carrier losses are findings only where they repeat, or where an InfiniBand port lost its link; not around a boot
 """
 
@@ -66,6 +67,7 @@ class Judge:
         self._losses: dict[tuple[str, str], list[Entry]] = {}
         self._active: set[tuple[str, str]] = set()
         self._booted: dict[str, float | None] = {}
+        self._first: Entry | None = None
 
     def take_all(self, entries: Iterable[Entry]) -> None:
         """Take many."""
@@ -74,6 +76,7 @@ class Judge:
 
     def take(self, entry: Entry) -> None:
         """Take one message."""
+        self._first = self._first or entry
         if entry.text.startswith("Linux version "):
             self._boot(entry)
             return
@@ -180,6 +183,8 @@ class Judge:
             )
         )
         if story is None or (kind == "mlx5" and story.code != "link_down"):
+            if kind == "mlx5" and not self._is_booting(entry) and not self._may_begin_in_a_boot(entry):
+                self._whole(entry, match)  # its loss is not in this log
             return
         story.ended = True
         lasted = entry.t - story.entry.t if entry.t is not None and story.entry.t is not None else None
@@ -258,6 +263,11 @@ class Judge:
             return entry.uptime_s < BOOTING_S
         booted = self._booted.get(entry.host)
         return booted is not None and entry.t is not None and 0 <= entry.t - booted < BOOTING_S
+
+    def _may_begin_in_a_boot(self, entry: Entry) -> bool:
+        """Whether the log, which may be a part of one, begins shortly before an entry without telling since when the node is up."""
+        first = self._first
+        return entry.uptime_s is None and first is not None and first is not entry and _within(first.t, entry.t, BOOTING_S)
 
     def _last(self, wanted: Callable[[Story], bool]) -> Story | None:
         return next((one for one in reversed(self._stories[-256:]) if not one.dropped and wanted(one)), None)

@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "kernel-log.md").read_text(encoding
 CELLS = [line.split("|")[1:3] for line in PAGE.partition("## Other kinds")[2].splitlines() if line.startswith("| `")]
 ROWS = [(kind.strip(" `"), code) for kind, codes in CELLS for code in re.findall(r"`(\w+)`", codes)]
 #: What the judge makes of a line's own words, and of several lines.
-MADE = {("netdev", "flapping"), ("apei", "corrected"), ("apei", "recoverable"), ("apei", "fatal")}
+MADE = {("netdev", "flapping"), ("mlx5", "link_up"), ("apei", "corrected"), ("apei", "recoverable"), ("apei", "fatal")}
 
 
 def test_every_form_is_documented_and_no_other() -> None:

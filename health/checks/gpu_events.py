@@ -1,6 +1,7 @@
 """What the driver told while we listened: Xids and their kin, also where the kernel log cannot be read.
 
-Each is delivered once, without words; the kernel log has more to say of the same, and judges repetition (health/kernellog).
+Each is delivered once, without words. One that the kernel log told too is left to that (checks/kernel_log.py): it has more to say, and
+judges repetition.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from health import xids
 from health.checks import gpus
-from health.model import CheckResult, Repair, Result
+from health.model import KERNEL, CheckResult, Repair, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 NAME = "gpu_events"
 NEEDS = ("nvml",)
+#: The log and the event of one Xid are stamped by two processes, each when it comes to it.
+_SAME_S = 5.0
 _REPAIRS = {
     xids.Action.IGNORE: Repair.NONE,
     xids.Action.RESTART: Repair.RESTART_JOB,
@@ -40,11 +43,27 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
     """Judge each event that came since the last sweep."""
     for reading in now.of("gpu.events"):
         for event in now.rows("gpu.events", reading.subject):
+            if _logged(now, event):
+                continue
             result, words, repair = _judged(event)
             why = f"{gpus.called(now, reading.subject)}: {words}"
             evidence = (f"{event.get('kind')} {event.get('data')} at {event.get('t')}, {event.get('pci')}",)
             command = gpus.reset_command(now, reading.subject) if repair is Repair.RESET_GPU else "dmesg | grep -i -e nvrm -e xid"
             yield CheckResult(NAME, reading.subject, result, why, evidence, repair, command)
+
+
+def _logged(now: Readings, event: dict[str, Json]) -> bool:
+    """Tell whether the kernel log has the same Xid of the same GPU at the same time."""
+    reading = now.one("kernel.findings", KERNEL)
+    at, pci = event.get("t"), str(event.get("pci"))
+    if reading is None or event.get("kind") != "xid" or not isinstance(at, int | float):
+        return False
+    for row in now.rows("kernel.findings", KERNEL):
+        age, theirs = row.get("age_s"), str(row.get("pci") or "nowhere")
+        same = (row.get("kind"), row.get("code")) == ("xid", event.get("data")) and pci.startswith(theirs)
+        if same and isinstance(age, int | float) and abs(reading.t - age - at) <= _SAME_S:
+            return True
+    return False
 
 
 def _judged(event: dict[str, Json]) -> tuple[Result, str, Repair]:

@@ -14,6 +14,8 @@ from health.thresholds import Thresholds
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from health.model import Json
+
 
 def bus(root: Path, *gpus: str, switches: int = 0, gone: str = "", files: int | None = None) -> Ask:
     """Make GPUs at addresses (and functions beside them that are none), and return where to look."""
@@ -98,6 +100,25 @@ def test_a_mismatch_names_the_loaded_module(tmp_path: Path) -> None:
     (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n", "ascii")
     one = said("gpu_driver", seen(init=18) + Readings([*pci.read(ask), *driver.read(ask)]))
     assert "loaded module: 570.86.15" in one.evidence
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": 99.0}, []),
+        ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": 9.0}, [Result.FAILED]),
+        ({"kind": "xid", "code": 31, "pci": "0000:10:00", "age_s": 99.0}, [Result.FAILED]),
+        ({"kind": "xid", "code": 79, "pci": "0000:11:00", "age_s": 99.0}, [Result.FAILED]),
+        ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": None}, [Result.FAILED]),
+    ],
+    ids=["the same", "another time", "another code", "another gpu", "no time"],
+)
+def test_an_event_that_the_kernel_log_has_is_told_once(row: dict[str, Json], told: list[Result]) -> None:
+    event: dict[str, Json] = {"kind": "xid", "data": 79, "t": 901.0, "pci": A}
+    now = seen(A) + Readings(
+        [Reading("nvml", "gpu:GPU-0", "gpu.events", [event]), Reading("kernel_log", "kernel", "kernel.findings", [row], t=1000.0)]
+    )
+    assert [one.result for one in registry.checks()["gpu_events"].check(now, None, Thresholds())] == told
 
 
 @pytest.mark.parametrize("running", [True, False])

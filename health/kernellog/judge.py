@@ -310,8 +310,6 @@ class Judge:
                 announced = decoded.repair if decoded is not None else announced
         detail = memory.DETAIL_OF.get(event.code)
         before = self._memory.before(event, frozenset({detail}) if detail is not None else None)
-        if before is not None and detail is None and before.code in {43, 45, 154}:
-            before = None
         previous = _PREVIOUS.search(story.rest)
         return Around(self._memory.past(event), before, announced, previous[1] if previous else "")
 

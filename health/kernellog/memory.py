@@ -18,6 +18,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from health import xids
+
 DAY_S: Final = 86400.0
 #: Within how many seconds lines of one code on one GPU are one event.
 BURST_S: Final = {13: 15.0, 31: 180.0}
@@ -29,6 +31,8 @@ MOST_EVENTS: Final = 4096
 #: Codes that say where another one's error was, or announce a repair for it: by what may stand before them.
 DETAIL_OF: Final = {171: 48, 172: 48}
 ECHO_S: Final = 60.0
+#: Codes that follow another event, on this GPU or on a peer's, and are the beginning of nothing.
+ECHOES: Final = frozenset(code for code, entry in xids.TABLE.items() if entry.echo)
 
 
 @dataclass(slots=True)
@@ -68,14 +72,14 @@ class Memory:
         return Past(len(same), len({one.gpu for one in alike}), len(place))
 
     def before(self, event: Event, codes: frozenset[int] | None, within_s: float = ECHO_S) -> Event | None:
-        """Return the last other event shortly before this one: of these codes (None: of any that is no echo)."""
-        found = None
+        """Return the first other event shortly before this one, on whatever GPU: of these codes (None: of any that is no echo)."""
         for one in self._events:
             if one is event:
                 break
-            if (codes is None or one.code in codes) and one.code != event.code and _near(one.t, event.t, within_s):
-                found = one
-        return found
+            wanted = one.code in codes if codes is not None else one.code not in ECHOES
+            if wanted and one.code != event.code and _near(one.t, event.t, within_s):
+                return one
+        return None
 
 
 def _near(one: float | None, other: float | None, within_s: float) -> bool:

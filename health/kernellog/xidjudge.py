@@ -92,7 +92,7 @@ def _by_catalogue(entry: Xid) -> Judged:
     severity = _SEVERITIES[entry.action]
     if entry.action is Action.IGNORE and not entry.echo and entry.origin in {Origin.HARDWARE, Origin.FABRIC}:
         severity = Severity.WARNING
-    reason = "takes effect at the next reset of the GPU: have one when the job is started again" if entry.code == _REMAPPED else ""
+    reason = "have the GPU reset when the job is started again" if entry.code == _REMAPPED else ""
     if entry.code in xids.UNUSED:
         reason = "not raised by A100 and newer GPUs: the vendor's support is to be asked"
     return Judged(severity, _REPAIRS[entry.action], f"{entry.name}: {entry.meaning}", reason, entry.retry.value, entry.origin.value)

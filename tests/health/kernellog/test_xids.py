@@ -100,6 +100,19 @@ def test_an_echo_is_not_acted_on(code: int) -> None:
     assert "Xid 94" in found[1].reason
 
 
+def test_an_echo_on_a_peer_is_of_the_first_event_that_is_none() -> None:
+    said = _line(154, t=1000.5, rest="GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
+    found = judge("\n".join([_line(94), said, _line(45, t=1001.0, bus="4d"), _line(43, t=1001.1, bus="5d"), _line(43, t=9000.0, bus="6d")]))
+    assert [(one.code, one.repair) for one in found] == [
+        (94, Repair.RESTART_JOB),
+        (154, Repair.RESET_GPU),
+        (45, Repair.NONE),
+        (43, Repair.NONE),
+        (43, Repair.RESTART_JOB),
+    ]
+    assert ["follows Xid 94" in one.reason for one in found] == [False, False, True, True, False]
+
+
 def test_thousands_of_45_are_one_finding_that_asks_for_nothing() -> None:
     assert _judged(*(_line(45, t=1000.0 + n / 100) for n in range(3000))) == [(45, "info", "none")]
 

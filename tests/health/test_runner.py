@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from health import doctor
 from health.checks import probes
 from health.judging import blocking, judge
 from health.model import Ask, CheckResult, Reading, Readings, Repair, Result, worst
@@ -199,3 +200,10 @@ def test_an_ask_comes_through_as_it_was() -> None:
     assert Ask.from_json(ask.to_json()) == ask
     assert ask.at("/proc/1") == "/r/proc/1"
     assert Ask().at("/proc/1") == "/proc/1"
+
+
+def test_what_is_said_again_and_again_takes_one_line() -> None:
+    said = [CheckResult("c", "kernel", Result.DEGRADED, "killed", (f"line {number}",)) for number in range(3)]
+    said.append(CheckResult("c", "kernel", Result.DEGRADED, "another"))
+    shown = [(one.reason, one.evidence) for one in doctor.folded(said)]
+    assert shown == [("killed (3 times)", ("line 2",)), ("another", ())]

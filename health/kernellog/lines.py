@@ -26,6 +26,10 @@ _HALF_A_YEAR_S = 180 * 86400
 
 #: A line of a record's dictionary, as /dev/kmsg gives it after the message.
 _DICTIONARY = re.compile(r" [A-Z_]+=")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
+#: dmesg -H, where the minute is a new one; and a time of ISO 8601 in brackets.
+_MINUTE = re.compile(r"\[(?P<mon>[A-Z][a-z]{2}) ?(?P<d>\d{1,2}) (?P<clock>\d\d:\d\d)\] ")
+_BRACKETED = re.compile(r"\[(?=\d{4}-\d\d-\d\dT)([^\]]+)\] ")
 _KMSG = re.compile(r"(?P<pri>\d{1,4}),\d+,(?P<us>\d+),[^;]{1,80};(?P<rest>.*)")
 _PRI = re.compile(r"<(?P<pri>\d{1,3})>(?:1 )?")
 _LEVEL = re.compile(
@@ -99,6 +103,7 @@ class Lines:
         """Return the kernel's message in a line, None where there is none."""
         self._number += 1
         raw = line.rstrip("\r\n ")[:LONGEST_LINE]
+        raw = _COLOURS.sub("", raw) if "\x1b" in raw else raw
         if not raw or _DICTIONARY.match(raw):
             return None
         if raw.startswith('{"'):
@@ -121,7 +126,7 @@ class Lines:
             self._t = head.t
         return Entry(_first(head.text), raw, self._number, head.t, head.uptime, head.sure, head.host)
 
-    def _stamped(self, head: _Head) -> _Head:
+    def _stamped(self, head: _Head) -> _Head:  # noqa: PLR0911  one for each way to write a time
         """Take the time off the beginning."""
         text, t, dated = self._time(head.text)
         if dated:
@@ -131,6 +136,12 @@ class Lines:
             return replace(head, text=text[match.end() :], t=since, uptime=since, sure=True, dated=True)
         if match := _DELTA.match(text):
             t = (self._t or 0.0) + float(match["s"]) if match["sign"] else float(match["s"])
+            return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
+        if match := _MINUTE.match(text):
+            t = self._wall(match["mon"], match["d"], f"{match['clock']}:00", None, None)
+            return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
+        if match := _BRACKETED.match(text):
+            t = self._time(f"{match[1]} ")[1]
             return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
         if match := _CTIME.match(text):
             t = self._wall(match["mon"], match["d"], match["clock"], match["y"], None)

@@ -46,6 +46,9 @@ def _doctor(
     **values: object,
 ) -> int:
     click.get_current_context().obj.without_command()
+    from supervisor.shadow import pin_our_packages  # noqa: PLC0415  for this command only
+
+    pin_our_packages()
     if kernel_log is not None:
         return _kernel_log(kernel_log, as_json=as_json)
     settings = given(values).settings()
@@ -54,9 +57,6 @@ def _doctor(
 
         for line in doctorfix.fix(settings):
             stdio.say(line)
-    from supervisor.shadow import pin_our_packages  # noqa: PLC0415  for this command only
-
-    pin_our_packages()
     from health import doctor  # noqa: PLC0415
     from health.model import Ask  # noqa: PLC0415
     from supervisor import identity  # noqa: PLC0415

@@ -20,7 +20,8 @@ class BeginAttempt:
     """Start the ranks as `attempt`; start the launcher first where none runs. `reason` is start, failure, membership or takeover.
 
     overrides: knob (or `env:NAME`) to value, all that differs from the user's own command. gpus: UUIDs that the ranks may see, empty: as
-    the user's environment says. nproc: ranks of this node, None: as the user's command says.
+    the user's environment says. nproc: ranks of this node, None: as the user's command says. trace: with what writes down what the
+    collectives do (launch/tracing.py).
     """
 
     attempt: int
@@ -29,6 +30,7 @@ class BeginAttempt:
     overrides: tuple[tuple[str, str], ...] = ()
     gpus: tuple[str, ...] = ()
     nproc: int | None = None
+    trace: bool = False
     waits_for_journal: ClassVar[bool] = True
 
 

@@ -121,7 +121,8 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         saves_when_told=False,
         saved=False,
     )
-    return fresh, (*_left_out(fresh), BeginAttempt(number, state.reason, resume, state.overrides, fresh.handed, state.nproc))
+    begin = BeginAttempt(number, state.reason, resume, state.overrides, fresh.handed, state.nproc, state.traced)
+    return fresh, (*_left_out(fresh), begin)
 
 
 def _left_out(state: JobState) -> tuple[Action, ...]:

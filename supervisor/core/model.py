@@ -215,7 +215,7 @@ class Plan:
     that are not handed out any more in this run. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now on,
     None: as before. told: lines for the card (arithmetic, cost, warnings). alert: what a person must know beside the incident, "" for
     nothing; alert_kind: that of the alert (core/actions.py), "" for a line at the terminal alone. charged: whether the failure counts
-    against the budget of its family.
+    against the budget of its family. trace: the next attempts write down what their collectives do.
     """
 
     kind: PlanKind
@@ -232,6 +232,7 @@ class Plan:
     alert: str = ""
     charged: bool = True
     alert_kind: str = ""
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def situation(state: JobState, t: float, verdict: Verdict, place: Place) -> Situ
         programs=state.programs,
         batchnorm=state.batchnorm,
         disputes=state.disputes,
+        traced=state.traced,
     )
 
 
@@ -165,6 +166,7 @@ def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tu
         failed=state.failed + 1,
         recurrences=(*others, (verdict.fingerprint, count))[-KEPT_FINGERPRINTS:],
         progress=replace(state.progress, step=failed.step),
+        traced=state.traced or plan.trace,
     )
     if changes(plan):
         state = with_poisoned(state, plan.poison, failed.step)

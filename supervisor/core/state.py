@@ -117,6 +117,7 @@ class JobState:
     placed: tuple[RankInfo, ...] = ()  # the ranks of this attempt, kept when they are gone
     begun_with: tuple[tuple[str, str], ...] = ()  # the overrides of this attempt
     handed: tuple[str, ...] = ()  # UUIDs that this attempt's ranks see; empty: all that were listed
+    traced: bool = False  # the attempts write down what their collectives do
     steps_back: int = 0  # checkpoints that this run's plans poisoned
     suspect_until: int | None = None  # beyond this step what is written anew at a poisoned path is trusted again
     saved_mark: int = 0  # greatest step of a verified checkpoint in this run; stepping back does not lower it

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.launch import tracing
 from supervisor.sdnotify import strip
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: Applied, shim: st
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(action.gpus)} if action.gpus else {}
     # what a plan sets may be one of the user's variables, PYTHONPATH among them: the instrumentation goes in front of it
-    changed = {**gpus, **applied.environment}
+    traces = tracing.variables(job.environ, job.log_dir(action.attempt)) if action.trace else {}
+    changed = {**gpus, **traces, **applied.environment}
     return changed | told | instrumentation({**job.environ, **changed}, shim)
 
 

@@ -78,6 +78,7 @@ class Watch:
     overrides: dict[str, str] = field(default_factory=dict)
     poisoned: dict[str, File | None] = field(default_factory=dict)
     steps_back: int = 0
+    traced: bool = False
     verified: dict[str, int] = field(default_factory=dict)
     programs: set[str] = field(default_factory=set)
     drift_told: bool = False
@@ -184,6 +185,7 @@ class Watch:
             f"attempt {action.attempt} of at most {policy.max_attempts}",
         )
         demand(dict(action.overrides) == self.overrides, f"begun with {dict(action.overrides)}, the plans say {self.overrides}")
+        demand(action.trace == self.traced, "an attempt is traced where the plans do not say so, or is not where they do")
         demand(not world.quarantined.keys() & set(action.gpus), "a GPU in the ledger was handed out")
         demand(action.gpus or not world.quarantined, "nothing keeps the GPUs in the ledger from being used")
         if action.nproc is not None:
@@ -227,6 +229,7 @@ class Watch:
             self.poisoned[path] = self.world.files.get(path)
             self.verified.pop(path, None)
         self.steps_back += len(plan.poison)
+        self.traced = self.traced or plan.trace
         self.drift_told = self.drift_told or any("drift" in line or "global batch shrinks" in line for line in plan.told)
 
     def _within_budget(self) -> None:

@@ -286,6 +286,11 @@ def _of_hardware(record: Record, mine: Sequence[Record], books: Watch) -> bool:
     return uses and several and apart and min(at) >= 0
 
 
+def traced(record: Record, _past: Past, books: Watch) -> str:
+    """A collective that did not come back is looked at more closely the next time."""
+    return "" if record.stops or record.changed or record.plan.trace or books.traced else "nothing will tell what hangs the next time"
+
+
 def waited_for(record: Record, _past: Past, _books: Watch) -> str:
     """Storage is given time."""
     return "" if record.stops or record.plan.delay_s >= LEAST_WAIT_S else "storage is not waited for"
@@ -308,8 +313,8 @@ _STORAGE: tuple[Law, ...] = (start_tries, waited_for)
 OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
     Cause.CUDA_OOM: (held_by_others, in_pieces, batch_halved, switched, exhausted, same_place),
     **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
-    Cause.NCCL_TIMEOUT: (start_tries, same_place),
-    Cause.HANG_NO_ERROR: (steps_back, same_place),
+    Cause.NCCL_TIMEOUT: (start_tries, same_place, traced),
+    Cause.HANG_NO_ERROR: (steps_back, same_place, traced),
     Cause.CHECKPOINT_CORRUPT: (steps_back, same_place),
     **dict.fromkeys((Cause.NCCL_NETWORK, Cause.GLOO_ERROR, Cause.RENDEZVOUS), (start_tries,)),
     **dict.fromkeys((Cause.NCCL_INIT, Cause.GPU_DRIVER), (does_not_fit,)),

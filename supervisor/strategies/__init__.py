@@ -31,6 +31,7 @@ from supervisor.strategies import (
     skip_window,
     start_tries,
     step_back,
+    trace_collectives,
     wait_for_storage,
     within_cap,
 )
@@ -102,6 +103,7 @@ _ALL = (
         "again on the same GPU: as exclude_gpu; over several: stop (65)",
         changes_job=True,
     ),
+    Strategy("trace_collectives", trace_collectives.propose, "restart with NCCL's own log and torch's flight recorder on"),
     Strategy("wait_for_storage", wait_for_storage.propose, "restart after a wait that doubles from 30 s to 600 s; about an hour, then 75"),
     Strategy("environment_at_fault", environment_at_fault.propose, "stop: this node's driver (69) or the set-up (78) does not fit"),
     Strategy("exhausted", exhausted.propose, "stop (65): nothing that would make the next attempt differ is left or armed"),

@@ -31,7 +31,7 @@ class Situation:
     are good and not poisoned, oldest first; known_good: how many the last look found, the one that was taken included. steps_back: taken in
     this run. resume: what the attempt was given; loading: it failed while that was being read. recurrences: earlier failures of this
     run with the same fingerprint, with progress or without, that no change of the job answered. disputes: knobs of which a rank tells
-    another value than it was begun with.
+    another value than it was begun with. traced: the attempt wrote down what its collectives did.
     """
 
     t: float
@@ -62,6 +62,7 @@ class Situation:
     programs: tuple[str, ...] = ()
     batchnorm: bool = False
     disputes: tuple[tuple[str, str, str], ...] = ()
+    traced: bool = False
 
     def armed(self, name: str) -> Knob | None:
         """Return the knob if a plan may set it: the user's own declaration comes before a program's row, which must have been seen."""
@@ -125,6 +126,7 @@ class Situation:
             known_good=max(self.known_good - len(plan.poison), 0),
             poisoned=(*self.poisoned, *plan.poison),
             steps_back=self.steps_back + len(plan.poison),
+            traced=self.traced or plan.trace,
             resume=(good[-1] if good else None) if plan.poison else self.resume,
         )
 

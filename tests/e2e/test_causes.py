@@ -130,3 +130,16 @@ def test_a_rank_that_touches_shared_memory_which_is_not_there(
     run = supervise(*command("shm"), options=ONCE, around=surroundings(prefix=inside))
     found = verdict(run)
     assert (found["cause"], found["rank"]) == ("shm_exhausted", 1)
+
+
+def test_after_a_collective_that_timed_out_the_next_attempt_writes_down_what_its_collectives_do(
+    supervise: Callable[..., Supervised],
+) -> None:
+    run = supervise("torchrun", "--standalone", "--nproc-per-node=1", str(JOB.with_name("collective_once.py")))
+    found = verdict(run)
+    assert found["cause"] == "nccl_timeout"
+    assert run.exit_code() == 0
+    level, file, entries = run.stdout.split()
+    assert (level, entries) == ("INFO", "2000")
+    assert Path(file).parent.is_dir()
+    assert Path(file).parent.name == "0002"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from supervisor import identity
 from supervisor.card import card, evidence_lines
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
 from supervisor.core.inbox import CheckpointSelected, TimerFired
@@ -152,10 +153,13 @@ def test_a_death_outside_of_any_incident_keeps_its_number_when_a_new_run_begins(
     written.restart(20)
     written.close()
     assert "incident 2 of job train: supervise died" in told(written, capsys)
+    me = identity.this_process()
     again = make_job(root, anew=True)
-    again.begin(run_id="run-2")
+    again.begin(run_id="run-2", pid=me.pid, start_ticks=me.start_ticks)
     again.start(1)
+    again.close()  # so that it is read whole
     assert "incident 2 of job train: supervise died" in told(again, capsys)
+    again = make_job(root)  # the same run, its journal opened anew
     again.fail(20)
     again.close()
     assert "incident 3 of job train" in told(again, capsys)

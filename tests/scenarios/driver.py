@@ -198,6 +198,7 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
         "overrides": dict(begun[-1].overrides) if begun else {},
         "handed": list(begun[-1].gpus) if begun else [],
         "begins_with": begun[-1].nproc if begun else None,
+        "traced": begun[-1].trace if begun else None,
         "resume": begun[-1].resume.path if begun and begun[-1].resume else "",
         "charged": plan.charged,
         "delay_s": plan.delay_s,

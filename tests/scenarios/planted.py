@@ -72,8 +72,8 @@ def unsure_verdict_believed(patch: Patch) -> None:
 def overrides_forgotten(patch: Patch) -> None:
     """The next attempt runs with the user's own values."""
 
-    def begin(attempt: int, reason: str, resume: Any, _overrides: Any, gpus: Any, nproc: Any) -> actions.BeginAttempt:  # noqa: ANN401 (as the real one)
-        return actions.BeginAttempt(attempt, reason, resume, (), gpus, nproc)
+    def begin(attempt: int, reason: str, resume: Any, _overrides: Any, *rest: Any) -> actions.BeginAttempt:  # noqa: ANN401 (as the real one)
+        return actions.BeginAttempt(attempt, reason, resume, (), *rest)
 
     patch.setattr(beginning, "BeginAttempt", begin)
 

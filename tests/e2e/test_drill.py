@@ -124,6 +124,7 @@ def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
     assert loads(tmp_path)
 
 
+@pytest.mark.slow
 def test_nan_that_nobody_looks_for_is_told_with_what_would_find_it(tmp_path: Path) -> None:
     done = drill(tmp_path, "nan", "--yes", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *JOB)
     assert done.returncode == 1
@@ -134,6 +135,7 @@ def test_nan_that_nobody_looks_for_is_told_with_what_would_find_it(tmp_path: Pat
     assert damaged, "the NaN was really there"
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_before_anybody_notices_is_not_said_to_have_been_awaited(tmp_path: Path) -> None:
     job = ["--steps=12" if word.startswith("--steps") else word for word in JOB]
     done = drill(tmp_path, "nan", "--yes", "--at-step", "8", "--patience-s", "60", *RESUMED, "--", *job)

@@ -73,6 +73,7 @@ def ours(run: Supervised, *words: str) -> subprocess.CompletedProcess[str]:
 # --- out of memory
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_the_batch_until_it_fits_and_the_global_batch_stays(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*torchrun(2), JOB, "--batch-size", "32", "--fits=8", "--accum=1", options=KNOBS, **FAST)
     assert run.exit_code() == 0

@@ -113,7 +113,7 @@ def silent_store() -> Iterator[socket.socket]:
         ("guardian", "torchrun"),
         ("agent", "torchrun"),
         pytest.param("guardian", "accelerate", marks=pytest.mark.slow),
-        ("agent", "accelerate"),
+        pytest.param("agent", "accelerate", marks=pytest.mark.slow),
     ],
 )
 def test_kill_9_of_a_helper_leaves_nothing_of_the_attempt_and_the_job_goes_on(
@@ -146,7 +146,7 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
     ("killed", "launcher"),
     [
         (("supervisor", "agent"), "torchrun"),
-        (("supervisor",), "accelerate"),
+        pytest.param(("supervisor",), "accelerate", marks=pytest.mark.slow),
         pytest.param(("supervisor",), "torchrun", marks=pytest.mark.slow),
         pytest.param(("supervisor", "agent"), "accelerate", marks=pytest.mark.slow),
         pytest.param(("agent", "supervisor"), "torchrun", marks=pytest.mark.slow),

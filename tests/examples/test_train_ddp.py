@@ -58,6 +58,7 @@ def test_two_ranks_interrupted_by_term_resume_bit_for_bit(tmp_path: Path) -> Non
     assert digest(out) == whole
 
 
+@pytest.mark.slow
 def test_one_process_without_torchrun_resumes_over_an_epoch_with_another_batch_shape(tmp_path: Path) -> None:
     # 100 blocks of text: the 60 steps of 8 samples go round it five times
     script = [sys.executable, str(EXAMPLE), "--steps=60", "--save-every=30", "--keep=2", "--corpus-bytes=6500", "--ckpt-dir=ckpt"]

@@ -38,6 +38,13 @@ PROBES: Final[Mapping[str, ProbeRow]] = {
     "pci": ProbeRow("health.probes.pci", sampled=True),
     "driver": ProbeRow("health.probes.driver"),
     "kernel_log": ProbeRow("health.probes.kernel_log", sampled=True),
+    "host": ProbeRow("health.probes.host", sampled=True),
+    "clock": ProbeRow("health.probes.clock"),
+    "processes": ProbeRow("health.probes.processes"),
+    "cpu": ProbeRow("health.probes.cpu", sampled=True),
+    "cgroup": ProbeRow("health.probes.cgroup", sampled=True),
+    "disk": ProbeRow("health.probes.disk", deadline_s=8.0),
+    "nvme": ProbeRow("health.probes.nvme", sampled=True),
 }
 
 CHECKS: Final[Mapping[str, str]] = {
@@ -65,6 +72,18 @@ CHECKS: Final[Mapping[str, str]] = {
     "gpu_mig": "health.checks.gpu_mig",
     "gpu_vbios": "health.checks.gpu_vbios",
     "gpu_memory": "health.checks.gpu_memory",
+    "host_memory": "health.checks.host_memory",
+    "host_shm": "health.checks.host_shm",
+    "host_limits": "health.checks.host_limits",
+    "host_clock": "health.checks.host_clock",
+    "host_processes": "health.checks.host_processes",
+    "host_cpu": "health.checks.host_cpu",
+    "host_cgroup": "health.checks.host_cgroup",
+    "host_core": "health.checks.host_core",
+    "disk_paths": "health.checks.disk_paths",
+    "disk_space": "health.checks.disk_space",
+    "disk_writes": "health.checks.disk_writes",
+    "disk_nvme": "health.checks.disk_nvme",
 }
 
 

@@ -63,6 +63,9 @@ class LogEvent(StrEnum):
     PROGRAM_RECOGNISED = "program.recognised"
     GPUS_LISTED = "gpus.listed"
     GPU_QUARANTINED = "gpu.quarantined"
+    GPU_RELEASED = "gpu.released"
+    HEALTH_CHECKED = "health.checked"
+    HEALTH_CHANGED = "health.changed"
     STACKS_DUMPED = "stacks.dumped"
     PROCESSES_LEFT = "processes.left"
     SURVIVORS_LISTED = "survivors.listed"
@@ -91,6 +94,7 @@ LEVELS: dict[LogEvent, LogLevel] = {
     LogEvent.PLAN_DECIDED: "warning",
     LogEvent.INCIDENT_CLOSED: "error",
     LogEvent.GPU_QUARANTINED: "warning",
+    LogEvent.HEALTH_CHANGED: "warning",
     LogEvent.ALERT_RAISED: "warning",
     LogEvent.PROCESSES_LEFT: "warning",
     LogEvent.OUTPUT_DROPPED: "warning",

@@ -38,6 +38,7 @@ class AlertEvent(StrEnum):
     MEMORY_HELD = "memory_held"
     BATCH_CHANGED = "batch_changed"
     CHANGE_IGNORED = "change_ignored"
+    NODE_HEALTH = "node_health"
 
     @property
     def state(self) -> str:
@@ -46,6 +47,8 @@ class AlertEvent(StrEnum):
             case AlertEvent.OPENED | AlertEvent.GIVEN_UP:
                 return "firing"
             case AlertEvent.RECURRING_FAILURE | AlertEvent.GPU_QUARANTINED | AlertEvent.MEMORY_HELD | AlertEvent.CHANGE_IGNORED:
+                return "firing"
+            case AlertEvent.NODE_HEALTH:
                 return "firing"
             case AlertEvent.RESOLVED | AlertEvent.BATCH_CHANGED:
                 return "resolved"
@@ -71,6 +74,7 @@ SEVERITIES = {
     AlertEvent.MEMORY_HELD: Severity.WARNING,
     AlertEvent.BATCH_CHANGED: Severity.INFO,
     AlertEvent.CHANGE_IGNORED: Severity.WARNING,
+    AlertEvent.NODE_HEALTH: Severity.WARNING,
 }
 
 

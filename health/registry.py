@@ -45,6 +45,12 @@ PROBES: Final[Mapping[str, ProbeRow]] = {
     "cgroup": ProbeRow("health.probes.cgroup", sampled=True),
     "disk": ProbeRow("health.probes.disk", deadline_s=8.0),
     "nvme": ProbeRow("health.probes.nvme", sampled=True),
+    "infiniband": ProbeRow("health.probes.infiniband", sampled=True),
+    "ethernet": ProbeRow("health.probes.ethernet", sampled=True),
+    "names": ProbeRow("health.probes.names", deadline_s=8.0),
+    "reach": ProbeRow("health.probes.reach", deadline_s=8.0),
+    "ports": ProbeRow("health.probes.ports"),
+    "environment": ProbeRow("health.probes.environment"),
 }
 
 CHECKS: Final[Mapping[str, str]] = {
@@ -84,6 +90,18 @@ CHECKS: Final[Mapping[str, str]] = {
     "disk_space": "health.checks.disk_space",
     "disk_writes": "health.checks.disk_writes",
     "disk_nvme": "health.checks.disk_nvme",
+    "net_infiniband": "health.checks.net_infiniband",
+    "net_counters": "health.checks.net_counters",
+    "net_ethernet": "health.checks.net_ethernet",
+    "net_mtu": "health.checks.net_mtu",
+    "net_names": "health.checks.net_names",
+    "net_reach": "health.checks.net_reach",
+    "net_ports": "health.checks.net_ports",
+    "net_interfaces": "health.checks.net_interfaces",
+    "env_versions": "health.checks.env_versions",
+    "env_variables": "health.checks.env_variables",
+    "env_code": "health.checks.env_code",
+    "env_nodes": "health.checks.env_nodes",
 }
 
 

@@ -69,7 +69,7 @@ TABLE = [
     Row("disk_paths", hung("D", ""), FAILED, "/data does not answer when looked at: stuck in the kernel at rpc_wait", Repair.DRAIN),
     Row("disk_paths", hung("S", "stat"), FAILED, "/data does not answer when asked for its room", Repair.DRAIN),
     Row("disk_paths", hung("D", "space"), FAILED, "/data does not answer when written to", Repair.DRAIN),
-    Row("disk_paths", {"path.state": {"answers": False, "error": "Stale file handle", "errno": "ESTALE"}}, FAILED, "stale", Repair.CONFIGURE),
+    Row("disk_paths", {"path.state": {"answers": False, "error": "Stale", "errno": "ESTALE"}}, FAILED, "stale", Repair.CONFIGURE),
     Row("disk_paths", {"path.state": {"answers": False, "error": "Permission denied", "errno": "EACCES"}}, FAILED, "Permission denied",
         Repair.CONFIGURE),
     Row("disk_space", space(500 * GIB), OK, "/data has 500 GiB free"),
@@ -207,7 +207,8 @@ root, command = sys.argv[1:3]
 exec(command)
 from health.model import Ask
 from health.probes import disk
-print(json.dumps([[r.probe, r.subject, r.name, r.value, r.problem, r.t] for r in disk.read(Ask(paths=(root,), deadline_s=4.0))]), flush=True)
+from health.model import Readings
+print(json.dumps(Readings(disk.read(Ask(paths=(root,), deadline_s=4.0))).to_json()), flush=True)
 """
 
 

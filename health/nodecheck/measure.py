@@ -18,21 +18,22 @@ import platform
 import random
 import signal
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, not in its __all__
 
-from health.nodecheck.model import NOBODY, FaultKind, Kind, Meeting, Member, Sample
+from health.nodecheck.model import NOBODY, Fault, FaultKind, Kind, Meeting, Member, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
-    from health.nodecheck.model import Fault
 
 #: Edge of the matrices, elements of a large all-reduce and of a message, products in a trial: about 2 ms and 10 ms a trial.
 _CPU: Final = (320, 1 << 20, 1 << 18, 2)
@@ -47,8 +48,8 @@ class Board:
     def __init__(self, host: str, port: int, *, serve: bool, run: str, timeout_s: float) -> None:
         # as a client the constructor waits for the server as long as it is told to
         timeout = timedelta(seconds=timeout_s)
-        base = dist.TCPStore(host, port, is_master=serve, wait_for_workers=False, timeout=timeout)
-        self.store = dist.PrefixStore(f"health.nodecheck/{run}", base)
+        base = TCPStore(host, port, is_master=serve, wait_for_workers=False, timeout=timeout)
+        self.store = PrefixStore(f"health.nodecheck/{run}", base)
 
     def get(self, name: str) -> str:
         """Return the text, "" where there is none."""
@@ -86,18 +87,25 @@ def member(rank: int, local_rank: int) -> Member:
     return Member(rank, platform.node(), machine, "cpu", platform.machine(), cores)
 
 
-class Meter:
-    """Measures on this rank's device. say: told of each step, for whoever watches whether this process hangs. shared: a crowded CPU."""
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How it is measured. shared: a crowded CPU. timeout_s: of one operation of a pair. faults: of a rehearsal."""
 
-    def __init__(
-        self, board: Board, me: Member, say: Callable[[str], None], *, shared: bool, timeout_s: float, faults: Sequence[Fault]
-    ) -> None:
-        self._board, self._me, self._say, self._shared = board, me, say, shared
-        self._timeout = timedelta(seconds=timeout_s)
-        self._faults = faults
+    shared: bool
+    timeout_s: float
+    faults: tuple[Fault, ...] = ()
+
+
+class Meter:
+    """Measures on this rank's device. say: told of each step, for whoever watches whether this process hangs."""
+
+    def __init__(self, board: Board, me: Member, say: Callable[[str], None], manner: Manner) -> None:
+        self._board, self._me, self._say, self._shared = board, me, say, manner.shared
+        self._timeout = timedelta(seconds=manner.timeout_s)
+        self._faults = manner.faults
         self._random = random.Random(f"{me.rank}")  # noqa: S311  a rehearsal
         self._gpu = me.device != "cpu"
-        if shared:
+        if manner.shared:
             torch.set_num_threads(1)
         self._edge, self._large, self._message, self._products = _GPU if self._gpu else _CPU
         generator = torch.Generator().manual_seed(6)
@@ -120,7 +128,7 @@ class Meter:
                     seconds[kind] = tuple(times)
         except (RuntimeError, ValueError, Failed) as error:  # RuntimeError: torch's own are among it
             own = error.own if isinstance(error, Failed) else not self._reached(seconds)
-            words = " ".join(str(error).split())[:300]
+            words = " ".join(str(error).rpartition("] ")[2].split())[:120]  # in front of it is where in gloo's source
             return Sample(phase, number, self._me.rank, partner, seconds, f"{self._step}: {words}", own=own)
         finally:
             if dist.is_initialized():
@@ -169,7 +177,7 @@ class Meter:
         side = 0 if self._me.rank == meeting.a else 1
         dist.init_process_group(
             "nccl" if self._gpu else "gloo",
-            store=dist.PrefixStore(meeting.name, self._board.store),
+            store=PrefixStore(meeting.name, self._board.store),
             rank=side,
             world_size=2,
             timeout=self._timeout,

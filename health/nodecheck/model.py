@@ -114,11 +114,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that is known when the judge is asked. gone: ranks that do not answer, and why. rehearsed: the faults were put in on purpose."""
+    """All that is known when the judge is asked.
+
+    gone: ranks that do not answer, and why. unfinished: those that
+    live, and what they did at the deadline. rehearsed: the faults were put in on purpose.
+    """
 
     members: Mapping[int, Member]
     samples: tuple[Sample, ...]
     gone: Mapping[int, str] = field(default_factory=dict)
+    unfinished: Mapping[int, str] = field(default_factory=dict)
     world: int = 0
     rehearsed: bool = False
 

@@ -32,6 +32,7 @@ def results(known: Evidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...
     found = judge(known, limits)
     said = [
         *(_presence(known, rank, why) for rank, why in known.gone.items()),
+        *(_unfinished(known, rank, step) for rank, step in known.unfinished.items()),
         *(_failing(known, rank, why) for rank, why in found.failing.items()),
         *(_failing_link(known, pair, why) for pair, why in found.failing_links.items()),
         *(_doubt(known, pair, why) for pair, why in found.doubts.items()),
@@ -102,6 +103,10 @@ def _met(known: Evidence, rank: int) -> int:
 
 def _presence(known: Evidence, rank: int, why: str) -> CheckResult:
     return CheckResult(PRESENCE, f"rank:{rank}", Result.FAILED, f"{_name(known, rank)}: {why}", repair=Repair.DRAIN)
+
+
+def _unfinished(known: Evidence, rank: int, step: str) -> CheckResult:
+    return CheckResult(PRESENCE, f"rank:{rank}", Result.UNKNOWN, f"{_name(known, rank)}: not through at the deadline; last: {step}")
 
 
 def _failing(known: Evidence, rank: int, why: Sequence[str]) -> CheckResult:

@@ -49,7 +49,8 @@ def check(world: World, seed: int, rounds: int = plan.ROUNDS) -> Evidence:
 def single_pass(world: World, seed: int) -> set[int]:
     """Return whom a check of two rounds names: who failed in both, or is slower in sum than twice the median.
 
-    First neighbours meet, then the slowest the fastest. It is the one that DLRover makes: a round takes one time for compute and communication together, and one good round acquits.
+    First neighbours meet, then the slowest the fastest. It is
+    the one that DLRover makes: a round takes one time for compute and communication together, and one good round acquits.
     """
     rng = random.Random(seed)  # noqa: S311  a simulation
     took: dict[int, list[float]] = {rank: [] for rank in range(world.nodes)}

@@ -39,7 +39,7 @@ def check(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterab
         yield unread
     elif kernel.get("synchronized") is not True:
         # in many virtual machines and containers the host sets the clock, and this kernel does not know
-        why = "nobody who would tell this kernel so keeps its clock: whether it is right cannot be seen"
+        why = "nobody has told this kernel that its clock is right: how far it is off cannot be seen"
         yield CheckResult(NAME, HOST, Result.UNKNOWN, why, (f"the kernel's largest error: {most} s",), Repair.CONFIGURE, _SET)
     elif most is not None and most > limits.clock_error_s:
         why = f"the clock may be off by {most:.1f} s: its source has not answered for long"

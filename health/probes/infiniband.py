@@ -1,8 +1,8 @@
 """InfiniBand, RoCE and EFA ports: state, rate, counters, carrier.
 
 In: /sys/class/infiniband, and the kernel's log. Out, of `port:DEVICE/NUMBER`: `port.state` (state and phys_state as words, rate_gb_s,
-link_layer, driver, device, pci, netdev; of the netdev: carrier, None for not known, mtu, carrier_changes), `port.counters` (name → count;
-of RoCE and EFA the hw_counters too); of `host`: `port.devices` and `port.verbs` (names of devices, and of those that programs may open).
+link_layer, driver, device, pci, netdev; of the netdev: carrier, None for not known, mtu, carrier_changes), `port.counters` (name → count,
+those of COUNTERS that it has); of `host`: `port.devices` and `port.verbs` (names of devices, and of those that programs may open).
 Nothing is written.
 
 Some ports belong to the firmware (of ConnectX functions on NVSwitch boards): each read of them makes the kernel print `ACCESS_REG …
@@ -31,6 +31,21 @@ if TYPE_CHECKING:
 NAME: Final = "infiniband"
 _CLASS: Final = "/sys/class/infiniband"
 _COMPLAINT: Final = re.compile(rb"mlx5_core (\S+?): .*ACCESS_REG\(.*failed")
+#: What is judged (net_counters), and no more: each read is a command to the card.
+COUNTERS: Final = frozenset(
+    {
+        "excessive_buffer_overrun_errors",
+        "link_downed",
+        "link_error_recovery",
+        "local_ack_timeout_err",
+        "local_link_integrity_errors",
+        "port_rcv_errors",
+        "port_xmit_discards",
+        "rnr_nak_retry_err",
+        "roce_slow_restart",
+        "symbol_error",
+    }
+)
 #: The most records of the kernel's log that are looked through.
 _MOST_RECORDS: Final = 100_000
 
@@ -87,6 +102,8 @@ class Ports:
         found: dict[str, Json] = {}
         for directory in ("counters", "hw_counters"):
             for file in _entries(port / directory):
+                if file.name not in COUNTERS:
+                    continue
                 try:
                     words = file.read_text("ascii", "replace").strip()
                 except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import pytest
 
 from health import registry
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
-from health.probes import disk, nvme
+from health.probes import disk, nvme, onepath
 from health.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 
@@ -153,6 +154,26 @@ def test_nothing_is_written_where_that_is_not_wanted(tmp_path: Path) -> None:
     now = Readings(disk.read(Ask(paths=(str(tmp_path),), options={"disk": {"write_bytes": 0}})))
     assert now.one("path.write", f"path:{tmp_path}") is None
     assert now.table("path.state", f"path:{tmp_path}")["answers"] is True
+
+
+@pytest.mark.parametrize("how", [errno.EOPNOTSUPP, errno.EISDIR], ids=["nfs", "old-kernel"])
+def test_where_no_file_can_be_without_a_name_its_name_is_gone_before_it_is_written(
+    how: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def without(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(how, os.strerror(how))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", without)
+    fd = onepath._nameless(str(tmp_path))  # noqa: SLF001 -- as a file system without O_TMPFILE sees it
+    try:
+        assert os.listdir(tmp_path) == []  # noqa: PTH208 -- names
+        assert os.write(fd, b"x") == 1
+    finally:
+        os.close(fd)
 
 
 SLOW = """

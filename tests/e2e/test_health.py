@@ -105,7 +105,7 @@ def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_
 def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_does_the_next_start(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:
-    run = supervise(*torchrun(4), JOB, options=KNOBS, **around(four_gpus))
+    run = supervise(*torchrun(4), JOB, **around(four_gpus))
     wait_for_training(run)
     four_gpus.set({"1.ecc_unc_vol": 2, "1.ecc_unc_agg": 2, "1.field.230": 1})
     assert run.exit_code() == 69

@@ -1,7 +1,8 @@
 """`python -m health.nodecheck`: a node check, as one rank of torchrun's, or of all ranks of this node, which it then starts itself.
 
-In: options, and under torchrun RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out: a text or a JSON object on the
-standard output of the rank that leads, and the exit code on each: 0, or 69 where anything is FAILED; 75 where there was no report, because nobody could be reached.
+In: options, and under torchrun RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out: a text or a JSON object on the standard output
+of the rank that leads; the exit code on each: 0, or 69 where anything is FAILED, or 75 where there was no report, because nobody
+could be reached.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
         told = warden.watch()
         if told["told_by"] == rank:
             _print(told, as_json=as_json)
-        _leave(board, rank, options, told)
+        _leave(board, rank, options)
     except (RuntimeError, TimeoutError) as error:  # torch's DistError is a RuntimeError
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         sys.stderr.write(
@@ -152,22 +153,21 @@ def _measure(rank: int, options: Options, voice: PipeVoice) -> NoReturn:
         os._exit(code)  # no one else's exit handlers, and no waiting for threads that hang
 
 
-def _leave(board: Board, rank: int, options: Options, told: dict[str, Json]) -> None:
+def _leave(board: Board, rank: int, options: Options) -> None:
     """Go once all have read the report: torchrun ends all when one ends in failure. The board may be rank 0's own, so it goes last."""
-    results = told["results"]
-    gone = (
-        {one["subject"] for one in results if isinstance(one, dict) and one["check"] == report.PRESENCE}
-        if isinstance(results, list)
-        else set()
-    )
     until = time.monotonic() + _LEAVE_S
     with contextlib.suppress(RuntimeError):  # the board has gone
-        for word in ("read", "left") if rank == 0 else ("read",):
-            board.put(f"{word}/{rank}", "1")
-            for other in range(options.world):
-                while f"rank:{other}" not in gone and not board.has(f"{word}/{other}") and time.monotonic() < until:
-                    time.sleep(0.05)
+        board.put(f"read/{rank}", "1")
+        _wait_all(board, "read", options.world, until)
         board.put(f"left/{rank}", "1")
+        if rank == 0:
+            _wait_all(board, "left", options.world, until)
+
+
+def _wait_all(board: Board, word: str, world: int, until: float) -> None:
+    for other in range(world):
+        while not board.has(f"{word}/{other}") and time.monotonic() < until:
+            time.sleep(0.05)
 
 
 def _print(told: dict[str, Json], *, as_json: bool) -> None:
@@ -194,7 +194,8 @@ def _start_ranks(given: argparse.Namespace) -> int:
             numbers = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": given.nnodes * count, "MASTER_PORT": port}
             environ = {**os.environ, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": host}
             ranks.append(subprocess.Popen(argv, env=environ))  # noqa: S603  this very program
-        return max(abs(one.wait()) for one in ranks)
+        codes = {abs(one.wait()) for one in ranks}
+        return report.UNFIT if report.UNFIT in codes else max(codes)  # who has the report knows best
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:

@@ -72,22 +72,23 @@ _EXPLAINED = {
     Cause.GPU_ECC: Explained(
         "The GPU's memory had an error that could not be corrected, or so many that parts of it are taken out of use",
         "Xid 48, 64, 94, 95, 140 and 172 (not corrected), 63, 92, 160, 161 and 171 (recorded) in the kernel's log, "
-        "'uncorrectable ECC error encountered'",
+        "'uncorrectable ECC error encountered', NVML's counts of uncorrectable errors, of rows and of pages that moved during the attempt",
         "Reset the GPU before it is used again; replace it where rows can no longer be remapped (nvidia-smi -q -d ROW_REMAPPER)",
     ),
     Cause.GPU_LOST: Explained(
         "The GPU no longer answers",
-        "Xid 79, 'GPU has fallen off the bus', 'GPU is lost' from nvidia-smi or NVML",
+        "Xid 79, 'GPU has fallen off the bus', 'GPU is lost' from nvidia-smi or NVML, a GPU that NVML does not list any more",
         "Reboot the node; where it comes back, look at power, temperature and seating, and have the GPU replaced",
     ),
     Cause.GPU_XID_OTHER: Explained(
         "The driver reported another error of the GPU",
-        "an Xid of the kernel's log that is no consequence (43 and 45 are)",
+        "an Xid of the kernel's log, or told by NVML, that is no consequence (43 and 45 are); a recovery that the driver asks for",
         "Look the number up in the facts: some speak of the program, some of the hardware; where it comes back on one GPU, drain the node",
     ),
     Cause.NVLINK: Explained(
         "A link between GPUs, or the fabric that joins them, failed",
-        "Xid 74, 144 to 150 and 155, SXid records of the NVSwitch driver, 'uncorrectable NVLink error', the fabric manager's errors",
+        "Xid 74, 144 to 150 and 155, SXid records of the NVSwitch driver, 'uncorrectable NVLink error', the fabric manager's errors, "
+        "a link that NVML saw go down",
         "Reset the GPUs of the fabric together, or reboot; check nvidia-fabricmanager and nvidia-smi nvlink -e; replace what comes back",
     ),
     Cause.GPU_DRIVER: Explained(

@@ -1,4 +1,4 @@
-"""The commands that stand beside a run: `gpus`, `checkpoints`, `plan`, `drill` and `simulate`.
+"""The commands that stand beside a run: `gpus`, `checkpoints`, `plan`, `drill`, `simulate`, and `doctor`; two have files of their own.
 
 In: click's values. Out: the exit code of what does the work, which is imported when it is asked for. What can fail is a SuperviseError of
 its. Nothing is kept.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from supervisor import checkpoint_commands
+from supervisor import checkpoint_commands, doctor_command
 from supervisor.invocation import add, commanded, given, options, running, shared
 
 
@@ -60,6 +60,7 @@ def add_to(group: click.Group) -> None:
         ],
         "Let random jobs fail in a simulated world, and check every decision about them; no job of yours is touched.",
     )
+    doctor_command.add_to(group)
 
 
 def _gpus(as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords

@@ -118,8 +118,11 @@ def load(
     return settings
 
 
-def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = (), allocator: str = "") -> Policy:
-    """Return what decisions depend on; `knobs` and `allocator` are of knobset.KnobSet. Raises SuperviseError for a wrong ladder."""
+def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = (), allocator: str = "", *, health: bool = False) -> Policy:
+    """Return what decisions depend on; `knobs` and `allocator` are of knobset.KnobSet; health: this node can be looked at.
+
+    Raises SuperviseError for a wrong ladder, and for a check that there is not.
+    """
     from supervisor.gpuledger import clear_command  # noqa: PLC0415  likewise
     from supervisor.plugins import ladders  # noqa: PLC0415  imports every strategy, which the commands that read need not pay
 
@@ -148,7 +151,21 @@ def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = 
         steps_back=restart.steps_back,
         clears=clear_command(settings, ""),
         allocator=allocator,
+        health=health,
+        evict_on=_evict_on(settings),
     )
+
+
+def _evict_on(settings: Settings) -> tuple[str, ...]:
+    from health.registry import CHECKS  # noqa: PLC0415  likewise
+
+    unknown = [name for name in settings.health.evict_on if name not in CHECKS]
+    if unknown:
+        raise SuperviseError(
+            f"health.evict_on ({settings.origin('health.evict_on')}): there is no check {unknown[0]!r}",
+            hint=f"Name one of docs/health.md: {', '.join(sorted(CHECKS))}.",
+        )
+    return settings.health.evict_on
 
 
 def webhook_secret(settings: Settings) -> str:

@@ -65,6 +65,9 @@ class LogEvent(StrEnum):
     PROGRAM_RECOGNISED = "program.recognised"
     GPUS_LISTED = "gpus.listed"
     GPU_QUARANTINED = "gpu.quarantined"
+    GPU_RELEASED = "gpu.released"
+    HEALTH_CHECKED = "health.checked"
+    HEALTH_CHANGED = "health.changed"
     STACKS_DUMPED = "stacks.dumped"
     PROCESSES_LEFT = "processes.left"
     SURVIVORS_LISTED = "survivors.listed"
@@ -94,6 +97,7 @@ LEVELS: dict[LogEvent, LogLevel] = {
     LogEvent.INCIDENT_CLOSED: "error",
     LogEvent.GPU_QUARANTINED: "warning",
     LogEvent.MIRROR_REPORTED: "warning",
+    LogEvent.HEALTH_CHANGED: "warning",
     LogEvent.ALERT_RAISED: "warning",
     LogEvent.PROCESSES_LEFT: "warning",
     LogEvent.OUTPUT_DROPPED: "warning",

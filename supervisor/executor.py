@@ -15,19 +15,30 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core import actions as act
-from supervisor.core.inbox import AttemptEnded, EvidenceCollected, GpusListed, LauncherExited, LauncherFellBack, TimerFired
+from supervisor.core.inbox import (
+    AttemptEnded,
+    EvidenceCollected,
+    GpusListed,
+    HealthChanged,
+    HealthChecked,
+    LauncherExited,
+    LauncherFellBack,
+    TimerFired,
+)
 from supervisor.core.model import Cause
+from supervisor.core.model import Launcher as LauncherKind
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.launch.session import Ground
 from supervisor.observe import collect, heartbeats, stacks
+from supervisor.observe.health import HealthWatch, Looked, shown
 from supervisor.observe.watch import ANSWER_S, Launcher, Watch
 from supervisor.observe.weigh import weighed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from supervisor.core.model import Evidence, RankExit, RankInfo
+    from supervisor.core.model import Evidence, Finding, RankExit, RankInfo
     from supervisor.job import Job
     from supervisor.knobset import Applied
     from supervisor.launch.guardian import Guardian
@@ -62,6 +73,8 @@ class Executor:
         self._sampler = sampler
         self._workshop = workshop
         self.watch = Watch(job, workshop.signatures, loop.clock)
+        self.health = HealthWatch(job, workshop.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
+        self._gpus_listed = False
         self._guardian: Guardian | None = None
         self._session: Session | None = None
         self._current: act.BeginAttempt | None = None
@@ -81,6 +94,7 @@ class Executor:
             act.EndLauncher: self._end_launcher,
             act.CollectEvidence: self._collect,
             act.SelectCheckpoint: self._select,
+            act.CheckHealth: self._check_health,
             act.SetTimer: self._set_timer,
             act.DumpStacks: self._dump_stacks,
             act.PublishDecision: self._publish,
@@ -138,6 +152,7 @@ class Executor:
         self._sampler.watch(action.attempt, directory, self._loop.clock.now(), action.resume)
         self.watch.begin(action.attempt)
         self._workshop.checkpoints.began(action.attempt)
+        self.health.begin()
         self._narrator.beginning(action)
         if self._session is None:
             self._session = self._workshop.session(self._ground())
@@ -236,10 +251,19 @@ class Executor:
             self._gone.wait(action.deadline_s)
             deaths = self._loop.state.deaths
             launcher = Launcher(lambda: self._tails(action), lambda: session.facts if session else ())
-            found = collect.together(self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher), ANSWER_S)
+            sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
+            found = collect.together({**sources, "nvml": lambda: self.health.after(self._on_gpus(ranks))}, ANSWER_S)
             self._loop.call_soon(lambda: self._collected(action, found, session))
 
         self.in_thread("evidence", work)
+
+    def _on_gpus(self, ranks: tuple[RankInfo, ...]) -> dict[str, int]:
+        """Return the rank that uses each GPU, by UUID, where each has one of its own."""
+        state = self._loop.state
+        visible = [gpu.uuid for gpu in state.gpus if not state.handed or gpu.uuid in state.handed]
+        if state.policy.launcher is not LauncherKind.ELASTIC or len(ranks) > len(visible):
+            return {}
+        return {visible[rank.local_rank]: rank.rank for rank in ranks if rank.local_rank < len(visible)}
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -287,6 +311,39 @@ class Executor:
 
         self.in_thread("select", work)
 
+    def _check_health(self, action: act.CheckHealth) -> None:
+        """Look at this node. Whatever goes wrong with that holds nothing back: the answer comes, or its timer."""
+
+        def look() -> tuple[tuple[Finding, ...], str]:
+            looked = self.health.look(*self._workshop.health_paths())
+            return shown(looked.findings, self._job.environ, self._list_by(looked)), looked.problem
+
+        def work() -> None:
+            try:
+                findings, problem = look()
+            except Exception as error:  # noqa: BLE001 (whatever it is, it is ours, and no reason to hold a job back)
+                findings, problem = (), f"this node could not be looked at: {type(error).__name__}: {error}"
+            if problem:
+                self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", f"health: {problem}")))
+            self._loop.post(HealthChecked(self._loop.clock.now(), action.attempt, findings, *self._workshop.size()))
+
+        self.in_thread("health-check", work)
+
+    def _list_by(self, looked: Looked) -> tuple[str, ...]:
+        """Have the GPUs listed by the first look, those that are well again put back into use; return the UUIDs that the job sees."""
+        if not self.health.has_gpus:
+            return ()
+        if not self._gpus_listed:  # once: a GPU that is lost later would move the numbers of the others
+            self._gpus_listed = True
+            with contextlib.suppress(OSError):  # of the ledger: told by run.py
+                for entry in self._workshop.release(looked.readings):
+                    self._loop.call_soon(lambda entry=entry: self._narrator.released(entry))  # type: ignore[misc] # (a bound loop variable)
+                found = self._workshop.gpus_of(looked.readings) or self._workshop.gpus()
+                if found:
+                    self._loop.post(GpusListed(self._loop.clock.now(), found))
+                    return tuple(gpu.uuid for gpu in found)
+        return tuple(gpu.uuid for gpu in self._loop.state.gpus)
+
     def list_gpus(self) -> None:
         """Have the GPUs listed; answered by GpusListed where there are any. From the loop's thread, or before it runs."""
 
@@ -305,7 +362,8 @@ class Executor:
 
         def work() -> None:
             try:
-                found = self._workshop.quarantine(action)
+                errors = self.health.uncorrected(action.gpu.uuid)
+                found = self._workshop.quarantine(action, -1 if errors is None else errors)
                 if found:  # where none were listed the core's own list stays
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
             except OSError as error:
@@ -362,6 +420,7 @@ class Executor:
         self._finish_asked = action
         self._sampler.forget()
         self.watch.stop()
+        self.in_thread("health-close", self.health.close)
         if self._guardian is None:
             self._leave()
         elif action.exit_code == 0:

@@ -4,8 +4,11 @@ In: a GPU that a plan excludes; the word of a person that clears one. Out: the r
 each host, which all jobs of that directory share:
 
     <state_dir>/.gpus/<hostname>.jsonl         (a job's name never begins with a dot)
-    {"v": 1, "uuid", "pci", "reason", "evidence", "t", "job", "run"}      a GPU is out of use from t (wall seconds) on
-    {"v": 1, "cleared": UUID | "all", "t"}                                and is not any more
+    {"v": 1, "uuid", "pci", "reason", "evidence", "t", "job", "run", "boot", "errors"}    a GPU is out of use from t (wall seconds) on
+    {"v": 1, "cleared": UUID | "all", "t", "by"}                                          and is not any more (by: person, health)
+
+`boot` (the node's boot id) and `errors` (uncorrectable memory errors since the GPU's last reset, -1: unknown) tell whether the GPU was
+reset since: either is another one then. A row without them ends by its expiry, or by a person's word.
 
 Lines are only ever appended, each in one write under a lock, and are durable before `quarantine` and `clear` return, so that several
 supervisors of one host may write at once. A line that is torn or of another form is passed over; what is appended after it begins on a new
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from health.model import Readings
     from supervisor.settings import Settings
 
 DIRECTORY: Final = ".gpus"
@@ -50,6 +54,8 @@ class Entry:
     t: float
     job: str
     run: str
+    boot: str = ""
+    errors: int = -1
 
     @property
     def name(self) -> str:
@@ -81,11 +87,11 @@ class GpuLedger:
         told = {key: redact.text(value)[:_MOST_CHARACTERS] if isinstance(value, str) else value for key, value in asdict(entry).items()}
         self._append({"v": _VERSION, **told})
 
-    def clear(self, which: str, now: float) -> tuple[Entry, ...]:
+    def clear(self, which: str, now: float, by: str = "person") -> tuple[Entry, ...]:
         """Write down that a GPU (its UUID or PCI address), or `all`, may be used again, and return those that were not. Raises OSError."""
         freed = tuple(entry for entry in self.held(now) if which in (ALL, entry.uuid, entry.pci))
         if freed:
-            self._append({"v": _VERSION, "cleared": which, "t": now})
+            self._append({"v": _VERSION, "cleared": which, "t": now, "by": by})
         return freed
 
     def _rows(self) -> Iterator[dict[str, Any]]:
@@ -123,6 +129,25 @@ def why(entries: Iterable[Entry], uuid: str, pci: str) -> str:
     return next((entry.reason for entry in entries if entry.uuid == uuid or (entry.pci and entry.pci == pci and not entry.uuid)), "")
 
 
+def is_well_again(entry: Entry, now: Readings, boot: str) -> bool:
+    """Tell whether a GPU that is out of use was reset since, and nothing is wrong with it any more, as far as NVML tells.
+
+    All of it must be known: the GPU answers, the driver asks for no recovery, no row and no page waits or failed, no error since the
+    reset; and there was a reset: another boot of the node, or errors that were counted then and are not any more.
+    """
+    subject = f"gpu:{entry.uuid}"
+    if not entry.uuid or not entry.boot or now.one("gpu.identity", subject) is None or now.rows("gpu.errors", subject):
+        return False
+    if now.count("gpu.recovery_action", subject) != 0 or now.count("gpu.ecc_uncorrected_volatile", subject) != 0:
+        return False
+    rows = now.value("gpu.remapped_rows", subject)
+    if isinstance(rows, list) and any(rows[2:]):
+        return False
+    if now.value("gpu.retired_pending", subject) or now.table("gpu.sram", subject).get("threshold_exceeded"):
+        return False
+    return boot != entry.boot or entry.errors > 0
+
+
 def clear_command(settings: Settings, name: str) -> str:
     """Return what a person types to put a GPU back into use.
 
@@ -134,7 +159,7 @@ def clear_command(settings: Settings, name: str) -> str:
 def _entry(row: dict[str, Any]) -> Entry | None:
     try:
         uuid, pci, reason, evidence, job, run = (str(row[key]) for key in ("uuid", "pci", "reason", "evidence", "job", "run"))
-        entry = Entry(uuid, pci, reason, evidence, float(row["t"]), job, run)
+        entry = Entry(uuid, pci, reason, evidence, float(row["t"]), job, run, str(row.get("boot", "")), int(row.get("errors", -1)))
     except (KeyError, TypeError, ValueError):
         return None
     return entry if entry.name else None

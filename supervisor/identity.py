@@ -200,15 +200,20 @@ def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
     return path
 
 
+def job_dir_path(state: Path, shm: Path = SHM) -> Path:
+    """Return the name in `shm` that goes with a state directory; it need not be there. Raises OSError where `state` is not."""
+    status = state.stat()
+    digest = hashlib.sha256(f"{status.st_dev}:{status.st_ino}:".encode() + os.fsencode(state)).hexdigest()[:16]
+    return shm / f"supervise-{os.geteuid()}-{digest}"
+
+
 def make_job_dir(state: Path, shm: Path = SHM) -> Path:
     """Make the directory for what is read while the job runs, in memory where that can be had, else in `state`. 0700, ours alone.
 
     Its name goes by the state directory's identity, so it is the same after a restart and another one in a container that shares
     /dev/shm. Another user's directory of that name, or a link, is left alone. Raises SuperviseError (78) if neither place will do.
     """
-    status = state.stat()
-    digest = hashlib.sha256(f"{status.st_dev}:{status.st_ino}:".encode() + os.fsencode(state)).hexdigest()[:16]
-    path = shm / f"supervise-{os.geteuid()}-{digest}"
+    path = job_dir_path(state, shm)
     try:
         space = os.statvfs(shm)
         roomy = space.f_bavail * space.f_frsize >= _SHM_NEEDED_BYTES

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
     from supervisor.eventlog import EventLog, LogLevel
+    from supervisor.gpuledger import Entry
     from supervisor.job import Job
     from supervisor.sdnotify import Notifier
     from supervisor.voice import Terminal
@@ -41,9 +42,9 @@ STOP_MARGIN_S = 20.0
 
 #: The alert that says nothing beyond the decision's own line.
 BATCH_CHANGED = "batch_changed"
-#: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, and all that is
-#: about the keeping of checkpoints.
-BY_THEMSELVES = frozenset({"change_ignored", "mirror_failing", "mirror_recovered", "disk_filling"})
+#: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
+#: worse, and all that is about the keeping of checkpoints.
+BY_THEMSELVES = frozenset({"change_ignored", "node_health", "mirror_failing", "mirror_recovered", "disk_filling"})
 
 #: What the log says of each event that the core took. Progress is left to the journal: it would drown the rest.
 LOGGED: dict[type, LogEvent] = {
@@ -59,6 +60,8 @@ LOGGED: dict[type, LogEvent] = {
     inbox.StopRequested: LogEvent.STOP_REQUESTED,
     inbox.ProgramSeen: LogEvent.PROGRAM_RECOGNISED,
     inbox.GpusListed: LogEvent.GPUS_LISTED,
+    inbox.HealthChecked: LogEvent.HEALTH_CHECKED,
+    inbox.HealthChanged: LogEvent.HEALTH_CHANGED,
     inbox.Saved: LogEvent.SAVE_FINISHED,
     inbox.JournalDegraded: LogEvent.JOURNAL_DEGRADED,
     inbox.JournalRecovered: LogEvent.JOURNAL_RECOVERED,
@@ -164,6 +167,8 @@ class Narrator:
 
     def beginning(self, action: act.BeginAttempt) -> None:
         """Note that an attempt was ordered."""
+        for alert in self._told_beside():  # what was found before it began, and no decision followed from
+            self._tell(alert, self._last)
         self._began_t, self._began = self._clock.now(), "restart"
         resume = action.resume
         path, step = (resume.path, resume.step) if resume else (None, None)
@@ -281,9 +286,12 @@ class Narrator:
             self._tell_beside(self._decision)
 
     def _tell_beside(self, decision: act.ReportDecision) -> None:
-        told, self._beside = self._beside, []
-        for action in told:
+        for action in self._told_beside():
             self._tell(action, decision)
+
+    def _told_beside(self) -> list[act.Alert]:
+        told, self._beside = self._beside, []
+        return told
 
     def _tell(self, action: act.Alert, decision: act.ReportDecision | None) -> None:
         if action.kind != BATCH_CHANGED:  # the line of the decision says it
@@ -298,6 +306,11 @@ class Narrator:
         self._log.write(LogEvent.GPU_QUARANTINED, attempt=action.attempt, **_gpu(action))
         command = clear_command(self._job.settings, name)
         self._terminal.say(f"GPU {name} is left out on this node for {days:g} days; once it is repaired: {command}", "warning")
+
+    def released(self, entry: Entry) -> None:
+        """Say that a GPU is back in use, because it was reset and is well."""
+        self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=cards.clean(entry.reason))
+        self._terminal.say(f"GPU {entry.name} is back in use: it was reset since ({cards.clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
         """Log that the ranks were told to save; systemd is asked for the time, which may be longer than the stop deadline."""

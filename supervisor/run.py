@@ -157,7 +157,13 @@ class _Run:
             watcher.start()
         self.narrator.started(self._opening_lines())
         try:
-            policy = config.to_policy(self.job.settings, self.workshop.launcher, self.job.knobs.knobs, self.job.knobs.allocator)
+            policy = config.to_policy(
+                self.job.settings,
+                self.workshop.launcher,
+                self.job.knobs.knobs,
+                self.job.knobs.allocator,
+                health=self.executor.health.enabled,
+            )
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")
             self._look_at_gpus()
@@ -287,6 +293,8 @@ class _Run:
         except OSError as error:
             self.terminal.say(f"the ledger of GPUs cannot be read, so none is left out: {self.workshop.ledger.path}: {error}", "warning")
             held = ()
+        if self.executor.health.has_gpus:
+            return  # they are listed by the look before the first attempt
         if not held:
             self.executor.list_gpus()
             return

@@ -192,6 +192,24 @@ class Gpus:
 
 
 @dataclass(frozen=True, slots=True)
+class Health:
+    """[health]: what is known of this node, and what it may decide."""
+
+    enabled: bool = _row(
+        default=True,
+        text="look at this node before each attempt, and at its GPUs while the job runs and when it fails",
+        flag="--health/--no-health",
+    )
+    sample_s: float = _row(30.0, "how often the GPUs are looked at while the job runs; 0: never", minimum=0)
+    evict_on: tuple[str, ...] = _row(
+        (),
+        "a check whose finding ends a healthy attempt at once, such as gpu_ecc; without it health waits for the next restart",
+        flag="--evict-on",
+        env="SUPERVISE_EVICT_ON",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """[stop]: how long processes get to end by themselves."""
 
@@ -278,6 +296,7 @@ class Settings:
     knobs: Knobs = Knobs()
     restart: Restart = Restart()
     gpus: Gpus = Gpus()
+    health: Health = Health()
     stop: Stop = Stop()
     instrument: Instrument = Instrument()
     logs: Logs = Logs()

@@ -29,6 +29,7 @@ from supervisor.observe import gpus, scan
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from health.model import Readings
     from supervisor.classify.catalogue import Catalogue
     from supervisor.classify.match import Scanner
     from supervisor.core.actions import Quarantine
@@ -160,13 +161,39 @@ class Workshop:
         self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in seen)
         return self._with_ledger()
 
-    def quarantine(self, action: Quarantine) -> tuple[Gpu, ...]:
+    def gpus_of(self, now: Readings) -> tuple[Gpu, ...]:
+        """Return the same as NVML lists them. Raises OSError."""
+        self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in gpus.of_nvml(now, self._job.environ))
+        return self._with_ledger()
+
+    def release(self, now: Readings) -> tuple[Entry, ...]:
+        """Put those GPUs back into use that were reset since, and are well, as NVML tells (gpuledger.is_well_again). Raises OSError."""
+        boot = identity.this_process().boot_id
+        well = [entry for entry in self.held_gpus() if gpuledger.is_well_again(entry, now, boot)]
+        return tuple(freed for entry in well for freed in self.ledger.clear(entry.uuid, time.time(), "health"))
+
+    def health_paths(self) -> tuple[tuple[str, ...], int]:
+        """Return the directories to which checkpoints are written, and how large the largest is that is there. Reads directories."""
+        checkpoints, cwd = self._job.settings.checkpoints, str(self._job.cwd)
+        paths = tuple(dict.fromkeys(os.path.join(cwd, os.path.dirname(pattern.partition("*")[0])) for pattern in checkpoints.paths))  # noqa: PTH118, PTH120  patterns
+        with contextlib.suppress(CheckpointingError, OSError):
+            return paths, max((found.identity.size for found in find(checkpoints.paths, cwd).candidates), default=0)
+        return paths, 0
+
+    def size(self) -> tuple[int, int]:
+        """Return the ranks of a node and the number of nodes, as the command says; 0 for what it does not."""
+        return torchrun.size(self.torchrun, self._job.environ)
+
+    def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:
         """Write a GPU down as out of use; return all that were seen at the start, empty where they could not be listed. Raises OSError.
+
+        errors: uncorrectable ones that it has counted since its last reset, -1 where that is not known.
 
         The driver is not asked again: it may not know a lost one any more.
         """
         gpu, job = action.gpu, self._job
-        self.ledger.quarantine(Entry(gpu.uuid, gpu.pci, action.reason, action.evidence, time.time(), job.name, job.run_id))
+        boot = identity.this_process().boot_id
+        self.ledger.quarantine(Entry(gpu.uuid, gpu.pci, action.reason, action.evidence, time.time(), job.name, job.run_id, boot, errors))
         return self._with_ledger()
 
     def held_gpus(self) -> tuple[Entry, ...]:

@@ -24,7 +24,7 @@ GPU = Gpu(0, "GPU-a", "")
 class _Parts:
     """An executor whose loop keeps what it is given, and whose narrator notes the thread that speaks."""
 
-    def __init__(self, quarantine: Callable[[act.Quarantine], tuple[Gpu, ...]]) -> None:
+    def __init__(self, quarantine: Callable[[act.Quarantine, int], tuple[Gpu, ...]]) -> None:
         self.soon: list[Callable[[], None]] = []
         self.posted: list[Any] = []
         self.said: list[tuple[str, str]] = []
@@ -37,7 +37,7 @@ class _Parts:
         self.executor.perform(act.Quarantine(1, GPU, "xid 79", "NVRM"))
 
 
-def full(_action: act.Quarantine) -> tuple[Gpu, ...]:
+def full(_action: act.Quarantine, _errors: int) -> tuple[Gpu, ...]:
     raise OSError(28, "No space left on device")
 
 
@@ -57,13 +57,13 @@ def test_a_ledger_that_cannot_be_written_is_told_once_and_on_the_loops_thread(*,
 
 @pytest.mark.parametrize("listed", [(), (GPU,)], ids=["none could be listed", "listed"])
 def test_only_gpus_that_were_listed_take_the_place_of_those_that_the_core_knows(listed: tuple[Gpu, ...]) -> None:
-    parts = _Parts(lambda _action: listed)
+    parts = _Parts(lambda _action, _errors: listed)
     assert parts.executor.settle(10)
     assert [event.gpus for event in parts.posted if isinstance(event, GpusListed)] == ([listed] if listed else [])
 
 
 def test_the_world_size_reaches_what_is_written_into_files() -> None:
-    parts = _Parts(lambda _action: ())
+    parts = _Parts(lambda _action, _errors: ())
     executor: Any = parts.executor
     executor._workshop.world_size = lambda nproc: {3: 3}[nproc]  # noqa: SLF001  the part that knows torchrun
     executor._loop.state = SimpleNamespace(stage="starting", attempt=2, ranks=())  # noqa: SLF001

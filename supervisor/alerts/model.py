@@ -41,6 +41,7 @@ class AlertEvent(StrEnum):
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
     DISK_FILLING = "disk_filling"
+    NODE_HEALTH = "node_health"
 
     @property
     def state(self) -> str:
@@ -50,7 +51,7 @@ class AlertEvent(StrEnum):
                 return "firing"
             case AlertEvent.RECURRING_FAILURE | AlertEvent.GPU_QUARANTINED | AlertEvent.MEMORY_HELD | AlertEvent.CHANGE_IGNORED:
                 return "firing"
-            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING:
+            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING | AlertEvent.NODE_HEALTH:
                 return "firing"
             case AlertEvent.RESOLVED | AlertEvent.BATCH_CHANGED | AlertEvent.MIRROR_RECOVERED:
                 return "resolved"
@@ -79,6 +80,7 @@ SEVERITIES = {
     AlertEvent.MIRROR_FAILING: Severity.WARNING,
     AlertEvent.MIRROR_RECOVERED: Severity.INFO,
     AlertEvent.DISK_FILLING: Severity.WARNING,
+    AlertEvent.NODE_HEALTH: Severity.WARNING,
 }
 
 

@@ -74,6 +74,14 @@ class SelectCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckHealth:
+    """Look at this node before the next attempt, beside the choice of its checkpoint; answered by HealthChecked."""
+
+    attempt: int
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class SetTimer:
     """Send TimerFired(name, token) after `delay_s`. A timer of the same name replaces the one before."""
 
@@ -128,8 +136,8 @@ class RequestSave:
 class Alert:
     """Tell a person what no incident says by itself.
 
-    kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, or change_ignored: a rank trains with another value than a plan
-    set.
+    kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, or change_ignored: a rank
+    trains with another value than a plan set.
     """
 
     kind: str
@@ -208,6 +216,7 @@ Action = (
     | EndLauncher
     | CollectEvidence
     | SelectCheckpoint
+    | CheckHealth
     | SetTimer
     | DumpStacks
     | PublishDecision

@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core import planning
-from supervisor.core.actions import BeginAttempt, CloseIncident, Finish, OpenIncident, ReportDecision, Say, SelectCheckpoint, SetTimer
+from supervisor.core import planning, preflight
+from supervisor.core.actions import (
+    BeginAttempt,
+    CheckHealth,
+    CloseIncident,
+    Finish,
+    OpenIncident,
+    ReportDecision,
+    Say,
+    SelectCheckpoint,
+    SetTimer,
+)
 from supervisor.core.model import Cause, Launcher, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import Incident, JobState, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import CheckpointSelected
+    from supervisor.core.inbox import CheckpointSelected, HealthChecked
     from supervisor.core.model import CheckpointRef
 
     Step = tuple[JobState, tuple[Action, ...]]
@@ -21,12 +31,18 @@ PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {
 
 
 def select(state: JobState, t: float) -> Step:
-    """Look for the newest verified checkpoint where any were declared or may be learned; else begin, if that is allowed from scratch."""
+    """Look for the newest verified checkpoint where any were declared or may be learned; else begin, if that is allowed from scratch.
+
+    Beside it this node is looked at.
+    """
+    state = changed(state, checked=None)
+    beside = (CheckHealth(state.attempt),) if state.policy.health else ()
     if state.policy.checkpoints_declared or state.policy.checkpoints_learned:
         token = state.token + 1
         timer = SetTimer("select", token, state.policy.select_deadline_s)
-        return changed(state, stage=Stage.SELECTING, token=token), (SelectCheckpoint(state.attempt, state.poisoned), timer)
-    return begin_from_scratch(state, t)
+        return changed(state, stage=Stage.SELECTING, token=token), (*beside, SelectCheckpoint(state.attempt, state.poisoned), timer)
+    state, actions = begin_from_scratch(state, t)
+    return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
@@ -43,7 +59,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     notes = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
     notes += tuple(Say("warning", f"torn checkpoint {left}: {path}: {why}") for path, why in torn)
     if event.chosen is not None:
-        state, actions = begin(_gained(state, event.chosen, event.older), event.t, event.chosen)
+        state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
     if state.policy.checkpoints_declared and (event.found or state.newest is not None):
         refused = "; ".join(f"{path}: {why}" for path, why in (*event.fenced, *event.refused))
@@ -88,7 +104,7 @@ def begin_from_scratch(state: JobState, t: float) -> Step:
     if plan is not None:
         verdict = (state.incident and state.incident.verdict) or Verdict(Cause.NONE, 1.0, plan.reason, "scratch:refused")
         return stop_for(state, t, verdict, plan)
-    return begin(state, t, None)
+    return begin_on_this_node(state, t, None)
 
 
 def scratch_refused(state: JobState, t: float) -> Plan | None:
@@ -100,6 +116,35 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
         return None
     told = f"attempt {state.attempt} ran {lasted:.0f} s and nothing shows that the script resumes"
     return Plan(PlanKind.STOP, f"{told}: a restart would start from scratch", PERMITS, "beginning", 65)
+
+
+def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
+    """Begin where this node can be used, once that is known."""
+    if not state.policy.health:
+        return begin(state, t, resume)
+    if state.checked is None:
+        token = state.token + 1
+        waiting = changed(state, stage=Stage.CHECKING, token=token, resume=resume)
+        return waiting, (SetTimer("health", token, state.policy.health_deadline_s),)
+    state, actions, stop = preflight.judged(state, t)
+    state, more = begin(state, t, resume) if stop is None else stop_for(state, t, *stop)
+    return state, (*actions, *more)
+
+
+def on_health_checked(state: JobState, event: HealthChecked) -> Step:
+    """Take over what is not well on this node."""
+    if state.stage not in {Stage.SELECTING, Stage.CHECKING}:
+        return state, ()
+    policy = replace(state.policy, nodes=max(state.policy.nodes, event.nodes))
+    state = changed(state, checked=event.findings, wanted=event.wanted, policy=policy)
+    return begin_on_this_node(state, event.t, state.resume) if state.stage is Stage.CHECKING else (state, ())
+
+
+def on_health_overdue(state: JobState, t: float) -> Step:
+    """Whoever looks at this node does not answer: our own blindness is no reason to hold a job back."""
+    told = f"this node could not be looked at within {state.policy.health_deadline_s:.0f} s: the attempt begins without that"
+    state, actions = begin(state, t, state.resume)
+    return state, (Say("warning", told), *actions)
 
 
 def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
@@ -131,6 +176,8 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         handed=planning.usable(state),
         saves_when_told=False,
         saved=False,
+        checked=None,
+        evicted=(),
     )
     begin = BeginAttempt(number, state.reason, resume, state.overrides, fresh.handed, state.nproc, state.traced)
     return fresh, (*_left_out(fresh), begin)

@@ -10,7 +10,9 @@ The rules, in words:
    the ranks are gone (AttemptEnded) and the evidence is in (EvidenceCollected), in whichever order they come.
 3. *Nothing is waited for without a timer.* Whoever does not answer is ended from outside (EndLauncher), and that answer always comes.
 4. *A person's wish outranks a failure*: StopRequested turns every stage into STOPPING, and ranks that die then did what was asked.
-5. *A rank that dies of INT, TERM or HUP may only have heard of the end before we did* (Slurm and process groups signal everybody):
+5. *Health decides where an attempt begins, not whether one that runs goes on*, save for the checks that --evict-on names. An attempt begins
+   when its checkpoint is chosen and this node was looked at (CHECKING, between SELECTING and STARTING), or when that took too long.
+6. *A rank that dies of INT, TERM or HUP may only have heard of the end before we did* (Slurm and process groups signal everybody):
    such a failure is judged a second later, so that our own signal can arrive first.
 
     NEW ─ SupervisorStarted ─> SELECTING ─ CheckpointSelected ─> STARTING ─ AttemptStarted ─> RUNNING ─ succeeded ─> ENDED
@@ -22,7 +24,7 @@ The rules, in words:
                                    ENDED <── STOPPING <── StopRequested (from any stage)              SELECTING <───────┘
 
 The handlers live by what they are about: beginning.py (checkpoint, attempt), lifecycle.py (start, run, end), failing.py (fence, judge,
-plan), stopping.py (a person).
+plan), preflight.py and ailing.py (this node's health), stopping.py (a person).
 Known weak spot: with several nodes each supervisor judges with what it sees itself; only the one whose rank failed first decides, and
 the others follow its word (PeerDecided).
 """
@@ -31,7 +33,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core import beginning, failing, lifecycle, stopping
+from supervisor.core import ailing, beginning, failing, lifecycle, stopping
 from supervisor.core.inbox import (
     AttemptEnded,
     AttemptStarted,
@@ -39,6 +41,8 @@ from supervisor.core.inbox import (
     CheckpointVerified,
     EvidenceCollected,
     GpusListed,
+    HealthChanged,
+    HealthChecked,
     JournalDegraded,
     JournalRecovered,
     LauncherExited,
@@ -80,6 +84,8 @@ HANDLERS: dict[type, Handler] = {
     StartCeilingPassed: lifecycle.on_start_ceiling_passed,
     ProgramSeen: lifecycle.on_program_seen,
     GpusListed: lifecycle.on_gpus_listed,
+    HealthChecked: beginning.on_health_checked,
+    HealthChanged: ailing.on_health_changed,
     NodesWaiting: lifecycle.on_nodes_waiting,
     AttemptEnded: lifecycle.on_attempt_ended,
     JournalDegraded: lifecycle.on_journal_degraded,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.classify.exits import END_SIGNALS
-from supervisor.core import beginning, planning
+from supervisor.core import beginning, planning, preflight
 from supervisor.core.actions import (
     SIGTERM,
     CollectEvidence,
@@ -91,7 +91,7 @@ def told(death: RankExit) -> str:
 
 def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
     """The agent or the guardian died: their ranks cannot be trusted to be watched, so the attempt ends with them."""
-    if state.stage in {Stage.SELECTING, Stage.WAITING}:
+    if state.stage in {Stage.SELECTING, Stage.CHECKING, Stage.WAITING}:
         return state, ()  # nothing ran below it; the next attempt starts a new one
     if state.stage is Stage.STOPPING and event.who != "guardian":
         return state, ()
@@ -160,7 +160,7 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     """Judge when the ranks are gone, the evidence is in, and our own signal had its chance to arrive."""
     if not state.ended or state.evidence is None or state.own_signal_awaited or state.incident is None:
         return state, ()
-    verdict = classify(state.evidence)
+    verdict = classify((*state.evidence, *preflight.evidence(state.evicted, state.over_t or t)))
     facts = {f.name: f.text for f in state.evidence if f.source == "heartbeat" and f.rank == verdict.rank}
     step = _step(state, verdict)
     before = before_first_step(state, t, verdict, facts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.core.model import CheckpointRef, Evidence, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
+from supervisor.core.model import CheckpointRef, Evidence, Finding, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,28 @@ class GpusListed:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthChecked:
+    """The answer to CheckHealth: what is not well on this node, worst first. Empty where all is, or where nobody could tell.
+
+    wanted: ranks that the command runs on this node, 0 where that is not known. nodes: as the command says, 0 where it does not.
+    """
+
+    t: float
+    attempt: int
+    findings: tuple[Finding, ...]
+    wanted: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """What became better or worse on this node while the job ran: each check's new result, once."""
+
+    t: float
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SaveWatched:
     """A rank asks whether to save (supervisor.worker.should_save): the script saves when it is told. Once per attempt."""
 
@@ -296,6 +318,8 @@ Event = (
     | StartCeilingPassed
     | ProgramSeen
     | GpusListed
+    | HealthChecked
+    | HealthChanged
     | SaveWatched
     | Saved
     | StopRequested

@@ -122,7 +122,8 @@ class Claim:
 class Evidence:
     """One observed fact.
 
-    `source` says who saw it: exit, error_file, tail, log, kernel, cgroup, host, heartbeat, launcher, signal, checkpoint. `name` says
+    `source` says who saw it: exit, error_file, tail, log, kernel, nvml, health, cgroup, host, heartbeat, launcher,
+    signal, checkpoint. `name` says
     what it is within the source (exit_code, exception, traceback, phase, the id of a signature, …). `free_text` marks what was read
     out of log lines: such evidence alone never justifies a change of the job. `t` is when it happened, 0 where nobody knows: the first
     in time outranks the loudest. `fields` are what a signature extracted from the text, `line` the number of the line in its file
@@ -139,6 +140,33 @@ class Evidence:
     line: int = 0
     node: str = ""
     claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a health check says of one thing of this node, as far as a decision, or a person, needs it (docs/health.md).
+
+    subject: as health/model.py names it (`gpu:UUID`, `path:/data`, `host`). result: ok, degraded or failed. command: what repairs it, or
+    shows more. blocks: no attempt is to be begun on it.
+    """
+
+    check: str
+    subject: str
+    result: str
+    reason: str
+    command: str = ""
+    blocks: bool = False
+
+    @property
+    def gpu(self) -> str:
+        """UUID of the GPU that it speaks of, "" for none, or one that the driver cannot name any more."""
+        kind, _, name = self.subject.partition(":")
+        return name if kind == "gpu" and not name.startswith("#") else ""
+
+    @property
+    def about(self) -> tuple[str, str]:
+        """What is compared from one look to the next."""
+        return self.check, self.subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,3 +346,6 @@ class Policy:
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # what the user's own environment says to torch's allocator
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use
+    health: bool = False  # this node is looked at before each attempt
+    health_deadline_s: float = 12.0  # beyond what looking at it may take
+    evict_on: tuple[str, ...] = ()  # checks whose finding ends a healthy attempt

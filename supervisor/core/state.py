@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.model import CheckpointRef, Evidence, Failure, Gpu, Plan, Policy, Progress, RankExit, RankInfo, Verdict
+from supervisor.core.model import CheckpointRef, Evidence, Failure, Finding, Gpu, Plan, Policy, Progress, RankExit, RankInfo, Verdict
 
 
 class Stage(StrEnum):
@@ -18,6 +18,7 @@ class Stage(StrEnum):
 
     NEW = "new"
     SELECTING = "selecting"  # the newest verified checkpoint is being looked for
+    CHECKING = "checking"  # the checkpoint is chosen; whether this node can be used is awaited
     STARTING = "starting"  # an attempt was asked for; no rank is known yet
     RUNNING = "running"
     FENCED = "fenced"  # a rank failed: ranks are being stopped and evidence is being collected
@@ -122,6 +123,10 @@ class JobState:
     suspect_until: int | None = None  # beyond this step what is written anew at a poisoned path is trusted again
     saved_mark: int = 0  # greatest step of a verified checkpoint in this run; stepping back does not lower it
     known_good: int = 0  # checkpoints that the last look found and nothing was wrong with
+    checked: tuple[Finding, ...] | None = None  # of the attempt that is to begin; None until it is known
+    wanted: int = 0  # ranks that the user's command runs here, 0: unknown
+    health: tuple[Finding, ...] = ()  # what is not well, as far as it was told
+    evicted: tuple[Finding, ...] = ()  # what ended this attempt, by --evict-on
     journal_degraded: bool = False
     exit_code: int | None = None
 

@@ -52,7 +52,7 @@ OUR_END_S = 3.0
 #: With less than this a save is not worth beginning.
 LEAST_SAVE_S = 1.0
 #: Stages in which no rank of ours can be alive.
-NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.WAITING})
+NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})
 RUNS = frozenset({Stage.STARTING, Stage.RUNNING})
 
 
@@ -266,6 +266,7 @@ def _peer_silent(state: JobState, _t: float) -> Step:
 #: What a timer means in the stage that set it.
 TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("select", Stage.SELECTING): beginning.on_select_overdue,
+    ("health", Stage.CHECKING): beginning.on_health_overdue,
     ("backoff", Stage.WAITING): beginning.select,
     ("own_signal", Stage.FENCED): _own_signal_over,
     ("evidence", Stage.FENCED): failing.on_evidence_overdue,

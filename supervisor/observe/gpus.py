@@ -1,7 +1,8 @@
 """The GPUs that the job can see, in the order in which CUDA counts them.
 
-In: the job's environment. Out: `Listed` values, empty where there is no GPU, no nvidia-smi, or where the order cannot be told: a
-number that is taken for the wrong GPU's would put a healthy one out of use. nvidia-smi is asked in a process group of its own under a
+In: the job's environment, and NVML's readings where it was asked (observe/health.py), else nvidia-smi. Out: `Listed` values, empty where
+there is no GPU, nobody who lists them, or where the order cannot be told: a number that is taken for the wrong GPU's would put a healthy
+one out of use. nvidia-smi is asked in a process group of its own under a
 deadline, because a broken driver holds whoever asks it for ever; it is killed then, and at our own end, and only one that hears no signal
 (a driver that sleeps uninterruptibly) outlives that. Nothing can fail, and nothing is kept.
 
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from health.model import Readings
 
 DEADLINE_S: Final = 10.0
 _QUERY: Final = ("--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
@@ -65,6 +68,17 @@ def look(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Seen:
     """Return the same, and whether it is an answer."""
     text = _asked(environ, deadline_s)
     return Seen((), answered=False) if text is None else Seen(in_cudas_order(_rows(text), environ))
+
+
+def of_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[Listed, ...]:
+    """Return the same from NVML's readings: nvidia-smi numbers them as NVML does. A GPU that NVML cannot name is none that can be used."""
+    rows = []
+    for reading in now.of("gpu.identity"):
+        told, uuid = now.table("gpu.identity", reading.subject), reading.subject.removeprefix("gpu:")
+        index = told.get("index")
+        if isinstance(index, int) and not uuid.startswith("#"):
+            rows.append(_Row(index, uuid, str(told.get("pci") or ""), str(told.get("name") or "")))
+    return in_cudas_order(rows, environ)
 
 
 def pci_id(text: str) -> str:

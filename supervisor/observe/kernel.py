@@ -2,7 +2,7 @@
 
 In: /dev/kmsg from the attempt's start on; where that cannot be had the journal (`journalctl -k`), or a file that syslog writes. Out: what
 the records say (observe/kernelrecords.py). Where none of the three can be read the evidence says so, with the reasons: silence of a log
-that nobody read is not health. Only facility 0 is the kernel: anybody may write the others. The thread owns the descriptor; a record is
+that nobody read is not health. The device and the copies are read by health/kernellog/. The thread owns the descriptor; a record is
 looked at when it comes, because then the process that it names can still be found. A flood is not awaited: reading takes a fifth of one
 processor at most, what the kernel overwrites meanwhile is counted, and whoever asks gets what was found by then.
 """
@@ -11,85 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import threading
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from health.kernellog import copies, device
+from health.kernellog.device import Device, Joiner
 from supervisor.core.model import Evidence
-from supervisor.observe import kernelfiles
 from supervisor.observe.kernelrecords import Kept, Record, evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from health.kernellog.device import Kmsg
     from supervisor.clock import Clock
     from supervisor.observe.logwatch import Signatures
     from supervisor.observe.ours import Ours
 
-KMSG = "/dev/kmsg"
-RECORD_BYTES = 8192  # the longest that the kernel gives (CONSOLE_EXT_LOG_MAX); a smaller buffer is EINVAL
 AT_ONCE = 512  # records between two looks at whether anybody waits
 PAUSE_PER_READ = 4  # as a multiple of the time that it took
 LAST_S = 0.5  # what is read once somebody waits
-
-_RECORD = re.compile(rb"(?P<prefix>\d+),\d+,\d+,(?P<flags>[^,;]*)[^;]*;(?P<text>[^\n]*)")
-_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
-
-
-class Kmsg(Protocol):
-    """An open /dev/kmsg: each read gives one record, BlockingIOError where there is none, BrokenPipeError where some were overwritten."""
-
-    def fileno(self) -> int:
-        """Return the descriptor, for poll."""
-        ...
-
-    def read(self) -> bytes:
-        """Return the next record."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it."""
-        ...
-
-
-class Device:
-    """/dev/kmsg, from its end on. Raises OSError where it cannot be opened."""
-
-    def __init__(self) -> None:
-        self._fd = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        try:
-            os.lseek(self._fd, 0, os.SEEK_END)
-        except OSError:  # whatever stands in its place here
-            os.close(self._fd)
-            raise
-
-    def fileno(self) -> int:
-        """See Kmsg."""
-        return self._fd
-
-    def read(self) -> bytes:
-        """See Kmsg."""
-        return os.read(self._fd, RECORD_BYTES)
-
-    def close(self) -> None:
-        """See Kmsg."""
-        os.close(self._fd)
-
-
-def parse(data: bytes, t: float) -> tuple[Record, str] | None:
-    """Return a record of the kernel's own, read at `t`, and its flags; None for another facility's, or what is no record.
-
-    The lines after the first one are key=value pairs about the device, which no signature asks for. The record's own time stamp is not
-    used: the kernel's clock for it is not disciplined, and is seconds off after some weeks, while we are told within milliseconds.
-    """
-    match = _RECORD.match(data)
-    if match is None or int(match["prefix"]) >> 3:
-        return None
-    text = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), match["text"]).decode("utf-8", "replace")
-    return Record(text, t), match["flags"].decode()
 
 
 class KernelWatch:
@@ -105,7 +47,7 @@ class KernelWatch:
         self._found = Kept()
         self._told: list[Evidence] = []
         self._lost = 0
-        self._held: Record | None = None  # the thread's own: its line goes on in the next record
+        self._joiner = Joiner()  # the thread's own
         self._fallbacks: Mapping[str, tuple[int, int]] = {}
         self._abandoned = False
 
@@ -148,12 +90,13 @@ class KernelWatch:
 
     def _run(self) -> None:
         try:
-            self._fallbacks = kernelfiles.remember()
+            self._fallbacks = copies.remember()
             try:
                 self._follow()
             except OSError as error:
-                self._elsewhere(f"{KMSG}: {error.strerror}")
-            self._take(Record("", 0.0), "")  # what was held back is whole
+                self._elsewhere(f"{device.KMSG}: {error.strerror}")
+            for record in self._joiner.rest():
+                self._judge(Record(record.text, self._clock.now()))
         except Exception as error:  # noqa: BLE001 (told with the evidence; a thread that dies in silence would be waited for)
             self._add(Evidence("observer", "failed", f"kernel: {error}"))
         finally:
@@ -195,23 +138,11 @@ class KernelWatch:
                 continue
             if not data:
                 raise OSError(0, "it is at its end, which the kernel's never is")
-            parsed = parse(data, self._clock.now())
-            if parsed is not None:
-                self._take(*parsed)
+            parsed = device.parse(data)
+            for record in self._joiner.take(parsed) if parsed is not None else ():
+                # not the record's own time: the kernel's clock for it is not disciplined, and is seconds off after some weeks
+                self._judge(Record(record.text, self._clock.now()))
         return True
-
-    def _take(self, record: Record, flags: str) -> None:
-        held, self._held = self._held, None
-        if held is not None and "+" in flags:
-            record = replace(held, text=held.text + record.text)
-            self._held = record
-            return
-        if held is not None:
-            self._judge(held)
-        if "c" in flags:
-            self._held = record
-        elif record.text:
-            self._judge(record)
 
     def _judge(self, record: Record) -> None:
         found = evidence(record, self._signatures, self._ours)
@@ -231,7 +162,7 @@ class KernelWatch:
         if self._abandoned:
             return
         reasons = [why]
-        for source in (kernelfiles.journal, kernelfiles.syslog):
+        for source in (copies.journal, copies.syslog):
             records = source(self._since, self._clock, self._fallbacks)
             if isinstance(records, str):
                 reasons.append(records)

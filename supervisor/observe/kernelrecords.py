@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.classify import xid
+from health import xids
 from supervisor.classify.match import claims
 from supervisor.core.model import Cause, Evidence
 from supervisor.observe.ours import Whose
@@ -107,8 +107,8 @@ def _whose(fact: Evidence, ours: Ours) -> tuple[Whose, int | None]:
 def _is_of_a_process(fact: Evidence) -> bool:
     """Whether an Xid concerns the named process alone. Of a GPU's own failure a monitor is told as often as who computes there."""
     number = next((value for name, value in fact.fields if name == "xid"), "")
-    known = xid.lookup(int(number)) if number.isdecimal() else None
-    return known is not None and (known.origin in {xid.Origin.APP, xid.Origin.EITHER} or known.code == _CONTAINED)
+    known = xids.lookup(int(number)) if number.isdecimal() else None
+    return known is not None and (known.origin in {xids.Origin.APP, xids.Origin.EITHER} or known.code == _CONTAINED)
 
 
 def _whose_gpu(pci: str) -> Whose:

@@ -8,7 +8,9 @@ from importlib import resources
 
 import pytest
 
-from supervisor.classify import rows, text, xid
+from health import xids
+from supervisor.classify import rows, text
+from supervisor.classify.xid import CAUSES
 from supervisor.core.model import Cause
 
 LAST_LISTED = 173
@@ -35,21 +37,21 @@ RESTS = (
 
 def test_no_code_is_missing_from_the_table() -> None:
     """Every number up to the last that the catalogue lists has its row."""
-    assert sorted(xid.TABLE) == list(range(1, LAST_LISTED + 1))
-    assert all(code == entry.code for code, entry in xid.TABLE.items())
-    assert xid.lookup(LAST_LISTED + 1) is None
+    assert sorted(xids.TABLE) == list(range(1, LAST_LISTED + 1))
+    assert all(code == entry.code for code, entry in xids.TABLE.items())
+    assert xids.lookup(LAST_LISTED + 1) is None
 
 
 @pytest.mark.parametrize("rest", RESTS)
 @pytest.mark.parametrize("head", HEADS)
 def test_each_code_belongs_to_one_row_and_to_its_cause(head: str, rest: str) -> None:
     """In every form of the line, one row takes the code, extracts it, and names the cause that the table names."""
-    for code, entry in xid.TABLE.items():
+    for code, entry in xids.TABLE.items():
         line = head.format(code=code, rest=rest)
         taken = [(row, match) for row in KERNEL_ROWS if (match := row.pattern.search(line))]
         assert len(taken) == 1, (line, [row.id for row, _ in taken])
         row, match = taken[0]
-        assert row.cause is entry.cause, line
+        assert row.cause is CAUSES[entry.part], line
         values = row.values(match)
         assert values["xid"] == code
         assert values["pci"] == "0000:3d:00"
@@ -59,10 +61,10 @@ def test_each_code_belongs_to_one_row_and_to_its_cause(head: str, rest: str) -> 
 
 def test_what_merely_follows_is_a_consequence() -> None:
     """The codes that are no cause by themselves belong to rows that give way to any other cause, and so do those to be ignored."""
-    for code, entry in xid.TABLE.items():
+    for code, entry in xids.TABLE.items():
         line = HEADS[0].format(code=code, rest=RESTS[0])
         row = next(row for row in KERNEL_ROWS if row.pattern.search(line))
-        if entry.echo or entry.action is xid.Action.IGNORE:
+        if entry.echo or entry.action is xids.Action.IGNORE:
             assert row.consequence_of == ("*",), line
 
 
@@ -75,23 +77,23 @@ def test_a_newer_code_than_the_table_knows_is_seen() -> None:
 @pytest.mark.parametrize(
     ("code", "action", "retry"),
     [
-        (13, xid.Action.RESTART, xid.Retry.YES),
-        (31, xid.Action.RESTART, xid.Retry.YES),
-        (43, xid.Action.RESTART, xid.Retry.YES),
-        (45, xid.Action.IGNORE, xid.Retry.YES),
-        (48, xid.Action.RESET, xid.Retry.AFTER_RESET),
-        (63, xid.Action.IGNORE, xid.Retry.YES),
-        (64, xid.Action.RESET, xid.Retry.NO),
-        (74, xid.Action.DRAIN, xid.Retry.AFTER_RESET),
-        (79, xid.Action.REBOOT, xid.Retry.AFTER_RESET),
-        (94, xid.Action.RESTART, xid.Retry.YES),
-        (95, xid.Action.RESET, xid.Retry.AFTER_RESET),
-        (119, xid.Action.RESET, xid.Retry.AFTER_RESET),
+        (13, xids.Action.RESTART, xids.Retry.YES),
+        (31, xids.Action.RESTART, xids.Retry.YES),
+        (43, xids.Action.RESTART, xids.Retry.YES),
+        (45, xids.Action.IGNORE, xids.Retry.YES),
+        (48, xids.Action.RESET, xids.Retry.AFTER_RESET),
+        (63, xids.Action.IGNORE, xids.Retry.YES),
+        (64, xids.Action.RESET, xids.Retry.NO),
+        (74, xids.Action.DRAIN, xids.Retry.AFTER_RESET),
+        (79, xids.Action.REBOOT, xids.Retry.AFTER_RESET),
+        (94, xids.Action.RESTART, xids.Retry.YES),
+        (95, xids.Action.RESET, xids.Retry.AFTER_RESET),
+        (119, xids.Action.RESET, xids.Retry.AFTER_RESET),
     ],
 )
-def test_the_codes_that_jobs_meet(code: int, action: xid.Action, retry: xid.Retry) -> None:
+def test_the_codes_that_jobs_meet(code: int, action: xids.Action, retry: xids.Retry) -> None:
     """The ones that make up nearly all events, against the catalogue's own words."""
-    entry = xid.TABLE[code]
+    entry = xids.TABLE[code]
     assert (entry.action, entry.retry) == (action, retry)
 
 

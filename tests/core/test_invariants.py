@@ -8,7 +8,21 @@ from hypothesis import strategies as st
 from supervisor.core import actions as act
 from supervisor.core import inbox
 from supervisor.core.decide import decide, initial
-from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, Launcher, Phase, PlanKind, Policy, RankExit, RankInfo
+from supervisor.core.model import (
+    Cause,
+    CheckpointRef,
+    Claim,
+    Evidence,
+    Finding,
+    Gpu,
+    Knob,
+    Launcher,
+    Phase,
+    PlanKind,
+    Policy,
+    RankExit,
+    RankInfo,
+)
 from supervisor.core.state import JobState, Stage
 
 attempts = st.integers(0, 6)
@@ -36,6 +50,17 @@ evidence = st.lists(
 ).map(tuple)
 checkpoints = st.one_of(st.none(), st.builds(lambda step: CheckpointRef(f"{step}.pt", step, "structure"), small))
 
+findings = st.lists(
+    st.builds(
+        lambda check, subject, result, blocks: Finding(check, subject, result, "it is so", blocks=blocks),
+        st.sampled_from(["gpu_errors", "gpu_ecc", "gpu_driver", "disk_space", "host_shm"]),
+        st.sampled_from(["gpu:GPU-0", "gpu:GPU-2", "gpu:GPU-9", "gpu:#3", "host"]),
+        st.sampled_from(["ok", "degraded", "failed"]),
+        st.booleans(),
+    ),
+    max_size=3,
+).map(tuple)
+
 #: Everything that can happen, save for a new start: `t` is filled in by the test.
 events = st.one_of(
     st.builds(inbox.LauncherStarted, st.just(0.0), small, st.sampled_from([None, 0, 2]), st.sampled_from([1, 2])),
@@ -54,11 +79,15 @@ events = st.one_of(
     st.builds(inbox.StartCeilingPassed, st.just(0.0), attempts, st.just((0,))),
     st.just(inbox.GpusListed(0.0, tuple(Gpu(i, f"GPU-{i}") for i in range(3)))),
     st.builds(inbox.ProgramSeen, st.just(0.0), attempts, st.just(("hf_trainer",)), st.just((("batch_size", "8"),)), st.booleans()),
+    st.builds(inbox.HealthChecked, st.just(0.0), attempts, findings, st.integers(0, 4), st.integers(0, 2)),
+    st.builds(inbox.HealthChanged, st.just(0.0), findings),
     st.builds(inbox.SaveWatched, st.just(0.0), attempts),
     st.builds(inbox.Saved, st.just(0.0), attempts),
     st.builds(inbox.StopRequested, st.just(0.0), st.sampled_from([1, 2, 15])),
     st.builds(inbox.StacksRequested, st.just(0.0)),
-    st.builds(inbox.TimerFired, st.just(0.0), st.sampled_from(["teardown", "stop", "backoff", "own_signal", "peer", "select"]), small),
+    st.builds(
+        inbox.TimerFired, st.just(0.0), st.sampled_from(["teardown", "stop", "backoff", "own_signal", "peer", "select", "health"]), small
+    ),
     st.builds(inbox.JournalDegraded, st.just(0.0), st.just("x")),
     st.builds(inbox.JournalRecovered, st.just(0.0)),
 )
@@ -100,7 +129,7 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
     """Nothing is waited for without a timer, and a run ends once."""
     assert sum(isinstance(a, act.Finish) for a in actions) <= 1
     if (
-        state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.SELECTING, Stage.WAITING, Stage.STOPPING, Stage.ADMITTING}
+        state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.SELECTING, Stage.CHECKING, Stage.WAITING, Stage.STOPPING, Stage.ADMITTING}
         and state.stage is not before.stage
     ):
         assert any(isinstance(a, act.SetTimer) for a in actions), f"{state.stage} is waited in without a timer"
@@ -110,7 +139,9 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
 @given(st.booleans(), st.sampled_from([1, 2, 50]), st.lists(st.tuples(events, st.booleans()), max_size=40))
 def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[inbox.Event, bool]]) -> None:  # noqa: FBT001  hypothesis passes it
     knobs = (Knob("batch_size", "8", "--bs"), Knob("grad_accum", "3", "--accum"), Knob("num_workers", "5", "--workers"))
-    started = inbox.SupervisorStarted(1.0, "run", Policy(checkpoints_declared=declared, knobs=knobs, max_attempts=most))
+    evict_on = ("gpu_ecc",) if most == 50 else ()
+    policy = Policy(checkpoints_declared=declared, knobs=knobs, max_attempts=most, health=most > 1, evict_on=evict_on)
+    started = inbox.SupervisorStarted(1.0, "run", policy)
     state, actions = decide(initial(), started)
     begun = [a.attempt for a in actions if isinstance(a, act.BeginAttempt)]
     for number, (happening, current) in enumerate(happenings):
@@ -131,6 +162,8 @@ def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[inbo
             if isinstance(action, act.Finish):
                 assert state.stage is Stage.ENDED
                 assert state.exit_code == action.exit_code
+            if isinstance(action, act.StopRanks) and isinstance(event, inbox.HealthChanged):
+                assert evict_on, "health alone ends no healthy attempt"
         fenced(before, event, (state, actions))
         holds(state, actions)
         waited(before, state, actions)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from health import xids
 from supervisor import signatures, verdictview
 from supervisor.causes import EXPLAINED
-from supervisor.classify import exits, xid
+from supervisor.classify import exits
 from supervisor.classify.rows import parse
+from supervisor.classify.xid import CAUSES
 from supervisor.core.model import Cause, Verdict
 
 if TYPE_CHECKING:
@@ -70,9 +72,9 @@ def test_a_cause_is_told_by_the_signals_that_are_judged_so() -> None:
 def test_a_cause_is_told_by_the_xids_that_are_judged_so(cause: Cause) -> None:
     numbers = [int(number) for number in re.findall(r"\b\d{2,3}\b", EXPLAINED[cause].told_by)]
     assert numbers
-    assert {number for number in numbers if (known := xid.lookup(number)) is None or known.cause is not cause} == set()
+    assert {number for number in numbers if (known := xids.lookup(number)) is None or CAUSES[known.part] is not cause} == set()
     if cause is Cause.GPU_ECC:
-        assert set(numbers) == {code for code, known in xid.TABLE.items() if known.cause is cause}
+        assert set(numbers) == {code for code, known in xids.TABLE.items() if CAUSES[known.part] is cause}
 
 
 def test_every_signature_is_documented_with_its_source_and_no_other() -> None:

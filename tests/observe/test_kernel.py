@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from health.kernellog import copies, device
+from health.kernellog.device import Device, Record, parse
 from supervisor import signatures
 from supervisor.clock import Clock
 from supervisor.core.model import Cause, RankInfo
 from supervisor.guardian import descent
-from supervisor.observe import kernel, kernelfiles, kernelrecords
-from supervisor.observe.kernel import Device, KernelWatch, parse
-from supervisor.observe.kernelrecords import Record
+from supervisor.observe import kernel, kernelrecords
+from supervisor.observe.kernel import KernelWatch
 from supervisor.observe.ours import Ours, Whose
 from supervisor.observe.scan import scanner
 from tests.waiting import wait_for
@@ -91,8 +92,8 @@ def _watched(known: Signatures, ours: Ours, *records: bytes | None) -> tuple[Evi
 
 
 def test_a_record_is_its_first_line_unescaped() -> None:
-    made = parse(b"3,7,1000000,-,caller=T1;NVRM: \\x41 \\xc3\\xa9\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3d:00.0\n", 12.5)
-    assert made == (Record("NVRM: A é", 12.5), "-")
+    made = parse(b"3,7,1000000,-,caller=T1;NVRM: \\x41 \\xc3\\xa9\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3d:00.0\n")
+    assert made == Record("NVRM: A é", "-", 7, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_a_record_is_its_first_line_unescaped() -> None:
     ],
 )
 def test_what_is_not_the_kernels_own_is_nothing(data: bytes) -> None:
-    assert parse(data, 1.0) is None
+    assert parse(data) is None
 
 
 def test_a_line_that_comes_in_parts_is_one(known: Signatures) -> None:
@@ -186,7 +187,7 @@ def test_what_was_found_by_the_deadline_is_told_whoever_does_not_answer(known: S
 
 def test_what_was_read_before_the_log_broke_is_told(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that was held for its continuation, what was overwritten, and that nothing else could be asked."""
-    monkeypatch.setattr(kernelfiles, "SYSLOG_FILES", ())
+    monkeypatch.setattr(copies, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     found = _watched(known, Ours(os.getpid()), None, _record(XID, flags="c"), b"")
     assert {fact.name for fact in found} == {"gpu_lost.xid", "overrun", "not_observed"}
@@ -354,7 +355,7 @@ def _refused() -> Device:
 
 
 def test_a_log_that_nobody_may_read_is_not_healthy(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernelfiles, "SYSLOG_FILES", (str(tmp_path / "kern.log"),))
+    monkeypatch.setattr(copies, "SYSLOG_FILES", (str(tmp_path / "kern.log"),))
     monkeypatch.setenv("PATH", str(tmp_path))
     watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), _refused)
     watch.start()
@@ -366,9 +367,9 @@ def test_a_log_that_nobody_may_read_is_not_healthy(known: Signatures, tmp_path: 
 
 
 def test_a_device_that_is_only_called_so_is_told(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernelfiles, "SYSLOG_FILES", ())
+    monkeypatch.setattr(copies, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(kernel, "KMSG", "/dev/null")
+    monkeypatch.setattr(device, "KMSG", "/dev/null")
     watch = KernelWatch(known, Ours(os.getpid()), Clock.start())
     watch.start()
     (fact,) = watch.finish(5)
@@ -386,8 +387,8 @@ def test_syslog_is_read_from_the_attempts_start_and_trusted_as_far_as_it_can_be(
     file = tmp_path / name
     line = f"Nov 21 07:00:00 node-7 kernel: [  123.456789] {XID}\n"
     file.write_text(line)
-    monkeypatch.setattr(kernelfiles, "SYSLOG_FILES", (str(tmp_path / "kern.log"), str(tmp_path / "messages")))
-    monkeypatch.setattr(kernelfiles, "KERNEL_FILE", str(tmp_path / "kern.log"))
+    monkeypatch.setattr(copies, "SYSLOG_FILES", (str(tmp_path / "kern.log"), str(tmp_path / "messages")))
+    monkeypatch.setattr(copies, "KERNEL_FILE", str(tmp_path / "kern.log"))
     monkeypatch.setenv("PATH", str(tmp_path))
     asked = threading.Event()
 
@@ -442,15 +443,15 @@ def _device() -> Device:
     try:
         return Device()
     except OSError as error:
-        pytest.skip(f"{kernel.KMSG}: {error.strerror}")
+        pytest.skip(f"{device.KMSG}: {error.strerror}")
 
 
 def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_found(known: Signatures) -> None:
     _device().close()
     try:
-        writer = os.open(kernel.KMSG, os.O_WRONLY)
+        writer = os.open(device.KMSG, os.O_WRONLY)
     except OSError as error:
-        pytest.skip(f"{kernel.KMSG}: {error.strerror}")
+        pytest.skip(f"{device.KMSG}: {error.strerror}")
     ours = Ours(os.getpid())
     watch = KernelWatch(known, ours, Clock.start())
     watch.start()

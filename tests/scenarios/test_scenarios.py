@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import inbox
 from supervisor.core.decide import HANDLERS, decide, initial
-from supervisor.core.model import CheckpointRef, Evidence, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
+from supervisor.core.model import CheckpointRef, Evidence, Finding, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,15 @@ SCENARIOS = {
 
 #: How a field is made of what stands in the file, by its name.
 MADE: dict[str, Callable[[Any], Any]] = {
-    "policy": lambda given: Policy(**{**given, "knobs": tuple(Knob(**knob) for knob in given.get("knobs", ()))}),
+    "policy": lambda given: Policy(
+        **{
+            **given,
+            "knobs": tuple(Knob(**knob) for knob in given.get("knobs", ())),
+            "evict_on": tuple(given.get("evict_on", ())),
+            "launcher": Launcher(given.get("launcher", "elastic")),
+        }
+    ),
+    "findings": lambda rows: tuple(Finding(**row) for row in rows),
     "launcher": Launcher,
     "phase": Phase,
     "ranks": lambda ranks: tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in ranks),

@@ -11,14 +11,12 @@ import os
 import stat
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from supervisor.classify import text as lines
+from health.kernellog.lines import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from supervisor.clock import Clock
 
     Records = list[tuple[str, float, bool]]
 
@@ -28,6 +26,14 @@ MOST_BYTES = 1 << 20
 #: The first holds the kernel's facility alone; in the others anybody can write a line that says "kernel:".
 KERNEL_FILE = "/var/log/kern.log"
 SYSLOG_FILES = (KERNEL_FILE, "/var/log/messages", "/var/log/syslog")
+
+
+class Clock(Protocol):
+    """The caller's clock."""
+
+    def now(self) -> float:
+        """Return seconds that nobody sets."""
+        ...
 
 
 def remember() -> dict[str, tuple[int, int]]:
@@ -92,5 +98,5 @@ def syslog(_since: float, clock: Clock, before: Mapping[str, tuple[int, int]]) -
     except OSError as error:
         return f"{path}: {error.strerror}"
     now = clock.now()
-    said = (lines.kernel_message(lines.plain(line.decode("utf-8", "replace")))[0] for line in data.split(b"\n"))
-    return [(message, now, path == KERNEL_FILE) for message in said if message]
+    read = Lines().all(data.decode("utf-8", "replace").split("\n"))
+    return [(entry.text, now, path == KERNEL_FILE) for entry in read if entry.sure]

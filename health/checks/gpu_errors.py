@@ -1,0 +1,51 @@
+"""Does a GPU answer at all? NVML's own errors are verdicts: lost, reset required, mismatch, corrupted InfoROM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from health.checks import gpus
+from health.model import CheckResult, Repair, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from health.model import Json, Readings
+    from health.thresholds import Thresholds
+
+NAME = "gpu_errors"
+NEEDS = ("nvml",)
+
+
+#: By NVML's code: result, words, repair, whether it holds a start back. 999 is what a GPU off the bus answers when looked up.
+_SAID = {
+    9: (Result.FAILED, "its driver is not loaded any more", Repair.RESTART_DRIVER, True),
+    14: (Result.DEGRADED, "its InfoROM is corrupted: the memory of its faults and settings", Repair.REPLACE, False),
+    15: (Result.FAILED, "it is lost: it fell off the bus, or does not answer", Repair.REBOOT, True),
+    16: (Result.FAILED, "it must be reset before it can be used", Repair.RESET_GPU, True),
+    18: (Result.FAILED, "library and kernel module of the driver are of different versions", Repair.RESTART_DRIVER, True),
+    999: (Result.FAILED, "the driver cannot say which GPU it is: it fell off the bus, or its firmware is stuck", Repair.REBOOT, True),
+}
+_LOOKED_UP = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
+
+
+def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Judge each GPU's errors, the gravest."""
+    for subject in gpus.all_of(now):
+        rows = now.rows("gpu.errors", subject)
+        evidence = tuple(f"{row.get('call')}: NVML error {row.get('code')}: {row.get('words')}" for row in rows)
+        if not rows:
+            yield CheckResult(NAME, subject, Result.OK, f"{gpus.called(now, subject)} answers")
+            continue
+        code = max((row for row in rows), key=_gravity).get("code")
+        result, words, repair, blocks = _SAID[code] if isinstance(code, int) and code in _SAID else _SAID[999]
+        if code == 999 and not any(row.get("call") in _LOOKED_UP for row in rows):  # noqa: PLR2004 -- NVML_ERROR_UNKNOWN
+            result, words, repair, blocks = Result.UNKNOWN, "one call failed for a reason that the driver does not tell", Repair.NONE, False
+        command = gpus.reset_command(now, subject) if repair is Repair.RESET_GPU else "nvidia-smi -L; dmesg | grep -i -e nvrm -e xid"
+        yield CheckResult(NAME, subject, result, f"{gpus.called(now, subject)}: {words}", evidence, repair, command, blocks)
+
+
+def _gravity(row: dict[str, Json]) -> int:
+    order = (14, 999, 16, 9, 18, 15)
+    code = row.get("code")
+    return order.index(code) if isinstance(code, int) and code in order else -1

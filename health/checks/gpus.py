@@ -1,0 +1,62 @@
+"""What the checks of GPUs share: how a GPU is called, and what is said where it could not be read. No check itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, CheckResult, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import Readings
+
+
+def all_of(now: Readings) -> Iterator[str]:
+    """Yield the subjects of all GPUs, in the driver's order."""
+    for reading in now.of("gpu.identity"):
+        yield reading.subject
+
+
+def called(now: Readings, subject: str) -> str:
+    """Return what people call a GPU: its number and PCI address."""
+    identity = now.table("gpu.identity", subject)
+    pci = identity.get("pci")
+    return f"GPU {identity.get('index', '?')}" + (f" ({pci})" if pci else "")
+
+
+def address(now: Readings, subject: str) -> str:
+    """Return what nvidia-smi's -i takes: the PCI address, else the UUID or number."""
+    pci = now.table("gpu.identity", subject).get("pci")
+    return str(pci) if pci else subject.removeprefix("gpu:").removeprefix("#")
+
+
+def reset_command(now: Readings, subject: str) -> str:
+    """Return the command that resets a GPU."""
+    return f"nvidia-smi --gpu-reset -i {address(now, subject)}"
+
+
+def answers(now: Readings, subject: str) -> bool:
+    """Tell whether a GPU is there at all: of one that is lost, another check speaks."""
+    codes = {row.get("code") for row in now.rows("gpu.errors", subject)}
+    return not codes & {15, 999}
+
+
+def unread(check: str, now: Readings, name: str, subject: str) -> CheckResult | None:
+    """Return what is said where a reading has no value: SKIPPED where there is none to have, UNKNOWN else; None where it has one."""
+    reading = now.one(name, subject)
+    if reading is None:
+        return CheckResult(check, subject, Result.UNKNOWN, f"{name} was not read")
+    if not reading.problem:
+        return None
+    if reading.problem == NOT_SUPPORTED:
+        return CheckResult(check, subject, Result.SKIPPED, f"{name}: this GPU or its driver does not tell")
+    words = {PERMISSION: "not permitted", GONE: "the GPU does not answer"}.get(reading.problem, reading.problem)
+    return CheckResult(check, subject, Result.UNKNOWN, f"{name} could not be read: {words}")
+
+
+def bus_gpus(now: Readings) -> tuple[str, ...] | None:
+    """Return the addresses of the GPUs that the bus has, None where that was not read."""
+    if now.one("pci.gpus") is None or now.problem("pci.gpus", HOST):
+        return None
+    return tuple(str(row.get("address")) for row in now.rows("pci.gpus"))

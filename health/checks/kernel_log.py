@@ -1,0 +1,83 @@
+"""What the kernel's log says of trouble. A log remembers what a device has long got over, so that only what is recent is a failure.
+
+An event of the last day that is critical is a failure; older ones, and lesser ones of the last day, are worth a word; what is corrected,
+an echo or over is not. What was there at the baseline is not told again. Whether a GPU needs a repair now is NVML's to say (gpu_recovery):
+the log holds no start back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from health.model import KERNEL, PERMISSION, CheckResult, Repair, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from health.model import Json, Readings
+    from health.thresholds import Thresholds
+
+NAME: Final = "kernel_log"
+NEEDS: Final = ("kernel_log",)
+#: Seconds after which an event is history.
+RECENT_S: Final = 86400.0
+#: The most events that are told one by one.
+MOST_TOLD: Final = 50
+_ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
+
+
+def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Judge each finding of the log."""
+    reading = now.one("kernel.findings", KERNEL)
+    if reading is None:
+        return
+    if reading.problem:
+        why = "it may not be read" if reading.problem == PERMISSION else reading.problem
+        evidence = (now.problem("kernel.source", KERNEL),)
+        yield CheckResult(NAME, KERNEL, Result.UNKNOWN, f"the kernel's log was not observed: {why}", evidence, Repair.CONFIGURE, _ALLOW)
+        return
+    known = {_key(row) for row in before.rows("kernel.findings", KERNEL)} if before is not None else set()
+    told = [one for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (one := _judged(row)) is not None]
+    told.sort(key=lambda one: one.result is not Result.FAILED)
+    yield from told[:MOST_TOLD]
+    if len(told) > MOST_TOLD:
+        yield CheckResult(
+            NAME, KERNEL, Result.DEGRADED, f"{len(told) - MOST_TOLD} more findings in the kernel's log", (), Repair.NONE, "dmesg -T"
+        )
+    lost = now.count("kernel.overruns", KERNEL) or 0
+    if lost:
+        why = f"the kernel's log was overwritten {lost} times before it was read"
+        yield CheckResult(NAME, KERNEL, Result.UNKNOWN, why, (), Repair.CONFIGURE, "boot with log_buf_len=16M")
+    if not told and not lost:
+        yield CheckResult(NAME, KERNEL, Result.OK, f"{now.text('kernel.source', KERNEL)}: nothing that needs attention")
+
+
+def _key(row: dict[str, Json]) -> tuple[Json, ...]:
+    return row.get("kind"), row.get("code"), row.get("pci"), row.get("subject"), row.get("line_number"), row.get("count")
+
+
+def _judged(row: dict[str, Json]) -> CheckResult | None:
+    """Return what one finding is worth, None where nothing is."""
+    severity, age = row.get("severity"), row.get("age_s")
+    recent = isinstance(age, int | float) and age <= RECENT_S
+    if severity == "info" or (severity == "warning" and not recent):
+        return None
+    failed = severity == "critical" and recent
+    pci, subject = row.get("pci"), row.get("subject")
+    code = f"{row.get('kind')} {row.get('code')}"
+    where = " ".join(str(one) for one in (pci, subject) if one)
+    parts = [f"{code} {where}".strip(), str(row.get("meaning", ""))]
+    if row.get("reason"):
+        parts.append(str(row["reason"]))
+    if not recent:
+        parts.append(f"{age / RECENT_S:.0f} days ago" if isinstance(age, int | float) else "at a time that is not known")
+    repair = Repair(str(row.get("repair", "none"))) if failed else Repair.NONE
+    return CheckResult(
+        NAME,
+        f"pci:{pci}" if pci else KERNEL,
+        Result.FAILED if failed else Result.DEGRADED,
+        ": ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]),
+        (str(row.get("line", "")),),
+        repair,
+        "dmesg -T",
+    )

@@ -1,0 +1,40 @@
+"""Did every probe answer? One that hangs is a fault of what it asks, and the only trace of it that some faults leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from health.model import CheckResult, Repair, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from health.model import Json, Readings
+    from health.thresholds import Thresholds
+
+NAME = "probes"
+NEEDS: tuple[str, ...] = ()
+
+
+def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Judge how each probe ended."""
+    for reading in now.of("probe.outcome"):
+        yield _judged(reading.subject, now.table("probe.outcome", reading.subject))
+
+
+def _judged(subject: str, told: dict[str, Json]) -> CheckResult:
+    name, seconds = subject.removeprefix("probe:"), told.get("seconds", 0.0)
+    if told.get("state") == "answered":
+        return CheckResult(NAME, subject, Result.OK, f"answered in {seconds} s")
+    if told.get("state") != "hung":
+        return CheckResult(NAME, subject, Result.UNKNOWN, f"probe {name}: {told.get('why') or 'no answer'}")
+    after = f", after {told['after']}" if told.get("after") else ""
+    evidence = (f"process {told.get('pid')}: state {told.get('process') or 'unknown'}, in {told.get('wchan') or 'unknown'}",)
+    late = f"probe {name} did not answer in {told.get('deadline_s', seconds)} s{after}"
+    command = f"cat /proc/{told.get('pid')}/stack"
+    if told.get("process") == "D":
+        where = f": stuck in the kernel at {told.get('wchan') or 'a place that it does not tell'}"
+        return CheckResult(NAME, subject, Result.FAILED, late + where, evidence, Repair.REBOOT, command)
+    if told.get("process") == "R":
+        return CheckResult(NAME, subject, Result.UNKNOWN, f"{late}: it was still running, the node may be short of CPU", evidence)
+    return CheckResult(NAME, subject, Result.FAILED, f"{late}: it waits for an answer that does not come", evidence, Repair.DRAIN, command)

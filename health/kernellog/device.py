@@ -1,0 +1,110 @@
+"""/dev/kmsg, read properly.
+
+In: the device, from its end on or from its beginning. Out: records of the kernel's own, whole: facility 0 only, for anybody may write the
+others; a line that comes in parts is joined. What can fail: opening it (OSError: not there, or not ours to read), and reading (OSError
+where whatever stands in its place ends). The device is the caller's to close; a Joiner's state is its owner's.
+
+Each read gives one record; a buffer that is too small for it is EINVAL, and so it is the longest that there is. BrokenPipeError (EPIPE)
+says that records were overwritten before they were read: the next read goes on behind them, and how many they were tells the number of
+the next record (Documentation/ABI/testing/dev-kmsg).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+KMSG = "/dev/kmsg"
+RECORD_BYTES = 8192  # the longest that the kernel gives (CONSOLE_EXT_LOG_MAX); a smaller buffer is EINVAL
+
+_RECORD = re.compile(rb"(?P<prefix>\d+),(?P<number>\d+),(?P<us>\d+),(?P<flags>[^,;]*)[^;]*;(?P<text>[^\n]*)")
+_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
+
+
+class Kmsg(Protocol):
+    """An open /dev/kmsg: each read gives one record, BlockingIOError where there is none, BrokenPipeError where some were overwritten."""
+
+    def fileno(self) -> int:
+        """Return the descriptor, for poll."""
+        ...
+
+    def read(self) -> bytes:
+        """Return the next record."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Device:
+    """/dev/kmsg, from its end on, or with all that is still in it. Raises OSError where it cannot be opened."""
+
+    def __init__(self, path: str | None = None, *, whole: bool = False) -> None:
+        """Open it. whole: from the oldest record that is kept."""
+        self._fd = os.open(path or KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        try:
+            os.lseek(self._fd, 0, os.SEEK_SET if whole else os.SEEK_END)
+        except OSError:  # whatever stands in its place here
+            os.close(self._fd)
+            raise
+
+    def fileno(self) -> int:
+        """See Kmsg."""
+        return self._fd
+
+    def read(self) -> bytes:
+        """See Kmsg."""
+        return os.read(self._fd, RECORD_BYTES)
+
+    def close(self) -> None:
+        """See Kmsg."""
+        os.close(self._fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of the kernel's own. number: of all that were ever written. uptime_s: when. flags: `c` and `+` where it is a part."""
+
+    text: str
+    flags: str
+    number: int
+    uptime_s: float
+
+
+def parse(data: bytes) -> Record | None:
+    """Return a record of the kernel's own; None for another facility's, or what is no record.
+
+    The lines after the first one are key=value pairs about the device, which nothing here asks for.
+    """
+    match = _RECORD.match(data)
+    if match is None or int(match["prefix"]) >> 3:
+        return None
+    text = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), match["text"]).decode("utf-8", "replace")
+    return Record(text, match["flags"].decode(), int(match["number"]), int(match["us"]) / 1e6)
+
+
+class Joiner:
+    """Makes whole lines of the records: the kernel gives a line that was printed in parts as several."""
+
+    def __init__(self) -> None:
+        self._held: Record | None = None
+
+    def take(self, record: Record) -> tuple[Record, ...]:
+        """Return the lines that are whole now."""
+        held, self._held = self._held, None
+        if held is not None and "+" in record.flags:
+            self._held = replace(held, text=held.text + record.text)
+            return ()
+        whole = (held,) if held is not None else ()
+        if "c" in record.flags:
+            self._held = record
+            return whole
+        return (*whole, record) if record.text else whole
+
+    def rest(self) -> tuple[Record, ...]:
+        """Return what was held back for more of it."""
+        held, self._held = self._held, None
+        return (held,) if held is not None else ()

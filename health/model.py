@@ -1,0 +1,265 @@
+"""The nouns of health: what is asked, what was read, what follows.
+
+In and out: values. Nothing here does IO, keeps state or fails, but for `from_json`, which raises ValueError on what is not ours.
+
+    Ask      what a probe is told: where to look, and what the job is
+    Reading  one value that one probe read of one subject, or why it could not be read
+    Readings all of one sweep, found by name and subject
+    CheckResult  what one check says of one subject: result, reason, evidence, and what repairs it
+
+A subject is named `gpu:UUID`, `pci:0000:3b:00.0`, `port:mlx5_0/1`, `nic:eth0`, `path:/data`, `probe:nvml`, `host` or `kernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+
+HOST: Final = "host"
+KERNEL: Final = "kernel"
+#: What a problem is where it is none of the subject's: the reading does not exist here, or is not ours to make.
+NOT_SUPPORTED: Final = "not_supported"
+PERMISSION: Final = "permission"
+#: The subject was there, and is not any more.
+GONE: Final = "gone"
+
+
+class Result(StrEnum):
+    """What a check says. UNKNOWN: could not be judged, which is not healthy. SKIPPED: nothing of the kind is here."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    SKIPPED = "skipped"
+
+
+#: Worst first: the order in which people are shown them.
+WORST_FIRST: Final = (Result.FAILED, Result.DEGRADED, Result.UNKNOWN, Result.OK, Result.SKIPPED)
+
+
+class Repair(StrEnum):
+    """What a person or a fleet should do. RESTART_JOB is done by the supervisor; CONFIGURE is a setting of the node."""
+
+    NONE = "none"
+    RESTART_JOB = "restart_job"
+    RESET_GPU = "reset_gpu"
+    RESTART_DRIVER = "restart_driver"
+    REBOOT = "reboot"
+    DRAIN = "drain"
+    REPLACE = "replace"
+    CONFIGURE = "configure"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a probe is told. All of it is optional: `supervise doctor` knows of no job.
+
+    deadline_s: the most that any probe is given. paths: that the job writes. hosts, ports: of the job's nodes, and those it will listen on.
+    environ: the job's. pids_ours: processes of the job, by the caller's proof. cookie: SUPERVISE_JOB_COOKIE of the job, "" for none.
+    need_bytes: what one checkpoint takes. lasting: this process reads again and again, so that it is worth to keep sessions and to listen
+    for events. root: where /proc, /sys and /dev are looked for. options: what only one probe understands, by its name.
+    """
+
+    deadline_s: float = 10.0
+    paths: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    pids_ours: tuple[int, ...] = ()
+    cookie: str = ""
+    need_bytes: int = 0
+    lasting: bool = False
+    root: str = "/"
+    options: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
+
+    def at(self, path: str) -> str:
+        """Return where an absolute path of the system is looked for."""
+        return path if self.root == "/" else self.root.rstrip("/") + path
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as JSON."""
+        return {
+            "deadline_s": self.deadline_s,
+            "paths": list(self.paths),
+            "hosts": list(self.hosts),
+            "ports": list(self.ports),
+            "environ": dict(self.environ),
+            "pids_ours": list(self.pids_ours),
+            "cookie": self.cookie,
+            "need_bytes": self.need_bytes,
+            "lasting": self.lasting,
+            "root": self.root,
+            "options": dict(self.options),
+        }
+
+    @classmethod
+    def from_json(cls, row: dict[str, Json]) -> Ask:
+        """Return the Ask that `to_json` wrote."""
+        made = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        return cls(**made)  # type: ignore[arg-type]  # it was one of ours
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One value. problem: "" or why there is none (NOT_SUPPORTED, PERMISSION, GONE, or words); then value is None. t: wall seconds."""
+
+    probe: str
+    subject: str
+    name: str
+    value: Json = None
+    problem: str = ""
+    t: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check says of one subject.
+
+    reason: a sentence without a final dot. evidence: the values it stands on. command: what a person types to repair it or to see more.
+    blocks: no attempt should be started while this holds.
+    """
+
+    check: str
+    subject: str
+    result: Result
+    reason: str
+    evidence: tuple[str, ...] = ()
+    repair: Repair = Repair.NONE
+    command: str = ""
+    blocks: bool = False
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as JSON."""
+        return {
+            "check": self.check,
+            "subject": self.subject,
+            "result": self.result.value,
+            "reason": self.reason,
+            "evidence": list(self.evidence),
+            "repair": self.repair.value,
+            "command": self.command,
+            "blocks": self.blocks,
+        }
+
+
+class Readings:
+    """The readings of one sweep, in the order in which they were made. The last of one name and subject holds."""
+
+    __slots__ = ("_all", "_by_name")
+
+    def __init__(self, readings: Iterable[Reading] = ()) -> None:
+        self._all = tuple(readings)
+        by_name: dict[str, dict[str, Reading]] = {}
+        for reading in self._all:
+            by_name.setdefault(reading.name, {})[reading.subject] = reading
+        self._by_name = by_name
+
+    def __iter__(self) -> Iterator[Reading]:
+        """Yield every reading."""
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        """Return how many were made."""
+        return len(self._all)
+
+    def __add__(self, other: Readings) -> Readings:
+        """Return these and then the others."""
+        return Readings((*self, *other))
+
+    def of(self, name: str) -> tuple[Reading, ...]:
+        """Return those of one name, one for each subject."""
+        return tuple(self._by_name.get(name, {}).values())
+
+    def one(self, name: str, subject: str = HOST) -> Reading | None:
+        """Return the reading, also one with a problem; None where it was not made."""
+        return self._by_name.get(name, {}).get(subject)
+
+    def number(self, name: str, subject: str = HOST) -> float | None:
+        """Return a number (bool counts as 0 or 1), None where there is none."""
+        value = self.value(name, subject)
+        return value if isinstance(value, int | float) else None
+
+    def count(self, name: str, subject: str = HOST) -> int | None:
+        """Return a whole number, None where there is none."""
+        value = self.number(name, subject)
+        return None if value is None else int(value)
+
+    def text(self, name: str, subject: str = HOST) -> str:
+        """Return a text, "" where there is none."""
+        value = self.value(name, subject)
+        return value if isinstance(value, str) else ""
+
+    def rows(self, name: str, subject: str = HOST) -> list[dict[str, Json]]:
+        """Return a list of tables, empty where there is none."""
+        value = self.value(name, subject)
+        return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+    def table(self, name: str, subject: str = HOST) -> dict[str, Json]:
+        """Return a table, empty where there is none."""
+        value = self.value(name, subject)
+        return value if isinstance(value, dict) else {}
+
+    def value(self, name: str, subject: str = HOST) -> Json:
+        """Return the value, None where there is none."""
+        reading = self.one(name, subject)
+        return None if reading is None or reading.problem else reading.value
+
+    def problem(self, name: str, subject: str = HOST) -> str:
+        """Return why there is no value, "" where there is one or none was asked for."""
+        reading = self.one(name, subject)
+        return "" if reading is None else reading.problem
+
+    def subjects(self, kind: str = "") -> tuple[str, ...]:
+        """Return the subjects whose names begin with `kind` (`gpu:`), in the order in which they were first read."""
+        return tuple(dict.fromkeys(reading.subject for reading in self._all if reading.subject.startswith(kind)))
+
+    def from_probe(self, probe: str) -> Readings:
+        """Return those of one probe."""
+        return Readings(reading for reading in self._all if reading.probe == probe)
+
+    def to_json(self) -> list[Json]:
+        """Return them as JSON: for a baseline that is kept."""
+        return [[one.probe, one.subject, one.name, one.value, one.problem, one.t] for one in self._all]
+
+    @classmethod
+    def from_json(cls, rows: Json) -> Readings:
+        """Return the Readings that `to_json` wrote. Raises ValueError on any other form."""
+        return cls(reading_from(row) for row in (rows if isinstance(rows, list) else [rows]))
+
+
+def reading_from(row: Json) -> Reading:
+    """Return the reading of one row of `Readings.to_json`. Raises ValueError."""
+    match row:
+        case [str(probe), str(subject), str(name), value, str(problem), float() | int() as t]:
+            return Reading(probe, subject, name, value, problem, float(t))
+    raise ValueError(f"no reading: {row!r}")
+
+
+def delta(now: Readings, before: Readings | None, name: str, subject: str) -> float | None:
+    """Return by how much a counter grew since the baseline; None where either is missing, what it is now where it began anew."""
+    if before is None:
+        return None
+    new, old = now.number(name, subject), before.number(name, subject)
+    if new is None or old is None:
+        return None
+    return new - old if new >= old else new  # the driver was loaded anew, or the device was reset
+
+
+def elapsed_s(now: Readings, before: Readings | None, name: str, subject: str) -> float | None:
+    """Return the seconds between the two readings of a counter."""
+    new, old = now.one(name, subject), before.one(name, subject) if before is not None else None
+    return new.t - old.t if new is not None and old is not None and new.t > old.t else None
+
+
+def worst(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
+    """Return them worst first; within one result those that block first, then by check and subject."""
+    return tuple(sorted(results, key=lambda one: (WORST_FIRST.index(one.result), not one.blocks, one.check, one.subject)))

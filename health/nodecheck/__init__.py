@@ -1,0 +1,1 @@
+"""The node check: which node, GPU or link among those of a job is bad or slow, found by many short meetings of ever other pairs."""

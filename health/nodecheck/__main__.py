@@ -1,0 +1,220 @@
+"""`python -m health.nodecheck`: a node check, as one rank of torchrun's, or of all ranks of this node, which it then starts itself.
+
+In: options, and under torchrun RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out: a text or a JSON object on the standard output
+of the rank that leads; the exit code on each: 0, or 69 where anything is FAILED, or 75 where there was no report, because nobody
+could be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if __name__ == "__main__" and not __package__:
+    # run by path. Not by way of sys.path: a user's own package `health` may be found there first
+    _spec = PathFinder.find_spec("health", [str(Path(__file__).resolve().parents[2])])
+    if _spec is None or _spec.loader is None:
+        sys.exit(f"{__file__}: no package around it")
+    sys.modules["health"] = module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["health"])
+
+from health.nodecheck import plan, report
+from health.nodecheck.model import Fault, FaultKind
+from health.nodecheck.peers import Options, Peers
+from health.nodecheck.warden import PipeVoice, Warden
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from health.model import Json
+    from health.nodecheck.measure import Board
+
+#: Nothing was found out: try again (sysexits: EX_TEMPFAIL).
+NO_REPORT: Final = 75
+_PR_SET_PDEATHSIG: Final = 1
+_LEAVE_S: Final = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Take part, or start all ranks of this node. Returns the exit code."""
+    given = _parser().parse_args(arguments)
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return _start_ranks(given)
+    options = Options(
+        int(os.environ["WORLD_SIZE"]), given.deadline, trial_s=given.trial_timeout, rounds=given.rounds, faults=tuple(given.rehearse)
+    )
+    return _take_part(int(os.environ["RANK"]), options, as_json=given.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m health.nodecheck",
+        description="Find the bad or slow node, GPU or link. Start it on every node: under torchrun, or by itself with --nnodes.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--deadline", type=float, default=60.0, metavar="S", help="there is a verdict by then (default 60)")
+    parser.add_argument("--trial-timeout", type=float, default=8.0, metavar="S", help="for one operation of a pair (default 8)")
+    parser.add_argument("--rounds", type=int, default=plan.ROUNDS, metavar="N", help=f"meetings of each rank (default {plan.ROUNDS})")
+    kinds = ", ".join(f"{kind}:RANK:AMOUNT" if kind is not FaultKind.SLOW_LINK else f"{kind}:A-B:SECONDS" for kind in FaultKind)
+    parser.add_argument("--rehearse", type=_fault, action="append", default=[], metavar="FAULT", help=f"put a fault in: {kinds}")
+    own = parser.add_argument_group("without torchrun")
+    own.add_argument("--nnodes", type=int, default=1, metavar="N")
+    own.add_argument("--node-rank", type=int, default=0, metavar="N")
+    own.add_argument("--nproc-per-node", type=int, default=0, metavar="N", help="default: the number of GPUs, or 1")
+    own.add_argument("--master", default="", metavar="HOST:PORT", help="a free port of the node of rank 0; wanted with --nnodes")
+    return parser
+
+
+def _fault(text: str) -> Fault:
+    try:
+        return Fault.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+# --- one rank -------------------------------------------------------------------------------------------------------------------------
+
+
+def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of, that a peer is gone, is what is being looked for
+    import torch  # noqa: F401, PLC0415  before the fork, so that it is loaded once; it touches no GPU by itself
+
+    hear, speak = os.pipe()
+    pid = os.fork()  # no thread runs yet
+    if not pid:
+        os.close(hear)
+        _measure(rank, options, PipeVoice(speak))
+    os.close(speak)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    warden = None
+    try:
+        board = _board(options, serve=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+        warden = Warden(rank, pid, hear, board, options)
+        told = warden.watch()
+        if told["told_by"] == rank:
+            _print(told, as_json=as_json)
+        _leave(board, rank, options)
+    except (RuntimeError, TimeoutError) as error:  # torch's DistError is a RuntimeError
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        sys.stderr.write(
+            f"node check failed: rank {rank}: {' '.join(str(error).split())[:300]}\nIs the node at {where} alive and reachable?\n"
+        )
+        return NO_REPORT
+    finally:
+        if warden is not None:
+            warden.kill()
+        else:
+            os.kill(pid, signal.SIGKILL)
+    return 0 if told["fit"] else report.UNFIT
+
+
+def _board(options: Options, *, serve: bool) -> Board:
+    from health.nodecheck.measure import Board  # noqa: PLC0415  torch
+
+    run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serve=serve, run=run, timeout_s=options.join_s)
+
+
+def _measure(rank: int, options: Options, voice: PipeVoice) -> NoReturn:
+    """Measure until all is said. In a process of its own, which ends here."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # its warden's death ends it, also where it hangs
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a timeout is raised, and does not end the process
+        from health.nodecheck import measure, rounds  # noqa: PLC0415  torch
+
+        me = measure.member(rank, int(os.environ.get("LOCAL_RANK", "0")))
+        board = _board(options, serve=False)
+        board.put(f"member/{rank}", json.dumps(me.to_json()))
+        peers = Peers(board, options)
+        members = rounds.wait_members(board, peers, options.world, voice)
+        shared = rounds.is_shared(me, [*members.values()])
+        meter = measure.Meter(board, me, voice.step, measure.Manner(shared, options.trial_s, options.faults))
+        rounds.take_part(rounds.Player(board, peers, me, meter, voice), options)
+        code = 0
+    except BrokenPipeError:
+        code = 0
+    except BaseException:  # noqa: BLE001  whatever it was, this process ends here
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # no one else's exit handlers, and no waiting for threads that hang
+
+
+def _leave(board: Board, rank: int, options: Options) -> None:
+    """Go once all have read the report: torchrun ends all when one ends in failure. The board may be rank 0's own, so it goes last."""
+    until = time.monotonic() + _LEAVE_S
+    with contextlib.suppress(RuntimeError):  # the board has gone
+        board.put(f"read/{rank}", "1")
+        _wait_all(board, "read", options.world, until)
+        board.put(f"left/{rank}", "1")
+        if rank == 0:
+            _wait_all(board, "left", options.world, until)
+
+
+def _wait_all(board: Board, word: str, world: int, until: float) -> None:
+    for other in range(world):
+        while not board.has(f"{word}/{other}") and time.monotonic() < until:
+            time.sleep(0.05)
+
+
+def _print(told: dict[str, Json], *, as_json: bool) -> None:
+    sys.stdout.write(json.dumps(told) + "\n" if as_json else "".join(line + "\n" for line in report.lines(told)))
+    sys.stdout.flush()
+
+
+# --- all ranks of this node -----------------------------------------------------------------------------------------------------------
+
+
+def _start_ranks(given: argparse.Namespace) -> int:
+    """Start the ranks of this node as torchrun would, and return the worst of their exit codes."""
+    if given.nnodes > 1 and not given.master:
+        sys.stderr.write("node check failed: --nnodes without --master: name a free port of the node of rank 0, HOST:PORT, on every node\n")
+        return 2
+    host, _, port = (given.master or f"127.0.0.1:{_free_port()}").rpartition(":")
+    count = given.nproc_per_node or len([*Path("/proc/driver/nvidia/gpus").glob("*")]) or 1
+    argv = [sys.executable, "-P", str(Path(__file__).resolve()), *sys.argv[1:]]
+    ranks = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        for local in range(count):
+            rank = given.node_rank * count + local
+            numbers = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": given.nnodes * count, "MASTER_PORT": port}
+            environ = {**os.environ, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": host}
+            ranks.append(subprocess.Popen(argv, env=environ))  # noqa: S603  this very program
+        codes = {abs(one.wait()) for one in ranks}
+        return report.UNFIT if report.UNFIT in codes else max(codes)  # who has the report knows best
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        for one in ranks:
+            one.terminate()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end(code: int) -> NoReturn:
+    """End at once: what torch takes down on its way out takes seconds where many do it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _end(main())

@@ -1,0 +1,270 @@
+"""What the meetings say: which rank or link is gone, fails, or is slow. Pure.
+
+In: Evidence. Out: Verdicts, and who deserves a second look. Nothing here fails, and nothing is kept.
+
+    failures  Every failed meeting counts, however many went well. Ranks that failed with several partners are taken out one by one, the one
+              with most partners first; what is left of failures between two that nobody else complains of is their link's. A rank whose
+              failures are all with few partners, and with these nearly always, has bad links and is not bad itself.
+    times     The time of a meeting is that of its best trial, because whatever disturbs only adds; that of a pair or rank is the (lower)
+              median of its meetings. It is slow where it is `ratio` times that of the others, and farther from them than the meetings of
+              one and the same pair lie apart. Pairs of one machine and pairs between machines are not compared, nor different models.
+    partners  A rank is judged by its pairs with those not accused: who is accused is taken out before the next one is judged, and
+              links are judged last, among ranks that all passed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median, median_low
+from typing import TYPE_CHECKING, Final
+
+from health.nodecheck.model import NOBODY, TOGETHER, Kind, Pair
+
+if TYPE_CHECKING:
+    from health.nodecheck.model import Evidence, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """From when on something is slow. All are ratios to the others' times, but for `noise`."""
+
+    #: Matrix products: GPUs of one model differ by some percent (SuperBench: 3-5 % between healthy A100s).
+    compute: float = 1.25
+    #: What a pair does: other switches, other NUMA nodes.
+    pair: float = 1.5
+    #: The same where ranks share a machine with fewer cores than ranks: CPU time is not all theirs.
+    crowded_compute: float = 1.6
+    crowded_pair: float = 3.0
+    #: How many times farther than the meetings of one pair lie apart (median of all pairs' ranges).
+    noise: float = 3.0
+    #: From when on it is FAILED instead of DEGRADED (DLRover calls it a straggler from 2 times the median on).
+    failed: float = 2.0
+    #: Share of a rank's pairs by which it is judged: the pair at this place of its sorted pairs is slow. A third: one good pair in
+    #: three acquits, since no slow rank has any.
+    of_pairs: float = 1 / 3
+    #: Share of meetings that failed from which a pair counts as always failing.
+    always: float = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """What is too slow: its time, that of the others (median), and how many they are."""
+
+    kind: Kind
+
+    seconds: float
+    others: float
+    count: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times the others' time."""
+        return self.seconds / self.others
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """All that is wrong. Every rank or link is in one of them at most, but that a failing rank may compute slowly too.
+
+    failing, failing_links: what failed in each meeting that did. doubts: pairs that failed, or were slow,
+    once, so that it may be chance, the link or either end.
+    """
+
+    failing: Mapping[int, tuple[str, ...]]
+    failing_links: Mapping[Pair, tuple[str, ...]]
+    doubts: Mapping[Pair, str]
+    slow_compute: Mapping[int, Slow]
+    slow_ranks: Mapping[int, tuple[Slow, ...]]
+    slow_links: Mapping[Pair, tuple[Slow, ...]]
+
+    @property
+    def touched(self) -> set[int]:
+        """The ranks of which anything is said here but that they compute slowly."""
+        pairs = (*self.failing_links, *self.doubts, *self.slow_links)
+        return {*self.failing, *self.slow_ranks, *(rank for pair in pairs for rank in pair)}
+
+
+DEFAULT: Final = Limits()
+
+
+def judge(known: Evidence, limits: Limits = DEFAULT) -> Verdicts:
+    """Return what is wrong among those that are not gone."""
+    failed = failed_pairs(known)
+    ranks, links, once = _failing(known, failed, limits)
+    slow = _slow_compute(known, limits)
+    slow_ranks, slow_links, seldom = _slow_together(known, {*ranks, *slow}, links, limits)
+    return Verdicts(
+        failing={
+            rank: tuple([one.failure for one in known.samples if one.rank == rank and one.own])
+            + tuple(f"with rank {sum(pair) - rank}: {word}" for pair, why in failed.items() if rank in pair for word in why)
+            for rank in ranks
+        },
+        failing_links={pair: tuple(failed[pair]) for pair in links},
+        doubts={**{pair: failed[pair][0] for pair in once}, **seldom},
+        slow_compute=slow,
+        slow_ranks=slow_ranks,
+        slow_links=slow_links,
+    )
+
+
+def second_look(known: Evidence, limits: Limits = DEFAULT) -> tuple[list[int], list[int], list[Pair]]:
+    """Return the ranks to be looked at again with good partners, the good ones, and the pairs that should meet once more.
+
+    Suspect are all that a failure or a slow link touches: whether rank or link is bad shows with others. At most half are suspects.
+    """
+    found = judge(known, limits)
+    here = [rank for rank in sorted(known.members) if rank not in known.gone]
+    weight = Counter(rank for pair, why in failed_pairs(known).items() for rank in pair for _ in why)
+    chosen = sorted((rank for rank in found.touched if rank in here), key=lambda rank: (-weight[rank], rank))
+    again = [pair for pair in (*found.doubts, *found.failing_links) if set(pair) <= set(here)]
+    return sorted(chosen[: max(2, len(here) // 2)]), [rank for rank in here if rank not in found.touched], again
+
+
+# --- failures -------------------------------------------------------------------------------------------------------------------------
+
+
+def meetings(known: Evidence) -> dict[tuple[int, int, Pair], list[Sample]]:
+    """Return what was seen of each meeting of two that were both there: one or two samples."""
+    found: dict[tuple[int, int, Pair], list[Sample]] = {}
+    for one in known.samples:
+        if one.partner != NOBODY and not one.absent and not known.gone.keys() & set(one.pair):
+            found.setdefault((one.phase, one.number, one.pair), []).append(one)
+    return found
+
+
+def failed_pairs(known: Evidence) -> dict[Pair, list[str]]:
+    """Return the failed meetings of each pair that had any: what was seen first. What a rank did wrong alone is not a pair's."""
+    found: dict[Pair, list[str]] = {}
+    for (_, _, pair), both in meetings(known).items():
+        bad = [one for one in both if one.failure]
+        if bad and not any(one.own for one in bad):
+            found.setdefault(pair, []).append(bad[0].failure)
+    return found
+
+
+def _failing(known: Evidence, failed: Mapping[Pair, list[str]], limits: Limits) -> tuple[set[int], set[Pair], set[Pair]]:
+    """Return the ranks that fail, the links, and the pairs that failed once and nobody knows why."""
+    ranks = {one.rank for one in known.samples if one.own and one.rank not in known.gone}
+    met = Counter(pair for _, _, pair in meetings(known))
+    links: set[Pair] = set()
+    while True:
+        left = {pair: len(why) for pair, why in failed.items() if not ranks & set(pair) and pair not in links}
+        partners = Counter(rank for pair in left for rank in pair)
+        weight = {rank: sum(count for pair, count in left.items() if rank in pair) for rank in partners}
+        worst = max(partners, key=lambda rank: (partners[rank], weight[rank], -rank), default=NOBODY)
+        if worst == NOBODY or partners[worst] < 2:  # noqa: PLR2004  one partner alone: it may be the partner or the link
+            return ranks, links | {pair for pair, count in left.items() if count > 1}, {pair for pair, count in left.items() if count == 1}
+        theirs = {pair for pair in left if worst in pair}
+        met_all = [pair for pair in met if worst in pair and not ranks & set(pair)]
+        if 2 * len(theirs) < len(met_all) and all(left[pair] >= max(2, limits.always * met[pair]) for pair in theirs):
+            links |= theirs
+        else:
+            ranks.add(worst)
+
+
+# --- times ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _slow_compute(known: Evidence, limits: Limits) -> dict[int, Slow]:
+    """Return the ranks whose matrix products take too long, among ranks of the same model."""
+    meetings: dict[int, list[float]] = {}
+    for one in known.samples:
+        if trials := one.seconds.get(Kind.COMPUTE):
+            meetings.setdefault(one.rank, []).append(min(trials))
+    typical = {rank: median_low(times) for rank, times in meetings.items() if rank in known.members}
+    slow: dict[int, Slow] = {}
+    while True:
+        found: dict[int, Slow] = {}
+        for rank in typical.keys() - slow.keys():
+            alike = [other for other in typical if other not in slow and known.members[other].model == known.members[rank].model]
+            others = [typical[other] for other in alike if other != rank]
+            noise = median([_range(meetings[other]) for other in alike])
+            ratio = limits.crowded_compute if crowded(known, rank) else limits.compute
+            if others and _is_slow(typical[rank], median_low(others), noise, ratio, limits):
+                found[rank] = Slow(Kind.COMPUTE, typical[rank], median_low(others), len(others))
+        if not found:
+            return slow
+        worst = max(found, key=lambda rank: found[rank].ratio)
+        slow[worst] = found[worst]
+
+
+def crowded(known: Evidence, *ranks: int) -> bool:
+    """Return whether any of these ranks shares the cores of a machine with more ranks than it has, and has nothing else to compute with."""
+    machines = Counter(one.machine for one in known.members.values() if one.device == "cpu")
+    return any(machines[known.members[rank].machine] > known.members[rank].cores for rank in ranks if known.members[rank].device == "cpu")
+
+
+def _slow_together(
+    known: Evidence, accused: set[int], links: set[Pair], limits: Limits
+) -> tuple[dict[int, tuple[Slow, ...]], dict[Pair, tuple[Slow, ...]], dict[Pair, str]]:
+    """Return the ranks and the links that communicate too slowly, and pairs that were slow in the only meeting they had."""
+    ranks: dict[int, tuple[Slow, ...]] = {}
+    pairs: dict[Pair, tuple[Slow, ...]] = {}
+    for kind in TOGETHER:
+        slow_ranks, slow_pairs = _slow_of(known, kind, accused, links, limits)
+        ranks.update({rank: (*ranks.get(rank, ()), one) for rank, one in slow_ranks.items()})
+        pairs.update({pair: (*pairs.get(pair, ()), one) for pair, one in slow_pairs.items()})
+    pairs = {pair: slow for pair, slow in pairs.items() if not ranks.keys() & set(pair)}
+    met = Counter(pair for _, _, pair in meetings(known))
+    return (
+        ranks,
+        {pair: slow for pair, slow in pairs.items() if met[pair] > 1},
+        {pair: f"{slow[0].kind} took {slow[0].ratio:.1f} times as long as others" for pair, slow in pairs.items() if met[pair] == 1},
+    )
+
+
+def _slow_of(known: Evidence, kind: Kind, accused: set[int], links: set[Pair], limits: Limits) -> tuple[dict[int, Slow], dict[Pair, Slow]]:
+    """Return the slow ranks and the slow links of one kind."""
+    ranks: dict[int, Slow] = {}
+    pairs: dict[Pair, Slow] = {}
+    for times in _classes(known, kind, accused, links):
+        noise = median([_range(one) for one in times.values()])
+        typical = {pair: median_low(one) for pair, one in times.items()}
+        ratio = limits.crowded_pair if any(crowded(known, *pair) for pair in typical) else limits.pair
+        while (slow := _slowest_rank(kind, typical, noise, ratio, limits)) is not None:
+            rank, ranks[rank] = slow
+            typical = {pair: second for pair, second in typical.items() if rank not in pair}
+        for pair, second in typical.items():
+            others = [time for other, time in typical.items() if other != pair]
+            if len(others) > 1 and _is_slow(second, median(others), noise, ratio, limits):
+                pairs[pair] = Slow(kind, second, median(others), len(others))
+    return ranks, pairs
+
+
+def _classes(known: Evidence, kind: Kind, accused: set[int], links: set[Pair]) -> Iterable[Mapping[Pair, list[float]]]:
+    """Yield the meetings' best times of the pairs that may be compared: within machines, then between them, of the same models."""
+    classes: dict[tuple[bool, frozenset[str]], dict[Pair, list[float]]] = {}
+    for (_, _, pair), both in meetings(known).items():
+        best = [min(one.seconds[kind]) for one in both if one.seconds.get(kind) and not one.failure]
+        if best and pair not in links and not accused & set(pair) and known.members.keys() >= set(pair):
+            a, b = (known.members[rank] for rank in pair)
+            classes.setdefault((a.machine == b.machine, frozenset((a.model, b.model))), {}).setdefault(pair, []).append(min(best))
+    return classes.values()
+
+
+def _slowest_rank(kind: Kind, typical: Mapping[Pair, float], noise: float, ratio: float, limits: Limits) -> tuple[int, Slow] | None:
+    """Return the rank that is slow with most of its partners, compared with the pairs in which it has no part."""
+    found: dict[int, Slow] = {}
+    for rank in {rank for pair in typical for rank in pair}:
+        own = sorted(second for pair, second in typical.items() if rank in pair)
+        others = sorted(second for pair, second in typical.items() if rank not in pair)
+        if len(own) < 2 or not others:  # noqa: PLR2004  one pair alone cannot say which end it is
+            continue
+        # the others' good ones: a second slow rank among four would be half of all others, and hide this one
+        good = others[len(others) // 4]
+        if _is_slow(own[int(len(own) * limits.of_pairs)], good, noise, ratio, limits) and _is_slow(own[0], good, noise, ratio**0.5, limits):
+            found[rank] = Slow(kind, median_low(own), median_low(others), len(others))
+    worst = max(found, key=lambda rank: found[rank].seconds, default=NOBODY)
+    return None if worst == NOBODY else (worst, found[worst])
+
+
+def _is_slow(second: float, others: float, noise: float, ratio: float, limits: Limits) -> bool:
+    return others > 0 and second > ratio * others and second - others > limits.noise * noise
+
+
+def _range(times: Iterable[float]) -> float:
+    """How far the meetings lie apart, by their middle half: one disturbed meeting says nothing."""
+    ordered = sorted(times)
+    return ordered[(3 * len(ordered)) // 4 if len(ordered) > 3 else -1] - ordered[len(ordered) // 4]  # noqa: PLR2004  less than four have no quarters

@@ -1,0 +1,160 @@
+"""What people and programs are told of a node check.
+
+In: Evidence. Out: CheckResults (those of `supervise doctor`), a text, a JSON object, the exit code. Nothing can fail here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from health.model import CheckResult, Repair, Result, worst
+from health.nodecheck.judge import DEFAULT, judge, meetings
+from health.nodecheck.model import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from health.model import Json
+    from health.nodecheck.judge import Limits, Slow
+    from health.nodecheck.model import Evidence, Pair
+
+VERSION: Final = 1
+UNFIT: Final = 69
+PRESENCE: Final = "node_presence"
+FAILURES: Final = "node_failures"
+COMPUTE: Final = "node_compute"
+LINKS: Final = "node_links"
+
+
+def results(known: Evidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...]:
+    """Return what is wrong, worst first, and last what was looked at; never empty."""
+    found = judge(known, limits)
+    said = [
+        *(_presence(known, rank, why) for rank, why in known.gone.items()),
+        *(_unfinished(known, rank, step) for rank, step in known.unfinished.items()),
+        *(_failing(known, rank, why) for rank, why in found.failing.items()),
+        *(_failing_link(known, pair, why) for pair, why in found.failing_links.items()),
+        *(_doubt(known, pair, why) for pair, why in found.doubts.items()),
+        *(
+            _slow(COMPUTE, f"rank:{rank}", f"{_name(known, rank)} computes slowly", [one], limits)
+            for rank, one in found.slow_compute.items()
+        ),
+        *(_slow_rank(known, rank, slow, limits) for rank, slow in found.slow_ranks.items()),
+        *(_slow_link(known, pair, slow, limits) for pair, slow in found.slow_links.items()),
+    ]
+    if known.rehearsed:  # never to be taken for the truth, wherever it is shown
+        said = [replace(one, reason="rehearsal: " + one.reason) for one in said]
+    return (*worst(said), _extent(known))
+
+
+def exit_code(said: Iterable[CheckResult]) -> int:
+    """Return 0, or UNFIT where anything is FAILED."""
+    return UNFIT if any(one.result is Result.FAILED for one in said) else 0
+
+
+def to_json(known: Evidence, said: Sequence[CheckResult], seconds: float, t: float) -> dict[str, Json]:
+    """Return the object of `--json`."""
+    return {
+        "v": VERSION,
+        "t": t,
+        "seconds": round(seconds, 3),
+        "fit": exit_code(said) == 0,
+        "rehearsal": known.rehearsed,
+        "world": known.world,
+        "meetings": len(meetings(known)),
+        "members": [known.members[rank].to_json() for rank in sorted(known.members)],
+        "results": [one.to_json() for one in said],
+    }
+
+
+def lines(told: dict[str, Json]) -> Iterable[str]:
+    """Yield the lines for people of what `to_json` returned."""
+    said = told["results"]
+    for one in said if isinstance(said, list) else []:
+        if isinstance(one, dict):
+            yield f"{str(one['result']).upper():<9} {one['check']:<14} {one['reason']}"
+            evidence = one["evidence"]
+            yield from (f"{'':<25}  {line}" for line in (evidence if isinstance(evidence, list) else []))
+    fit = "all who took part are fit for a job" if told["fit"] else "not fit for a job until what is FAILED is repaired or left out"
+    yield f"node check of {told['world']} ranks in {told['seconds']:.1f} s: {fit}"
+
+
+def time_of(seconds: float) -> str:
+    """Return a time for people."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _name(known: Evidence, rank: int) -> str:
+    return str(known.members.get(rank, f"rank {rank}"))
+
+
+def _ends(known: Evidence, pair: Pair) -> str:
+    return f"{_name(known, pair[0])} and {_name(known, pair[1])}"
+
+
+def _link(pair: Pair) -> str:
+    return f"link:{pair[0]}-{pair[1]}"
+
+
+def _met(known: Evidence, rank: int) -> int:
+    return sum(1 for _, _, pair in meetings(known) if rank in pair)
+
+
+def _presence(known: Evidence, rank: int, why: str) -> CheckResult:
+    return CheckResult(PRESENCE, f"rank:{rank}", Result.FAILED, f"{_name(known, rank)}: {why}", repair=Repair.DRAIN)
+
+
+def _unfinished(known: Evidence, rank: int, step: str) -> CheckResult:
+    return CheckResult(PRESENCE, f"rank:{rank}", Result.UNKNOWN, f"{_name(known, rank)}: not through at the deadline; last: {step}")
+
+
+def _failing(known: Evidence, rank: int, why: Sequence[str]) -> CheckResult:
+    reason = f"{_name(known, rank)} failed in {len(why)} of {_met(known, rank)} meetings; its partners pass with others"
+    return CheckResult(FAILURES, f"rank:{rank}", Result.FAILED, reason, tuple(why[:3]), Repair.DRAIN)
+
+
+def _failing_link(known: Evidence, pair: Pair, why: Sequence[str]) -> CheckResult:
+    reason = f"link between {_ends(known, pair)}: {len(why)} of {_met_each_other(known, pair)} meetings failed" + _both_pass(known, pair)
+    return CheckResult(FAILURES, _link(pair), Result.FAILED, reason, tuple(why[:3]), Repair.DRAIN)
+
+
+def _both_pass(known: Evidence, pair: Pair) -> str:
+    return ", and both pass with others" if all(_met(known, rank) > _met_each_other(known, pair) for rank in pair) else ""
+
+
+def _met_each_other(known: Evidence, pair: Pair) -> int:
+    return sum(1 for _, _, other in meetings(known) if other == pair)
+
+
+def _doubt(known: Evidence, pair: Pair, why: str) -> CheckResult:
+    reason = (
+        f"{_ends(known, pair)}: one of {_met_each_other(known, pair)} meetings went wrong: chance, their link, or one of them: check again"
+    )
+    return CheckResult(FAILURES, _link(pair), Result.UNKNOWN, reason, (why,))
+
+
+def _slow_rank(known: Evidence, rank: int, slow: Sequence[Slow], limits: Limits) -> CheckResult:
+    alone = all(one.kind is Kind.OVERLAP for one in slow)
+    word = "is slow where it computes and communicates at once" if alone else "communicates slowly with all its partners"
+    return _slow(LINKS, f"rank:{rank}", f"{_name(known, rank)} {word}", slow, limits)
+
+
+def _slow_link(known: Evidence, pair: Pair, slow: Sequence[Slow], limits: Limits) -> CheckResult:
+    return _slow(LINKS, _link(pair), f"link between {_ends(known, pair)} is slow, and both are not with others", slow, limits)
+
+
+def _slow(check: str, subject: str, reason: str, slow: Sequence[Slow], limits: Limits) -> CheckResult:
+    result = Result.FAILED if max(one.ratio for one in slow) >= limits.failed else Result.DEGRADED
+    told = (
+        f"{one.kind.value}: {time_of(one.seconds)}, {time_of(one.others)} for the others (median of {one.count}): {one.ratio:.1f} times"
+        for one in slow
+    )
+    return CheckResult(check, subject, result, reason, tuple(told), Repair.DRAIN)
+
+
+def _extent(known: Evidence) -> CheckResult:
+    met = meetings(known)
+    few = "" if len({*(rank for _, _, pair in met for rank in pair)}) > 2 else "; too few to compare: three ranks at least tell who it is"  # noqa: PLR2004
+    reason = f"{len(known.members)} of {known.world} ranks came; {len(met)} meetings of {len({pair for _, _, pair in met})} pairs{few}"
+    return CheckResult(PRESENCE, "host", Result.UNKNOWN if few else Result.OK, reason)

@@ -1,0 +1,170 @@
+"""Beside each rank's measuring process, one that cannot hang with it: passes on what it says, and says what became of it.
+
+In: a pipe from the measuring process, a Board. Out: signs and samples on the board, and at last the report, the same on every rank. What
+fails is the board's. The lowest rank that lives leads: it asks for second looks, and judges. Who leads is no matter of agreement: what two
+leaders say at once, the board takes from the first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health.nodecheck import plan, report
+from health.nodecheck.judge import second_look
+from health.nodecheck.peers import Peers, Sign
+from health.nodecheck.rounds import SECOND
+
+if TYPE_CHECKING:
+    from health.model import Json
+    from health.nodecheck.model import Sample
+    from health.nodecheck.peers import Board, Options
+
+REPORT: Final = "report"
+_TICK_S: Final = 0.2
+_BEAT_S: Final = 0.5
+_BLOCK: Final = 65536
+#: After the deadline: for the report to be written and read.
+_GRACE_S: Final = 5.0
+
+
+class PipeVoice:
+    """The measuring process's side of the pipe. Raises BrokenPipeError where the warden is no more."""
+
+    def __init__(self, end: int) -> None:
+        self._end = end
+
+    def _send(self, row: dict[str, Json]) -> None:
+        data = json.dumps(row).encode() + b"\n"
+        while data:
+            data = data[os.write(self._end, data) :]
+
+    def step(self, text: str) -> None:
+        """Say what comes next."""
+        self._send({"step": text})
+
+    def sample(self, sample: Sample) -> None:
+        """Say what was seen."""
+        self._send({"sample": sample.to_json()})
+
+    def finished(self, phase: int) -> None:
+        """Say that a phase is over."""
+        self._send({"finished": phase})
+
+
+class Warden:
+    """Watches over one measuring process. pid: of it. pipe: where it speaks."""
+
+    def __init__(self, rank: int, pid: int, pipe: int, board: Board, options: Options) -> None:
+        self._rank, self._pid, self._pipe, self._board, self._options = rank, pid, pipe, board, options
+        self._peers = Peers(board, options)
+        self._sign = Sign(step="start")
+        self._samples: list[Json] = []
+        self._rest = b""
+        self._begun = self._heard = time.monotonic()
+        self._beaten = 0.0
+        self._ended = False
+        os.set_blocking(pipe, False)
+
+    def watch(self) -> dict[str, Json]:
+        """Return the report. Raises TimeoutError where there is none in time."""
+        while not (text := self._board.get(REPORT)):
+            if not self._ended:
+                self._listen()
+                self._look()
+            else:
+                time.sleep(_TICK_S)
+            if time.monotonic() - self._beaten > _BEAT_S:
+                self._beat()
+            self._lead()
+            if self._elapsed() > self._options.deadline_s + _GRACE_S:
+                raise TimeoutError(f"no report within {self._options.deadline_s + _GRACE_S:.0f} s")
+        told: dict[str, Json] = json.loads(text)
+        return told
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begun
+
+    def _listen(self) -> None:
+        """Take what the process said, and pass on what the others need."""
+        if not select.select([self._pipe], [], [], _TICK_S)[0]:
+            return
+        *rows, self._rest = (self._rest + (os.read(self._pipe, _BLOCK))).split(b"\n")
+        for row in map(json.loads, rows):
+            self._heard = time.monotonic()
+            if "sample" in row:
+                self._samples.append(row["sample"])
+                self._board.put(f"samples/{self._rank}", json.dumps(self._samples))
+            elif "finished" in row:
+                self._sign = replace(self._sign, finished=row["finished"])
+                self._beat()
+            else:
+                self._sign = replace(self._sign, step=row["step"])
+
+    def _look(self) -> None:
+        """See whether the process lives, and does anything."""
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        silent_s = time.monotonic() - self._heard
+        if pid:
+            self._listen()  # what it said last
+            self._ended = True
+            code = os.waitstatus_to_exitcode(status)
+            if self._sign.finished < 1:
+                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                self._gone(f"its process was {how}; last: {self._sign.step}" if code < 0 else f"its process {how}; last: {self._sign.step}")
+        elif silent_s > (self._options.silence_s if self._samples else self._options.join_s + self._options.silence_s):
+            where = state_of(self._pid)
+            self.kill()
+            self._gone(f"hangs for {silent_s:.0f} s, {where}; last: {self._sign.step}")
+
+    def _gone(self, why: str) -> None:
+        self._sign = replace(self._sign, gone=why)
+        self._beat()
+
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
+        self._sign = replace(self._sign, beat=self._sign.beat + 1)
+        self._peers.leave_sign(self._rank, self._sign)
+
+    def kill(self) -> None:
+        """End the process, if it is there."""
+        if not self._ended:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._ended = True
+
+    # --- the lead -------------------------------------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        """Do what the lowest living rank does."""
+        if any(not self._peers.gone(rank) for rank in range(self._rank)):
+            return
+        ranks = range(self._options.world)
+        signs = [self._peers.sign(rank) for rank in ranks if not self._peers.gone(rank)]
+        through = min((sign.finished if sign is not None else -1 for sign in signs), default=1)
+        late = self._elapsed() > self._options.deadline_s
+        if not self._board.has(SECOND):
+            if through >= 0 or self._elapsed() > 0.8 * self._options.deadline_s:
+                rounds = plan.second_looks(*second_look(self._peers.evidence(ranks)))
+                self._board.put_first(SECOND, json.dumps([[[*asdict(one).values()] for one in meetings] for meetings in rounds]))
+        elif through >= 1 or late:
+            known = self._peers.evidence(ranks)
+            said = report.results(known)
+            self._board.put_first(REPORT, json.dumps({**report.to_json(known, said, self._elapsed(), time.time()), "told_by": self._rank}))
+
+
+def state_of(pid: int) -> str:
+    """Return what the kernel says that a process does: its state, and what it waits for in the kernel where that may be read."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
+        place = Path(f"/proc/{pid}/wchan").read_text("ascii")
+    except OSError:
+        return "and cannot be looked at"
+    name = {"T": "stopped", "D": "stuck in the kernel", "S": "waiting", "R": "running"}.get(state, f"in state {state}")
+    return name + (f" at {place}" if place not in ("", "0") else "")

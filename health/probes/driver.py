@@ -1,0 +1,44 @@
+"""The driver as the system shows it, without its library: the loaded module, and the fabric manager beside it.
+
+In: /sys/module/nvidia/version, the bus, /proc/*/comm. Out: `driver.loaded` (a version, `not_supported` where none is loaded),
+`fabric.manager` (a table: switches on the bus, running). In a container the manager's process is not seen. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health.model import HOST, NOT_SUPPORTED, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import Ask
+
+NAME: Final = "driver"
+_NVIDIA, _BRIDGE = "0x10de", "0x0680"
+#: The kernel keeps fifteen characters of a name.
+_MANAGER: Final = "nv-fabricmanage"
+
+
+def read(ask: Ask) -> Iterator[Reading]:
+    """Yield what is there."""
+    version = _text(Path(ask.at("/sys/module/nvidia/version")))
+    yield Reading(NAME, HOST, "driver.loaded", version or None, "" if version else NOT_SUPPORTED)
+    switches, running = 0, False
+    with contextlib.suppress(OSError):
+        devices = list(Path(ask.at("/sys/bus/pci/devices")).iterdir())
+        switches = sum(1 for one in devices if _text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_BRIDGE))
+    if switches:  # only then are all processes looked at
+        with contextlib.suppress(OSError):
+            running = any(_text(one / "comm").startswith(_MANAGER) for one in Path(ask.at("/proc")).iterdir() if one.name.isdecimal())
+    yield Reading(NAME, HOST, "fabric.manager", {"switches": switches, "running": running})
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,141 @@
+"""What the job will run on: versions, variables, and the code's revision, all without importing any of it.
+
+In: importlib.metadata and torch/version.py of the interpreter that runs this, /sys/module/nvidia, ask.environ, git in ask.options["code"]
+(default: the working directory). Out, of `host`:
+
+    env.versions   a table: python, kernel, driver, torch, torch_git, cuda, nccl, packages by name
+    env.python     the interpreter: the supervisor's own, which a job may not share
+    env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
+    env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
+
+Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health.model import HOST, NOT_SUPPORTED, Json, Reading
+from health.probes import texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import Ask
+
+NAME: Final = "environment"
+PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "CUDA_", "NVIDIA_", "PYTORCH_", "TORCH_DISTRIBUTED_")
+NAMES: Final = ("TP_SOCKET_IFNAME", "LD_PRELOAD", "MALLOC_ARENA_MAX", "TORCH_CPP_LOG_LEVEL")
+#: What a training step is made of; `nvidia-*` are torch's own CUDA libraries.
+PACKAGES: Final = (
+    "accelerate",
+    "apex",
+    "datasets",
+    "deepspeed",
+    "flash-attn",
+    "lightning",
+    "megatron-core",
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "transformer-engine",
+    "transformers",
+    "triton",
+    "xformers",
+)
+_LIBRARIES: Final = ("nvidia-nccl-", "nvidia-cudnn-", "nvidia-cuda-runtime-", "nvidia-cublas-")
+_GIT_S: Final = 3.0
+
+
+def read(ask: Ask) -> Iterator[Reading]:
+    """Yield what is known, the code last: a work tree on a slow disk takes long."""
+    yield Reading(NAME, HOST, "env.python", sys.executable)
+    yield Reading(NAME, HOST, "env.versions", _versions(ask))
+    wanted = {key: value for key, value in sorted(ask.environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
+    yield Reading(NAME, HOST, "env.variables", {**wanted})
+    told = ask.options.get("code")
+    yield _code(told if isinstance(told, str) else os.getcwd())  # noqa: PTH109 -- a name
+
+
+def _secret(key: str) -> bool:
+    return any(word in key for word in ("KEY", "TOKEN", "SECRET", "PASSWORD"))
+
+
+def _versions(ask: Ask) -> dict[str, Json]:
+    found: dict[str, Json] = {"python": platform.python_version(), "kernel": platform.release()}
+    driver = texts.text(ask.at("/sys/module/nvidia/version"))
+    if driver:
+        found["driver"] = driver
+    found |= _torch()
+    for distribution in metadata.distributions():
+        # a broken installation has directories without a name
+        name = str(distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if name in PACKAGES or name.startswith(_LIBRARIES):
+            found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
+        if name.startswith("nvidia-nccl-"):
+            found.setdefault("nccl", distribution.version)
+    return found
+
+
+def _torch() -> dict[str, Json]:
+    """Return what torch/version.py says: it is a few assignments, and importing torch takes seconds and memory."""
+    spec = PathFinder.find_spec("torch")
+    places = spec.submodule_search_locations if spec is not None else None
+    found: dict[str, Json] = {}
+    for place in places or ():
+        try:
+            tree = ast.parse(Path(place, "version.py").read_text("utf-8", "replace"))
+        except (OSError, SyntaxError):
+            continue
+        for line in tree.body:
+            target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0] if isinstance(line, ast.Assign) else None
+            value = getattr(line, "value", None)
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                key = {"__version__": "torch", "git_version": "torch_git"}.get(target.id, target.id)
+                if key in ("torch", "torch_git", "cuda", "hip"):
+                    found[key] = value.value
+    return found
+
+
+def _code(directory: str) -> Reading:
+    program = shutil.which("git")
+    if program is None:
+        return Reading(NAME, HOST, "env.code", None, "git is not here")
+    try:
+        told = _git(program, directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").split("\n")
+        changed = _git(program, directory, "status", "--porcelain", "--untracked-files=no")
+        difference = _git(program, directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv") if changed else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Reading(NAME, HOST, "env.code", None, f"git: {error}")
+    except subprocess.CalledProcessError as error:
+        words = str(error.stderr).strip().splitlines()[:1]
+        missing = any("not a git repository" in word for word in words)
+        return Reading(NAME, HOST, "env.code", None, NOT_SUPPORTED if missing else f"git: {''.join(words)[:200]}")
+    value: dict[str, Json] = {"root": told[0], "head": told[1], "branch": told[2] if len(told) > 2 else ""}  # noqa: PLR2004 -- three answers
+    value |= {"dirty": len(changed.splitlines()), "changed": hashlib.sha256(difference.encode()).hexdigest()[:16] if difference else ""}
+    return Reading(NAME, HOST, "env.code", value)
+
+
+def _git(program: str, directory: str, *words: str) -> str:
+    """Return what git says. It writes nothing, not even its index, and whose tree is not ours it does not look into (safe.directory)."""
+    done = subprocess.run(  # noqa: S603 -- git, found on the PATH
+        [program, "-C", directory, "-c", "core.fsmonitor=false", *words],
+        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_GIT_S,
+        check=True,
+    )
+    return done.stdout.rstrip("\n")

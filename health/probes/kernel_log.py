@@ -1,0 +1,148 @@
+"""The kernel's log: what it says of trouble since the boot, as far back as it is kept.
+
+In: /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Out, of `kernel`: `kernel.findings` (a list of
+findings, each with `age_s`, None where its time is not known), `kernel.source`, `kernel.overruns` (how often records were overwritten
+before they were read). Where nothing can be read `kernel.findings` has the reasons as its problem: silence of a log that nobody reads is
+not health. What a session has read it does not read again: its judge remembers, and so do the Xids' rules of repetition.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health.kernellog import copies, device
+from health.kernellog.device import Device, Joiner
+from health.kernellog.finding import Entry
+from health.kernellog.judge import Judge
+from health.kernellog.lines import Lines
+from health.model import KERNEL, PERMISSION, Json, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.kernellog.finding import Finding
+    from health.model import Ask
+
+NAME: Final = "kernel_log"
+#: A flood is not awaited: what is left is read next time.
+MOST_RECORDS: Final = 200_000
+MOST_BYTES: Final = 4 << 20
+
+
+def read(ask: Ask) -> Iterator[Reading]:
+    """Yield what is read in a session of its own."""
+    opened = session()
+    try:
+        yield from opened.read(ask)
+    finally:
+        opened.close()
+
+
+def session() -> KernelLogSession:
+    """Return a session that is not open yet: the first read opens it."""
+    return KernelLogSession()
+
+
+class _Wall:
+    """The wall's clock, for the journal."""
+
+    @staticmethod
+    def now() -> float:
+        return time.time()
+
+
+class KernelLogSession:
+    """An open log, and the judge of it."""
+
+    def __init__(self) -> None:
+        self._device: Device | None = None
+        self._judge = Judge()
+        self._joiner = Joiner()
+        self._overruns = 0
+
+    def read(self, ask: Ask) -> Iterator[Reading]:
+        """Yield what the log says up to now."""
+        try:
+            if self._device is None:
+                self._device = Device(ask.at(device.KMSG), whole=True)
+            self._drain(self._device)
+        except OSError as error:
+            self.close()
+            yield from _copied(ask, f"{ask.at(device.KMSG)}: {error.strerror}", denied=isinstance(error, PermissionError))
+            return
+        yield Reading(NAME, KERNEL, "kernel.source", ask.at(device.KMSG))
+        yield Reading(NAME, KERNEL, "kernel.overruns", self._overruns)
+        yield Reading(NAME, KERNEL, "kernel.findings", _rows(self._judge.findings(), time.monotonic()))
+
+    def close(self) -> None:
+        """Let go of the device."""
+        if self._device is not None:
+            self._device.close()
+            self._device = None
+
+    def _drain(self, opened: Device) -> None:
+        for _ in range(MOST_RECORDS):
+            try:
+                data = opened.read()
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self._overruns += 1
+                continue
+            if not data:
+                raise OSError(0, "it is at its end, which the kernel's never is")
+            parsed = device.parse(data)
+            for one in self._joiner.take(parsed) if parsed is not None else ():
+                if not _is_own(one.text):
+                    stamp = f"[{one.uptime_s:12.6f}] {one.text}"
+                    self._judge.take(Entry(one.text, stamp, one.number, one.uptime_s, one.uptime_s))
+
+
+def _is_own(text: str) -> bool:
+    """Whether reading by this process, or by who started it, made the kernel say so: drivers print the pid."""
+    return f"(pid {os.getpid()})" in text or f"(pid {os.getppid()})" in text
+
+
+def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
+    """Yield what those say who keep a copy of the log."""
+    reasons = [why]
+    if ask.root == "/":
+        told = copies.journal(0.0, _Wall(), {})
+        if not isinstance(told, str):
+            judge = Judge()
+            judge.take_all(Entry(text, text, number, t) for number, (text, t, _) in enumerate(told, 1))
+            yield from _told("journalctl", _rows(judge.findings(), time.time()))
+            return
+        reasons.append(told)
+    for path in copies.SYSLOG_FILES:
+        try:
+            with Path(ask.at(path)).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))
+                data = file.read(MOST_BYTES)
+        except OSError as error:
+            denied = denied or isinstance(error, PermissionError)
+            continue
+        judge = Judge()
+        judge.take_all(Lines().all(data.decode("utf-8", "replace").split("\n")))
+        yield from _told(ask.at(path), _rows(judge.findings(), None))
+        return
+    reasons.append("no file of syslog's that can be read")
+    yield Reading(NAME, KERNEL, "kernel.source", None, "; ".join(reasons))
+    yield Reading(NAME, KERNEL, "kernel.findings", None, PERMISSION if denied else "; ".join(reasons))
+
+
+def _told(source: str, rows: Json) -> Iterator[Reading]:
+    yield Reading(NAME, KERNEL, "kernel.source", source)
+    yield Reading(NAME, KERNEL, "kernel.findings", rows)
+
+
+def _rows(found: tuple[Finding, ...], now: float | None) -> Json:
+    rows: list[Json] = []
+    for one in found:
+        last = one.last_t if one.last_t is not None else one.t
+        age = round(max(0.0, now - last), 1) if now is not None and last is not None else None
+        rows.append({**one.to_json(), "age_s": age})
+    return rows

@@ -1,0 +1,67 @@
+"""Name resolution: this host's own name, and those of the job's other nodes.
+
+In: ask.hosts (`host` or `host:port`), the host's name. Out, of `name:HOST`: `name.resolved` (addresses, seconds, own), or the resolver's
+words as problem; one that does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver cannot be told to
+hurry. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+from health.model import Json, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import Ask
+
+NAME: Final = "names"
+#: What is kept of the deadline for telling what did not answer.
+_RESERVE_S: Final = 0.5
+_MOST: Final = 64
+
+
+def read(ask: Ask) -> Iterator[Reading]:
+    """Yield what each name is resolved to."""
+    own = socket.gethostname()
+    hosts = tuple(dict.fromkeys((own, *(split(one)[0] for one in ask.hosts))))[:_MOST]
+    answers: SimpleQueue[Reading] = SimpleQueue()
+    for host in hosts:
+        threading.Thread(target=_resolve, args=(host, own == host, answers), daemon=True).start()
+    deadline = time.monotonic() + max(0.1, ask.deadline_s - _RESERVE_S)
+    waiting = dict.fromkeys(hosts)
+    while waiting:
+        try:
+            reading = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            break
+        waiting.pop(reading.subject.removeprefix("name:"))
+        yield reading
+    for host in waiting:
+        yield Reading(NAME, f"name:{host}", "name.resolved", None, f"no answer in {ask.deadline_s - _RESERVE_S:.1f} s")
+
+
+def split(word: str) -> tuple[str, int | None]:
+    """Return host and port of `host`, `host:port`, `[::1]:port` or a bare IPv6 address."""
+    host, colon, port = word.rpartition(":")
+    if colon and port.isdecimal() and (":" not in host or host.startswith("[")):
+        return host.strip("[]"), int(port)
+    return word.strip("[]"), None
+
+
+def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # noqa: FBT001 -- a thread's arguments
+    begun = time.monotonic()
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+        answers.put(Reading(NAME, f"name:{host}", "name.resolved", None, words))
+        return
+    addresses: list[Json] = [*dict.fromkeys(str(row[4][0]) for row in found)]
+    value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - begun, 6), "own": own}
+    answers.put(Reading(NAME, f"name:{host}", "name.resolved", value))

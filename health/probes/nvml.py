@@ -1,0 +1,389 @@
+"""NVML, through nvidia-ml-py: every GPU, its recovery action first.
+
+In: the driver's library. Out, of `host`: `nvml.init` (code 0, or the error's code and words), `nvml.driver`, `nvml.count`, `gpu.pairs`;
+of each `gpu:UUID` (`gpu:#INDEX` where the driver cannot even say which it is): `gpu.identity`, `gpu.recovery_action`, `gpu.errors` (calls
+whose error is a verdict on the GPU), the rows of nvmlcalls.py, `gpu.nvlinks`, `gpu.fabric`, `gpu.sram`, `gpu.processes`, `gpu.events`.
+
+Each call that the GPU or the driver does not know costs its own reading only (`not_supported`): MIG, GeForce and old drivers answer what
+they can. A call may hang for ever; what was read before it is out by then. The session is the state: an open library, handles, what
+does not change, and a thread that hears events. It opens the library anew after an error that a reset of a GPU or driver would explain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections import deque
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, Json, Reading
+from health.probes import holders
+from health.probes.nvmlcalls import EVENTS, FIELDS, LINK_COUNTERS, LINK_FIELDS, MOST_LINKS, RECOVERY_ACTION, ROWS, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from health.model import Ask
+
+NAME: Final = "nvml"
+_OK, _UNINITIALIZED, _INVALID, _UNSUPPORTED, _NO_PERMISSION, _NO_FUNCTION = 0, 1, 2, 3, 4, 13
+_NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _OLD_STRUCT, _UNKNOWN = 9, 14, 15, 16, 18, 25, 999
+#: Errors that say something of the GPU or the driver, not of the call.
+_VERDICTS: Final = frozenset({_NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _UNKNOWN})
+#: After these the library's handles may be of a driver that is no more.
+_ANEW: Final = frozenset({_UNINITIALIZED, _NOT_LOADED, _LOST, _RESET, _MISMATCH, _UNKNOWN})
+_PROBLEMS: Final = {_INVALID: NOT_SUPPORTED, _UNSUPPORTED: NOT_SUPPORTED, _NO_FUNCTION: NOT_SUPPORTED, _OLD_STRUCT: NOT_SUPPORTED,
+                    _NO_PERMISSION: PERMISSION, _LOST: GONE}  # fmt: skip
+_EVENT_WAIT_MS: Final = 1000
+_MOST_EVENTS: Final = 1000
+_P2P_READ, _P2P_NVLINK = 0, 2
+_FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+def read(ask: Ask) -> Iterator[Reading]:
+    """Yield what is read in a session of its own."""
+    opened = session()
+    try:
+        yield from opened.read(ask)
+    finally:
+        opened.close()
+
+
+def session() -> NvmlSession:
+    """Return a session that is not open yet: the first read opens it."""
+    return NvmlSession()
+
+
+class _Refused(Exception):  # noqa: N818 -- an answer, not a fault of ours
+    """NVML's error, by its code."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.code = code
+        self.problem = _PROBLEMS.get(code) or words or f"NVML error {code}"
+
+
+class _Gpu:
+    """One GPU of a session."""
+
+    __slots__ = ("errors", "fields", "handle", "index", "links", "pci", "static", "subject")
+
+    def __init__(self, index: int, handle: Any, uuid: str, pci: str) -> None:  # noqa: ANN401 -- ctypes' own
+        self.index, self.handle, self.pci = index, handle, pci
+        self.subject = f"gpu:{uuid}" if uuid else f"gpu:#{index}"
+        self.static: dict[str, Reading] = {}
+        self.errors: list[Json] = []
+        self.links: int | None = None
+        #: link counters that the driver knows; None before the first answer
+        self.fields: tuple[int, ...] | None = None
+
+
+class NvmlSession:
+    """An open library."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._gpus: list[_Gpu] = []
+        self._names: dict[int, tuple[str, str]] = {}
+        self._pairs: Json = None
+        self._stale = False
+        self._events: deque[tuple[str, dict[str, Json]]] = deque(maxlen=_MOST_EVENTS)
+        self._hearing: tuple[threading.Event, threading.Thread] | None = None
+
+    def read(self, ask: Ask) -> Iterator[Reading]:
+        """Yield what is read now."""
+        if self._stale or (self._nvml is not None and self._counted() != len(self._gpus)):
+            self.close()
+        if self._nvml is None:
+            opened = yield from self._open()
+            if not opened:
+                return
+            if ask.lasting:
+                self._listen()
+        else:
+            yield Reading(NAME, HOST, "nvml.init", {"code": _OK, "words": ""})
+        yield self._reading(HOST, "nvml.driver", self._nvml.nvmlSystemGetDriverVersion)
+        yield self._reading(HOST, "nvml.count", self._nvml.nvmlDeviceGetCount)
+        for gpu in self._gpus:
+            yield from self._identity(gpu)
+        alive = [gpu for gpu in self._gpus if gpu.handle is not None]
+        for gpu in alive:  # of all GPUs before anything else of one
+            yield from self._recovery_action(gpu)
+        for gpu in alive:
+            yield from self._gpu(gpu, ask)
+        if self._pairs is None:
+            self._pairs = self._read_pairs(alive)
+        yield Reading(NAME, HOST, "gpu.pairs", self._pairs)
+        yield from self._heard()
+
+    def close(self) -> None:
+        """Close the library."""
+        if self._hearing is not None:
+            stop, thread = self._hearing
+            stop.set()
+            thread.join(2 * _EVENT_WAIT_MS / 1000)  # it waits in the library
+            self._hearing = None
+        if self._nvml is not None:
+            with contextlib.suppress(Exception):  # a driver that is gone cannot be shut down
+                self._nvml.nvmlShutdown()
+        self._nvml, self._gpus, self._pairs, self._stale = None, [], None, False
+
+    def _open(self) -> Generator[Reading, None, bool]:
+        """Open the library. Returns whether it is open."""
+        try:
+            nvml: Any = import_module("pynvml")
+        except ImportError as error:
+            yield Reading(NAME, HOST, "nvml.init", problem=f"nvidia-ml-py cannot be imported: {error}")
+            return False
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            yield Reading(NAME, HOST, "nvml.init", {"code": int(error.value), "words": str(error)})
+            return False
+        self._nvml = nvml
+        yield Reading(NAME, HOST, "nvml.init", {"code": _OK, "words": ""})
+        with contextlib.suppress(_Refused):
+            for index in range(self._ask(nvml.nvmlDeviceGetCount)):
+                self._gpus.append(self._found(index))
+        return True
+
+    def _counted(self) -> int:
+        """Return how many GPUs the driver has now; another number than before closes the session."""
+        try:
+            return int(self._ask(self._nvml.nvmlDeviceGetCount))
+        except _Refused:
+            return -1
+
+    def _found(self, index: int) -> _Gpu:
+        """Return a GPU; one that the driver cannot name keeps the name that it had before."""
+        nvml = self._nvml
+        handle, refused = None, None
+        uuid, pci = self._names.get(index, ("", ""))
+        try:
+            handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index)
+            uuid = self._ask(nvml.nvmlDeviceGetUUID, handle)
+            pci = _address(self._ask(nvml.nvmlDeviceGetPciInfo, handle))
+        except _Refused as error:
+            refused = error
+        gpu = _Gpu(index, handle, uuid, pci)
+        self._names[index] = (uuid, pci)
+        if refused is not None:
+            self._note(gpu, "nvmlDeviceGetHandleByIndex" if handle is None else "nvmlDeviceGetUUID", refused)
+        return gpu
+
+    def _identity(self, gpu: _Gpu) -> Iterator[Reading]:
+        if "gpu.name" not in gpu.static and gpu.handle is not None:
+            gpu.static["gpu.name"] = self._reading(gpu.subject, "gpu.name", self._nvml.nvmlDeviceGetName, gpu.handle)
+        name = gpu.static["gpu.name"].value if "gpu.name" in gpu.static else ""
+        yield Reading(NAME, gpu.subject, "gpu.identity", {"index": gpu.index, "pci": gpu.pci, "name": name})
+        yield Reading(NAME, gpu.subject, "gpu.errors", list(gpu.errors))
+
+    def _recovery_action(self, gpu: _Gpu) -> Iterator[Reading]:
+        try:
+            value, problem = self._fields(gpu, [RECOVERY_ACTION])[0]
+        except _Refused as error:
+            value, problem = None, error.problem
+            yield from self._verdict(gpu, "nvmlDeviceGetFieldValues", error)
+        yield Reading(NAME, gpu.subject, "gpu.recovery_action", value, problem)
+
+    def _gpu(self, gpu: _Gpu, ask: Ask) -> Iterator[Reading]:
+        """Yield all else of one GPU, up to the call that says that it is lost."""
+        for row in ROWS:
+            if row.name in gpu.static:
+                yield gpu.static[row.name]
+                continue
+            reading, refused = self._row(gpu, row)
+            yield reading
+            if refused is not None:
+                yield from self._verdict(gpu, row.functions[0], refused)
+                if refused.code == _LOST:
+                    return  # each further call may take its time to say the same
+            if row.static:
+                gpu.static[row.name] = reading
+        for name, call in (("gpu.fields", self._read_fields), ("gpu.nvlinks", self._read_links),
+                           ("gpu.fabric", self._read_fabric), ("gpu.sram", self._read_sram)):  # fmt: skip
+            try:
+                yield from call(gpu)
+            except _Refused as error:
+                yield Reading(NAME, gpu.subject, name, problem=error.problem)
+                yield from self._verdict(gpu, name, error)
+        try:
+            # by its version: the name without one raises an error that is no NVMLError where the driver is older
+            running = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses_v3, gpu.handle)
+            held = [(int(one.pid), int(one.usedGpuMemory or 0)) for one in running]
+            yield Reading(NAME, gpu.subject, "gpu.processes", holders.described(held, ask))
+        except _Refused as error:
+            yield Reading(NAME, gpu.subject, "gpu.processes", problem=error.problem)
+
+    def _row(self, gpu: _Gpu, row: Row) -> tuple[Reading, _Refused | None]:
+        refused: _Refused | None = None
+        for function in row.functions:
+            try:
+                answer = self._ask(getattr(self._nvml, function), gpu.handle, *row.arguments)
+            except _Refused as error:
+                refused = error
+                if error.code != _NO_FUNCTION:
+                    break
+            else:
+                return Reading(NAME, gpu.subject, row.name, answer if row.shape is None else row.shape(answer)), None
+        return Reading(NAME, gpu.subject, row.name, problem=refused.problem if refused is not None else NOT_SUPPORTED), refused
+
+    def _read_fields(self, gpu: _Gpu) -> Iterator[Reading]:
+        for name, (value, problem) in zip(FIELDS.values(), self._fields(gpu, list(FIELDS)), strict=True):
+            yield Reading(NAME, gpu.subject, name, value, problem)
+
+    def _read_links(self, gpu: _Gpu) -> Iterator[Reading]:
+        """Yield a table for each NVLink: active, and its error counters."""
+        nvml = self._nvml
+        links: list[dict[str, Json]] = []
+        for link in range(MOST_LINKS if gpu.links is None else gpu.links):
+            try:
+                links.append({"link": link, "active": bool(self._ask(nvml.nvmlDeviceGetNvLinkState, gpu.handle, link))})
+            except _Refused as error:
+                if error.code not in (_INVALID, _UNSUPPORTED, _NO_FUNCTION):
+                    raise
+                break
+        gpu.links = len(links)
+        if links:
+            self._count_errors(gpu, links)
+        yield Reading(NAME, gpu.subject, "gpu.nvlinks", [*links], "" if links else NOT_SUPPORTED)
+
+    def _count_errors(self, gpu: _Gpu, links: list[dict[str, Json]]) -> None:
+        fields = tuple(LINK_FIELDS) if gpu.fields is None else gpu.fields
+        answers = self._fields(gpu, [(field, link) for link in range(len(links)) for field in fields])
+        for at, (value, problem) in enumerate(answers):
+            if not problem:
+                links[at // len(fields)][LINK_FIELDS[fields[at % len(fields)]]] = value
+        if gpu.fields is None:
+            known = {at % len(fields) for at, (_, problem) in enumerate(answers) if not problem}
+            gpu.fields = tuple(field for at, field in enumerate(fields) if at in known)
+        if not gpu.fields:
+            for table in links:
+                for counter, name in LINK_COUNTERS.items():
+                    with contextlib.suppress(_Refused):
+                        table[name] = self._ask(self._nvml.nvmlDeviceGetNvLinkErrorCounter, gpu.handle, table["link"], counter)
+
+    def _read_fabric(self, gpu: _Gpu) -> Iterator[Reading]:
+        """Yield the fabric's state, in the newest form that the driver knows."""
+        nvml = self._nvml
+        info = nvml.c_nvmlGpuFabricInfo_v3_t()
+        try:
+            self._ask(nvml.nvmlDeviceGetGpuFabricInfoV, gpu.handle, ctypes.byref(info))
+        except _Refused as error:
+            if error.code not in (_OLD_STRUCT, _INVALID):
+                raise
+            info = nvml.c_nvmlGpuFabricInfo_v2_t()
+            self._ask(nvml.nvmlDeviceGetGpuFabricInfoV, gpu.handle, ctypes.byref(info))
+        table: dict[str, Json] = {"state": int(info.state), "status": int(info.status), "mask": int(info.healthMask)}
+        table["summary"] = int(getattr(info, "healthSummary", 0))
+        yield Reading(NAME, gpu.subject, "gpu.fabric", table)
+
+    def _read_sram(self, gpu: _Gpu) -> Iterator[Reading]:
+        nvml = self._nvml
+        status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+        self._ask(nvml.nvmlDeviceGetSramEccErrorStatus, gpu.handle, ctypes.byref(status))
+        table: dict[str, Json] = {
+            "uncorrected_volatile": int(status.volatileUncParity + status.volatileUncSecDed),
+            "uncorrected_aggregate": int(status.aggregateUncParity + status.aggregateUncSecDed),
+            "threshold_exceeded": bool(status.bThresholdExceeded),
+        }
+        yield Reading(NAME, gpu.subject, "gpu.sram", table)
+
+    def _read_pairs(self, gpus: list[_Gpu]) -> Json:
+        """Return for each pair how near its GPUs are (20: one switch, 50: across sockets), and whether they reach each other."""
+        rows: list[Json] = []
+        for at, one in enumerate(gpus):
+            for other in gpus[at + 1 :]:
+                row: dict[str, Json] = {"a": one.subject, "b": other.subject}
+                for key, function, more in (("level", "nvmlDeviceGetTopologyCommonAncestor", ()),
+                                            ("read", "nvmlDeviceGetP2PStatus", (_P2P_READ,)),
+                                            ("nvlink", "nvmlDeviceGetP2PStatus", (_P2P_NVLINK,))):  # fmt: skip
+                    with contextlib.suppress(_Refused):
+                        row[key] = int(self._ask(getattr(self._nvml, function), one.handle, other.handle, *more))
+                rows.append(row)
+        return rows
+
+    def _fields(self, gpu: _Gpu, fields: list[Any]) -> list[tuple[Json, str]]:
+        """Return value and problem of each field. Raises _Refused where the call itself fails."""
+        if not fields:
+            return []
+        answers: list[tuple[Json, str]] = []
+        for one in self._ask(self._nvml.nvmlDeviceGetFieldValues, gpu.handle, fields):
+            if one.nvmlReturn == _OK and 0 <= one.valueType < len(_FIELD_TYPES):
+                answers.append((getattr(one.value, _FIELD_TYPES[one.valueType]), ""))
+            else:
+                answers.append((None, _PROBLEMS.get(one.nvmlReturn) or f"NVML error {one.nvmlReturn}"))
+        return answers
+
+    def _reading(self, subject: str, name: str, call: Callable[..., Any], *arguments: Any) -> Reading:  # noqa: ANN401 -- ctypes' own
+        try:
+            return Reading(NAME, subject, name, self._ask(call, *arguments))
+        except _Refused as error:
+            return Reading(NAME, subject, name, problem=error.problem)
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 -- ctypes' own
+        """Call NVML. Raises _Refused."""
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError as error:
+            code = int(error.value)
+            self._stale = self._stale or code in _ANEW
+            raise _Refused(code, str(error)) from error
+
+    def _note(self, gpu: _Gpu, call: str, refused: _Refused) -> bool:
+        """Write a verdict down. Returns whether it is one, and new."""
+        codes = {row["code"] for row in gpu.errors if isinstance(row, dict)}
+        if refused.code not in _VERDICTS or refused.code in codes:
+            return False
+        gpu.errors.append({"code": refused.code, "call": call, "words": str(refused)})
+        return True
+
+    def _verdict(self, gpu: _Gpu, call: str, refused: _Refused) -> Iterator[Reading]:
+        if self._note(gpu, call, refused):
+            yield Reading(NAME, gpu.subject, "gpu.errors", list(gpu.errors))
+
+    def _listen(self) -> None:
+        """Hear events from now on, in a thread: each is delivered once, and its time is that of its arrival."""
+        nvml, stop = self._nvml, threading.Event()
+        try:
+            events = self._ask(nvml.nvmlEventSetCreate)
+            for gpu in self._gpus:
+                with contextlib.suppress(_Refused):
+                    known = self._ask(nvml.nvmlDeviceGetSupportedEventTypes, gpu.handle)
+                    self._ask(nvml.nvmlDeviceRegisterEvents, gpu.handle, known & sum(EVENTS), events)
+        except _Refused:
+            return
+        by_handle = {ctypes.cast(gpu.handle, ctypes.c_void_p).value: gpu for gpu in self._gpus if gpu.handle is not None}
+
+        def hear() -> None:
+            while not stop.is_set():
+                try:
+                    event = nvml.nvmlEventSetWait_v2(events, _EVENT_WAIT_MS)
+                except nvml.NVMLError_Timeout:
+                    continue
+                except nvml.NVMLError:
+                    return  # the driver is gone: the next read sees that for itself
+                gpu = by_handle.get(ctypes.cast(event.device, ctypes.c_void_p).value)
+                kind = EVENTS.get(int(event.eventType), f"{event.eventType:#x}")
+                if gpu is not None:
+                    self._events.append((gpu.subject, {"kind": kind, "data": int(event.eventData), "t": time.time(), "pci": gpu.pci}))
+
+        thread = threading.Thread(target=hear, name="nvml-events", daemon=True)
+        self._hearing = (stop, thread)
+        thread.start()
+
+    def _heard(self) -> Iterator[Reading]:
+        by_gpu: dict[str, list[Json]] = {}
+        while self._events:
+            subject, event = self._events.popleft()
+            by_gpu.setdefault(subject, []).append(event)
+        for subject, events in by_gpu.items():
+            yield Reading(NAME, subject, "gpu.events", events)
+
+
+def _address(info: Any) -> str:  # noqa: ANN401 -- ctypes' own
+    """Return a PCI address in sysfs's form (0000:3b:00.0)."""
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"

@@ -1,0 +1,114 @@
+"""`python -P -S onepath.py PATH BYTES SECONDS`: looks at one path, and writes to it, in a process that can be thrown away.
+
+In: a path that need not be there yet (what is nearest to it and there is looked at), how much to write, and after how many seconds this
+process ends itself. Out: stdout, one JSON object a line, as soon as each is known: {"stat": {...}}, {"space": {...}}, {"write": {...}},
+each with `error` (words) and `errno` where it failed. A dead server holds up the first call that reaches it, for ever: what it had told
+before is known.
+What is written has no name (O_TMPFILE), or where the file system cannot, one that is taken away before anything is written: however this
+process ends, the kernel removes the file. It imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import signal
+import stat
+import sys
+import time
+
+_ARGUMENTS = 4
+_BLOCK = 1 << 20
+#: What a file system answers that knows no file without a name.
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+
+
+def main() -> None:
+    """Look, and tell."""
+    if len(sys.argv) != _ARGUMENTS:
+        sys.exit(f"usage: {sys.argv[0]} PATH BYTES SECONDS")
+    path, size, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    signal.setitimer(signal.ITIMER_REAL, seconds)  # its default action ends us: nobody may be left to do it
+    try:
+        directory = _nearest(path)
+        info = os.stat(directory)  # noqa: PTH116 -- a name; pathlib is slow to import
+    except OSError as error:
+        _tell("stat", _failed(error))
+        return
+    _tell("stat", {"directory": directory, "device": info.st_dev, "there": directory == path or not stat.S_ISDIR(info.st_mode)})
+    if not stat.S_ISDIR(info.st_mode):
+        directory = os.path.dirname(directory) or "."  # noqa: PTH120 -- as above
+    try:
+        room = os.statvfs(directory)
+    except OSError as error:
+        _tell("space", _failed(error))
+        return
+    told: dict[str, object] = {"total": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}
+    told |= {"inodes": room.f_files, "inodes_free": room.f_favail, "read_only": bool(room.f_flag & os.ST_RDONLY)}
+    _tell("space", told)
+    if size:
+        _tell("write", _written(directory, size))
+
+
+def _nearest(path: str) -> str:
+    """Return the path, or the nearest above it that is there. Raises OSError for any other reason than that it is not there."""
+    while True:
+        try:
+            os.stat(path)  # noqa: PTH116 -- as above
+        except (FileNotFoundError, NotADirectoryError):
+            above = os.path.dirname(path)  # noqa: PTH120 -- as above
+            if above in ("", path):
+                raise
+            path = above
+        else:
+            return path
+
+
+def _written(directory: str, size: int) -> dict[str, object]:
+    """Write, and wait until it is on the disk. Returns the seconds of opening, writing and waiting."""
+    begun = time.monotonic()
+    try:
+        fd = _nameless(directory)
+        opened = time.monotonic()
+        try:
+            left = size
+            block = secrets.token_bytes(min(size, _BLOCK))  # zeros are compressed away
+            while left > 0:
+                left -= os.write(fd, block[:left])
+            wrote = time.monotonic()
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return {**_failed(error), "seconds": round(time.monotonic() - begun, 6)}
+    now = time.monotonic()
+    times = {"open_s": opened - begun, "write_s": wrote - opened, "sync_s": now - wrote, "seconds": now - begun}
+    return {"bytes": size, **{name: round(value, 6) for name, value in times.items()}}
+
+
+def _nameless(directory: str) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(directory, flags | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_TMPFILE:
+            raise
+    name = os.path.join(directory, f".supervise-probe-{secrets.token_hex(8)}")  # noqa: PTH118 -- as above
+    fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(name)  # noqa: PTH108 -- as above
+    return fd
+
+
+def _failed(error: OSError) -> dict[str, object]:
+    return {"error": error.strerror or str(error), "errno": errno.errorcode.get(error.errno or 0, "")}
+
+
+def _tell(what: str, value: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps({what: value}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The GPUs that the bus and /dev have, whatever the driver says.
+
+In: /sys/bus/pci/devices, /dev/nvidia[0-9]*. Out: `pci.gpus` (a list of tables: address, driver, current_link_width and its like),
+`pci.config` with the problem GONE of subject `pci:ADDRESS` where a device's config space reads as all ones, `dev.gpus` (numbers of the
+device files). Nothing is kept; nothing hangs but the reading of a device that hangs the bus.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health.model import GONE, HOST, PERMISSION, Json, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import Ask
+
+NAME: Final = "pci"
+_NVIDIA: Final = "0x10de"
+#: VGA and 3D controllers (PCI class 03): a GPU's audio and USB functions are others, and NVSwitches are bridges (06).
+_DISPLAY: Final = ("0x0300", "0x0302")
+_FILES: Final = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
+
+
+def read(ask: Ask) -> Iterator[Reading]:
+    """Yield what is there."""
+    found: list[Json] = []
+    devices = Path(ask.at("/sys/bus/pci/devices"))
+    try:
+        addresses = sorted(devices.iterdir())
+    except OSError as error:
+        problem = PERMISSION if isinstance(error, PermissionError) else f"{devices}: {error.strerror}"
+        yield Reading(NAME, HOST, "pci.gpus", problem=problem)
+    else:
+        for device in addresses:
+            if _text(device / "vendor") != _NVIDIA or not _text(device / "class").startswith(_DISPLAY):
+                continue
+            row: dict[str, Json] = {"address": device.name, "driver": _driver(device)}
+            row.update({name: _text(device / name) for name in _FILES})
+            found.append(row)
+            if _fell_off(device):
+                yield Reading(NAME, f"pci:{device.name}", "pci.config", problem=GONE)
+        yield Reading(NAME, HOST, "pci.gpus", found)
+    numbers: list[Json] = []
+    with contextlib.suppress(OSError):
+        numbers += sorted(int(match[1]) for one in Path(ask.at("/dev")).iterdir() if (match := re.fullmatch(r"nvidia(\d+)", one.name)))
+    yield Reading(NAME, HOST, "dev.gpus", numbers)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _driver(device: Path) -> str:
+    try:
+        return (device / "driver").readlink().name
+    except OSError:
+        return ""
+
+
+def _fell_off(device: Path) -> bool:
+    """Tell whether the device does not answer: a read of the bus that nobody answers gives all ones."""
+    try:
+        with (device / "config").open("rb") as file:
+            return file.read(4) == b"\xff\xff\xff\xff"
+    except OSError:
+        return False

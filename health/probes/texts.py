@@ -1,0 +1,59 @@
+"""What probes of /proc and /sys share: small files as text, and why one could not be read. No probe itself; nothing is kept."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from health.model import NOT_SUPPORTED, PERMISSION, Reading
+
+if TYPE_CHECKING:
+    from health.model import Json
+
+_WHOLE = re.compile(r"-?\d+")
+
+
+def text(path: str | Path) -> str:
+    """Return a file's text without blanks around it, "" where it cannot be read."""
+    try:
+        return Path(path).read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def whole(path: str | Path) -> int | None:
+    """Return a file's whole number, None where there is none."""
+    found = text(path)
+    return int(found) if _WHOLE.fullmatch(found) else None
+
+
+def listed(path: str | Path) -> list[str]:
+    """Return the sorted names in a directory. Raises OSError."""
+    return sorted(os.listdir(path))  # noqa: PTH208 -- names are what is wanted
+
+
+def problem(error: OSError, what: str | Path = "") -> str:
+    """Return the problem of a reading: not permitted, not there, or the error's words."""
+    if isinstance(error, PermissionError):
+        return PERMISSION
+    if isinstance(error, FileNotFoundError):
+        return NOT_SUPPORTED
+    words = error.strerror or str(error)
+    return f"{what}: {words}" if str(what) else words
+
+
+def unread(probe: str, subject: str, name: str, error: OSError, what: str | Path = "") -> Reading:
+    """Return the reading of what could not be read."""
+    return Reading(probe, subject, name, None, problem(error, what))
+
+
+def table(path: str | Path) -> dict[str, Json]:
+    """Return the numbers of a file with lines `name value` or `name: value kB`, by name; empty where it cannot be read."""
+    found: dict[str, Json] = {}
+    for line in text(path).splitlines():
+        words = line.replace(":", " ").split()
+        if len(words) > 1 and _WHOLE.fullmatch(words[1]):
+            found[words[0]] = int(words[1]) * (1024 if words[2:] == ["kB"] else 1)
+    return found

@@ -1,0 +1,160 @@
+"""Which probes and checks there are.
+
+In: names. Out: their modules. What can fail: a name that is in no table (KeyError), a package's plug-in that cannot be imported
+(ImportError). Nothing is kept.
+
+Each table is literal, so that it can be read and searched. A package adds its own by an entry point in the group `supervise.probes` or
+`supervise.checks`, NAME = "MODULE"; it is imported only if the caller lists it, because that it is installed is no consent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from health.model import Ask, CheckResult, Reading, Readings
+    from health.thresholds import Thresholds
+
+PROBE_GROUP: Final = "supervise.probes"
+CHECK_GROUP: Final = "supervise.checks"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRow:
+    """One probe. deadline_s: after which it hangs. fast: part of what is read before an attempt. sampled: read while a job runs."""
+
+    module: str
+    deadline_s: float = 5.0
+    fast: bool = True
+    sampled: bool = False
+
+
+PROBES: Final[Mapping[str, ProbeRow]] = {
+    "nvml": ProbeRow("health.probes.nvml", deadline_s=8.0, sampled=True),
+    "pci": ProbeRow("health.probes.pci", sampled=True),
+    "driver": ProbeRow("health.probes.driver"),
+    "kernel_log": ProbeRow("health.probes.kernel_log", sampled=True),
+    "host": ProbeRow("health.probes.host", sampled=True),
+    "clock": ProbeRow("health.probes.clock"),
+    "processes": ProbeRow("health.probes.processes"),
+    "cpu": ProbeRow("health.probes.cpu", sampled=True),
+    "cgroup": ProbeRow("health.probes.cgroup", sampled=True),
+    "disk": ProbeRow("health.probes.disk", deadline_s=8.0),
+    "nvme": ProbeRow("health.probes.nvme", sampled=True),
+    "infiniband": ProbeRow("health.probes.infiniband", sampled=True),
+    "ethernet": ProbeRow("health.probes.ethernet", sampled=True),
+    "names": ProbeRow("health.probes.names", deadline_s=8.0),
+    "reach": ProbeRow("health.probes.reach", deadline_s=8.0),
+    "ports": ProbeRow("health.probes.ports"),
+    "environment": ProbeRow("health.probes.environment"),
+}
+
+CHECKS: Final[Mapping[str, str]] = {
+    "probes": "health.checks.probes",
+    "kernel_log": "health.checks.kernel_log",
+    "gpu_driver": "health.checks.gpu_driver",
+    "gpu_errors": "health.checks.gpu_errors",
+    "gpu_recovery": "health.checks.gpu_recovery",
+    "gpu_count": "health.checks.gpu_count",
+    "gpu_events": "health.checks.gpu_events",
+    "gpu_ecc": "health.checks.gpu_ecc",
+    "gpu_sram": "health.checks.gpu_sram",
+    "gpu_remap": "health.checks.gpu_remap",
+    "gpu_retired": "health.checks.gpu_retired",
+    "gpu_nvlink": "health.checks.gpu_nvlink",
+    "gpu_fabric": "health.checks.gpu_fabric",
+    "gpu_pairs": "health.checks.gpu_pairs",
+    "gpu_pcie": "health.checks.gpu_pcie",
+    "gpu_replays": "health.checks.gpu_replays",
+    "gpu_temperature": "health.checks.gpu_temperature",
+    "gpu_throttle": "health.checks.gpu_throttle",
+    "gpu_clocks": "health.checks.gpu_clocks",
+    "gpu_power": "health.checks.gpu_power",
+    "gpu_persistence": "health.checks.gpu_persistence",
+    "gpu_mig": "health.checks.gpu_mig",
+    "gpu_vbios": "health.checks.gpu_vbios",
+    "gpu_memory": "health.checks.gpu_memory",
+    "host_memory": "health.checks.host_memory",
+    "host_shm": "health.checks.host_shm",
+    "host_limits": "health.checks.host_limits",
+    "host_clock": "health.checks.host_clock",
+    "host_processes": "health.checks.host_processes",
+    "host_cpu": "health.checks.host_cpu",
+    "host_cgroup": "health.checks.host_cgroup",
+    "host_core": "health.checks.host_core",
+    "disk_paths": "health.checks.disk_paths",
+    "disk_space": "health.checks.disk_space",
+    "disk_writes": "health.checks.disk_writes",
+    "disk_nvme": "health.checks.disk_nvme",
+    "net_infiniband": "health.checks.net_infiniband",
+    "net_counters": "health.checks.net_counters",
+    "net_ethernet": "health.checks.net_ethernet",
+    "net_mtu": "health.checks.net_mtu",
+    "net_names": "health.checks.net_names",
+    "net_reach": "health.checks.net_reach",
+    "net_ports": "health.checks.net_ports",
+    "net_interfaces": "health.checks.net_interfaces",
+    "env_versions": "health.checks.env_versions",
+    "env_variables": "health.checks.env_variables",
+    "env_code": "health.checks.env_code",
+    "env_nodes": "health.checks.env_nodes",
+}
+
+
+class Session(Protocol):
+    """A probe that keeps something open between two reads."""
+
+    def read(self, ask: Ask) -> Iterator[Reading]:
+        """Yield what is read now."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+
+class Probe(Protocol):
+    """A probe's module. It may have `session() -> Session` too."""
+
+    def read(self, ask: Ask) -> Iterator[Reading]:
+        """Yield what is read."""
+
+
+class Check(Protocol):
+    """A check's module."""
+
+    NEEDS: tuple[str, ...]
+
+    def check(self, now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+        """Judge."""
+
+
+def probe(name: str, plugged: Mapping[str, str] | None = None) -> Probe:
+    """Return a probe's module. plugged: MODULE by name of those that the caller lists. Raises KeyError, ImportError."""
+    row = PROBES.get(name)
+    return cast("Probe", import_module(row.module if row is not None else (plugged or {})[name]))
+
+
+def checks(plugged: Mapping[str, str] | None = None) -> dict[str, Check]:
+    """Return every check by name, those of packages that the caller lists behind ours. Raises ImportError."""
+    return {name: cast("Check", import_module(module)) for name, module in {**CHECKS, **(plugged or {})}.items()}
+
+
+def offered(group: str, listed: Iterable[str]) -> dict[str, str]:
+    """Return MODULE by name of the entry points of `group` that are in `listed`. Raises KeyError naming one that nobody offers."""
+    from importlib.metadata import entry_points  # noqa: PLC0415  reads the metadata of all that is installed: only where it is wanted
+
+    there = {point.name: point.module for point in entry_points(group=group)}
+    return {name: there[name] for name in listed}
+
+
+def fast() -> tuple[str, ...]:
+    """Return the probes that are read before an attempt."""
+    return tuple(name for name, row in PROBES.items() if row.fast)
+
+
+def sampled() -> tuple[str, ...]:
+    """Return the probes that are read while a job runs."""
+    return tuple(name for name, row in PROBES.items() if row.sampled)

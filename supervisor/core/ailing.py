@@ -1,0 +1,46 @@
+"""This node gets worse, or well again, while the job runs. See core/decide.py for the rules.
+
+It is told once, and acted on when the next attempt begins (preflight.py): health alone ends no healthy attempt, unless --evict-on names the
+check. Then the attempt is fenced as if a rank had failed, and the finding is what it failed of.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core import failing, preflight
+from supervisor.core.actions import Alert, Say
+from supervisor.core.preflight import WORSE
+from supervisor.core.state import JobState, Stage, changed
+
+if TYPE_CHECKING:
+    from supervisor.core.actions import Action
+    from supervisor.core.inbox import HealthChanged
+
+    Step = tuple[JobState, tuple[Action, ...]]
+
+
+def on_health_changed(state: JobState, event: HealthChanged) -> Step:
+    """Tell what is worse, and what is well again; go on, unless that check was to end the attempt."""
+    before = {one.about: one for one in state.health}
+    after = dict(before)
+    for one in event.findings:
+        if WORSE.get(one.result, 0):
+            after[one.about] = one
+        else:
+            after.pop(one.about, None)
+    worse = [one for one in event.findings if WORSE.get(one.result, 0) > (WORSE[before[one.about].result] if one.about in before else 0)]
+    well = [before[one.about] for one in event.findings if one.about in before and one.about not in after]
+    state = changed(state, health=tuple(after.values()))
+    actions: list[Action] = []
+    if well:
+        actions.append(Say("info", f"health: over: {preflight.told(well)}"))
+    reasons = tuple(one for one in worse if one.check in state.policy.evict_on)
+    fenced = bool(reasons) and state.stage is Stage.RUNNING
+    if worse:
+        then = "the attempt is ended (--evict-on)" if fenced else "the job goes on; it is acted on at the next restart"
+        actions.append(Alert("node_health", state.attempt, f"health: {preflight.told(worse)}; {then}"))
+    if not fenced:
+        return state, tuple(actions)
+    state, more = failing.fence(changed(state, evicted=reasons), event.t, None, f"health: {preflight.told(reasons)}")
+    return state, (*actions, *more)

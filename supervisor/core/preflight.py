@@ -1,0 +1,152 @@
+"""What is not well on this node, before an attempt begins on it: which of that holds it back, and how to go on without a GPU.
+
+In: the state with the findings of the last look. Out: the state without the GPUs that are to be left out, what is done and told beside,
+and the stop where there is no way to begin here. Nothing can fail. Only a finding that blocks is more than a word: a GPU that is lost or
+must be reset, a driver that does not fit its library, no space for one checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from supervisor.core import planning
+from supervisor.core.actions import Alert, Quarantine, Say
+from supervisor.core.model import Cause, Claim, Evidence, Finding, Launcher, Plan, PlanKind, Verdict
+from supervisor.core.state import changed
+from supervisor.strategies.situation import overridden, without
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.core.actions import Action
+    from supervisor.core.state import JobState
+
+NAME = "health"
+#: Worse is greater.
+WORSE = {"ok": 0, "degraded": 1, "failed": 2}
+#: Of what is told at once; `supervise doctor` has all of it.
+MOST_TOLD = 3
+#: The cause that a finding of a check is, where it alone ends an attempt or holds one back. Of any other nothing is known but itself.
+CAUSES = {
+    "gpu_errors": Cause.GPU_LOST,
+    "gpu_count": Cause.GPU_LOST,
+    "gpu_recovery": Cause.GPU_XID_OTHER,
+    "gpu_events": Cause.GPU_XID_OTHER,
+    "gpu_ecc": Cause.GPU_ECC,
+    "gpu_sram": Cause.GPU_ECC,
+    "gpu_remap": Cause.GPU_ECC,
+    "gpu_retired": Cause.GPU_ECC,
+    "gpu_nvlink": Cause.NVLINK,
+    "gpu_fabric": Cause.NVLINK,
+    "gpu_driver": Cause.GPU_DRIVER,
+    "disk_space": Cause.DISK_FULL,
+}
+#: A finding is no guess: a counter that moved, a code of the driver's.
+SURE = 0.95
+
+
+class Judged(NamedTuple):
+    """What follows from a look at this node. stop: None where an attempt may begin."""
+
+    state: JobState
+    actions: tuple[Action, ...]
+    stop: tuple[Verdict, Plan] | None
+
+
+def judged(state: JobState, t: float) -> Judged:
+    """Return how to begin on a node on which this is not well."""
+    findings = state.checked or ()
+    usable = {gpu.uuid for gpu in state.gpus if not gpu.quarantined}
+    known = {gpu.uuid for gpu in state.gpus}
+    blocking = [one for one in findings if one.blocks and not (one.gpu in known and one.gpu not in usable)]  # out of use already
+    ours = {one.gpu: one for one in reversed(blocking) if one.gpu in usable}  # of several of one GPU the first, which is the worst
+    others = [one for one in blocking if one.gpu not in usable]
+    state, actions = _told(state, [one for one in findings if one not in blocking])
+    hopeless = next((one for one in others if not _of_a_gpu(one)), None)
+    if hopeless is not None:
+        return Judged(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))
+    if not ours and not others:
+        return Judged(state, actions, None)
+    state, quarantined = _left_out(state, ours)
+    first = next(iter([*ours.values(), *others]))
+    state, fewer, why = _ranks(state, t, len(usable) - len(ours), len(usable) + len(others))
+    stop = _stop(first, why, state.policy.clears if ours else "") if why else None
+    return Judged(state, (*actions, *quarantined, *fewer), stop)
+
+
+def _of_a_gpu(finding: Finding) -> bool:
+    """Whether it takes one GPU from the job, and not all of them."""
+    return finding.subject.startswith("gpu:") or finding.check == "gpu_count"
+
+
+def _told(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple[Action, ...]]:
+    """Tell in one line what was not told before. What the last look did not find any more may be told again."""
+    before = {one.about: WORSE.get(one.result, 0) for one in state.health}
+    new = [one for one in findings if WORSE.get(one.result, 0) > before.get(one.about, 0)]
+    state = changed(state, health=tuple(findings))
+    return state, (Say("warning", f"health: {told(new)}; the job goes on"),) if new else ()
+
+
+def told(findings: Iterable[Finding]) -> str:
+    """Return findings as a person reads them in one line."""
+    listed = list(findings)
+    more = f"; {len(listed) - MOST_TOLD} more (supervise doctor)" if len(listed) > MOST_TOLD else ""
+    return "; ".join(one.reason for one in listed[:MOST_TOLD]) + more
+
+
+def _left_out(state: JobState, ours: dict[str, Finding]) -> tuple[JobState, tuple[Action, ...]]:
+    actions: list[Action] = []
+    for gpu in state.gpus:
+        finding = ours.get(gpu.uuid)
+        if finding is not None:
+            repair = f"repair: {finding.command}" if finding.command else finding.check
+            actions.append(Quarantine(state.attempt, gpu, finding.reason, f"{finding.check}: {finding.reason}; {repair}"))
+            actions.append(Alert("gpu_quarantined", state.attempt, f"GPU {gpu.index} ({gpu.uuid}) is taken out of use: {finding.reason}"))
+            plan = Plan(PlanKind.RESTART, finding.reason, "", NAME, exclude=(gpu.uuid,))
+            state = changed(state, gpus=without(state.gpus, plan, finding.reason))
+    return state, tuple(actions)
+
+
+def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, tuple[Action, ...], str]:
+    """Return the state with the ranks that `left` GPUs are enough for, and why that cannot be, "" where it can.
+
+    there: how many GPUs there would be if all were well, which is what a command uses that names no number.
+    """
+    policy = state.policy
+    if policy.launcher is not Launcher.ELASTIC:
+        if left and policy.min_gpus and policy.batch_drift and left >= policy.min_gpus:
+            return state, (), ""
+        helps = f"; --min-gpus {left} --allow-batch-drift lets it see the others" if left else ""
+        return state, (), f"how many ranks the command launches is its own to choose, and {left} GPUs are left{helps}"
+    wanted = state.nproc or state.wanted or there
+    if left >= wanted:
+        return state, (), ""
+    fewer = planning.fewer(state, t, wanted, left)
+    if isinstance(fewer, str):
+        return state, (), fewer.replace("; to go on with them, ", "; to go on with them: ")
+    state = changed(state, nproc=fewer.nproc, overrides=overridden(state.overrides, fewer.changes))
+    said = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.told)}"
+    return state, (Say("warning", said), Alert("batch_changed", state.attempt, said)), ""
+
+
+def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:
+    cause = CAUSES.get(finding.check, Cause.NONE)
+    verdict = Verdict(cause, SURE, finding.reason, f"{NAME}:{finding.check}", because=evidence((finding,), 0.0), gpu=finding.gpu)
+    back = f", then `{clears} {finding.gpu}` if it is not back by itself" if clears and finding.gpu else ""
+    repair = f"repair it: {finding.command}{back}" if finding.command else f"`supervise doctor` says more{back}"
+    return verdict, Plan(PlanKind.STOP, f"{finding.reason}: {why}", f"{repair}; --no-health starts in spite of it", NAME, 69)
+
+
+def evidence(findings: Iterable[Finding], t: float) -> tuple[Evidence, ...]:
+    """Return findings as what an attempt ended of, or cannot begin for."""
+    return tuple(
+        Evidence(
+            NAME,
+            one.check,
+            one.reason,
+            t=t,
+            fields=(("gpu_uuid", one.gpu), ("hardware", "yes")) if one.gpu else (),
+            claim=Claim(CAUSES.get(one.check, Cause.NONE), SURE, transient=True),
+        )
+        for one in findings
+    )

@@ -1,0 +1,21 @@
+"""The page about the kernel's log names every kind and code that can come out, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from health.kernellog.forms import Role
+from health.kernellog.patterns import FORMS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "kernel-log.md").read_text(encoding="utf-8")
+CELLS = [line.split("|")[1:3] for line in PAGE.partition("## Other kinds")[2].splitlines() if line.startswith("| `")]
+ROWS = [(kind.strip(" `"), code) for kind, codes in CELLS for code in re.findall(r"`(\w+)`", codes)]
+#: What the judge makes of a line's own words, and of several lines.
+MADE = {("netdev", "flapping"), ("mlx5", "link_up"), ("apei", "corrected"), ("apei", "recoverable"), ("apei", "fatal")}
+
+
+def test_every_form_is_documented_and_no_other() -> None:
+    there = {(row.kind, row.code) for row in FORMS if row.code not in {"", "severity"} and row.role is not Role.END}
+    assert set(ROWS) - MADE == there - {("netdev", "lost_carrier")}
+    assert len(ROWS) == len(set(ROWS))

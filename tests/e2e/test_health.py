@@ -1,0 +1,200 @@
+"""A node that fails under a real training: real torchrun, gloo, the real nvidia-ml-py, and a fake of the driver's library below it.
+
+The fake (tests/health/fake_nvml) is a test double at the library's edge: what it tells is a file that a test changes while the job runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.health.conftest import FakeNvml, fake_library  # noqa: F401  a fixture
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Supervised
+
+JOB = str(Path(__file__).parents[1] / "jobs" / "gpu_fault.py")
+KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum:1=--accum")
+FAST = {"SUPERVISE_RESTART_BACKOFF_BASE_S": "0", "SUPERVISE_HEALTH_SAMPLE_S": "0.5"}
+UUID = "GPU-00000000-0000-4000-8000-{:012d}"
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def four_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:  # noqa: F811  a fixture
+    (tmp_path / "nvml").mkdir()
+    fake = FakeNvml(fake_library, tmp_path / "nvml" / "state")
+    fake.set(gpus=4)
+    return fake
+
+
+def around(fake: FakeNvml) -> dict[str, str]:
+    return {name: fake.environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")} | FAST
+
+
+def torchrun(ranks: int) -> list[str]:
+    return ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a rank wrote down of one step."""
+
+    rank: int
+    step: int
+    micro: int
+    accum: int
+    batch: int
+    uuid: str
+    attempt: int
+
+
+def trained(run: Supervised) -> list[Line]:
+    file = run.place / "log"
+    found = []
+    for line in file.read_text().splitlines() if file.exists() else ():
+        rank, step, micro, accum, batch, uuid, attempt = line.split()
+        found.append(Line(int(rank), int(step), int(micro), int(accum), int(batch), uuid, int(attempt)))
+    return found
+
+
+def logged(run: Supervised, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for path in run.state.glob("*/nodes/*/supervise.log") for line in path.read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def ledger(run: Supervised) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in run.state.glob(".gpus/*.jsonl") for line in path.read_text().splitlines()]
+
+
+def wait_for_training(run: Supervised, step: int = 5) -> None:
+    wait_for(lambda: any(line.step >= step for line in trained(run)), f"step {step}", 60, alive=run.alive)
+
+
+def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_the_others_at_the_same_batch(
+    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+) -> None:
+    run = supervise(*torchrun(4), JOB, "--batch-size=6", "--accum=1", options=(*KNOBS, "--min-gpus=3"), **around(four_gpus))
+    wait_for_training(run)
+    four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
+    assert run.exit_code() == 0
+    (decided,) = logged(run, "plan.decided")
+    assert (decided["cause"], decided["strategy"], decided["nproc"], decided["exclude"]) == ("gpu_ecc", "exclude_gpu", 3, [UUID.format(2)])
+    assert decided["confidence"] >= 0.9
+    assert decided["rank"] == 2
+    (row,) = ledger(run)
+    assert (row["uuid"], row["pci"], row["errors"]) == (UUID.format(2), "0000:12:00.0", 1)
+    assert "uncorrectable memory error" in row["evidence"]
+    last = [line for line in trained(run) if line.attempt == 2]
+    assert {line.uuid for line in last} == {UUID.format(gpu) for gpu in (0, 1, 3)}
+    assert {line.rank for line in last} == {0, 1, 2}
+    assert {line.batch for line in trained(run)} == {24}
+    assert {(line.micro, line.accum) for line in last} == {(4, 2)}
+    run.wait_for_nothing_left()
+
+
+def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_does_the_next_start(
+    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+) -> None:
+    run = supervise(*torchrun(4), JOB, **around(four_gpus))
+    wait_for_training(run)
+    four_gpus.set({"1.ecc_unc_vol": 2, "1.ecc_unc_agg": 2, "1.field.230": 1})
+    assert run.exit_code() == 69
+    assert UUID.format(1) in run.stderr
+    assert "--min-gpus" in run.stderr
+    assert [row["uuid"] for row in ledger(run)] == [UUID.format(1)]
+    facts = json.loads(max(run.state.glob("*/nodes/*/incidents/*/evidence.json")).read_text())
+    told = {fact["name"]: fact for fact in facts if fact["source"] == "nvml"}
+    assert told.keys() == {"ecc_uncorrected", "recovery_action"}
+    assert ["hardware", "yes"] in told["ecc_uncorrected"]["fields"]
+    # the ledger is asked before any rank is there
+    again = supervise(*torchrun(4), JOB, **around(four_gpus))
+    assert again.exit_code() == 69
+    assert UUID.format(1) in again.stderr
+    assert {line.attempt for line in trained(again)} == {1}  # of the run before
+    # a GPU that was reset, and is well, is back by itself
+    four_gpus.set({"1.ecc_unc_vol": 0, "1.field.230": 0})
+    well = supervise(*torchrun(4), JOB, "--steps=3", **around(four_gpus))
+    assert well.exit_code() == 0
+    assert [line["uuid"] for line in logged(well, "gpu.released")] == [UUID.format(1)]
+    assert ledger(well)[-1]["by"] == "health"
+    run.wait_for_nothing_left()
+
+
+def test_a_gpu_that_needs_a_reset_is_left_out_before_the_first_rank_is_there(
+    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+) -> None:
+    four_gpus.set({"3.field.230": 1})
+    spare = supervise(*torchrun(3), JOB, "--steps=3", **around(four_gpus))
+    assert spare.exit_code() == 0
+    assert {line.uuid for line in trained(spare)} == {UUID.format(gpu) for gpu in (0, 1, 2)}
+    assert spare.attempts() == 1
+    assert [row["uuid"] for row in ledger(spare)] == [UUID.format(3)]
+
+
+def test_a_driver_that_does_not_fit_its_library_is_no_node_for_a_gpu_job(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
+    four_gpus.set({"init_error": 18})
+    run = supervise(*torchrun(2), JOB, "--steps=3", **around(four_gpus))
+    assert run.exit_code() == 69
+    assert run.attempts() == 0
+    assert "modprobe" in run.stderr
+    without = supervise(*torchrun(2), JOB, "--steps=3", CUDA_VISIBLE_DEVICES="", **around(four_gpus))
+    assert without.exit_code() == 0
+    anyway = supervise(*torchrun(2), JOB, "--steps=3", options=("--no-health",), **around(four_gpus))
+    assert anyway.exit_code() == 0
+
+
+def test_health_alone_ends_no_healthy_job_and_warns_once(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
+    run = supervise(*torchrun(2), JOB, "--immune", "--steps=80", **around(four_gpus))
+    wait_for_training(run)
+    four_gpus.set({"1.ecc_unc_vol": 1})
+    run.wait_for_line("health: GPU 1 .* uncorrectable memory error since the job's start; the job goes on")
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    assert [line["kind"] for line in logged(run, "alert.raised")] == ["node_health"]
+    assert run.stderr.count("uncorrectable memory error") == 1
+    assert ledger(run) == []
+
+
+def test_evict_on_ends_the_attempt_at_once_and_takes_the_gpu_out_of_use(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
+    options = ("--evict-on", "gpu_ecc")
+    run = supervise(*torchrun(2), JOB, "--immune", "--steps=60", options=options, **around(four_gpus))
+    wait_for_training(run)
+    four_gpus.set({"1.ecc_unc_vol": 1})
+    assert run.exit_code() == 0
+    assert run.attempts() == 2
+    assert [line["cause"] for line in logged(run, "plan.decided")] == ["gpu_ecc"]
+    assert {line.uuid for line in trained(run) if line.attempt == 2} == {UUID.format(0), UUID.format(2)}
+    run.wait_for_nothing_left()
+
+
+def test_an_nvml_that_hangs_neither_delays_nor_ends_a_healthy_job(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
+    run = supervise(*torchrun(2), JOB, "--steps=60", **around(four_gpus))
+    wait_for_training(run)
+    four_gpus.set({"all.hang_ms.nvmlDeviceGetFieldValues": 600_000})
+    assert run.exit_code() == 0
+    assert run.attempts() == 1
+    lines = [line for line in trained(run) if line.rank == 0]
+    assert [line.step for line in lines] == list(range(1, 61))
+    run.wait_for_nothing_left()
+
+
+def test_an_nvml_that_hangs_from_the_start_holds_no_attempt_back_for_long(
+    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+) -> None:
+    four_gpus.set({"all.hang_ms.nvmlDeviceGetFieldValues": 600_000})
+    began = time.monotonic()
+    run = supervise(*torchrun(2), JOB, "--steps=3", **around(four_gpus))
+    run.wait_for_line("probe nvml did not answer")
+    assert time.monotonic() - began < 14
+    assert run.exit_code() == 0
+    run.wait_for_nothing_left()

@@ -1,0 +1,55 @@
+"""The real library on a real GPU, where one is at hand: what the fake promises is what NVML says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from health.judging import judge
+from health.model import Ask, Readings, Result
+from health.runner import OUTCOME, Runner
+
+PROBES = ("nvml", "pci", "driver")
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def swept() -> Readings:
+    now = Runner().sweep(PROBES, Ask())
+    if now.table("nvml.init").get("code") != 0 or not now.of("gpu.identity"):
+        pytest.skip("no NVIDIA GPU is here")
+    return now
+
+
+def test_the_library_answers_in_time(swept: Readings) -> None:
+    assert swept.table(OUTCOME, "probe:nvml")["state"] == "answered"
+
+
+def test_a_gpu_is_told_as_it_is(swept: Readings) -> None:
+    for subject in swept.subjects("gpu:"):
+        assert subject.startswith("gpu:GPU-")
+        assert Path("/sys/bus/pci/devices", str(swept.table("gpu.identity", subject)["pci"])).exists()
+        assert 5 < (swept.number("gpu.temperature_c", subject) or 0) < 110
+        assert (swept.value("gpu.recovery_action", subject) or 0) in range(8)
+        total = swept.table("gpu.memory", subject)["total"]
+        assert isinstance(total, int)
+        assert total > 1 << 30
+
+
+def test_no_check_trips_over_what_it_says(swept: Readings) -> None:
+    assert [one for one in judge(swept, swept) if "the check itself failed" in one.reason or "was not read" in one.reason] == []
+
+
+def test_a_gpu_that_answers_is_not_lost(swept: Readings) -> None:
+    assert {one.result for one in judge(swept) if one.check in {"gpu_driver", "gpu_count"}} == {Result.OK}
+
+
+def test_a_session_that_lasts_says_the_same(swept: Readings) -> None:
+    runner = Runner()
+    first, second = (runner.sample(PROBES, Ask()) for _ in range(2))
+    runner.close()
+    names = [
+        {(one.subject, one.name) for one in sweep if one.probe == "nvml" and one.name != "gpu.events"} for sweep in (swept, first, second)
+    ]
+    assert names[0] == names[1] == names[2]

@@ -1,0 +1,62 @@
+"""`supervise doctor --kernel-log`: one object for each finding and line, from a file or from standard input, and an exit code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+XID = "Apr 22 10:00:01 gpu-17 kernel: [449410.332316] NVRM: Xid (PCI:0000:3D:00 GPU-I:05): 79, pid=77, name=python3, GPU has fallen off"
+ORDINARY = "Apr 22 10:00:00 gpu-17 kernel: [449409.332316] docker0: port 1(veth12ab34c) entered blocking state"
+
+pytestmark = pytest.mark.process
+
+
+def _doctor(*words: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "supervisor", "doctor", *words]
+    return subprocess.run(command, input=said, capture_output=True, timeout=60, check=False)  # noqa: S603  ours
+
+
+def test_each_finding_is_one_json_object(tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text(f"{ORDINARY}\n{XID}\n")
+    done = _doctor("--kernel-log", str(log), "--json")
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    wanted = {"kind": "xid", "code": 79, "pci": "0000:3d:00", "severity": "critical", "repair": "reboot", "line": XID, "line_number": 2}
+    assert {key: row[key] for key in wanted} == wanted
+    assert {key: row[key] for key in ("mig", "pid", "process", "host", "same_gpu")} == {
+        "mig": "GPU-I:05",
+        "pid": "77",
+        "process": "python3",
+        "host": "gpu-17",
+        "same_gpu": "after_reset",
+    }
+    assert done.returncode == 69
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_standard_input_is_read(packed: bool) -> None:  # noqa: FBT001  a parameter
+    said = f"{XID}\n".encode()
+    done = _doctor("--kernel-log", "-", said=gzip.compress(said) if packed else said)
+    assert done.returncode == 69
+    assert b"critical  xid 79  0000:3d:00" in done.stdout
+    assert b"repair: reboot" in done.stdout
+
+
+def test_an_ordinary_log_is_0_and_says_nothing_to_programs() -> None:
+    assert (_doctor("--kernel-log", "-", "--json", said=ORDINARY.encode()).stdout, _doctor("--kernel-log", "-").returncode) == (b"", 0)
+    assert b"nothing in this log" in _doctor("--kernel-log", "-", said=ORDINARY.encode()).stdout
+
+
+def test_a_file_that_is_not_there_is_told_with_what_helps(tmp_path: Path) -> None:
+    done = _doctor("--kernel-log", str(tmp_path / "none.log"))
+    assert done.returncode == 64
+    assert b"No such file" in done.stderr
+    assert b"dmesg | supervise doctor --kernel-log -" in done.stderr

@@ -1,0 +1,97 @@
+"""Every form of a kernel message that is known is found with its code, address, severity and repair, in every writer's dress."""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from health.kernellog import lines
+from health.kernellog.judgefile import judge
+from health.kernellog.patterns import FORMS, recognise
+
+HERE = Path(__file__).parent
+SAMPLES = [json.loads(line) for line in (HERE / "samples.jsonl").read_text("utf-8").splitlines()]
+#: "kind code pci | message": a message of each form that no sample has.
+FORMS_LINES = (HERE / "forms.txt").read_text("utf-8").splitlines()
+#: Five times what it takes.
+SLOWEST_S = 10.0
+RELATIVES = tomllib.loads((HERE / "relatives.toml").read_text("utf-8"))["case"]
+
+
+def _said(text: str) -> list[list[object]]:
+    return [[one.kind, one.code, one.pci, one.severity.value, one.repair.value] for one in judge(text)]
+
+
+@pytest.mark.parametrize("number", range(len(SAMPLES)))
+def test_a_line_from_a_real_node_is_judged(number: int) -> None:
+    sample = SAMPLES[number]
+    assert _said(sample["line"]) == sample["found"], sample["line"]
+
+
+@pytest.mark.parametrize("number", range(len(RELATIVES)))
+def test_a_relative_is_judged(number: int) -> None:
+    case = RELATIVES[number]
+    said = [" ".join(str(part) or "-" for part in row) for row in _said(case["line"])]
+    assert said == case["found"], case["line"]
+
+
+@pytest.mark.parametrize("number", range(len(FORMS_LINES)))
+def test_a_form_is_found_with_its_code_and_address(number: int) -> None:
+    wanted, _, message = FORMS_LINES[number].partition(" | ")
+    for dress in (
+        "[90000.100000] {}",
+        "Apr 22 10:00:01 gpu-17 kernel: {}",
+        "3,7,90000100000,-;{}",
+        "2026-04-22T10:00:01+02:00 n1 kernel: {}",
+    ):
+        (found,) = judge(dress.format(message))
+        assert f"{found.kind} {found.code} {found.pci or '-'}" == wanted, message
+        assert found.meaning
+
+
+def test_a_link_that_comes_and_goes_is_told_by_each_drivers_words() -> None:
+    words = ("mlx5_core 0000:5e:00.0 ens1f0np0: Link {}", "ixgbe 0000:01:00.0 eno1: NIC Link is {}", "r8169 0000:01:00.0 eth0: Link is {}")
+    for said in words:
+        down, up = ("down", "up") if "Link {}" in said and "is" not in said else ("Down", "Up")
+        lines = [f"[{90000 + n}.100000] {said.format(up if n % 2 else down)}" for n in range(6)]
+        (found,) = judge("\n".join(lines))
+        assert (found.kind, found.code, found.reason) == ("netdev", "flapping", "3 times within 1 h")
+        assert judge("\n".join(lines[:4])) == ()
+
+
+def test_a_lustre_server_that_answers_again_is_a_warning() -> None:
+    lost = next(line.partition(" | ")[2] for line in FORMS_LINES if line.startswith("lustre connection_lost"))
+    back = "Lustre: scratch-OST0001-osc-ffff8a1b2c3d4e5f: Connection restored to scratch-OST0001 (at 10.0.9.1@o2ib)"
+    (found,) = judge(f"[90000.100000] {lost}\n[90030.100000] {back}")
+    assert (found.severity.value, found.reason) == ("warning", "over after 30 s")
+
+
+def test_every_form_is_exercised() -> None:
+    messages = [case["line"] for case in (*SAMPLES, *RELATIVES)]
+    messages += [f"[1.000000] {line.partition(' | ')[2]}" for line in FORMS_LINES]
+    messages += [
+        "[1.000000] Lustre: scratch-OST0001-osc-ffff8a1b2c3d4e5f: Connection restored to scratch-OST0001 (at 10.0.9.1@o2ib)",
+        "[1.000000] mlx5_core 0000:5e:00.0 ens1f0np0: Link down",
+    ]
+    matches = [recognise(entry.text, sure=entry.sure) for text in messages for entry in lines.entries(text)]
+    found = {id(match.form) for match in matches if match is not None}
+    assert [f"{row.kind} {row.code} {row.pattern.pattern}" for row in FORMS if id(row) not in found] == []
+
+
+@pytest.mark.parametrize("cut", [7, 20, 41])
+def test_nothing_fails_on_lines_that_are_cut_or_foreign(cut: int) -> None:
+    for case in (*SAMPLES, *RELATIVES):
+        judge(case["line"][:-cut])
+        judge(case["line"][cut:])
+    judge("\x00\xff" * 1000 + "\n" + "[" * 5000 + "\n{" + '"a":' * 500)
+
+
+def test_a_large_ordinary_log_is_judged_quickly() -> None:
+    line = "Apr 22 06:30:11 gpu-17 kernel: [120011.100000] docker0: port 1(veth12ab34c) entered blocking state\n"
+    began = time.process_time()
+    assert judge(line * 50_000) == ()
+    assert time.process_time() - began < SLOWEST_S

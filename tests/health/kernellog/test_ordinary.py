@@ -1,0 +1,29 @@
+"""A node that ran well for a day and more gives no finding: boots, containers, network changes, other programs' words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from health.kernellog import lines
+from health.kernellog.judgefile import judge
+
+ORDINARY = sorted((Path(__file__).parent / "ordinary").glob("*.log"))
+
+
+@pytest.mark.parametrize("path", ORDINARY, ids=lambda path: path.stem)
+def test_an_ordinary_log_gives_no_finding(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert [(one.kind, one.code, one.line) for one in judge(text)] == []
+
+
+@pytest.mark.parametrize("path", ORDINARY, ids=lambda path: path.stem)
+def test_an_ordinary_log_is_read_and_not_passed_over(path: Path) -> None:
+    """Silence would be worth nothing if the lines were not understood: trouble in the same dress is found in the same file."""
+    text = path.read_text("utf-8")
+    read = list(lines.entries(text))
+    assert len(read) > text.count("\n") / 4
+    prefix = next(one.line[: one.line.index(one.text)] for one in read if one.text in one.line and one.sure)
+    trouble = f"{prefix}NVRM: Xid (PCI:0000:3d:00): 79, pid=0, GPU has fallen off the bus."
+    assert [(one.kind, one.code, one.pci) for one in judge(f"{text}{trouble}\n")] == [("xid", 79, "0000:3d:00")]

@@ -1,0 +1,152 @@
+"""The probe reads the device, or who keeps a copy of it, and says so where it cannot; the check makes failures of what is recent only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from health.checks import kernel_log as checked
+from health.kernellog import copies, device
+from health.kernellog.device import Joiner, Record
+from health.model import KERNEL, PERMISSION, Ask, Reading, Readings, Repair, Result
+from health.probes import kernel_log
+from health.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from health.model import Json
+
+XID = "NVRM: Xid (PCI:0000:3d:00): 79, pid=0, GPU has fallen off the bus."
+
+
+class _Records:
+    """A device whose reads the test gives; None for what was overwritten."""
+
+    def __init__(self, *records: bytes | None) -> None:
+        self.left = list(records)
+
+    def read(self) -> bytes:
+        if not self.left:
+            raise BlockingIOError
+        record = self.left.pop(0)
+        if record is None:
+            raise BrokenPipeError
+        return record
+
+    def close(self) -> None:
+        """See Kmsg."""
+
+
+def _record(text: str, flags: str = "-", prefix: int = 3, number: int = 1) -> bytes:
+    return f"{prefix},{number},449410332316,{flags};{text}\n".encode()
+
+
+def _row(**more: Json) -> dict[str, Json]:
+    row: dict[str, Json] = {"kind": "xid", "code": 79, "pci": "0000:3d:00", "severity": "critical", "repair": "reboot", "meaning": "lost"}
+    return {**row, "line": XID, "line_number": 7, "count": 1, "age_s": 60.0, **more}
+
+
+def _results(rows: Json, *, before: Json = None, problem: str = "") -> list[tuple[Result, Repair]]:
+    now = Readings([Reading("kernel_log", KERNEL, "kernel.findings", rows, problem)])
+    baseline = Readings([Reading("kernel_log", KERNEL, "kernel.findings", before)]) if before is not None else None
+    return [(one.result, one.repair) for one in checked.check(now, baseline, Thresholds())]
+
+
+def test_a_session_reads_on_where_it_was_and_counts_what_was_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = _Records(
+        None, _record("nothing"), _record(XID[:20], flags="c", number=2), _record(XID[20:], flags="+", number=3), _record("end")
+    )
+    monkeypatch.setattr(kernel_log, "Device", lambda *_, **__: opened)
+    session = kernel_log.session()
+    first = Readings(session.read(Ask(lasting=True)))
+    opened.left.append(_record(XID.replace("3d", "5e"), number=9))
+    second = Readings(session.read(Ask(lasting=True)))
+    assert [(row["code"], row["pci"], row["line_number"]) for row in first.rows("kernel.findings", KERNEL)] == [(79, "0000:3d:00", 2)]
+    assert [row["pci"] for row in second.rows("kernel.findings", KERNEL)] == ["0000:3d:00", "0000:5e:00"]
+    assert second.count("kernel.overruns", KERNEL) == 1
+
+
+def test_other_facilities_and_what_our_own_reading_made_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = f"mlx5_core 0000:5e:00.0: wait_func:1132:(pid {os.getpid()}): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource"
+    others = own.replace(f"(pid {os.getpid()})", "(pid 1)")
+    opened = _Records(_record(XID, prefix=11), _record(XID, prefix=30), _record(own), _record(others))
+    monkeypatch.setattr(kernel_log, "Device", lambda *_, **__: opened)
+    found = Readings(kernel_log.read(Ask())).rows("kernel.findings", KERNEL)
+    assert [row["kind"] for row in found] == ["mlx5"]
+
+
+def test_without_device_and_journal_syslogs_file_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "var/log/kern.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"Nov 21 07:00:00 node-7 kernel: [  123.456789] {XID}\nNov 21 07:00:01 node-7 train[1]: {XID.replace('3d', '4d')}\n")
+    found = Readings(kernel_log.read(Ask(root=str(tmp_path))))
+    assert found.text("kernel.source", KERNEL) == str(log)
+    assert [(row["pci"], row["age_s"]) for row in found.rows("kernel.findings", KERNEL)] == [("0000:3d:00", None)]
+
+
+def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(kernel_log, "Device", refused)
+    now = Readings(kernel_log.read(Ask(root=str(tmp_path))))
+    assert now.problem("kernel.findings", KERNEL) == PERMISSION
+    (result,) = checked.check(now, None, Thresholds())
+    assert (result.result, result.command) == (Result.UNKNOWN, "sudo sysctl kernel.dmesg_restrict=0")
+    assert "Operation not permitted" in result.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (_row(), [(Result.FAILED, Repair.REBOOT)]),
+        (_row(age_s=3 * 86400.0), [(Result.DEGRADED, Repair.NONE)]),
+        (_row(age_s=None), [(Result.DEGRADED, Repair.NONE)]),
+        (_row(severity="error"), [(Result.DEGRADED, Repair.NONE)]),
+        (_row(severity="warning"), [(Result.DEGRADED, Repair.NONE)]),
+        (_row(severity="warning", age_s=3 * 86400.0), [(Result.OK, Repair.NONE)]),
+        (_row(severity="info"), [(Result.OK, Repair.NONE)]),
+    ],
+)
+def test_only_what_is_recent_and_critical_is_a_failure(row: dict[str, Json], told: list[tuple[Result, Repair]]) -> None:
+    assert _results([row]) == told
+
+
+def test_what_was_there_at_the_baseline_is_not_told_again() -> None:
+    assert _results([_row()], before=[_row(age_s=5.0)]) == [(Result.OK, Repair.NONE)]
+    assert _results([_row(count=2)], before=[_row()]) == [(Result.FAILED, Repair.REBOOT)]
+
+
+def test_many_findings_are_told_as_some_and_a_number() -> None:
+    assert len(_results([_row(line_number=n) for n in range(80)])) == checked.MOST_TOLD + 1
+
+
+def test_a_real_device_can_be_read_from_its_beginning_where_it_may_be() -> None:
+    try:
+        opened = device.Device(whole=True)
+    except OSError as error:
+        pytest.skip(f"{device.KMSG}: {error.strerror}")
+    try:
+        first = opened.read()
+    except BlockingIOError:
+        pytest.skip("it is empty")
+    finally:
+        opened.close()
+    assert first
+    assert len(first) < device.RECORD_BYTES
+
+
+def test_a_line_in_parts_is_joined() -> None:
+    joiner, part = Joiner(), Record("a", "c", 1, 1.0)
+    assert joiner.take(part) == ()
+    assert joiner.take(replace(part, text="b", flags="+")) == ()
+    assert joiner.take(replace(part, text="next", flags="-")) == (replace(part, text="ab"), replace(part, text="next", flags="-"))
+    assert joiner.rest() == ()
+
+
+def test_the_files_are_those_that_distributions_write() -> None:
+    assert copies.KERNEL_FILE in copies.SYSLOG_FILES

@@ -1,0 +1,142 @@
+"""The judge: from what the meetings showed to who is to blame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from health.model import Result
+from health.nodecheck import plan, report
+from health.nodecheck.judge import judge, second_look
+from health.nodecheck.model import TOGETHER, Evidence, Fault, Kind, Member, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from health.nodecheck.model import Pair
+
+MS = 1e-3
+
+
+def _evidence(
+    world: int,
+    second: Callable[[Kind, Pair], float],
+    failed: Callable[[int, Pair], bool] = lambda number, pair: False,  # noqa: ARG005  nothing fails
+    *,
+    machines: Callable[[int], int] = lambda rank: rank,
+    gone: dict[int, str] | None = None,
+) -> Evidence:
+    members = {rank: Member(rank, f"n{rank}", str(machines(rank)), "cuda:0", "H100", 8) for rank in range(world)}
+    samples = []
+    for number, meetings in enumerate(plan.schedule(world)):
+        for meeting in meetings:
+            pair = (meeting.a, meeting.b)
+            for rank in pair:
+                times = {kind: (second(kind, pair),) * 3 for kind in TOGETHER} | {Kind.COMPUTE: (second(Kind.COMPUTE, (rank, rank)),) * 3}
+                samples.append(Sample(0, number, rank, meeting.partner(rank), times, "lost" if failed(number, pair) else ""))
+    return Evidence(members, tuple(samples), gone or {}, world=world)
+
+
+def _even(kind: Kind, pair: Pair) -> float:
+    return MS * (1 + 0.01 * ((sum(pair) + len(kind)) % 5))
+
+
+def test_all_well_is_said_with_how_much_was_looked_at() -> None:
+    (one,) = report.results(_evidence(8, _even))
+    assert one.result is Result.OK
+    assert "8 of 8 ranks came; 84 meetings of 28 pairs" in one.reason
+
+
+def test_a_rank_that_fails_with_several_is_bad_and_its_partners_are_not() -> None:
+    found = judge(_evidence(8, _even, lambda number, pair: 5 in pair and number in (2, 9, 15)))
+    assert set(found.failing) == {5}
+    assert not found.failing_links
+    assert not found.doubts
+
+
+def test_two_that_always_fail_with_each_other_alone_have_a_bad_link() -> None:
+    found = judge(_evidence(8, _even, lambda _, pair: pair == (1, 6)))
+    assert set(found.failing_links) == {(1, 6)}
+    assert not found.failing
+
+
+def test_two_bad_links_of_one_rank_do_not_make_it_bad() -> None:
+    found = judge(_evidence(8, _even, lambda _, pair: pair in {(1, 6), (1, 4)}))
+    assert set(found.failing_links) == {(1, 6), (1, 4)}
+    assert not found.failing
+
+
+def test_one_failure_is_a_doubt_and_asks_for_a_second_look_of_both_with_others() -> None:
+    known = _evidence(8, _even, lambda number, pair: number == 0 and pair == plan.tournament(8)[0][0])
+    pair = plan.tournament(8)[0][0]
+    assert set(judge(known).doubts) == {pair}
+    told = [one for one in report.results(known) if one.result is Result.UNKNOWN]
+    assert [one.subject for one in told] == [f"link:{pair[0]}-{pair[1]}"]
+    assert report.exit_code(told) == 0
+    suspects, good, again = second_look(known)
+    assert (suspects, again) == ([*pair], [pair])
+    assert not set(good) & set(pair)
+
+
+def test_a_slow_rank_is_named_with_its_time_and_the_others() -> None:
+    told = report.results(_evidence(8, lambda kind, pair: _even(kind, pair) * (3 if kind is Kind.COMPUTE and pair[0] == 3 else 1)))
+    assert (told[0].subject, told[0].result, told[0].check) == ("rank:3", Result.FAILED, report.COMPUTE)
+    assert "1.02 ms for the others (median of 7)" in told[0].evidence[0]
+
+
+def test_a_little_slower_is_degraded_and_the_node_stays_fit() -> None:
+    told = report.results(_evidence(8, lambda kind, pair: _even(kind, pair) * (1.4 if kind is Kind.COMPUTE and pair[0] == 3 else 1)))
+    assert told[0].result is Result.DEGRADED
+    assert report.exit_code(told) == 0
+
+
+@pytest.mark.parametrize("kind", TOGETHER, ids=[kind.name for kind in TOGETHER])
+def test_a_rank_slow_in_one_kind_only_is_found(kind: Kind) -> None:
+    told = report.results(_evidence(4, lambda one, pair: _even(one, pair) * (4 if one is kind and 2 in pair else 1)))
+    assert [one.subject for one in told if one.result is Result.FAILED] == ["rank:2"]
+    assert ("computes and communicates at once" in told[0].reason) == (kind is Kind.OVERLAP)
+
+
+def test_two_slow_ranks_of_four_do_not_hide_each_other() -> None:
+    told = report.results(
+        _evidence(4, lambda kind, pair: _even(kind, pair) * (4 if kind is not Kind.COMPUTE and {0, 1} & set(pair) else 1))
+    )
+    assert {one.subject for one in told if one.result is Result.FAILED} == {"rank:0", "rank:1"}
+
+
+def test_pairs_within_a_machine_are_not_compared_with_pairs_between() -> None:
+    known = _evidence(8, lambda kind, pair: _even(kind, pair) * (1 if pair[0] // 4 == pair[1] // 4 else 9), machines=lambda rank: rank // 4)
+    assert [one.result for one in report.results(known)] == [Result.OK]
+
+
+def test_what_failed_with_a_rank_that_is_gone_accuses_nobody() -> None:
+    told = report.results(_evidence(8, _even, lambda number, pair: 4 in pair and number > 5, gone={4: "no sign of life for 8 s"}))
+    assert [(one.subject, one.result) for one in told] == [("rank:4", Result.FAILED), ("host", Result.OK)]
+
+
+def test_two_ranks_cannot_tell_whose_fault_it_is() -> None:
+    told = report.results(_evidence(2, _even, lambda number, _: number == 3))
+    assert {one.result for one in told} == {Result.UNKNOWN}
+
+
+@pytest.mark.parametrize("world", [2, 3, 7, 8])
+def test_everybody_meets_everybody(world: int) -> None:
+    rounds = plan.tournament(world)
+    pairs = [pair for pairs in rounds for pair in pairs]
+    assert len(pairs) == len(set(pairs)) == world * (world - 1) // 2
+    for meetings in rounds:
+        busy = [rank for pair in meetings for rank in pair]
+        assert len(busy) == len(set(busy))
+
+
+def test_many_ranks_take_no_more_rounds() -> None:
+    assert len(plan.schedule(512)) == plan.ROUNDS
+    partners = {one.partner(7) for meetings in plan.schedule(512) for one in meetings if 7 in (one.a, one.b)}
+    assert len(partners) == plan.ROUNDS
+
+
+@pytest.mark.parametrize("text", ["fail:1", "burn:1:2", "fail:x:2", "fail:1-2:0.5", "slow-link:1:0.5"])
+def test_a_fault_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no fault"):
+        Fault.parse(text)

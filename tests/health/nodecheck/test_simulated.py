@@ -1,0 +1,56 @@
+"""Simulated nodes before the real plan and judge: who is bad is found, who is not is not accused, in how many of 100 trials."""
+
+from __future__ import annotations
+
+import pytest
+
+from health.model import Result
+from health.nodecheck import report, simulate
+from health.nodecheck.model import NOBODY, Fault
+
+TRIALS = 100
+
+
+def _accused(world: simulate.World, seed: int) -> set[str]:
+    return {one.subject for one in report.results(simulate.check(world, seed)) if one.result in (Result.FAILED, Result.DEGRADED)}
+
+
+def _wanted(faults: tuple[Fault, ...]) -> set[str]:
+    return {f"rank:{one.rank}" if one.other == NOBODY else f"link:{one.rank}-{one.other}" for one in faults}
+
+
+@pytest.mark.parametrize("disturbed", [0.1, 0.4], ids=["quiet", "disturbed"])
+@pytest.mark.parametrize(
+    ("nodes", "faults"),
+    [
+        pytest.param(8, (), id="8-well"),
+        pytest.param(8, ("slow-compute:3:1.5",), id="8-slow"),
+        pytest.param(8, ("fail:5:0.2",), id="8-failing"),
+        pytest.param(8, ("slow-link:1-6:0.005",), id="8-link"),
+        pytest.param(8, ("slow-compute:3:1.5", "fail:5:0.2", "slow-link:1-6:0.005"), id="8-all"),
+        pytest.param(8, ("corrupt:2:0.2", "fail:5:0.2"), id="8-two-failing"),
+        pytest.param(4, ("fail:0:0.2",), id="4-failing"),
+        pytest.param(16, ("slow-compute:3:1.5", "fail:5:0.2", "slow-link:1-6:0.005"), id="16-all"),
+    ],
+)
+def test_the_bad_are_found_and_nobody_else_is_accused(nodes: int, faults: tuple[str, ...], disturbed: float) -> None:
+    world = simulate.World(nodes, tuple(map(Fault.parse, faults)), disturbed=disturbed)
+    trials = TRIALS if disturbed < 0.2 and nodes <= 8 else TRIALS // 5
+    exactly = sum(_accused(world, seed) == _wanted(world.faults) for seed in range(trials))
+    assert exactly >= 0.95 * trials
+
+
+@pytest.mark.parametrize("fault", ["fail:5:0.2", "slow-link:1-6:0.005", "slow-compute:3:1.5"])
+def test_a_single_pass_misses_what_this_finds(fault: str) -> None:
+    world = simulate.World(8, (Fault.parse(fault),))
+    found = [bool(_wanted(world.faults) & _accused(world, seed)) for seed in range(30)]
+    found_once = [world.faults[0].rank in simulate.single_pass(world, seed) for seed in range(30)]
+    assert sum(found) >= 28
+    assert sum(found_once) <= 5
+
+
+def test_with_half_of_four_nodes_bad_nobody_good_is_accused() -> None:
+    """The case in which rounds of pairs alone accuse 44 % of the good ones."""
+    world = simulate.World(4, (Fault.parse("fail:0:1"), Fault.parse("fail:1:1")))
+    for seed in range(30):
+        assert _accused(world, seed) == {"rank:0", "rank:1"}

@@ -1,0 +1,130 @@
+"""GPUs on the bus against those that the driver has, in a tree as /sys and /dev show it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from health import registry
+from health.model import Ask, CheckResult, Reading, Readings, Repair, Result
+from health.probes import driver, pci
+from health.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from health.model import Json
+
+
+def bus(root: Path, *gpus: str, switches: int = 0, gone: str = "", files: int | None = None) -> Ask:
+    """Make GPUs at addresses (and functions beside them that are none), and return where to look."""
+    made = [(gpu, "0x030200") for gpu in gpus] + [(f"{gpu[:-1]}1", "0x040300") for gpu in gpus]
+    made += [(f"0000:c{number}:00.0", "0x068000") for number in range(switches)]
+    (root / "sys/bus/pci/devices").mkdir(parents=True)
+    for address, kind in made:
+        device = root / "sys/bus/pci/devices" / address
+        device.mkdir()
+        for name, text in (("vendor", "0x10de"), ("class", kind), ("current_link_width", "16"), ("max_link_width", "16")):
+            (device / name).write_text(text + "\n", "ascii")
+        (device / "config").write_bytes(b"\xff" * 64 if address == gone else b"\xde\x10\x30\x23" + bytes(60))
+    (root / "dev").mkdir()
+    for number in range(len(gpus) if files is None else files):
+        (root / f"dev/nvidia{number}").touch()
+    (root / "dev/nvidiactl").touch()
+    return Ask(root=str(root))
+
+
+def seen(*gpus: str, init: int = 0) -> Readings:
+    """Return what the driver would say."""
+    rows = [Reading("nvml", "host", "nvml.init", {"code": init, "words": "words"})]
+    rows += [Reading("nvml", f"gpu:GPU-{at}", "gpu.identity", {"index": at, "pci": gpu, "name": "FAKE"}) for at, gpu in enumerate(gpus)]
+    return Readings(rows)
+
+
+def said(check: str, now: Readings, before: Readings | None = None) -> CheckResult:
+    results = list(registry.checks()[check].check(now, before, Thresholds()))
+    assert len(results) == 1
+    return results[0]
+
+
+A, B = "0000:10:00.0", "0000:11:00.0"
+
+
+@pytest.mark.parametrize(
+    ("there", "known", "gone", "files", "result", "words"),
+    [
+        ((A, B), (A, B), "", None, Result.OK, "2 GPUs"),
+        ((A, B), (A,), "", None, Result.FAILED, f"not seen by the driver: {B}"),
+        ((A, B), (A,), "", 1, Result.OK, "1 GPUs"),  # a container that is given one
+        ((A, B), (A,), B, None, Result.FAILED, f"does not answer: {B}"),
+        ((), (), "", None, Result.SKIPPED, "0 GPUs"),
+    ],
+    ids=["all", "hidden", "container", "off the bus", "none"],
+)  # fmt: skip
+def test_the_count(  # noqa: PLR0913, PLR0917 -- a table's columns
+    there: tuple[str, ...], known: tuple[str, ...], gone: str, files: int | None, result: Result, words: str, tmp_path: Path
+) -> None:
+    now = seen(*known) + Readings(pci.read(bus(tmp_path, *there, gone=gone, files=files)))
+    one = said("gpu_count", now)
+    assert (one.result, one.blocks) == (result, result is Result.FAILED)
+    assert words in one.reason
+
+
+@pytest.mark.parametrize(
+    ("there", "code", "result", "words"),
+    [
+        ((A, B), 9, Result.FAILED, "2 GPUs are on the bus, and no driver is loaded"),
+        ((A,), 12, Result.UNKNOWN, "1 GPU is on the bus, and its library is not there"),
+        ((), 12, Result.SKIPPED, "no NVIDIA GPU is on the bus"),
+        ((), 9, Result.SKIPPED, "no NVIDIA GPU is on the bus"),
+        ((A,), 18, Result.FAILED, "different versions"),
+    ],
+)
+def test_a_driver_that_is_not_there_is_a_fault_where_gpus_are(
+    there: tuple[str, ...], code: int, result: Result, words: str, tmp_path: Path
+) -> None:
+    one = said("gpu_driver", seen(init=code) + Readings(pci.read(bus(tmp_path, *there))))
+    assert one.result is result
+    assert words in one.reason
+
+
+def test_no_library_of_ours_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    now = Readings([Reading("nvml", "host", "nvml.init", problem="nvidia-ml-py cannot be imported: x")])
+    assert said("gpu_driver", now + Readings(pci.read(bus(tmp_path, A)))).result is Result.UNKNOWN
+
+
+def test_a_mismatch_names_the_loaded_module(tmp_path: Path) -> None:
+    ask = bus(tmp_path, A)
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n", "ascii")
+    one = said("gpu_driver", seen(init=18) + Readings([*pci.read(ask), *driver.read(ask)]))
+    assert "loaded module: 570.86.15" in one.evidence
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": 99.0}, []),
+        ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": 9.0}, [Result.FAILED]),
+        ({"kind": "xid", "code": 31, "pci": "0000:10:00", "age_s": 99.0}, [Result.FAILED]),
+        ({"kind": "xid", "code": 79, "pci": "0000:11:00", "age_s": 99.0}, [Result.FAILED]),
+        ({"kind": "xid", "code": 79, "pci": "0000:10:00", "age_s": None}, [Result.FAILED]),
+    ],
+    ids=["the same", "another time", "another code", "another gpu", "no time"],
+)
+def test_an_event_that_the_kernel_log_has_is_told_once(row: dict[str, Json], told: list[Result]) -> None:
+    event: dict[str, Json] = {"kind": "xid", "data": 79, "t": 901.0, "pci": A}
+    now = seen(A) + Readings(
+        [Reading("nvml", "gpu:GPU-0", "gpu.events", [event]), Reading("kernel_log", "kernel", "kernel.findings", [row], t=1000.0)]
+    )
+    assert [one.result for one in registry.checks()["gpu_events"].check(now, None, Thresholds())] == told
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_switches_need_a_manager(running: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a parameter
+    ask = bus(tmp_path, A, switches=4)
+    (tmp_path / "proc/77").mkdir(parents=True)
+    (tmp_path / "proc/77/comm").write_text("nv-fabricmanage\n" if running else "bash\n", "ascii")
+    results = list(registry.checks()["gpu_fabric"].check(seen(A) + Readings(driver.read(ask)), None, Thresholds()))
+    assert [(one.result, one.repair) for one in results] == ([] if running else [(Result.FAILED, Repair.RESTART_DRIVER)])

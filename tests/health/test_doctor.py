@@ -1,0 +1,149 @@
+"""`supervise doctor`: what people see, what programs read, the exit code, and what --fix clears away."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor import identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.health.conftest import FakeNvml
+
+SUPERVISE = shutil.which("supervise")
+pytestmark = pytest.mark.process
+
+
+def doctor(*options: str, cwd: Path, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    assert SUPERVISE is not None
+    return subprocess.run(  # noqa: S603 -- ours
+        [SUPERVISE, "doctor", *options],
+        cwd=cwd,
+        env=None if environ is None else dict(environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def gpu_results(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+    return [row for row in json.loads(done.stdout)["results"] if row["check"].startswith("gpu_")]
+
+
+def test_the_worst_comes_first_with_its_evidence_and_what_repairs_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.set({"1.remap_failure": 1, "0.temperature": 90, "0.field.230": 1}, gpus=4)
+    done = doctor(cwd=tmp_path, environ=fake_nvml.environ)
+    assert done.returncode == 69
+    lines = done.stdout.splitlines()
+    places = [next(i for i, line in enumerate(lines) if word in line) for word in ("gpu_recovery", "gpu_remap", "gpu_temperature")]
+    assert places == sorted(places)
+    assert "FAILED blocks" in lines[places[0]]
+    assert "nvidia-smi --gpu-reset -i 0000:10:00.0" in done.stdout
+    assert "gpu_power" not in done.stdout, "what is well takes no line"
+    assert "not fit for a job" in lines[-1]
+
+
+def test_what_is_well_is_shown_where_it_is_wanted(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    done = doctor("--all", cwd=tmp_path, environ=fake_nvml.environ)
+    assert "gpu_power" in done.stdout
+
+
+def test_json_is_one_object(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.set({"1.persistence": 0}, gpus=2)
+    done = doctor("--json", cwd=tmp_path, environ=fake_nvml.environ)
+    told = json.loads(done.stdout)
+    assert told["v"] == 1
+    assert told["blocks_a_start"] is any(row["blocks"] for row in told["results"])
+    assert told["fit"] is (done.returncode == 0)
+    mine = [row for row in gpu_results(done) if row["result"] != "ok"]
+    assert mine == [{
+        "check": "gpu_persistence", "subject": "gpu:GPU-00000000-0000-4000-8000-000000000001", "result": "degraded", "evidence": [],
+        "reason": "GPU 1 (0000:11:00.0): persistence mode is off", "repair": "configure",
+        "command": "nvidia-smi -pm 1 -i 0000:11:00.0", "blocks": False,
+    }]  # fmt: skip
+    assert sum(told["counts"].values()) == len(told["results"])
+
+
+def test_it_works_without_a_gpu_and_says_so(tmp_path: Path) -> None:
+    environ = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")}
+    done = doctor("--json", cwd=tmp_path, environ=environ)
+    if any(row["result"] == "ok" for row in gpu_results(done) if row["check"] == "gpu_driver"):
+        pytest.skip("a GPU is here")
+    assert done.stderr == ""
+    assert {row["result"] for row in gpu_results(done)} <= {"skipped", "unknown"}
+    assert "gpu_driver" in doctor(cwd=tmp_path, environ=environ).stdout
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv to lay root's rights down with")
+def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    fake_nvml.set({"all.err.nvmlDeviceGetComputeRunningProcesses_v3": 4})  # what a driver answers who is not root
+    bare = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.geteuid() == 0 else []
+    done = subprocess.run(  # noqa: S603 -- ours
+        [*bare, str(SUPERVISE), "doctor"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=fake_nvml.environ
+    )
+    assert done.returncode in {0, 69}, "the rest of this node is not the test's"
+    assert done.stderr == ""
+    assert "not seen: nvml: gpu.processes: not permitted, root may" in done.stdout
+
+
+def test_watch_tells_what_moves_and_ends_by_interrupt(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    assert SUPERVISE is not None
+    with subprocess.Popen(  # noqa: S603 -- ours
+        [SUPERVISE, "doctor", "--json", "--watch", "0.1"], cwd=tmp_path, env=fake_nvml.environ, stdout=subprocess.PIPE, text=True
+    ) as watch:
+        killer = threading.Timer(60, watch.kill)
+        killer.start()
+        assert watch.stdout is not None
+        assert json.loads(watch.stdout.readline())["v"] == 1
+        fake_nvml.set({"1.ecc_unc_vol": 1, "1.ecc_unc_agg": 3, "events": "0:8:79"})
+        seen: set[str] = set()
+        while seen != {"gpu_ecc", "gpu_events"}:  # an event stays in sight, though it is delivered once
+            told = json.loads(watch.stdout.readline())
+            seen = {row["check"] for row in told["results"] if row["result"] == "failed" and row["check"].startswith("gpu_")}
+        watch.send_signal(signal.SIGINT)
+        watch.stdout.read()
+        assert watch.wait(20) == 69
+        killer.cancel()
+
+
+def test_fix_clears_away_what_a_killed_supervisor_left(tmp_path: Path) -> None:
+    assert SUPERVISE is not None
+    started = tmp_path / "started"
+    script = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(600)"
+    with subprocess.Popen(  # noqa: S603 -- ours
+        [SUPERVISE, "--job", "fixed", "--", sys.executable, "-c", script],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as job:
+        deadline = time.monotonic() + 60
+        while not started.exists():
+            assert time.monotonic() < deadline
+            assert job.poll() is None
+            time.sleep(0.05)
+        state = tmp_path / ".supervise" / "fixed" / "nodes" / identity.node_name()
+        scratch = identity.job_dir_path(state)
+        assert scratch.exists()
+        alive = doctor("--fix", cwd=tmp_path)
+        assert "fixed: passed over: its supervisor runs" in alive.stderr
+        assert scratch.exists()
+        job.kill()
+    done = doctor("--fix", cwd=tmp_path)
+    assert f"fixed: removed {scratch}" in done.stderr
+    assert "fixed: a stale lock is gone" in done.stderr
+    assert not scratch.exists()
+    assert not (state / "lock").exists()
+    assert "nothing to clear away" in doctor("--fix", cwd=tmp_path).stderr

@@ -1,0 +1,195 @@
+"""What a job will run on: versions, variables and code, here and across nodes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from health import registry
+from health.checks import env_nodes, env_variables
+from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
+from health.probes import environment
+from health.thresholds import Thresholds
+
+OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was read, and what is said."""
+
+    check: str
+    read: Mapping[str, Json]
+    result: Result
+    words: str
+    repair: Repair = Repair.NONE
+    before: Mapping[str, Json] | None = None
+    problem: str = ""
+
+
+def versions(**more: Json) -> dict[str, Json]:
+    row: dict[str, Json] = {"python": "3.11.7", "torch": "2.9.0", "cuda": "12.8", "nccl": "2.27.3", "driver": "570.1", "kernel": "6.8"}
+    return {"env.versions": {key: value for key, value in {**row, **more}.items() if value}}
+
+
+def code(head: str = "a" * 40, changed: str = "") -> dict[str, Json]:
+    return {"env.code": {"root": "/code", "head": head, "branch": "main", "dirty": 2 if changed else 0, "changed": changed}}
+
+
+TABLE = [
+    Row("env_versions", versions(), OK, "torch 2.9.0, cuda 12.8, nccl 2.27.3, driver 570.1"),
+    Row("env_versions", versions(driver="515.65"), FAILED, "needs driver 525 or newer, and 515.65 is loaded", Repair.CONFIGURE),
+    Row("env_versions", versions(cuda="13.0", driver="570.1"), FAILED, "needs driver 580", Repair.CONFIGURE),
+    Row("env_versions", versions(cuda="", driver="570.1"), DEGRADED, "built without CUDA", Repair.CONFIGURE),
+    Row("env_versions", versions(cuda="", driver=""), OK, "torch 2.9.0"),
+    Row("env_versions", versions(torch=""), UNKNOWN, "torch is not installed"),
+    Row("env_versions", {}, UNKNOWN, "not read"),
+    Row("env_variables", {"env.variables": {"NCCL_DEBUG": "INFO"}}, OK, "1 variables"),
+    Row("env_variables", {"env.variables": {"NCCL_TIMEOUT": "1800"}}, DEGRADED, "NCCL_TIMEOUT=1800 does nothing", Repair.CONFIGURE),
+    Row("env_variables", {"env.variables": {"TORCH_DISTRIBUTED_TIMEOUT": "9"}}, DEGRADED, "does nothing", Repair.CONFIGURE),
+    Row("env_variables", {"env.variables": {"NCCL_BLOCKING_WAIT": "1"}}, DEGRADED, "torch's is TORCH_NCCL_BLOCKING_WAIT", Repair.CONFIGURE),
+    Row("env_code", code(), OK, "the code is aaaaaaaaaaaa (main)"),
+    Row("env_code", code(changed="f00"), OK, "and 2 files changed since"),
+    Row("env_code", code(changed="f00"), OK, "2 files", before=code(changed="f00")),
+    Row("env_code", code(changed="f00"), DEGRADED, "was another when the job started", before=code()),
+    Row("env_code", code("b" * 40), DEGRADED, "was another when the job started (aaaaaaaaaaaa)", before=code()),
+    Row("env_code", {}, SKIPPED, "not to be seen", problem=NOT_SUPPORTED),
+    Row("env_code", {}, UNKNOWN, "dubious ownership", problem="git: fatal: dubious ownership"),
+]
+
+
+def said(check: str, now: Readings, before: Readings | None = None) -> list[CheckResult]:
+    return list(registry.checks()[check].check(now, before, Thresholds()))
+
+
+def readings(read: Mapping[str, Json]) -> Readings:
+    return Readings(Reading("environment", HOST, name, value) for name, value in read.items())
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[f"{at}-{row.check}" for at, row in enumerate(TABLE)])
+def test_the_table(row: Row) -> None:
+    now = readings(row.read)
+    if row.problem:
+        now += Readings([Reading("environment", HOST, "env.code", None, row.problem)])
+    [found] = said(row.check, now, None if row.before is None else readings(row.before))
+    assert (found.result, found.repair, found.blocks) == (row.result, row.repair, False), found
+    assert row.words in found.reason
+
+
+def node(mtu: int = 9000, **changes: Json) -> Readings:
+    """Return what one node of a job reads. changes: versions, and NCCL_* variables."""
+    variables: dict[str, Json] = {key: value for key, value in changes.items() if key.startswith(("NCCL_", "CUDA_"))}
+    row: dict[str, Json] = {key: value for key, value in changes.items() if key not in variables and key != "head"}
+    head = str(changes.get("head", "a" * 40))
+    return readings({**versions(**row), **code(head), "env.variables": variables}) + Readings([
+        Reading("ethernet", "nic:eth0", "nic.state", {"carrier": True, "virtual": False, "mtu": mtu}),
+        Reading("ethernet", "nic:eth1", "nic.state", {"carrier": None, "virtual": False, "mtu": 1500}),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "result", "words"),
+    [
+        (node(), OK, "4 nodes have the same environment"),
+        (node(CUDA_VISIBLE_DEVICES="0,1"), OK, "same environment"),
+        (node(torch="2.8.0"), FAILED, "version of torch is not the same on all nodes: n3: 2.8.0; 3 of 4 have 2.9.0"),
+        (node(nccl="2.21.5"), FAILED, "version of nccl"),
+        (node(driver="560.9"), DEGRADED, "version of driver"),
+        (node(numpy="2.0"), DEGRADED, "version of numpy is not the same on all nodes: n3: 2.0; 3 of 4 have unset"),
+        (node(NCCL_ALGO="Ring"), DEGRADED, "NCCL_ALGO is not the same on all nodes: n3: Ring; 3 of 4 have unset"),
+        (node(head="b" * 40), DEGRADED, "the code's revision is not the same on all nodes: n3: bbbbbbbbbbbb"),
+        (node(1500), DEGRADED, "MTU of eth0 is not the same on all nodes: n3: 1500; 3 of 4 have 9000"),
+    ],
+    ids=["same", "own", "torch", "nccl", "driver", "package", "variable", "code", "mtu"],
+)
+def test_what_differs_across_nodes_is_shown_with_who_differs(other: Readings, result: Result, words: str) -> None:
+    nodes = {f"n{at}": node() for at in range(3)}
+    [found] = said("env_nodes", node() + env_nodes.gathered({**nodes, "n3": other}))
+    assert (found.result, found.subject) == (result, HOST)
+    assert words in found.reason
+
+
+def test_a_node_alone_is_not_compared() -> None:
+    [found] = said("env_nodes", node() + env_nodes.gathered({"n0": node()}))
+    assert found.result is SKIPPED
+
+
+def test_every_check_of_the_environment_is_held_here() -> None:
+    assert {row.check for row in TABLE} | {"env_nodes"} == {name for name in registry.CHECKS if name.startswith("env_")}
+
+
+def test_versions_are_those_of_this_interpreter_and_torch_is_not_imported() -> None:
+    script = """import sys; from health.model import Ask; from health.probes import environment
+told = [one.value for one in environment.read(Ask()) if one.name == "env.versions"][0]
+print(told["torch"], "torch" in sys.modules, "numpy" in sys.modules)"""
+    done = subprocess.run(  # noqa: S603 -- ours
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.stdout.split() == [importlib.metadata.version("torch"), "False", "False"]
+    now = Readings(environment.read(Ask()))
+    assert now.table("env.versions")["python"] == platform.python_version()
+    assert now.text("env.python") == sys.executable
+
+
+def test_variables_that_torch_is_said_to_ignore_are_in_none_of_its_files() -> None:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    root = Path(spec.submodule_search_locations[0])
+    header = root / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+    if not header.exists():
+        pytest.skip("this torch has no headers to look into")
+    sources = [header, *root.joinpath("distributed").glob("*.py"), root / "lib/libtorch_python.so"]
+    for file in filter(Path.exists, sources):
+        data = file.read_bytes()
+        for name in env_variables.NOTHING:
+            assert f'"{name}"'.encode() not in data
+            assert f"\0{name}\0".encode() not in data
+    told = header.read_text("utf-8")
+    for name in env_variables.RENAMED:
+        assert f'"{name}"' in told, "read under its old name still"
+        assert f'"TORCH_{name}"' in told
+
+
+def test_variables_of_others_and_secrets_are_not_read() -> None:
+    environ = {"NCCL_DEBUG": "INFO", "AWS_SECRET_ACCESS_KEY": "x", "NVIDIA_API_KEY": "x", "HOME": "/root", "OMP_NUM_THREADS": "4"}
+    assert Readings(environment.read(Ask(environ=environ))).value("env.variables") == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
+
+
+@pytest.mark.process
+def test_the_code_is_read_from_a_real_work_tree(tmp_path: Path) -> None:
+    program = shutil.which("git")
+    if program is None:
+        pytest.skip("no git")
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+
+    def git(*words: str) -> None:
+        command = [program or "git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=30, env=environ)  # noqa: S603 -- git
+
+    def read() -> Readings:
+        return Readings(one for one in environment.read(Ask(options={"code": str(tmp_path)})) if one.name == "env.code")
+
+    assert read().problem("env.code") == NOT_SUPPORTED, "no work tree"
+    git("init", "-b", "trunk")
+    (tmp_path / "train.py").write_text("print(1)\n", "ascii")
+    git("add", "train.py")
+    git("commit", "-m", "first")
+    clean = read()
+    row = clean.table("env.code")
+    assert (row["root"], row["branch"], row["dirty"], row["changed"]) == (str(tmp_path), "trunk", 0, "")
+    (tmp_path / "train.py").write_text("print(2)\n", "ascii")
+    dirty = read()
+    assert (dirty.table("env.code")["head"], dirty.table("env.code")["dirty"]) == (row["head"], 1)
+    [found] = said("env_code", dirty, clean)
+    assert found.result is DEGRADED

@@ -1,0 +1,301 @@
+"""Every check of GPUs, end to end: a state of the fake library, the real nvidia-ml-py, the prober, the check's verdict."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from health import registry
+from health.judging import judge
+from health.model import Ask, Readings, Repair, Result
+from health.probes import nvmlcalls
+from health.runner import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from health.model import CheckResult
+    from tests.health.conftest import FakeNvml
+
+GPU = "gpu:GPU-00000000-0000-4000-8000-{:012d}"
+
+
+@pytest.fixture
+def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
+    made = Runner(environ=fake_nvml.environ)
+    yield made
+    made.close()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One state, and what one check says of one subject. before: the state when the job started. gpu: whose; None for the host."""
+
+    check: str
+    state: dict[str, object]
+    result: Result
+    reason: str
+    repair: Repair = Repair.NONE
+    before: dict[str, object] | None = None
+    gpu: int | None = 0
+    blocks: bool = False
+    count: int = 4
+
+
+OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
+BUSY: dict[str, object] = {"all.busy": 97}
+ROWS = (
+    Row("gpu_driver", {}, OK, "driver 580.95.05 answers", gpu=None),
+    Row("gpu_driver", {"init_error": 18}, FAILED, "of different versions", Repair.RESTART_DRIVER, gpu=None, blocks=True),
+    Row("gpu_driver", {"init_error": 9}, SKIPPED, "no NVIDIA", gpu=None),
+    Row("gpu_driver", {"init_error": 999}, UNKNOWN, "could not be opened", gpu=None),
+    Row("gpu_errors", {}, OK, "GPU 0 (0000:10:00.0) answers"),
+    Row("gpu_errors", {"0.lost": 1}, FAILED, "it is lost", Repair.REBOOT, blocks=True, before={}),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetRemappedRows": 16}, FAILED, "must be reset", Repair.RESET_GPU, blocks=True),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetEccMode": 14}, DEGRADED, "InfoROM is corrupted", Repair.REPLACE),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 999}, UNKNOWN, "one call failed"),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 9}, FAILED, "not loaded any more", Repair.RESTART_DRIVER, blocks=True),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 18}, FAILED, "different versions", Repair.RESTART_DRIVER, blocks=True),
+    Row("gpu_errors", {"1.lost": 1}, OK, "answers"),
+    Row("gpu_recovery", {}, OK, "none needed"),
+    Row("gpu_recovery", {"old_driver": 1}, SKIPPED, "does not tell"),
+    Row("gpu_recovery", {"0.field.230": 1}, FAILED, "reset of the GPU", Repair.RESET_GPU, blocks=True),
+    Row("gpu_recovery", {"0.field.230": 2}, FAILED, "reboot of the node", Repair.REBOOT, blocks=True),
+    Row("gpu_recovery", {"0.field.230": 3}, DEGRADED, "drained", Repair.DRAIN),
+    Row("gpu_recovery", {"0.field.230": 4}, DEGRADED, "once the job is over", Repair.RESET_GPU),
+    Row("gpu_recovery", {"0.field.230": 5}, DEGRADED, "IMEX", Repair.RESTART_DRIVER),
+    Row("gpu_recovery", {"0.field.230": 6}, FAILED, "reset of the bus", Repair.REBOOT, blocks=True),
+    Row("gpu_recovery", {"0.field.230": 7}, FAILED, "whole system", Repair.REBOOT, blocks=True),
+    Row("gpu_recovery", {"0.field.230": 42}, DEGRADED, "do not know (42)", Repair.DRAIN),
+    Row("gpu_count", {}, OK, "4 GPUs", gpu=None),
+    Row("gpu_count", {"count": 3}, FAILED, "not any more: GPU 3 (0000:13:00.0)", Repair.REBOOT, before={"count": 4}, gpu=None, blocks=True),
+    Row("gpu_ecc", {}, OK, "no uncorrectable"),
+    Row(
+        "gpu_ecc",
+        {"0.ecc_unc_vol": 2, "0.ecc_unc_agg": 9},
+        FAILED,
+        "2 uncorrectable memory errors since the job's start",
+        Repair.RESET_GPU,
+        before={"0.ecc_unc_agg": 7},
+    ),
+    Row("gpu_ecc", {"0.ecc_unc_vol": 1}, DEGRADED, "since the driver was loaded", Repair.RESET_GPU),
+    Row("gpu_ecc", {"0.ecc_unc_vol": 1}, DEGRADED, "since the driver was loaded", Repair.RESET_GPU, before={"0.ecc_unc_vol": 1}),
+    Row("gpu_ecc", {"0.ecc_unc_agg": 9}, OK, "no uncorrectable", before={"0.ecc_unc_agg": 9}),
+    Row("gpu_ecc", {"0.ecc_cor_vol": 60_000}, DEGRADED, "corrected in", before={}),
+    Row("gpu_ecc", {"0.ecc_cor_vol": 60_000}, OK, "no uncorrectable", before={"0.ecc_cor_vol": 59_999}),
+    Row("gpu_ecc", {"0.ecc": 0}, SKIPPED, "ECC is off"),
+    Row("gpu_ecc", {"0.err.nvmlDeviceGetTotalEccErrors": 3}, SKIPPED, "does not tell"),
+    Row("gpu_ecc", {"0.err.nvmlDeviceGetTotalEccErrors": 4}, UNKNOWN, "not permitted"),
+    Row("gpu_sram", {}, OK, "below the vendor's threshold"),
+    Row("gpu_sram", {"0.sram_exceeded": 1, "0.sram_agg": 700}, FAILED, "more errors of its SRAM", Repair.REPLACE),
+    Row("gpu_remap", {}, OK, "0 rows remapped"),
+    Row("gpu_remap", {"0.remap_pending": 1, "0.remap_unc": 1}, DEGRADED, "reset at the next restart", Repair.RESET_GPU),
+    Row("gpu_remap", {"0.remap_failure": 1, "0.remap_pending": 1}, FAILED, "could not be remapped", Repair.REPLACE),
+    Row("gpu_remap", {"0.remap_unc": 512}, FAILED, "512 rows", Repair.REPLACE),
+    Row("gpu_remap", {"0.remap_cor": 6, "0.remap_unc": 5}, DEGRADED, "11 rows"),
+    Row("gpu_remap", {"0.err.nvmlDeviceGetRemappedRows": 3, "0.mig": 1}, SKIPPED, "does not tell"),
+    Row("gpu_remap", {"absent.nvmlDeviceGetRemappedRows": 1}, SKIPPED, "does not tell"),
+    Row("gpu_retired", {"all.retired.0": 1, "all.retired.1": 2, "all.retired_pending": 0}, OK, "3 pages"),
+    Row("gpu_retired", {"all.retired.0": 1, "all.retired.1": 2, "0.retired_pending": 1}, DEGRADED, "waits", Repair.RESET_GPU),
+    Row("gpu_retired", {"all.retired.0": 9, "all.retired.1": 2}, DEGRADED, "11 pages"),
+    Row("gpu_retired", {"all.retired.0": 40, "all.retired.1": 20}, FAILED, "60 pages", Repair.REPLACE),
+    Row("gpu_nvlink", {}, OK, "18 NVLinks are up"),
+    Row("gpu_nvlink", {"0.nvlink.7": 0}, FAILED, "NVLink 7 is down, other GPUs have more", Repair.RESET_GPU),
+    Row("gpu_nvlink", {"all.nvlink.7": 0}, FAILED, "NVLink 7 is down since the job started", Repair.RESET_GPU, before={}),
+    Row("gpu_nvlink", {"all.nvlink.7": 0}, OK, "17 of 18"),
+    Row("gpu_nvlink", {f"{gpu}.nvlink.{link}": 0 for link in range(18) for gpu in (0, 1)}, OK, "no NVLink is in use"),
+    Row("gpu_nvlink", {f"0.nvlink.{link}": 0 for link in range(18)}, DEGRADED, "those of all other GPUs are", Repair.RESET_GPU),
+    Row("gpu_nvlink", {f"0.nvlink.{link}": 0 for link in range(18)}, FAILED, "is down since the job started", Repair.RESET_GPU, before={}),
+    Row("gpu_nvlink", {"0.field.162.3": 2}, DEGRADED, "link 3 went down and came back 2 times", Repair.RESET_GPU, before={}),
+    Row("gpu_nvlink", {"0.field.163.3": 500}, DEGRADED, "link 3: 500 replays or CRC errors", Repair.RESET_GPU, before={"0.field.163.3": 0}),
+    Row("gpu_nvlink", {"0.field.163.3": 500}, OK, "18 NVLinks", before={"0.field.163.3": 495}),
+    Row("gpu_nvlink", {"0.field.215.3": 1}, DEGRADED, "came back 1 times", Repair.RESET_GPU, before={"0.field.215.3": 0}),
+    Row("gpu_fabric", {}, OK, "part of the fabric"),
+    Row("gpu_fabric", {"0.fabric_state": 2}, FAILED, "in progress", Repair.RESTART_DRIVER),
+    Row("gpu_fabric", {"0.fabric_state": 1}, FAILED, "not started", Repair.RESTART_DRIVER),
+    Row("gpu_fabric", {"0.fabric_summary": 2, "0.fabric_mask": 0x10}, DEGRADED, "unhealthy: a route is unhealthy", Repair.DRAIN),
+    Row("gpu_fabric", {"0.fabric_mask": 0x500}, DEGRADED, "configured wrongly", Repair.DRAIN),
+    Row("gpu_fabric", {"fabric_version": 2}, OK, "part of the fabric"),
+    Row("gpu_pairs", {}, OK, "6 pairs", gpu=None),
+    Row(
+        "gpu_pairs",
+        {"pair.1.2.nvlink": 5},
+        DEGRADED,
+        "GPU 1 (0000:11:00.0) and GPU 2 (0000:12:00.0): no NVLink",
+        Repair.CONFIGURE,
+        gpu=None,
+    ),
+    Row("gpu_pairs", {"pair.1.2.read": 1}, DEGRADED, "no peer-to-peer (status 1)", Repair.CONFIGURE, gpu=None),
+    Row("gpu_pairs", {f"pair.{a}.{b}.nvlink": 5 for a, b in ((0, 2), (0, 3), (1, 2), (1, 3))}, OK, "as the node is wired", gpu=None),
+    Row("gpu_pcie", {}, OK, "x16"),
+    Row("gpu_pcie", {"0.pcie_width": 8}, DEGRADED, "8 lanes of 16", Repair.REPLACE),
+    Row("gpu_pcie", {"0.pcie_gen": 1, "0.busy": 90}, DEGRADED, "generation 1 of 5 under load", Repair.RESET_GPU),
+    Row("gpu_pcie", {"0.pcie_gen": 1, "0.busy": 0}, OK, "x16"),
+    Row("gpu_replays", {"0.pcie_replays": 100}, DEGRADED, "100 PCIe replays a minute", Repair.REPLACE, before={"0.pcie_replays": 0}),
+    Row("gpu_replays", {"0.pcie_replays": 100}, OK, "few", before={"0.pcie_replays": 98}),
+    Row("gpu_temperature", {}, OK, "41 °C"),
+    Row("gpu_temperature", {"0.temperature": 88}, DEGRADED, "slows itself down at 89", Repair.DRAIN),
+    Row("gpu_temperature", {"0.field.82": 96}, DEGRADED, "its memory is at 96", Repair.DRAIN),
+    Row("gpu_temperature", {"0.field.82": 90, "all.temperature_limit.2": 0}, OK, "41 °C"),
+    Row("gpu_throttle", {}, OK, "not held back"),
+    Row("gpu_throttle", {"0.throttle": 0x4}, OK, "not held back"),
+    Row("gpu_throttle", {"0.throttle": 0x48}, DEGRADED, "a slowdown by hardware, heat (hardware): check its cooling", Repair.DRAIN),
+    Row("gpu_throttle", {"0.throttle": 0x80}, DEGRADED, "a power brake: check its power", Repair.DRAIN),
+    Row("gpu_throttle", {"0.throttle": 0x80, "absent.nvmlDeviceGetCurrentClocksEventReasons": 1}, DEGRADED, "a power brake", Repair.DRAIN),
+    Row("gpu_throttle", {"0.field.270": 10**12, "0.throttle": 0}, DEGRADED, "heat (hardware)", Repair.DRAIN, before={"0.field.270": 0}),
+    Row("gpu_throttle", {"0.field.270": 1, "0.throttle": 0x40}, OK, "not held back", before={"0.field.270": 0}),
+    Row("gpu_clocks", BUSY, OK, "100%"),
+    Row("gpu_clocks", {**BUSY, "0.clock": 800}, DEGRADED, "40% of its clock under load, its siblings at 100%", Repair.RESET_GPU),
+    Row("gpu_clocks", {**BUSY, "all.clock": 800}, OK, "40%"),
+    Row("gpu_power", {}, OK, "700 W"),
+    Row("gpu_power", {"0.power_limit": 400_000}, DEGRADED, "limited to 400 W", Repair.CONFIGURE),
+    Row("gpu_persistence", {}, OK, "on"),
+    Row("gpu_persistence", {"0.persistence": 0}, DEGRADED, "off", Repair.CONFIGURE),
+    Row("gpu_mig", {}, OK, "off"),
+    Row("gpu_mig", {"0.mig": 1}, DEGRADED, "on other GPUs of this node it is off", Repair.CONFIGURE),
+    Row("gpu_mig", {"all.mig": 1}, OK, "on"),
+    Row("gpu_mig", {"0.mig": 0, "0.mig_pending": 1}, DEGRADED, "after a reset", Repair.RESET_GPU),
+    Row("gpu_vbios", {}, OK, "one kind and VBIOS", gpu=None),
+    Row("gpu_vbios", {"2.vbios": "96.00.61.00.02"}, DEGRADED, "GPU 2 (0000:12:00.0): VBIOS 96.00.61.00.02", Repair.CONFIGURE, gpu=None),
+    Row("gpu_vbios", {"2.name": "FAKE A100"}, DEGRADED, "2 kinds", gpu=None),
+    Row("gpu_memory", {}, OK, "nobody else"),
+    Row("gpu_memory", {"0.procs": f"{os.getpid()}:{2 << 30}"}, DEGRADED, "2048 MiB are held by others"),
+    Row("gpu_memory", {"0.procs": f"{os.getpid()}:{8 << 20}"}, OK, "nobody else"),
+    Row("gpu_memory", {"0.procs": f"4194304:{2 << 30}"}, DEGRADED, "not seen here: of another container"),
+    Row("gpu_memory", {"0.memory_used": 9 << 30}, DEGRADED, "no process is seen"),
+    Row("gpu_memory", {"0.err.nvmlDeviceGetComputeRunningProcesses_v3": 3}, SKIPPED, "does not tell"),
+)
+
+
+def found(results: tuple[CheckResult, ...], check: str, gpu: int | None) -> CheckResult:
+    subject = "host" if gpu is None else GPU.format(gpu)
+    there = [one for one in results if one.check == check and one.subject == subject]
+    assert len(there) == 1, [one for one in results if one.check == check]
+    return there[0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("row", ROWS, ids=[f"{number:02d}-{row.check}-{row.result}" for number, row in enumerate(ROWS)])
+def test_a_state_is_judged(row: Row, fake_nvml: FakeNvml, runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)  # the node's own bus is none of the fake's
+    ask, probes, before = Ask(root=str(tmp_path)), ("nvml", "pci", "driver"), None
+    fake_nvml.set(gpus=row.count)
+    if row.before is not None:
+        fake_nvml.set(row.before)
+        before = runner.sample(probes, ask)
+    fake_nvml.set(row.state)
+    results = judge(runner.sample(probes, ask), before)
+    said = found(results, row.check, row.gpu)
+    assert (said.result, said.repair, said.blocks) == (row.result, row.repair, row.blocks), said
+    assert row.reason in said.reason
+    assert said.result in {OK, SKIPPED, UNKNOWN} or said.evidence or said.command
+
+
+def test_every_check_of_gpus_has_a_row_for_health_and_one_for_the_fault() -> None:
+    mine = {name for name in registry.CHECKS if name.startswith("gpu_")} - {"gpu_events"}  # below: it needs a session that listens
+    for good in (True, False):
+        assert {row.check for row in ROWS if (row.result is OK) == good} == mine
+
+
+@pytest.mark.process
+def test_a_healthy_node_is_healthy(fake_nvml: FakeNvml, runner: Runner) -> None:
+    fake_nvml.set(gpus=8)
+    results = judge(runner.sweep(("nvml", "pci", "driver"), Ask()))
+    assert {one.result for one in results} == {OK}
+    assert len({one.subject for one in results if one.subject.startswith("gpu:")}) == 8
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param({"all.err.nvmlDeviceGetTotalEccErrors": 3, "all.err.nvmlDeviceGetRemappedRows": 3, "all.err.nvmlDeviceGetEccMode": 3,
+                      "all.err.nvmlDeviceGetMigMode": 3, "all.nvlinks": 0, "all.err.nvmlDeviceGetSramEccErrorStatus": 3,
+                      "all.err.nvmlDeviceGetGpuFabricInfoV": 3, "all.name": "FAKE GeForce RTX 4090"}, id="geforce"),
+        pytest.param({"old_driver": 1, "absent.nvmlDeviceGetSramEccErrorStatus": 1, "absent.nvmlDeviceGetGpuFabricInfoV": 1,
+                      "absent.nvmlDeviceGetCurrentClocksEventReasons": 1, "absent.nvmlDeviceGetMigMode": 1}, id="old driver"),
+        pytest.param({"all.mig": 1, "all.err.nvmlDeviceGetRemappedRows": 3, "all.err.nvmlDeviceGetUtilizationRates": 3}, id="mig"),
+        pytest.param({"all.err.nvmlDeviceGetFieldValues": 3}, id="no fields"),
+    ],
+)  # fmt: skip
+def test_what_a_gpu_does_not_know_is_no_fault(state: dict[str, object], fake_nvml: FakeNvml, runner: Runner) -> None:
+    fake_nvml.set(state)
+    results = judge(runner.sweep(("nvml", "pci", "driver"), Ask()))
+    assert {one.result for one in results} <= {OK, SKIPPED}, [one for one in results if one.result not in {OK, SKIPPED}]
+    assert found(results, "gpu_temperature", 1).result is OK
+
+
+@pytest.mark.process
+def test_every_call_may_be_unknown(fake_nvml: FakeNvml, runner: Runner) -> None:
+    versioned = {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetP2PStatus", "nvmlDeviceGetName",
+                 "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkErrorCounter", "nvmlDeviceGetSramEccErrorStatus"}  # fmt: skip
+    for function in {name for row in nvmlcalls.ROWS for name in row.functions} | versioned:
+        for code in (3, 13):
+            fake_nvml.set({f"all.err.{function}": code})
+            outcome = runner.sample(("nvml",), Ask()).table("probe.outcome", "probe:nvml")
+            assert outcome["state"] == "answered", (function, code, outcome)
+            fake_nvml.set({f"all.err.{function}": None})
+
+
+@pytest.mark.process
+def test_a_gpu_that_cannot_be_looked_up_is_named_by_what_it_was(fake_nvml: FakeNvml, runner: Runner) -> None:
+    before = runner.sample(("nvml", "pci", "driver"), Ask())
+    fake_nvml.set({"1.lost": 1, "1.err.nvmlDeviceGetHandleByIndex_v2": 999})
+    runner.sample(("nvml",), Ask())  # the session learns that it must open the library anew
+    results = judge(runner.sample(("nvml", "pci", "driver"), Ask()), before)
+    said = found(results, "gpu_errors", 1)
+    assert (said.result, said.repair, said.blocks) == (FAILED, Repair.REBOOT, True)
+    assert found(results, "gpu_errors", 0).result is OK
+    fresh = judge(Runner(environ=fake_nvml.environ).sweep(("nvml", "pci", "driver"), Ask()))
+    assert [one.subject for one in fresh if one.result is FAILED] == ["gpu:#1"]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("event", "result", "words"),
+    [
+        ("0:8:79", FAILED, "Xid 79: the GPU is not reachable"), ("0:8:31", DEGRADED, "Xid 31"), ("0:8:45", OK, "Xid 45"),
+        ("0:8:99999", DEGRADED, "in no catalogue"), ("0:2:0", FAILED, "uncorrectable memory error"),
+    ],
+)  # fmt: skip
+def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str, fake_nvml: FakeNvml, runner: Runner) -> None:
+    runner.sample(("nvml",), Ask())
+    fake_nvml.set({"events": event})
+    deadline = time.monotonic() + 30
+    while not (now := runner.sample(("nvml",), Ask())).of("gpu.events"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    said = found(judge(now), "gpu_events", 0)
+    assert said.result is result
+    assert words in said.reason
+    assert not runner.sample(("nvml",), Ask()).of("gpu.events"), "each is told once"
+
+
+@pytest.mark.process
+def test_what_holds_memory_is_the_job_s_a_leftover_or_a_stranger(fake_nvml: FakeNvml, runner: Runner) -> None:
+    environ = {**os.environ, "SUPERVISE_JOB_COOKIE": "c00kie"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ) as holder:
+        fake_nvml.set({"0.procs": f"{holder.pid}:{4 << 30}"})
+
+        def said(ask: Ask) -> CheckResult:
+            return found(judge(runner.sweep(("nvml",), ask)), "gpu_memory", 0)
+
+        assert said(Ask(pids_ours=(holder.pid,), cookie="c00kie")).result is OK
+        assert said(Ask(cookie="c00kie")).repair is Repair.RESTART_JOB
+        assert "held by others" in said(Ask(cookie="another")).reason
+        holder.communicate(b"\n", timeout=20)
+
+
+@pytest.mark.process
+def test_a_state_is_seen_while_the_session_lasts(fake_nvml: FakeNvml, runner: Runner) -> None:
+    before = runner.sample(("nvml",), Ask())
+    fake_nvml.set({"1.ecc_unc_vol": 1})
+    assert found(judge(runner.sample(("nvml",), Ask()), before), "gpu_ecc", 1).result is FAILED
+    assert Readings.from_json(before.to_json()).to_json() == before.to_json()

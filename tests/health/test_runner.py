@@ -1,0 +1,209 @@
+"""Probes are asked in processes that can be thrown away; what does not answer is a finding, and costs no more than its deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from health import doctor
+from health.checks import probes
+from health.judging import blocking, judge
+from health.model import Ask, CheckResult, Reading, Readings, Repair, Result, worst
+from health.runner import OUTCOME, Runner
+from health.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.health.conftest import FakeNvml
+
+NVML = "probe:nvml"
+
+
+@pytest.fixture
+def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
+    made = Runner(environ=fake_nvml.environ)
+    yield made
+    made.close()
+
+
+def plugged(tmp_path: Path, source: str) -> Runner:
+    """Return a runner of one probe of a package."""
+    (tmp_path / "foreign_probe.py").write_text("from health.model import Reading\nimport os, time\n" + source, "utf-8")
+    path = os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])
+    return Runner({"foreign": "foreign_probe"}, {**os.environ, "PYTHONPATH": path})
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("lasting", [False, True], ids=["sweep", "sample"])
+def test_a_probe_that_hangs_is_noticed_within_its_deadline_and_a_second(lasting: bool, fake_nvml: FakeNvml, runner: Runner) -> None:  # noqa: FBT001
+    fake_nvml.set({"1.hang_ms.nvmlDeviceGetTemperature": 600_000})
+    ask = runner.sample if lasting else runner.sweep
+    begun = time.monotonic()
+    now = ask(("nvml",), Ask(deadline_s=1.0))
+    told = now.table(OUTCOME, NVML)
+    assert told["state"] == "hung"
+    assert 1.0 <= time.monotonic() - begun <= 2.0 + 2.0  # a python starts before the deadline runs: two seconds for it on a busy machine
+    assert now.value("gpu.temperature_c", "gpu:GPU-00000000-0000-4000-8000-000000000000") == 41, "what was read before is kept"
+    assert told["after"] == "gpu.retired_pending of gpu:GPU-00000000-0000-4000-8000-000000000001"
+    said = next(one for one in judge(now) if one.subject == NVML)
+    assert (said.result, said.repair) == (Result.FAILED, Repair.DRAIN)
+    assert not Path(f"/proc/{told['pid']}").exists()
+
+
+@pytest.mark.process
+def test_a_probe_in_the_kernel_is_told_with_its_place(fake_nvml: FakeNvml, runner: Runner) -> None:
+    fake_nvml.set({"0.stuck_ms.nvmlDeviceGetMigMode": 5_000})  # sleeps in state D, as a driver's call does
+    now = runner.sweep(("nvml",), Ask(deadline_s=0.5))
+    assert now.table(OUTCOME, NVML)["process"] == "D"
+    said = next(one for one in judge(now) if one.subject == NVML)
+    assert (said.result, said.repair) == (Result.FAILED, Repair.REBOOT)
+    assert "stuck in the kernel at " in said.reason
+
+
+@pytest.mark.process
+def test_sampling_goes_on_after_a_hang(fake_nvml: FakeNvml, runner: Runner) -> None:
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
+    first = runner.sample(("nvml", "pci"), Ask(deadline_s=0.5))
+    assert first.table(OUTCOME, NVML)["state"] == "hung"
+    assert first.table(OUTCOME, "probe:pci")["state"] == "answered", "the next probe has a process of its own"
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": None})
+    assert runner.sample(("nvml",), Ask()).table(OUTCOME, NVML)["state"] == "answered"
+
+
+@pytest.mark.process
+def test_one_hang_holds_up_no_other_probe(fake_nvml: FakeNvml, runner: Runner) -> None:
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
+    now = runner.sweep(("nvml", "pci", "driver"), Ask(deadline_s=1.5))
+    assert {one.subject: now.table(OUTCOME, one.subject)["state"] for one in now.of(OUTCOME)} == {
+        NVML: "hung", "probe:pci": "answered", "probe:driver": "answered",
+    }  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_probe_that_raises_costs_its_own_answer(tmp_path: Path) -> None:
+    runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n raise RuntimeError('no such thing')\n")
+    now = runner.sample(("foreign", "pci"), Ask())
+    assert now.value("a") == 1
+    assert now.table(OUTCOME, "probe:foreign")["why"] == "RuntimeError: no such thing"
+    assert now.table(OUTCOME, "probe:pci")["state"] == "answered"
+    said = next(one for one in judge(now) if one.subject == "probe:foreign")
+    assert (said.result, said.reason) == (Result.UNKNOWN, "probe foreign: RuntimeError: no such thing")
+    runner.close()
+
+
+@pytest.mark.process
+def test_a_probe_that_dies_is_not_known(tmp_path: Path) -> None:
+    runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n os.kill(os.getpid(), 11)\n")
+    now = runner.sweep(("foreign",), Ask())
+    assert now.table(OUTCOME, "probe:foreign")["state"] == "not_started"
+    assert "died" in str(now.table(OUTCOME, "probe:foreign")["why"])
+    assert runner.sample(("foreign",), Ask()).table(OUTCOME, "probe:foreign")["state"] == "not_started"
+    assert runner.sample(("pci",), Ask()).table(OUTCOME, "probe:pci")["state"] == "answered"
+    runner.close()
+
+
+@pytest.mark.process
+def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
+    runner = plugged(
+        tmp_path, "def read(ask):\n print('noise', flush=True)\n os.write(1, b'more')\n yield Reading('foreign', 'host', 'a', 1)\n"
+    )
+    assert runner.sweep(("foreign",), Ask()).value("a") == 1
+
+
+@pytest.mark.process
+def test_a_probe_that_is_short_of_cpu_is_no_finding(tmp_path: Path) -> None:
+    runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n while True: pass\n")
+    said = next(one for one in judge(runner.sweep(("foreign",), Ask(deadline_s=0.5))) if one.subject == "probe:foreign")
+    assert said.result is Result.UNKNOWN
+    assert "still running" in said.reason
+
+
+@pytest.mark.process
+def test_the_prober_ends_with_whoever_asks(fake_nvml: FakeNvml) -> None:
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:  # a supervisor that is killed in the midst of a sweep
+        os.close(read)
+        os.dup2(write, 9)
+        Runner(environ={**fake_nvml.environ, "PYTHONPATH": ""}).sample(("pci",), Ask())
+        found = [one.name for one in Path("/proc").iterdir() if one.name.isdecimal() and _parent(one) == os.getpid()]
+        os.write(write, (" ".join(found) + "\n").encode())
+        signal.pause()
+    os.close(write)
+    with os.fdopen(read) as told:
+        pids = told.readline().split()
+    assert len(pids) == 1
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pids[0]}").exists() and _state(pids[0]) != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _stat(proc: Path) -> list[str]:
+    try:
+        return (proc / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return ["", "0"]
+
+
+def _parent(proc: Path) -> int:
+    return int(_stat(proc)[1])
+
+
+def _state(pid: str) -> str:
+    return _stat(Path("/proc") / pid)[0]
+
+
+class _Check:
+    def __init__(self, needs: tuple[str, ...], *, fails: bool = False) -> None:
+        self.NEEDS = needs
+        self._fails = fails
+
+    def check(self, _now: Readings, _before: Readings | None, _limits: Thresholds) -> list[CheckResult]:
+        if self._fails:
+            raise KeyError("x")
+        return [CheckResult("said", "host", Result.DEGRADED, "so", blocks=True)]
+
+
+def test_a_check_says_nothing_where_its_probe_was_not_asked_and_one_that_fails_is_told() -> None:
+    now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered"})])
+    given = {"here": _Check(("a",)), "not asked": _Check(("a", "b")), "broken": _Check((), fails=True)}
+    results = judge(now, checks=given)
+    assert [(one.check, one.result) for one in results] == [("said", Result.DEGRADED), ("broken", Result.UNKNOWN)]
+    assert [one.check for one in blocking(results)] == ["said"]
+
+
+def test_the_worst_comes_first() -> None:
+    said = [CheckResult("c", "host", result, "") for result in (Result.OK, Result.SKIPPED, Result.UNKNOWN, Result.FAILED, Result.DEGRADED)]
+    said.append(CheckResult("d", "host", Result.FAILED, "", blocks=True))
+    order = [(one.check, one.result.value) for one in worst(said)]
+    assert order == [("d", "failed"), ("c", "failed"), ("c", "degraded"), ("c", "unknown"), ("c", "ok"), ("c", "skipped")]
+
+
+def test_a_probe_that_answered_is_ok() -> None:
+    now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered", "seconds": 0.1})])
+    assert [one.result for one in probes.check(now, None, Thresholds())] == [Result.OK]
+
+
+def test_an_ask_comes_through_as_it_was() -> None:
+    ask = Ask(3.0, ("/a",), ("b",), (1,), {"C": "d"}, (2,), "e", 7, lasting=True, root="/r", options={"f": [1, {"g": None}]})
+    assert Ask.from_json(ask.to_json()) == ask
+    assert ask.at("/proc/1") == "/r/proc/1"
+    assert Ask().at("/proc/1") == "/proc/1"
+
+
+def test_what_is_said_again_and_again_takes_one_line() -> None:
+    said = [CheckResult("c", "kernel", Result.DEGRADED, "killed", (f"line {number}",)) for number in range(3)]
+    said.append(CheckResult("c", "kernel", Result.DEGRADED, "another"))
+    shown = [(one.reason, one.evidence) for one in doctor.folded(said)]
+    assert shown == [("killed (3 times)", ("line 2",)), ("another", ())]

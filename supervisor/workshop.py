@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from checkpointing.model import CheckpointingError
 from supervisor import gpuledger, identity, signatures
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.core.model import Gpu, Launcher
@@ -177,7 +178,7 @@ class Workshop:
         checkpoints, cwd = self._job.settings.checkpoints, str(self._job.cwd)
         paths = tuple(dict.fromkeys(os.path.join(cwd, os.path.dirname(pattern.partition("*")[0])) for pattern in checkpoints.paths))  # noqa: PTH118, PTH120  patterns
         with contextlib.suppress(CheckpointingError, OSError):
-            return paths, max((found.identity.size for found in find(checkpoints.paths, cwd).candidates), default=0)
+            return paths, max((found.identity.size for found in self.checkpoints.listing().candidates), default=0)
         return paths, 0
 
     def size(self) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, sha
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.formats.pickle_facts import Scan
     from checkpointing.tree import Tree
 
 _ITERATION: Final = re.compile(r"iter_(\d{7,18})")
@@ -36,7 +36,9 @@ def claims(tree: Tree) -> bool:
     top = tree.top()
     if any(_RANK.fullmatch(name) for name in top & tree.directories.keys()) or (_sharded(top) and "common.pt" in top):
         return True
-    return _ITERATION.fullmatch(tree.name) is not None and not (_sharded(top) or any(name in tree.entries for name in top))
+    return _ITERATION.fullmatch(tree.name) is not None and not (
+        _sharded(top) or any(name in tree.entries for name in top if name not in _COMMON)
+    )
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:

@@ -258,7 +258,8 @@ class Learned:
         self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh)
 
     def _was_loaded(self, row: dict[str, Any], file: str) -> None:
-        if int(row["steps"]) > 0:
+        # DCP's way to load an optimizer has it make one step first, of zeros, so that there is a state to load into
+        if int(row["steps"]) > (1 if row.get("via") == "dcp" else 0):
             return  # an evaluation, or the best model put back at the end
         path = str(row["path"])
         real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (strings throughout)

@@ -39,9 +39,9 @@ class Rank:
         """Rename what was saved."""
         self.line("saves", what="renamed", path=path, was=was, now=[1, self.number, 10, 5], **more)
 
-    def loads(self, path: str, steps: int = 0) -> None:
+    def loads(self, path: str, steps: int = 0, via: str = "torch") -> None:
         """Load after so many steps."""
-        self.line("loads", path=path, steps=steps, complete=True, via="torch", inode=None, size=None, mtime_ns=None)
+        self.line("loads", path=path, steps=steps, complete=True, via=via, inode=None, size=None, mtime_ns=None)
 
 
 @pytest.fixture
@@ -86,6 +86,18 @@ def test_what_is_loaded_and_never_saved_is_none_nor_what_is_loaded_while_it_trai
     rank.saves("/j/best.pt")
     rank.loads("/j/best.pt", steps=100)
     assert knows(tmp_path, rank).patterns() == ()
+
+
+@pytest.mark.parametrize(("steps", "known"), [(0, True), (1, True), (2, False)])
+def test_a_load_of_dcp_comes_after_the_step_with_which_it_makes_the_optimizer_s_state(
+    tmp_path: Path,
+    rank: Rank,
+    steps: int,
+    known: bool,  # noqa: FBT001  a column
+) -> None:
+    rank.saves("/j/step_1")
+    rank.loads("/j/step_1", steps, "dcp")
+    assert bool(knows(tmp_path, rank).patterns()) is known
 
 
 def test_what_is_loaded_like_data_is_none_however_often_it_was_saved(tmp_path: Path, rank: Rank) -> None:

@@ -47,6 +47,9 @@ BESIDE: Final = re.compile(
     r"|(tokenizer|tokenizer_config|vocab)\.json|vocab\.txt|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)"
     r"|\S+\.index\.json|scheduler\.bin|random_states_\d+\.pkl|sampler(_\d+)?\.bin"
 )
+#: PEFT's card of the model: any person may have written a file of that name.
+_CARD: Final = "README.md"
+_CARD_BYTES: Final = 4096
 _VERSION: Final = 1
 _REPEATED: Final = 2
 
@@ -190,7 +193,7 @@ class Learned:
         except OSError:
             return found
         for name, entry in entries.items():
-            known = not entry.what and BESIDE.fullmatch(name.rpartition("/")[2])
+            known = not entry.what and (BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{unit}/{name}")))
             if known and entry.st.st_nlink == 1 and entry.st.st_ctime_ns <= alive_until_ns:
                 found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
         return found
@@ -365,6 +368,15 @@ def _decoded(file: Path) -> _Record:
         return _Record(places, writes, made, str(content["run"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # learned anew
         return _Record()
+
+
+def _is_card_of_peft(path: str) -> bool:
+    try:
+        with open(path, "rb") as source:  # noqa: PTH123 (strings throughout)
+            lines = source.read(_CARD_BYTES).splitlines()
+    except OSError:
+        return False
+    return lines[:1] == [b"---"] and b"library_name: peft" in lines
 
 
 def _settled(write: Write) -> Write:

@@ -183,6 +183,14 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
     assert Learned(tmp_path / "checkpoints", "r2").seen(str(torn), time.time_ns()) == {}
 
 
+def test_a_card_that_peft_wrote_is_the_job_s(tmp_path: Path, rank: Rank, torn: Path) -> None:
+    rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
+    known = knows(tmp_path, rank)
+    assert f"{torn}/README.md" not in known.seen(str(torn), time.time_ns())
+    (torn / "README.md").write_text("---\nbase_model: x\nlibrary_name: peft\n---\n\n# Model Card\n")
+    assert f"{torn}/README.md" in known.seen(str(torn), time.time_ns())
+
+
 def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp_path: Path, rank: Rank, torn: Path) -> None:
     rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
     known = knows(tmp_path, rank)

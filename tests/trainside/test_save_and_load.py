@@ -174,6 +174,14 @@ def test_pruning_leaves_directories_that_are_no_checkpoints_of_ours(tmp_path: Pa
     assert names_in(tmp_path) == ["step-00000001", "step-00000003"]
 
 
+def test_pruning_never_shows_half_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({}, tmp_path, step=1, sharded=True)
+    seen: list[list[str]] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda _path, **_how: seen.append(sorted(one.name for one in tmp_path.glob("step-*"))))
+    save({}, tmp_path, step=2, sharded=True, keep=1)
+    assert seen == [["step-00000002"]]
+
+
 @pytest.mark.parametrize("step", [-1, 10**18, 2.0, "7"])
 def test_a_step_that_no_name_has_room_for_is_refused(step: Any, tmp_path: Path) -> None:  # noqa: ANN401 -- what a script counts with
     with pytest.raises(CheckpointingError, match="is no step"):

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from tests.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:
     import random
-    from pathlib import Path
 
     from tests.e2e.conftest import Supervised
 

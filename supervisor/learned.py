@@ -342,6 +342,11 @@ def read(directory: Path) -> tuple[Place, ...]:
     return _decoded(directory / FILE_NAME).places
 
 
+def of_last_run(directory: Path) -> Learned:
+    """Return what was learned of a job, with what its last run was seen to write."""
+    return Learned(directory, _decoded(directory / FILE_NAME).run)
+
+
 def _decoded(file: Path) -> _Record:
     try:
         content = json.loads(file.read_bytes())

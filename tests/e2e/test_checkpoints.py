@@ -130,3 +130,14 @@ def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervis
     assert run.attempts() == 1
     assert "resumed at 10" in run.stdout
     assert "not in the mirror yet, and spooled in" in run.stderr
+
+
+def test_only_so_many_of_its_own_stay_where_that_was_asked_for(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
+    assert supervise(*TORCHRUN, TRAIN, "--steps=20", options=options).exit_code() == 0
+    run = supervise(*TORCHRUN, TRAIN, "--steps=60", "--pace-s=0.2", options=[*options, "--keep", "1"])
+    assert run.exit_code() == 0
+    assert f"removed {tmp_path}/ckpt/step_30.pt" in run.stderr
+    left = {path.name for path in (tmp_path / "ckpt").glob("*.pt")}
+    assert {"step_10.pt", "step_20.pt", "step_60.pt"} <= left, "what an earlier run wrote stays"
+    assert "step_30.pt" not in left

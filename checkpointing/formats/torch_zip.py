@@ -36,7 +36,7 @@ _COUNTS: Final = {
     "torch LongStorage": struct.Struct("<q"),
     "torch DoubleStorage": struct.Struct("<d"),
 }
-_MAX_PICKLE_BYTES: Final = 32 << 20
+_MAX_PICKLE_BYTES: Final = 128 << 20  # arrays within; how many objects is bounded apart
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from checkpointing import survey
 from checkpointing.model import Verdict
@@ -142,3 +143,24 @@ def test_what_names_a_module_that_downloads_code_is_dangerous(tmp_path: Path) ->
     assert verify(str(path)).verdict is Verdict.DANGEROUS
     path.write_bytes(b"\x80\x02c__builtin__\nlong\nK\x01\x85R0c__builtin__\nxrange\nK\x01\x85R.")
     assert verify(str(path)).verdict is Verdict.UNVERIFIABLE
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("content", [b"", b'{"sharded_backend": "torch', b"<html>error</html>", b"[]"])
+def test_what_says_how_megatrons_shards_are_stored_is_read(tmp_path: Path, content: bytes) -> None:
+    directory = tmp_path / "iter_0000010"
+    dcp.save({"w": torch.randn(9, 9)}, checkpoint_id=str(directory), no_dist=True)
+    torch.save({"iteration": 10}, directory / "common.pt")
+    (directory / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    assert verify(str(directory)).verdict is Verdict.VERIFIED
+    (directory / "metadata.json").write_bytes(content)
+    assert verify(str(directory)).verdict is Verdict.BAD
+    (directory / "metadata.json").write_text("{}")
+    (directory / "common.pt").unlink()
+    assert verify(str(directory)).verdict is Verdict.INCOMPLETE
+
+
+def test_a_large_pickle_of_few_objects_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path / "step_100.pt", step=100, replay=bytes(40 << 20))
+    found = verify(str(path))
+    assert (found.verdict, found.step) == (Verdict.VERIFIED, 100)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 #: A save may take so long, where none was measured yet.
 FIRST_S = 0.15
-#: How much of a save it is that one of two files is written and copied.
-PART_OF_IT = 0.3
+#: How much of a save it is that one of its two files is written and copied.
+PART_OF_IT = 0.12
 
 
 @dataclass

@@ -34,6 +34,13 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the interface of a module
     """Fetch a name for training scripts."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"checkpointing.{name} needs torch, which is not installed here: pip install torch", name="torch"
+        ) from error
     globals()[name] = found
     return found

@@ -25,6 +25,7 @@ from checkpointing.manifest import Damaged, Manifest
 from checkpointing.model import Verdict
 from checkpointing.pin import reflink
 from checkpointing.select import Spare
+from checkpointing.setaside import PUTTING
 from checkpointing.source import NotRegular, Short, Source
 from checkpointing.tree import Reading
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 DIRECTORY: Final = "copies"
 _MAKING: Final = ".making-"  # and what is being removed: under a hidden name nothing is a copy
-_PUTTING: Final = ".supervise-put-"  # beside the user's files: nobody else makes a directory of that name
 _SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
 
 
@@ -163,8 +163,8 @@ class Copies:
         if os.path.lexists(path):
             return f"something is there: {path}"
         try:
-            _sweep(directory, _PUTTING)
-            temporary = tempfile.mkdtemp(prefix=_PUTTING, dir=directory)
+            _sweep(directory, PUTTING)
+            temporary = tempfile.mkdtemp(prefix=PUTTING, dir=directory)
             with _locked(temporary):
                 try:
                     target = f"{temporary}/{copy.manifest.name}"
@@ -213,7 +213,7 @@ class Copies:
                     return problem
                 durable.write(f"{temporary}/{manifest.FILE_NAME}", manifest.encode(made))
                 durable.sync_directory(f"{temporary}/data")
-                final = f"{self._directory}/{made.name[:80]}-{made.id}"
+                final = f"{self._directory}/{manifest.plain(made.name)}-{made.id}"
                 durable.rename_exclusive(temporary, final)
                 durable.sync_directory(self._directory)
             finally:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import functools
 import os
+import secrets
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ _NOT_HERE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # the file syste
 def write(path: str, content: bytes, mode: int = 0o600) -> None:
     """Have `path` hold `content`, durably and all at once: temporary file beside it, fsync, rename, fsync of the directory."""
     directory, _, name = path.rpartition("/")
-    temporary = f"{directory or '.'}/.{name}.tmp-{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    # a name that no other thread, process or node has
+    temporary = f"{directory or '.'}/.{name}.tmp-{secrets.token_hex(6)}"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as out:
             out.write(content)

@@ -90,10 +90,7 @@ def _tried(directory: str, save_bytes: int, saves: int, free: int) -> Forecast:
 
 def _reserve(directory: str, n_bytes: int, held: contextlib.ExitStack) -> tuple[int, bool]:
     """Take space until `held` is closed: errno (0: it is there), and whether all of it was taken. Raises OSError."""
-    fd, path = tempfile.mkstemp(prefix=_PREFIX, dir=directory)
-    # an open file without a name: whatever ends us, the space comes back
-    held.callback(os.close, fd)
-    os.unlink(path)  # noqa: PTH108 -- paths are plain strings throughout the package
+    held.callback(os.close, fd := _nameless(directory))
     code = _fallocate()(fd, max(n_bytes, 1))
     if code not in _UNKNOWN_HERE:
         return code, code == 0
@@ -102,6 +99,18 @@ def _reserve(directory: str, n_bytes: int, held: contextlib.ExitStack) -> tuple[
         os.write(fd, piece)
     os.fsync(fd)  # over a network a quota may answer no sooner
     return 0, False
+
+
+def _nameless(directory: str) -> int:
+    """Open a new file without a name: whatever ends us, the space comes back, and whoever watches the directory sees nothing. OSError."""
+    try:
+        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (*_UNKNOWN_HERE, errno.EISDIR, errno.ENOENT):
+            raise
+    fd, path = tempfile.mkstemp(prefix=_PREFIX, dir=directory)
+    os.unlink(path)  # noqa: PTH108 -- paths are plain strings throughout the package
+    return fd
 
 
 @functools.cache

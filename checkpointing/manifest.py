@@ -87,6 +87,11 @@ class Manifest:
         return hashlib.sha256(_canonical(rows)).hexdigest()[:16]
 
 
+def plain(name: str) -> str:
+    """Give what people know a name by, as a part of a file name: short, and ASCII."""
+    return _UNSAFE.sub("_", name)[:80]
+
+
 def encode(manifest: Manifest) -> bytes:
     """Write the document."""
     identity, about = manifest.identity, manifest.about
@@ -291,7 +296,8 @@ class Manifests:
     def all(self) -> Iterator[Manifest]:
         """Yield every one that can be read."""
         try:
-            names = sorted(os.listdir(self._directory))  # noqa: PTH208 -- as above
+            # hidden ones are being written, or were when their writer was killed
+            names = sorted(name for name in os.listdir(self._directory) if not name.startswith("."))  # noqa: PTH208 -- as above
         except OSError:
             return
         for name in names:
@@ -312,7 +318,7 @@ class Manifests:
 
     def file_of(self, path: str) -> str:
         """Give the file in which the manifest of a path is, or would be."""
-        name = _UNSAFE.sub("_", path.rstrip("/").rpartition("/")[2])[:80]
+        name = plain(path.rstrip("/").rpartition("/")[2])
         mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         return f"{self._directory}/{name}-{mark}.json"
 

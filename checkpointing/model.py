@@ -97,7 +97,8 @@ class Verification:
     that. `level` says for VERIFIED what was checked, and is "" otherwise: "directory" (metadata alone), "layout" (everything that can be
     checked in a format without checksums), "structure" (every checksum as well). `reason` says why, in one line, for every verdict but
     VERIFIED, and what is worth a note there; `reasons` are all of them, it first. `format` is a row's name in `checkpointing.formats`,
-    "" where none claimed it. `files` are the members of a directory, as paths relative to it; () for a file.
+    "" where none claimed it. `files` are the members of a directory, as paths relative to it; () for a file. `told` is the step that the
+    content alone tells, where it counts the whole run as far as can be seen.
     """
 
     path: str
@@ -110,3 +111,4 @@ class Verification:
     format: str = ""
     files: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    told: int | None = None

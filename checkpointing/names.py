@@ -19,7 +19,7 @@ _BEFORE: Final = tuple(re.compile(rf"(?<![a-z]){word}[-_=. ]?(\d{{1,18}})(?![\d.
 _AFTER: Final = tuple(re.compile(rf"(?<![\d.a-z])(\d{{1,18}})[-_ ]?{word}(?![a-z])", re.IGNORECASE) for word in _WORDS)
 # Words whose number is something else, and the number with them.
 _OTHER: Final = re.compile(
-    r"(?<![a-z])(epochs?|ep|e|best|top|loss|acc|lr|bs|rank|shard|part|node|gpu|world|tp|pp|dp|mp|v|version|run|seed|fold)"
+    r"(?<![a-z])(epochs?|ep|e|best|top|loss|acc|lr|bs|rank|shard|part|node|gpu|world(?:[-_]?size)?|tp|pp|dp|mp|v|version|run|seed|fold)"
     r"[-_=. ]?\d+(\.\d+)?",
     re.IGNORECASE,
 )

@@ -34,13 +34,18 @@ def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: b
         return "a rank is alive, and may be writing it"
     if found.verdict not in OURS_TO_MOVE:
         return f"its verdict is {found.verdict.value}: only what is bad or incomplete is moved"
+    return not_written(found.path, found.identity, seen)
+
+
+def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> str:
+    """Say why a checkpoint is not, as it is now, what this job was seen to write; "" where it is `identity` and each file is the job's."""
     try:
-        now, members = _look(found.path)
+        now, members = _look(path)
     except OSError as error:
         return f"it could not be looked at: {error.strerror or error}"
     if isinstance(members, str):
         return members
-    return "it is not what was judged: it was written since" if now != found.identity else _strange(members, seen)
+    return "it is not what was judged: it was written since" if now != identity else _strange(members, seen)
 
 
 def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> str:

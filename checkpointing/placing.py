@@ -90,7 +90,8 @@ def put(place: Place) -> None:
         aside = _replace_in_two_steps(place)
     durable.sync_directory(parent)
     if aside:
-        remove(aside)
+        with contextlib.suppress(OSError):  # the new one stands; the old one is swept by a later save
+            remove(aside)
 
 
 def _replace_in_two_steps(place: Place) -> str:
@@ -125,9 +126,13 @@ def bring_back(directory: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a directory with all in it."""
+    """Remove a file, or a directory with all in it: that one under a hidden name, for whoever looks must not find half of it. OSError."""
     if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- as above
-        shutil.rmtree(path, ignore_errors=True)
+        match = _LEFTOVER.fullmatch(os.path.basename(path))  # noqa: PTH119 -- as above
+        hidden = path if match and match["kind"] == "tmp" else temporary_for(path)
+        if hidden != path:
+            os.rename(path, hidden)  # noqa: PTH104 -- as above
+        shutil.rmtree(hidden, ignore_errors=True)
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 -- as above

@@ -37,6 +37,9 @@ _FIRST_LOOK_S: Final = 0.001
 _PER_RANK_S: Final = 1e-4  # at most 10,000 questions per second to the store, however many ranks wait
 _LONGEST_LOOK_S: Final = 1.0
 _MOST_OF_AN_ERROR: Final = 500
+_ONLY: Final = "only"
+_NOT_ALL_CAME: Final = "let every rank make this call, at the same place; or give it a longer timeout_s="
+_AS_NAMED: Final = "the error of the rank that is named tells what to do"
 
 # the meetings of this process, whose process group there is one of: see above
 _numbers: Final = itertools.count()
@@ -75,9 +78,8 @@ class Ranks:
         outcome = self._outcome(keys)
         if outcome not in ("yes", "no"):
             self._failed = True  # everybody has heard of it, or will, by this one meeting
-            raise CheckpointingError(
-                f"{self.what}: {outcome.removeprefix('error: ')}", hint="the error of the rank that is named tells what to do"
-            )
+            told = outcome.removeprefix("error: ")
+            raise CheckpointingError(f"{self.what}: {told}", hint=_NOT_ALL_CAME if told.startswith(_ONLY) else _AS_NAMED)
         answer = Answer(outcome == "yes", self.store.get(f"{keys}/value").decode())
         if self.store.add(f"{keys}/left", 1) == self.world:
             for key in ("came", "no", "value", "outcome", "left"):
@@ -109,7 +111,7 @@ class Ranks:
             waited = time.monotonic() - began
             if waited > self.timeout_s:
                 came = self.store.add(f"{keys}/came", 0)
-                self._conclude(keys, f"error: only {came} of {self.world} ranks came within {self.timeout_s:.0f} s")
+                self._conclude(keys, f"error: {_ONLY} {came} of {self.world} ranks came within {self.timeout_s:.0f} s")
                 break
             time.sleep(min(_LONGEST_LOOK_S, max(_FIRST_LOOK_S, self.world * _PER_RANK_S, waited / 20)))
         outcome: bytes = self.store.get(f"{keys}/outcome")

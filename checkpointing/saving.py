@@ -115,7 +115,8 @@ def prune(directory: str, keep: int, step: int) -> list[str]:
     kept = set(sorted({at for at, _ in found}, reverse=True)[:keep])
     gone = [path for at, path in sorted(found) if at not in kept]
     for path in gone:
-        placing.remove(path)
+        with contextlib.suppress(FileNotFoundError):  # another process prunes there as well
+            placing.remove(path)
     return gone
 
 

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
 from dataclasses import asdict, dataclass, replace
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from checkpointing.model import Verification
 
 FILE_NAME: Final = "setaside.jsonl"
+PUTTING: Final = ".supervise-put-"  # what comes or goes beside the user's files: nobody else makes a directory of that name
 _VERSION: Final = 1
 _MOST_NAMES: Final = 1000
 
@@ -85,7 +87,8 @@ class SetAside:
                 durable.rename_exclusive(found.path, to)
                 durable.sync_directory(os.path.dirname(to))  # noqa: PTH120 -- paths are plain strings throughout the package
             except OSError as error:
-                if not os.path.lexists(to):
+                # what has the name may be somebody else's; the same file is there where but the syncing failed, or another node was first
+                if isinstance(error, FileExistsError) or identity_of(to) != found.identity:
                     self._conclude(journal, change, "failed")
                     return Aside("", f"it could not be renamed: {error.strerror}")
             self._conclude(journal, change, "done")
@@ -158,6 +161,9 @@ def _reverse_move(change: Change) -> str:
     if not os.path.lexists(change.to):
         return "" if change.phase == "intent" and os.path.lexists(change.path) else f"{change.to} is not there any more"
     try:
+        # by its inode alone: a device may have another number after a restart, and what is in a directory may be looked at and changed
+        if os.lstat(change.to).st_ino != change.identity.ino:
+            return "" if change.phase == "intent" else f"{change.to} is not what was moved there"
         durable.rename_exclusive(change.to, change.path)
         durable.sync_directory(os.path.dirname(change.path))  # noqa: PTH120 -- as above
     except FileExistsError:
@@ -181,7 +187,10 @@ def _reverse_put(change: Change) -> str:
                 return f"there is no free name beside {change.path}"
             durable.rename_exclusive(change.path, kept)
         elif os.path.isdir(change.path):  # noqa: PTH112 -- as above
-            shutil.rmtree(change.path)
+            # under a hidden name first: half of a directory must not stay where a checkpoint is looked for
+            hidden = f"{os.path.dirname(change.path)}/{PUTTING}{secrets.token_hex(4)}"  # noqa: PTH120 -- as above
+            durable.rename_exclusive(change.path, hidden)
+            shutil.rmtree(hidden)
         else:
             os.unlink(change.path)  # noqa: PTH108 -- as above
         durable.sync_directory(os.path.dirname(change.path))  # noqa: PTH120 -- as above

@@ -8,6 +8,7 @@ cannot be looked at is a verdict. Raises nothing but what `interrupted` makes of
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _SUFFIXES: Final = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
+_LIGHTNING: Final = re.compile(r"(?<![a-z_])step=(\d{1,18})")
+_MOST_BESIDE: Final = 4
 _LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _WORDS: Final = {
@@ -53,7 +56,7 @@ def look(path: str, *, interrupted: Callable[[], bool] = never, told: Callable[[
     for one in found:
         if told is not None:
             told(one)
-        yield _judged(one, interrupted)
+        yield judged(one, interrupted)
 
 
 def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
@@ -98,10 +101,12 @@ def _files(base: str, tree: Tree) -> Iterator[str]:
             yield f"{base}/{name}"
 
 
-def _judged(path: str, interrupted: Callable[[], bool]) -> Verification:
-    """Verify, and call incomplete what a save that had just begun leaves, though no format knows it yet."""
+def judged(path: str, interrupted: Callable[[], bool] = never) -> Verification:
+    """Verify; call incomplete what a save that had just begun leaves, though no format knows it yet, and bad what has another's name."""
     found = verify(path, interrupted=interrupted)
-    if found.format or found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE):
+    if found.verdict is Verdict.VERIFIED:
+        return _misnamed(found, interrupted)
+    if found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (found.format and not names.is_temporary(path)):
         return found
     is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
     if names.is_temporary(path) and (is_directory or _named_like_one(path)):
@@ -111,6 +116,42 @@ def _judged(path: str, interrupted: Callable[[], bool]) -> Verification:
     else:
         return found
     return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
+
+
+def _misnamed(found: Verification, interrupted: Callable[[], bool]) -> Verification:
+    """Call bad what says it is of another step than its name does.
+
+    Where a file beside it differs from its name in the same way, by the same factor or difference, the name counts something else (steps
+    of the optimizer, and the content micro-batches), and nothing is wrong. By one they differ wherever a script counts on before it saves.
+    """
+    named = _sure_step(found.path)
+    if found.format == "lightning" and (match := _LIGHTNING.search(found.path.rpartition("/")[2])):
+        named = int(match[1])  # what counts the whole run there, an epoch beside it or not
+    if named is None or found.told is None or abs(named - found.told) <= 1:
+        return found
+    for path in _beside(found.path):
+        other, told = _sure_step(path), verify(path, bulk=False, interrupted=interrupted).told
+        if other is not None and told is not None and (told * named == found.told * other or told - other == found.told - named):
+            return found
+    reason = f"it is of step {found.told}, and its name of step {named}"
+    return replace(found, verdict=Verdict.BAD, level="", reason=reason, reasons=(reason, *found.reasons[1:]))
+
+
+def _sure_step(path: str) -> int | None:
+    named = names.step_in(path)
+    return named.step if named is not None and named.sure else None
+
+
+def _beside(path: str) -> list[str]:
+    """Give some of the checkpoints in the same directory whose names tell another step."""
+    parent = os.path.dirname(path.rstrip("/")) or "."  # noqa: PTH120 -- strings throughout the package
+    own, suffix = _sure_step(path), names.suffix_of(path)
+    try:
+        listed = sorted(os.listdir(parent))  # noqa: PTH208 -- as above
+    except OSError:
+        return []
+    near = [f"{parent}/{name}" for name in listed if names.suffix_of(name) == suffix and not names.is_temporary(name)]
+    return [one for one in near if _sure_step(one) not in (None, own)][:_MOST_BESIDE]
 
 
 def _is_empty(path: str) -> bool:
@@ -154,7 +195,7 @@ def _root(
     if len(found) == 1 and found[0] != path:
         if told is not None:
             told(found[0])
-        one = replace(_judged(found[0], interrupted), path=path)
+        one = replace(judged(found[0], interrupted), path=path)
     if not pointer.problem:
         return one
     verdict = (

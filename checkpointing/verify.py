@@ -110,7 +110,9 @@ def _conclude(path: str, identity: Identity, found: Examination) -> Verification
     verdict, level = found.verdict, found.level
     if names.is_temporary(path) and verdict is not Verdict.DANGEROUS and verdict is not Verdict.FOREIGN:
         verdict, level, reasons = Verdict.INCOMPLETE, "", ("its name is that of a save that did not end", *reasons)
-    return Verification(path, identity, verdict, next(iter(reasons), ""), step, level, within, found.format, found.files, reasons)
+    place = found.place
+    told = place.step if place.sure or (place.epoch is None and not place.loose) else None
+    return Verification(path, identity, verdict, next(iter(reasons), ""), step, level, within, found.format, found.files, reasons, told)
 
 
 def _told(path: str, identity: Identity | None, verdict: Verdict, reason: str, format_name: str = "") -> Verification:

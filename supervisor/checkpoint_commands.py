@@ -81,11 +81,11 @@ def _add_mirrored(checkpoints: click.Group, as_json: click.Option) -> None:
         _prune,
         [
             *mirrors,
-            click.Option(["--keep", "newest"], type=click.IntRange(min=1), required=True, help="Keep this many of the newest."),
-            click.Option(["--keep-every", "every"], type=click.IntRange(min=1), help="Keep also the first of each so many steps."),
+            *options(lambda row: row.key in ("checkpoints.keep", "checkpoints.keep_every")),
+            click.Option(["--mirror-keep"], type=click.IntRange(min=1), help="Keep this many of the newest in each mirror."),
             click.Option(["--dry-run"], is_flag=True, help="Only say what would be removed."),
         ],
-        "Remove copies of a job from its mirrors, never the newest and nothing of another job.",
+        "Remove a job's older copies: ours, and with --mirror-keep those in its mirrors. Never the newest.",
     )
 
 
@@ -156,12 +156,11 @@ def _restore(to: str | None, as_json: bool, **values: object) -> int:  # noqa: F
     return restore_newest(settings, job, to, as_json=as_json)
 
 
-def _prune(newest: int, every: int | None, dry_run: bool, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
+def _prune(mirror_keep: int | None, dry_run: bool, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
     settings, job = _job_of(values)
-    from checkpointing.retain import Policy  # noqa: PLC0415  for this command only
-    from supervisor.mirror_commands import prune  # noqa: PLC0415
+    from supervisor.checkpointprune import prune  # noqa: PLC0415  for this command only
 
-    return prune(settings, job, Policy(newest, every), dry_run=dry_run, as_json=as_json)
+    return prune(settings, job, mirror_keep, dry_run=dry_run, as_json=as_json)
 
 
 def _job_of(values: dict[str, object]) -> tuple[Settings, str]:

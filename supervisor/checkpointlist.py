@@ -103,7 +103,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
 def undo(settings: Settings, job: str | None, number: int | None, *, as_json: bool) -> int:
     """Reverse what was moved aside or put back, all of it or one change, the last first. Returns 0, 1 where something could not be."""
     place = find_job(state_root(settings), job)
-    _refuse_while_running(place)
+    refuse_while_running(place)
     aside = SetAside(str(place.directory / DIRECTORY))
     if number is not None and all(change.id != number for change in aside.changes()):
         raise SuperviseError(
@@ -126,7 +126,7 @@ def undo(settings: Settings, job: str | None, number: int | None, *, as_json: bo
 def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> int:
     """Fence one checkpoint as it is now, so that no later start hands it out; the file stays where it is. Returns 0."""
     place = find_job(state_root(settings), job)
-    _refuse_while_running(place)
+    refuse_while_running(place)
     absolute = os.path.realpath(path)
     identity = identity_of(absolute)
     if identity is None:
@@ -165,7 +165,8 @@ def _fences(directory: Path) -> Fences:
         raise SuperviseError(error.message, hint=error.hint) from error
 
 
-def _refuse_while_running(place: Place) -> None:
+def refuse_while_running(place: Place) -> None:
+    """Raise SuperviseError where a supervisor runs the job: it holds the same records in memory."""
     record = lock.holder(place.directory / "lock")
     if record is not None and lock.is_alive(record) is not False:
         raise SuperviseError(

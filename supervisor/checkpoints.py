@@ -13,9 +13,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import forecast, ownership, persist, proof
+from checkpointing import forecast, ownership, persist, proof, prune, retain
 from checkpointing.catalog import Listing, find
-from checkpointing.copies import Copies
+from checkpointing.copies import Copies, Needed
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests
 from checkpointing.model import CheckpointingError, Verdict
@@ -61,6 +61,13 @@ class JobCheckpoints:
         self._brought: set[tuple[str, str]] = set()
         self.short: Callable[[str], None] | None = None  # told once while there is no room for the next checkpoints
         self._is_short = False
+        self._pruner = prune.Pruner(str(self._directory))
+        self.pruned: Callable[[str, int | None, str], None] | None = (
+            None  # path, step, why it stays, of what checkpoints.keep does not keep
+        )
+        self.is_bringing: Callable[[str, str], bool] | None = None  # is it still to be sent to a mirror: path, id of the manifest
+        self._in_use: frozenset[str] = frozenset()  # what the attempt was given
+        self._stays: set[tuple[str, str]] = set()  # told already
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
         self._attempt = 0
         self._alive_until_ns = time.time_ns()  # of the last rank, by wall time
@@ -131,6 +138,7 @@ class JobCheckpoints:
                 torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned))
                 mended = tuple(row for path in torn for row in self._mended(path, attempt, self.learned, alone=alone))
                 selection = self._newest(self._fences, avoid, suspect=suspect) if mended else selection
+            self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
             return replace(to_event(selection, t, attempt), mended=mended)
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
@@ -235,6 +243,7 @@ class JobCheckpoints:
                 self._keep_copy(manifest, reading)
                 self._bring_one(manifest)
                 self._foresee(manifest)
+                self._prune(manifest)
             if news and self.is_checkpoint(found.path):
                 on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)))
 
@@ -258,7 +267,7 @@ class JobCheckpoints:
         path = manifest.path
         in_place = self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)
         if in_place and self._job.settings.checkpoints.copies_gib > 0:
-            self._copies.keep(manifest, reading=reading)
+            self._copies.keep(manifest, self._policy, reading=reading)
 
     def _bring(self, listing: Listing) -> None:
         """Have the mirrors get what was recorded before it was known to be a checkpoint."""
@@ -276,6 +285,45 @@ class JobCheckpoints:
         self._brought.add(name)
         self.bring(manifest.path, manifest.step, self._manifests.file_of(manifest.path))
 
+    def _make_room(self, directory: str) -> str:
+        """Let go our own copies but the newest, where they lie on the disk that is short; say it."""
+        try:
+            if os.stat(directory).st_dev != os.stat(self._directory).st_dev:  # noqa: PTH116 (strings throughout)
+                return ""
+        except OSError:
+            return ""
+        gone = self._copies.prune(retain.Policy(1), Needed(in_use=self._in_use)).removed
+        return f"; {len(gone)} older copies of ours were removed" if gone else ""
+
+    @property
+    def _policy(self) -> retain.Policy:
+        """What stays of copies of ours, and of the job's own checkpoints where a person asked for that."""
+        checkpoints = self._job.settings.checkpoints
+        return retain.Policy(checkpoints.keep or retain.Policy().newest, checkpoints.keep_every or None)
+
+    def _prune(self, proven: Manifest) -> None:
+        """Remove this job's older checkpoints of the same place, where `checkpoints.keep` says so. `proven` was read through just now."""
+        if not self._job.settings.checkpoints.keep or self.learned is None or not self.is_checkpoint(proven.path):
+            return
+        place, fences = pattern_of(proven.path), self._fences
+        rows = [
+            prune.Row(
+                made,
+                self.learned.seen(made.path, (made.made_unix_s + 1) * 10**9),
+                in_use=made.path in self._in_use,
+                uploading=self.is_bringing is not None and self.is_bringing(made.path, made.id),
+                fenced=fences is None or fences.get(made.path, made.identity) is not None,
+                leads=leads_to(made.path),
+            )
+            for made in self._manifests.all()
+            if pattern_of(made.path) == place and self.is_checkpoint(made.path)
+        ]
+        for one in self._pruner.prune(rows, self._policy, proven.path):
+            name = one.path, one.reason
+            if self.pruned is not None and (not one.reason or name not in self._stays):
+                self._stays.add(name)
+                self.pruned(one.path, one.step, one.reason)
+
     def _foresee(self, manifest: Manifest) -> None:
         """Tell when the next checkpoints will not fit; one that is written in place needs no more room than it has."""
         path = manifest.path
@@ -288,6 +336,6 @@ class JobCheckpoints:
                 if found.fit is not None
                 else "the next checkpoints do not fit"
             )
-            self.short(f"{fit} into {found.directory}: {found.reason}")
+            self.short(f"{fit} into {found.directory}: {found.reason}{self._make_room(found.directory)}")
         if found.room is not forecast.Room.UNKNOWN:
             self._is_short = found.room is forecast.Room.SHORT

@@ -56,7 +56,7 @@ def latest(directory: str, *, as_json: bool) -> int:
         first = waiting.pop(0)
         if first.path not in read:
             progress.told(first.path)
-            found = verify_one(first.path)
+            found = survey.judged(first.path)
             progress.clear()
             read.add(first.path)
             waiting = survey.newest_first([found, *waiting])
@@ -79,16 +79,21 @@ def as_dict(found: Verification | None) -> dict[str, Any]:
         return {"path": None, "format": "", "step": None, "verdict": None, "reasons": []}
     return {
         "path": found.path,
-        "format": found.format,
+        "format": _format(found),
         "step": found.step,
         "verdict": survey.word(found.verdict),
         "reasons": list(found.reasons or ((found.reason,) if found.reason else ())),
     }
 
 
+def _format(found: Verification) -> str:
+    """Give the format's name; what merely is named like a checkpoint has none."""
+    return "" if found.format == "unproven" else found.format
+
+
 def table(rows: Sequence[Verification]) -> list[str]:
     """Lay verdicts out for a person: one line each, and their reasons below."""
-    told = [(survey.word(row.verdict), "-" if row.step is None else str(row.step), row.format or "-", clean(row.path)) for row in rows]
+    told = [(survey.word(row.verdict), "-" if row.step is None else str(row.step), _format(row) or "-", clean(row.path)) for row in rows]
     widths = [max((len(line[at]) for line in told), default=0) for at in range(3)]
     lines: list[str] = []
     for line, row in zip(told, rows, strict=True):

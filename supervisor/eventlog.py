@@ -57,6 +57,7 @@ class LogEvent(StrEnum):
     CHECKPOINT_SELECTED = "checkpoint.selected"
     CHECKPOINT_VERIFIED = "checkpoint.verified"
     RESUME_CONFIRMED = "resume.confirmed"
+    CHECKPOINT_PRUNED = "checkpoint.pruned"
     CHECKPOINT_RESTORED = "checkpoint.restored"
     MIRROR_REPORTED = "mirror.reported"
     STOP_REQUESTED = "stop.requested"

@@ -47,6 +47,9 @@ BESIDE: Final = re.compile(
     r"|(tokenizer|tokenizer_config|vocab)\.json|vocab\.txt|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)"
     r"|\S+\.index\.json|scheduler\.bin|random_states_\d+\.pkl|sampler(_\d+)?\.bin"
 )
+#: PEFT's card of the model: any person may have written a file of that name.
+_CARD: Final = "README.md"
+_CARD_BYTES: Final = 4096
 _VERSION: Final = 1
 _REPEATED: Final = 2
 
@@ -190,7 +193,7 @@ class Learned:
         except OSError:
             return found
         for name, entry in entries.items():
-            known = not entry.what and BESIDE.fullmatch(name.rpartition("/")[2])
+            known = not entry.what and (BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{unit}/{name}")))
             if known and entry.st.st_nlink == 1 and entry.st.st_ctime_ns <= alive_until_ns:
                 found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
         return found
@@ -258,7 +261,8 @@ class Learned:
         self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh)
 
     def _was_loaded(self, row: dict[str, Any], file: str) -> None:
-        if int(row["steps"]) > 0:
+        # DCP's way to load an optimizer has it make one step first, of zeros, so that there is a state to load into
+        if int(row["steps"]) > (1 if row.get("via") == "dcp" else 0):
             return  # an evaluation, or the best model put back at the end
         path = str(row["path"])
         real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (strings throughout)
@@ -338,6 +342,11 @@ def read(directory: Path) -> tuple[Place, ...]:
     return _decoded(directory / FILE_NAME).places
 
 
+def of_last_run(directory: Path) -> Learned:
+    """Return what was learned of a job, with what its last run was seen to write."""
+    return Learned(directory, _decoded(directory / FILE_NAME).run)
+
+
 def _decoded(file: Path) -> _Record:
     try:
         content = json.loads(file.read_bytes())
@@ -364,6 +373,15 @@ def _decoded(file: Path) -> _Record:
         return _Record(places, writes, made, str(content["run"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # learned anew
         return _Record()
+
+
+def _is_card_of_peft(path: str) -> bool:
+    try:
+        with open(path, "rb") as source:  # noqa: PTH123 (strings throughout)
+            lines = source.read(_CARD_BYTES).splitlines()
+    except OSError:
+        return False
+    return lines[:1] == [b"---"] and b"library_name: peft" in lines
 
 
 def _settled(write: Write) -> Write:

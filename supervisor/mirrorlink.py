@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -58,6 +59,7 @@ class MirrorLink:
             "job": job.name,
             "workers": checkpoints.concurrency,
             "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,
+            "keep": checkpoints.mirror_keep or None,
             "s3": s3_options(job),
         }
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -79,6 +81,12 @@ class MirrorLink:
             self._pending[path] = row
             self._left = None
         self._queue.put(row)
+
+    def is_bringing(self, path: str, content: str) -> bool:
+        """Say whether a checkpoint is still to be sent, by its manifest's id: asked for and not held, or held in the spool."""
+        with self._changed:
+            pending = path in self._pending
+        return pending or os.path.exists(f"{self._configuration['spool']}/{content}/entry.json")  # noqa: PTH110 (as the spool does)
 
     def close(self, deadline_s: float) -> int | None:
         """Give it so long to bring all, then end it. Returns how many are left in the spool, None where it did not say."""

@@ -135,11 +135,13 @@ class _Run:
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
+        self.workshop.checkpoints.pruned = self._was_pruned
         self.mirror: MirrorLink | None = None
         if settings.checkpoints.mirror:
             news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
             self.workshop.checkpoints.bring = self.mirror.bring
+            self.workshop.checkpoints.is_bringing = self.mirror.is_bringing
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt = 0
 
@@ -178,6 +180,11 @@ class _Run:
 
     def _checkpoint_verified(self, ref: CheckpointRef) -> None:
         self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref))
+
+    def _was_pruned(self, path: str, step: int | None, why: str) -> None:
+        self.loop.call_soon(lambda: self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=why or "removed"))
+        if not why:
+            self.loop.call_soon(lambda: self.terminal.say(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}"))
 
     def _disk_is_filling(self, text: str) -> None:
         self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))

@@ -115,6 +115,9 @@ class Checkpoints:
     learn: bool = _row(default=True, text="learn where checkpoints are from what the ranks save and load")
     verify_budget_s: float = _row(20.0, "how long known checkpoints are read again before a resume", minimum=0)
     copies_gib: float = _row(50.0, "space for copies of checkpoints that the script overwrites or may tear; 0: none are kept", minimum=0)
+    keep: int = _row(0, "remove this job's own older checkpoints but so many of the newest; 0: none is removed", flag="--keep", minimum=0)
+    keep_every: int = _row(0, "of each so many steps the first stays, too; 0: none for that", flag="--keep-every", minimum=0)
+    mirror_keep: int = _row(0, "so many of the newest stay at a mirror, older ones are removed there; 0: all stay", minimum=0)
     mirror: tuple[str, ...] = _row((), "where verified checkpoints are copied to: s3://bucket/prefix or a directory", flag="--mirror")
     restore_from: str = _row(
         "", "another job, whose checkpoint in the mirror is taken where this one has none; none: begin anew", flag="--restore-from"

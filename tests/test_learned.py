@@ -39,9 +39,9 @@ class Rank:
         """Rename what was saved."""
         self.line("saves", what="renamed", path=path, was=was, now=[1, self.number, 10, 5], **more)
 
-    def loads(self, path: str, steps: int = 0) -> None:
+    def loads(self, path: str, steps: int = 0, via: str = "torch") -> None:
         """Load after so many steps."""
-        self.line("loads", path=path, steps=steps, complete=True, via="torch", inode=None, size=None, mtime_ns=None)
+        self.line("loads", path=path, steps=steps, complete=True, via=via, inode=None, size=None, mtime_ns=None)
 
 
 @pytest.fixture
@@ -86,6 +86,18 @@ def test_what_is_loaded_and_never_saved_is_none_nor_what_is_loaded_while_it_trai
     rank.saves("/j/best.pt")
     rank.loads("/j/best.pt", steps=100)
     assert knows(tmp_path, rank).patterns() == ()
+
+
+@pytest.mark.parametrize(("steps", "known"), [(0, True), (1, True), (2, False)])
+def test_a_load_of_dcp_comes_after_the_step_with_which_it_makes_the_optimizer_s_state(
+    tmp_path: Path,
+    rank: Rank,
+    steps: int,
+    known: bool,  # noqa: FBT001  a column
+) -> None:
+    rank.saves("/j/step_1")
+    rank.loads("/j/step_1", steps, "dcp")
+    assert bool(knows(tmp_path, rank).patterns()) is known
 
 
 def test_what_is_loaded_like_data_is_none_however_often_it_was_saved(tmp_path: Path, rank: Rank) -> None:
@@ -169,6 +181,14 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
     until = (torn / "config.json").stat().st_ctime_ns - 1
     assert {path.rpartition("/")[2] for path in known.seen(str(torn), until)} == {"optimizer.pt"}
     assert Learned(tmp_path / "checkpoints", "r2").seen(str(torn), time.time_ns()) == {}
+
+
+def test_a_card_that_peft_wrote_is_the_job_s(tmp_path: Path, rank: Rank, torn: Path) -> None:
+    rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
+    known = knows(tmp_path, rank)
+    assert f"{torn}/README.md" not in known.seen(str(torn), time.time_ns())
+    (torn / "README.md").write_text("---\nbase_model: x\nlibrary_name: peft\n---\n\n# Model Card\n")
+    assert f"{torn}/README.md" in known.seen(str(torn), time.time_ns())
 
 
 def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp_path: Path, rank: Rank, torn: Path) -> None:

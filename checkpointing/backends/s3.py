@@ -1,7 +1,7 @@
 """S3 and whatever speaks its language, as a place for copies.
 
-In: keys, under s3://bucket/prefix. Out: objects. The client is botocore's own; never boto3's transfer manager, whose `crt` kind ignores
-a custom endpoint and would send the data to the public cloud. Each body announces its CRC64NVME, so that a server that knows it
+In: keys, under s3://bucket/prefix. Out: objects. The client is botocore's: boto3 would add a sixth to the CPU of a
+start, and a transfer manager whose `crt` kind ignores a custom endpoint and would send the data to the public cloud. Each body announces its CRC64NVME, so that a server that knows it
 refuses what was damaged on the way; no server known to us both refuses and tells it, hence what is told afterwards is compared, else
 the ETag. Bodies are streamed from the source in pieces, unsigned (the checksum stands for them), so that memory does not grow with the
 size of a part. One request is one attempt: who calls decides about another. Credentials come from the usual chain; after `Expired` the
@@ -14,7 +14,7 @@ import hashlib
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-import boto3.session
+import botocore.session
 from botocore import exceptions as trouble
 from botocore.config import Config
 
@@ -367,11 +367,11 @@ def _client(options: S3Options) -> Any:  # noqa: ANN401 -- as above
             **({} if options.path_style is None else {"addressing_style": "path" if options.path_style else "virtual"}),
         },
     )
-    session = boto3.session.Session(profile_name=options.profile or None)
-    return session.client(
+    session = botocore.session.Session(profile=options.profile or None)
+    return session.create_client(
         "s3",
         endpoint_url=options.endpoint or None,
-        region_name=options.region or session.region_name or "us-east-1",
+        region_name=options.region or session.get_config_variable("region") or "us-east-1",
         verify=options.ca_bundle or None,
         config=config,
     )

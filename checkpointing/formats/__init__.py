@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the training a file says it was saved. `step` is None where it does not; `sure`: the step counts the whole run."""
+    """Where in the training a file says it was saved.
+
+    `step` is None where it does not; `sure`: the step counts the whole run. `loose`: it may as well count something else.
+    """
 
     step: int | None = None
     epoch: int | None = None
     sure: bool = False
+    loose: bool = False
 
 
 NOWHERE: Final = Place()

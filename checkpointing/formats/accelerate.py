@@ -47,6 +47,9 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
         found = examine_member(tree, name, bulk=bulk)
         foreign = found.verdict is Verdict.FOREIGN
         parts.append(Examination(Verdict.BAD if foreign else found.verdict, found.reason, NOWHERE, found.level, found.also))
+    parts += [Examination(Verdict.INCOMPLETE, f"{name} is a directory") for name in sorted(tree.directories) if _FILES.fullmatch(name)]
+    if "scheduler.bin" in tree.top() and not any(name.startswith("optimizer") for name in tree.top()):
+        parts.append(Examination(Verdict.INCOMPLETE, "optimizer.bin is missing"))
     return combine([*parts, *_random_states(tree)], format="fsdp" if any(_MODEL.fullmatch(name) for name in tree.top()) else "")
 
 

@@ -214,7 +214,12 @@ def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
             step = _count(tree, item)
             if step is not None and 0 <= step < 1 << 62:
                 epoch = small.get(f"{holder}.epoch" if holder else "epoch")
-                return Place(step, None if epoch is None else _count(tree, epoch), sure=key in pickle_scan.RUN_KEYS)
+                return Place(
+                    step,
+                    None if epoch is None else _count(tree, epoch),
+                    sure=key in pickle_scan.RUN_KEYS,
+                    loose=key in pickle_scan.LOOSE_KEYS,
+                )
     return NOWHERE
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing.formats import NOWHERE, Examination, Place, combine, shards
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.formats.pickle_facts import Scan
     from checkpointing.tree import Tree
 
 _MODEL: Final = re.compile(r"mp_rank_(\d+)_model_states\.pt")

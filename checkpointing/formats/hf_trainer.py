@@ -15,10 +15,11 @@ Raises OSError and source.Interrupted.
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, shards, weights
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, pickle_scan, shards, weights
 from checkpointing.model import Verdict
 from checkpointing.source import Short
 
@@ -124,6 +125,8 @@ def _beside(tree: Tree) -> Iterator[Examination]:
 
 def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
     """Look at the files beside the weights, each by itself."""
+    for name in sorted(name for name in tree.directories if _PICKLES.fullmatch(name)):
+        yield Examination(Verdict.INCOMPLETE, f"{name} is a directory")
     for name in sorted(name for name in tree.entries if "/" not in name):
         if _PICKLES.fullmatch(name):
             found = examine_member(tree, name, bulk=bulk)
@@ -154,5 +157,20 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
     if step is None or tree.file("scheduler.pt") is None:
         return
     last = shards.number(shards.scan_of(tree, "scheduler.pt"), "last_epoch")
+    counted = shards.fact(shards.scan_of(tree, "optimizer.pt"), pickle_scan.COUNTED)
+    # where a step is skipped, the scheduler stands still with the optimizer; where both are begun anew, neither counts as the trainer;
+    # and an optimizer that was put together by hand counts as no save would
+    if last == step and counted is not None and counted != step and _was_saved(tree, counted):
+        yield Examination(Verdict.BAD, f"optimizer.pt is of step {counted}, {_STATE} and scheduler.pt of step {step}: files of two saves")
     if last is not None and last > step:
         yield Examination(Verdict.BAD, f"scheduler.pt is of step {last}, and {_STATE} of step {step}: files of two saves")
+
+
+def _was_saved(tree: Tree, step: int) -> bool:
+    """Say whether the trainer saves at this step: its own interval tells, or the directory of that save."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(tree.path)), f"checkpoint-{step}")  # noqa: PTH100, PTH118, PTH120 -- strings throughout the package
+    if os.path.isdir(beside):  # noqa: PTH112 -- as above
+        return True
+    state, _ = _json(tree, _STATE)
+    every = state.get("save_steps") if isinstance(state, dict) else None
+    return isinstance(every, int) and every > 0 and step > 0 and step % every == 0

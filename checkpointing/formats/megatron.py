@@ -12,31 +12,37 @@ shards are its format's, and `common.pt` is looked at beside. `latest_checkpoint
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, shards
 from checkpointing.model import Verdict
+from checkpointing.source import Short
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.formats.pickle_facts import Scan
     from checkpointing.tree import Tree
 
 _ITERATION: Final = re.compile(r"iter_(\d{7,18})")
 _RELEASE: Final = "release"
 _RANK: Final = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _FILES: Final = ("model_optim_rng.pt", "model_rng.pt", "distrib_optim.pt", "optim.pt")
-_COMMON: Final = ("common.pt", "metadata.json")
+_METADATA: Final = "metadata.json"
+_COMMON: Final = ("common.pt", _METADATA)
+_MOST_JSON_BYTES: Final = 1 << 20
 _MOST_RANKS: Final = 100_000
 
 
 def claims(tree: Tree) -> bool:
     """Claim a directory of ranks, one of torch.distributed.checkpoint's with Megatron's own beside, and an iteration that holds nothing."""
     top = tree.top()
-    if any(_RANK.fullmatch(name) for name in top & tree.directories.keys()) or (_sharded(top) and "common.pt" in top):
+    if any(_RANK.fullmatch(name) for name in top & tree.directories.keys()) or (_sharded(top) and _beside_shards(tree, top)):
         return True
-    return _ITERATION.fullmatch(tree.name) is not None and not (_sharded(top) or any(name in tree.entries for name in top))
+    return _ITERATION.fullmatch(tree.name) is not None and not (
+        _sharded(top) or any(name in tree.entries for name in top if name not in _COMMON)
+    )
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
@@ -63,6 +69,25 @@ def _sharded(top: frozenset[str]) -> bool:
     return any(name == ".metadata" or name.endswith(".distcp") for name in top)
 
 
+def _beside_shards(tree: Tree, top: frozenset[str]) -> bool:
+    return "common.pt" in top or (_METADATA in top and _ITERATION.fullmatch(tree.name) is not None)
+
+
+def _described(tree: Tree) -> Examination | None:
+    """Look at the file by which Megatron's reader knows how the shards are stored."""
+    entry = tree.entries.get(_METADATA)
+    if entry is None:
+        return None  # which is told elsewhere
+    if entry.what:
+        return Examination(Verdict.UNVERIFIABLE, f"{_METADATA} is {entry.what}: it was not read")
+    try:
+        if isinstance(json.loads(tree.read_small(_METADATA, _MOST_JSON_BYTES)), dict):
+            return None
+    except (ValueError, RecursionError, Short):
+        pass
+    return Examination(Verdict.BAD, f"{_METADATA}: torn or damaged: it is no JSON object")
+
+
 def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
     found = dcp.examine(tree, bulk=bulk)
     beside = shards.members(tree, ["common.pt"], bulk=bulk)
@@ -72,7 +97,7 @@ def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
     lost = shards.missing(_COMMON, set(tree.entries))
     other = shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
     place = found.place if step is None else Place(step, sure=True)
-    return combine([replace(found, format=""), *beside, *shards.present([lost, other])], place)
+    return combine([replace(found, format=""), *beside, *shards.present([lost, _described(tree), other])], place)
 
 
 def _layout(ranks: list[str], scans: dict[str, Scan | None]) -> Examination | None:

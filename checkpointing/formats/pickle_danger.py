@@ -37,7 +37,8 @@ _OLD: Final = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "co
 #: Names of the standard library that only build values.
 _VALUES: Final = {
     "builtins": (
-        "set frozenset object dict list tuple int float bool str bytes bytearray complex slice range type Ellipsis NotImplemented NoneType "
+        "set frozenset object dict list tuple int long xrange float bool str bytes bytearray complex slice range type "
+        "Ellipsis NotImplemented NoneType "
         "iter enumerate zip reversed len abs min max sum round sorted any all hash divmod property staticmethod classmethod super"
     ),
     "collections": "OrderedDict defaultdict deque Counter ChainMap UserDict UserList UserString",
@@ -110,6 +111,14 @@ _DANGEROUS_PACKAGES: Final = (
     "torch._inductor",
     "torch._appdirs",
     "torch.fx.graph_module",
+    "transformers.dynamic_module_utils",
+    "transformers.testing_utils",
+    "accelerate.commands",
+    "accelerate.launchers",
+    "accelerate.utils.launch",
+    "datasets.load",
+    "deepspeed.launcher",
+    "deepspeed.ops.op_builder",
     "numpy.testing",
     "numpy.f2py",
     "numpy.distutils",

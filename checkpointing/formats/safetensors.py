@@ -182,7 +182,7 @@ def _place(metadata: dict[str, str]) -> Place:
     counts = {key: int(text) for key, text in metadata.items() if _COUNT.fullmatch(text)}
     for key in pickle_scan.STEP_KEYS:
         if key in counts:
-            return Place(counts[key], counts.get("epoch"), sure=key in pickle_scan.RUN_KEYS)
+            return Place(counts[key], counts.get("epoch"), sure=key in pickle_scan.RUN_KEYS, loose=key in pickle_scan.LOOSE_KEYS)
     return NOWHERE
 
 

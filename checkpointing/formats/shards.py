@@ -14,7 +14,7 @@ from checkpointing.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from checkpointing.formats.pickle_scan import Scan
+    from checkpointing.formats.pickle_facts import Scan
     from checkpointing.tree import Tree
 
 _MOST_TOLD: Final = 4
@@ -69,14 +69,15 @@ def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination |
 
 def mixed_facts(scans: Mapping[str, Scan | None]) -> Examination | None:
     """Compare the steps that stand anywhere within shards: all that tell any tell the same ones."""
-    told: dict[frozenset[tuple[str, frozenset[int]]], str] = {}
+    told: dict[str, dict[frozenset[int], str]] = {}
     for name, scan in scans.items():
-        steps = frozenset((key, values) for key, values in scan.facts if key in pickle_scan.STEP_KEYS) if scan is not None else frozenset()
-        if steps:
-            told.setdefault(steps, name)
-    if len(told) < 2:  # noqa: PLR2004 -- two that differ
-        return None
-    return Examination(Verdict.BAD, f"its files were saved at different steps: {_some(list(told.values()))}")
+        for key, values in scan.facts if scan is not None else ():
+            if key in (*pickle_scan.STEP_KEYS, pickle_scan.COUNTED):
+                told.setdefault(key, {}).setdefault(values, name)
+    for names in told.values():
+        if len(names) > 1:
+            return Examination(Verdict.BAD, f"its files were saved at different steps: {_some(list(names.values()))}")
+    return None
 
 
 def present(parts: Iterable[Examination | None]) -> list[Examination]:

@@ -21,7 +21,7 @@ from checkpointing.model import Verdict
 from checkpointing.source import Short
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_scan import Scan, Storage
+    from checkpointing.formats.pickle_facts import Scan, Storage
     from checkpointing.source import Source
 
 LEVEL: Final = "layout"

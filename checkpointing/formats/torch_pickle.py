@@ -13,7 +13,7 @@ from checkpointing.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.formats.pickle_scan import Scan, Storage
+    from checkpointing.formats.pickle_facts import Scan, Storage
 
 # Bytes per element; a type that is not here (sparse, quantised in fours) is checked for presence only. Source: torch/storage.py.
 _ITEM_BYTES: Final = {
@@ -23,6 +23,7 @@ _ITEM_BYTES: Final = {
     **dict.fromkeys(("Long", "Double", "ComplexFloat"), 8),
     "ComplexDouble": 16,
     "Untyped": 1,
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
 }
 _MOST_TOLD: Final = 3
 _LIGHTNING: Final = "pytorch-lightning_version"
@@ -42,7 +43,7 @@ def span(storage: Storage) -> tuple[int, int]:
 def place(scan: Scan) -> Place:
     """Give the step and the epoch that the outermost dictionary tells."""
     key, step = scan.steps[0] if scan.steps else ("", None)
-    return Place(step, scan.epoch, sure=key in pickle_scan.RUN_KEYS)
+    return Place(step, scan.epoch, sure=key in pickle_scan.RUN_KEYS, loose=key in pickle_scan.LOOSE_KEYS)
 
 
 def framework(scan: Scan) -> str:

@@ -11,24 +11,32 @@ alone miss bytes before and after the zip, a missing and a shortened record.
 
 from __future__ import annotations
 
+import math
+import struct
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import finite
 from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, pickle_scan, torch_pickle, zip_layout
+from checkpointing.formats.pickle_facts import Scan
 from checkpointing.model import Verdict
 from checkpointing.source import CHUNK_BYTES, Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.formats.pickle_scan import Scan, Storage
+    from checkpointing.formats.pickle_facts import Storage
     from checkpointing.formats.zip_layout import Record
     from checkpointing.source import Source
 
 LEVEL: Final = "structure"
-_MAX_PICKLE_BYTES: Final = 32 << 20
+_COUNTS: Final = {
+    "torch FloatStorage": struct.Struct("<f"),
+    "torch LongStorage": struct.Struct("<q"),
+    "torch DoubleStorage": struct.Struct("<d"),
+}
+_MAX_PICKLE_BYTES: Final = 128 << 20  # arrays within; how many objects is bounded apart
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
@@ -60,9 +68,28 @@ def scan_of(source: Source) -> Scan | None:
     try:
         records = {record.name: record for record in zip_layout.read_records(source)}
         pickled = next((record for name, record in records.items() if name.endswith(b"/data.pkl") and name.count(b"/") == 1), None)
-        return None if pickled is None else _read_objects(source, pickled, has_crcs=any(record.crc for record in records.values()))[0]
+        if pickled is None:
+            return None
+        scan = _read_objects(source, pickled, has_crcs=any(record.crc for record in records.values()))[0]
+        return None if scan is None else replace(scan, facts=(*scan.facts, *_counted(source, records, pickled, scan)))
     except (zip_layout.NotZip, zip_layout.Damaged, zip_layout.Unsupported, Short):
         return None
+
+
+def _counted(source: Source, records: dict[bytes, Record], pickled: Record, scan: Scan) -> Iterator[tuple[str, frozenset[int]]]:
+    """Give the largest of the optimizer's counts of steps: a parameter that is trained now and then counts fewer. Raises Short."""
+    kinds = {storage.key: storage.kind for storage in scan.storages}
+    found: list[float] = []
+    for number in scan.counts:
+        layout = _COUNTS.get(kinds.get(number.key, ""))
+        record = records.get(pickled.name.removesuffix(b"data.pkl") + b"data/" + number.key.encode("utf-8", "replace"))
+        if layout is not None and record is not None and record.method == zip_layout.STORED:
+            at = number.offset * layout.size
+            if at + layout.size <= record.size_bytes:
+                found += layout.unpack(source.read(record.data + at, layout.size))
+    whole = [int(one) for one in found if math.isfinite(one)]
+    if whole:
+        yield pickle_scan.COUNTED, frozenset((max(whole),))
 
 
 def _begins_as_torch(source: Source) -> bool:
@@ -128,11 +155,11 @@ def _read_objects(source: Source, pickled: Record, *, has_crcs: bool) -> tuple[S
         scan = pickle_scan.scan(b"".join(bytes(piece) for piece in _unpacked(source, pickled)))
     except pickle_scan.NotAPickle as error:
         if error.dangers:
-            return pickle_scan.Scan((), None, (), dangers=error.dangers), ""
+            return Scan((), None, (), dangers=error.dangers), ""
         zip_layout.damaged(f"data.pkl is not a whole pickle: {error}")
     except pickle_scan.TooLong as error:
         if error.dangers:
-            return pickle_scan.Scan((), None, (), dangers=error.dangers), ""
+            return Scan((), None, (), dangers=error.dangers), ""
         return None, "data.pkl has too many objects: nobody looked whether it would run code"
     return scan, ""
 

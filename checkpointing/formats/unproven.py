@@ -6,13 +6,15 @@ reads so after a crash), UNVERIFIABLE otherwise. `.bin` is a name that everybody
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
     from checkpointing.source import Source
+
+_PROTOCOL: Final = b"\x80"
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
@@ -25,6 +27,8 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
     head = source.read(0, min(EDGE_BYTES, source.size))
     if not head:
         return Examination(Verdict.BAD, "torn: the file is empty")
+    if head == _PROTOCOL:
+        return Examination(Verdict.BAD, "torn: one byte, with which a pickle begins")
     if not any(head):
         return Examination(Verdict.BAD, "torn: it begins with zeros, so its data never reached the disk")
     return Examination(Verdict.UNVERIFIABLE, "a file of no known format: it holds nothing to check it against")

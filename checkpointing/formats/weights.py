@@ -12,7 +12,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats import NOWHERE, Examination, examine_member, safetensors
+from checkpointing.formats import NOWHERE, Examination, examine_member, pickle_scan, safetensors
+from checkpointing.formats import shards as shards_of
 from checkpointing.model import Verdict
 from checkpointing.source import Short
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 INDEX: Final = ".index.json"
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin|\.pt)")
 SINGLE: Final = re.compile(r"(model|pytorch_model|adapter_model|diffusion_pytorch_model)(_\d+)?(\.\w+)?\.(safetensors|bin)")
+_OF_A_RANK: Final = re.compile(r"shard-\d{5}-")
 _MOST_INDEX_BYTES: Final = 64 << 20
 _MOST_TOLD: Final = 5
 
@@ -70,8 +72,10 @@ def _examine_index(tree: Tree, index: str, *, bulk: bool) -> tuple[list[Examinat
     parts = []
     for name, tensors in sorted(files.items()):
         parts.append(_no_foreign(examine_member(tree, name, bulk=bulk)))
-        if parts[-1].verdict is Verdict.VERIFIED and name.endswith(safetensors.SUFFIX):
-            parts += _compare(tree, index, name, tensors)
+        if parts[-1].verdict is Verdict.VERIFIED:
+            parts += (
+                _compare(tree, index, name, tensors) if name.endswith(safetensors.SUFFIX) else _compare_pickled(tree, index, name, tensors)
+            )
     return parts, set(files)
 
 
@@ -100,6 +104,17 @@ def _compare(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[E
         yield Examination(Verdict.BAD, f"{name}: it holds {_some(further)}, which {index} does not put there: they are of two saves")
 
 
+def _compare_pickled(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[Examination]:
+    """Do the same with a file of torch's, of which the first names are known."""
+    scan = shards_of.scan_of(tree, name)
+    if scan is None or not scan.keys:
+        return
+    if len(scan.keys) < pickle_scan.MOST_KEYS and (lacking := sorted(tensors - scan.keys)):
+        yield Examination(Verdict.BAD, f"{name}: it lacks {_some(lacking)}, which {index} puts there")
+    if further := sorted(scan.keys - tensors):
+        yield Examination(Verdict.BAD, f"{name}: it holds {_some(further)}, which {index} does not put there: they are of two saves")
+
+
 def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination]:
     """Look at shards that no index names."""
     groups: dict[tuple[str, str, int], set[int]] = {}
@@ -109,9 +124,17 @@ def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination
             groups.setdefault((match["stem"], match["suffix"], int(match["total"])), set()).add(int(match["n"]))
     for (stem, suffix, total), numbers in sorted(groups.items()):
         index = f"{stem}{suffix}{INDEX}"
+        if index in tree.entries and any((match := _SHARD.fullmatch(name)) and int(match["total"]) == total for name in named):
+            unnamed = [f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in sorted(numbers)]
+            yield Examination(Verdict.BAD, f"{index} names others of {total} files, and not {_some(unnamed)}")
+            continue
         if index in tree.entries:
             what = f"{len(numbers)} files like {stem}-{min(numbers):05d}-of-{total:05d}{suffix}"
             yield Examination(Verdict.VERIFIED, f"{what} belong to another save: {index} does not name them", NOWHERE, safetensors.LEVEL)
+            continue
+        if _OF_A_RANK.match(stem) and len(numbers) == total:  # DCP's, as safetensors: its reader needs no index
+            for number in sorted(numbers):
+                yield _no_foreign(examine_member(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk))
             continue
         absent = [number for number in range(1, total + 1) if number not in numbers]
         names = ", ".join(f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in absent[:_MOST_TOLD])

@@ -137,8 +137,10 @@ def _find_end(source: Source) -> _End:
 
 def _resolve_end(source: Source, at: int, fields: tuple[int, ...]) -> _End:
     _, disk, directory_disk, count_here, count, size, offset, _ = fields
-    if disk not in (0, _FULL16) or directory_disk not in (0, _FULL16) or count_here != count:
+    if disk not in (0, _FULL16) or directory_disk not in (0, _FULL16):
         unsupported("a zip of several parts")
+    if count_here != count:
+        damaged("the end record contradicts itself about the number of records")
     # where they meet, nothing lies between, a zip64 end record neither
     found = _End(count, offset, size) if offset + size == at else _resolve_end64(source, at, (count, size, offset))
     if found.size > _MAX_DIRECTORY_BYTES:

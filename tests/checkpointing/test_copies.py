@@ -75,6 +75,13 @@ def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp
     assert [spare.place for spare in copies.spares()] == [kept.copy.place]
 
 
+def test_a_name_may_be_as_long_as_a_name_may_be(job: Path, tmp_path: Path) -> None:
+    made = save(job / ("路" * 80 + ".pt"), 1)
+    kept = Copies(str(tmp_path), BIG).keep(made)
+    assert kept.copy is not None, kept.reason
+    assert Path(kept.copy.place).name == made.name
+
+
 def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
     made = save(path, 10)

@@ -20,9 +20,11 @@ MIB = 1 << 20
 
 
 def test_two_saves_fit_and_it_was_tried(tmp_path: Path) -> None:
+    before = tmp_path.stat().st_mtime_ns
     told = forecast.forecast(str(tmp_path), 20 * MIB)
     assert (told.room, told.fit, told.proven, told.reason) == (Room.ENOUGH, 2, True, "")
     assert list(tmp_path.iterdir()) == []
+    assert tmp_path.stat().st_mtime_ns == before  # nothing ever had a name there: no watcher is woken, no kill leaves a file
 
 
 @pytest.mark.parametrize(("save_mib", "room", "fit"), [(3, Room.ENOUGH, 2), (5, Room.SHORT, 1), (20, Room.SHORT, 0)])

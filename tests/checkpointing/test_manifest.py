@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing import digest, manifest
+from checkpointing import digest, durable, manifest
 from checkpointing.manifest import About, Damaged, File, Manifest, Manifests, Newer
 from checkpointing.model import Identity
 
@@ -181,3 +182,19 @@ def test_only_what_is_surely_gone_is_swept(tmp_path: Path) -> None:
         kept.put(made)
     assert kept.sweep() == 1
     assert sorted(one.path.removeprefix(f"{tmp_path}/") for one in kept.all()) == ["not_mounted/x.pt", "there.pt"]
+
+
+def test_one_that_is_being_written_is_none_yet(tmp_path: Path) -> None:
+    manifests = Manifests(str(tmp_path))
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests" / ".step_1.pt-00.json.tmp-0123456789ab").write_bytes(b'{"format"')
+    assert (list(manifests.all()), manifests.problem) == ([], None)
+
+
+def test_threads_may_write_one_name_at_the_same_time(tmp_path: Path) -> None:
+    target = str(tmp_path / "one.json")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: durable.write(target, bytes([number]) * 1000), range(64)))  # raises what any of them raised
+    content = (tmp_path / "one.json").read_bytes()
+    assert content == content[:1] * 1000
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]

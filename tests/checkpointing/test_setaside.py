@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,3 +255,49 @@ def test_what_stands_in_the_place_is_not_replaced(torn: Path, tmp_path: Path) ->
     content = torn.read_bytes()
     assert "File exists" in aside.put(str(temporary), str(torn), "copy", 1, "why")
     assert (torn.read_bytes(), aside.changes()[0].phase, aside.undo()) == (content, "failed", ())
+
+
+def test_a_name_that_is_taken_at_the_last_moment_is_not_taken_for_ours(torn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = durable.rename_exclusive
+
+    def outrun(old: str, new: str) -> None:
+        with open(new, "wb") as theirs:  # noqa: PTH123 -- a path as the package has them
+            theirs.write(b"theirs")
+        rename(old, new)
+
+    monkeypatch.setattr(durable, "rename_exclusive", outrun)
+    aside = SetAside(str(tmp_path / "state"))
+    answer = aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+    assert (answer.to, answer.reason) == ("", "it could not be renamed: File exists")
+    assert [change.phase for change in aside.changes()] == ["failed"]
+
+
+def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Path, tmp_path: Path) -> None:
+    aside = SetAside(str(tmp_path / "state"))
+    to = aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    (tmp_path / "theirs").replace(to)
+    before = everything(tmp_path, tmp_path / "state")
+    assert ["is not what was moved there" in undone.problem for undone in aside.undo()] == [True]
+    assert everything(tmp_path, tmp_path / "state") == before
+
+
+@pytest.mark.process
+def test_a_kill_while_a_directory_is_taken_away_again_leaves_no_half_of_it(
+    torn_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside, copy, temporary = SetAside(str(tmp_path / "state")), tmp_path / "state" / "copy", tmp_path / ".putting"
+    aside.move(judged(torn_tree), 1, seen_at(torn_tree), ranks_alive=False)
+    for one in (copy, temporary):
+        (one / "sub").mkdir(parents=True)
+        (one / "sub" / "rank_1.bin").write_bytes(b"good")
+    assert aside.put(str(temporary), str(torn_tree), str(copy), 1, "its copy") == ""
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(shutil, "rmtree", lambda path: (os.remove(f"{path}/sub/rank_1.bin"), os.kill(os.getpid(), signal.SIGKILL)))  # noqa: PTH107 -- one expression
+        aside.undo()
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    assert not torn_tree.exists()
+    assert [undone.problem for undone in aside.undo()] == ["", ""]
+    assert sorted(path.name for path in torn_tree.iterdir()) == ["rank_0.bin", "sub"]

@@ -95,13 +95,29 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "3",
     ]
     flags += ["--knob", "batch_size=--bs", "--no-batch-change", "--keep-going", "--allow-batch-drift", "--min-gpus", "2"]
-    flags += ["--mirror", "s3://b/p", "--mirror", "/m", "--restore-from", "o", "--no-instrument", "-q", "--log-format", "json"]
+    flags += [
+        "--mirror",
+        "s3://b/p",
+        "--mirror",
+        "/m",
+        "--restore-from",
+        "o",
+        "--keep",
+        "3",
+        "--keep-every",
+        "500",
+        "--no-instrument",
+        "-q",
+        "--log-format",
+        "json",
+    ]
     assert cli.main([*flags, "--", "true"]) == cli.main(["run", *flags, "--", "true"]) == 42
     expected = {
         "job.name": "j", "job.state_dir": "s", "job.takeover": True, "job.resumes_itself": True, "checkpoints.paths": ("a/*.pt", "b c/*"),
         "knobs.resume.args": "--resume {resume}", "restart.max_attempts": 7, "restart.scratch_limit_s": 1.5, "stop.grace_s": 2.0,
         "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.keep_going": True, "restart.batch_drift": True,
         "gpus.minimum": 2, "stop.deadline_s": 3.0, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.restore_from": "o",
+        "checkpoints.keep": 3, "checkpoints.keep_every": 500,
         "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
     }  # fmt: skip
     assert set(expected) == {row.key for row in ROWS if row.flag}

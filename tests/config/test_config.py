@@ -122,7 +122,7 @@ def test_every_setting_can_be_set_from_the_environment_and_all_but_keys_from_a_f
     ("text", "named", "nearest"),
     [
         ("[restart]\nintensty = 3\n", "restart.intensty", "restart.intensity"),
-        ("[job]\ncheckpoint.paths = []\n", "job.checkpoint", "checkpoints.paths"),
+        ("[job]\ncheckpoint.paths = []\n", "job.checkpoint", "checkpoints.keep"),
         ("[stop]\nmax_attempts = 3\n", "stop.max_attempts", "restart.max_attempts"),
         ("[restrat]\nintensity = 3\n", "restrat", "restart"),
         ("grace_s = 3\n", "grace_s", "stop.grace_s"),

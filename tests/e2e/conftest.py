@@ -28,6 +28,7 @@ import pytest
 
 from supervisor.records import Damage, scan
 from supervisor.replay import replay
+from tests.e2e.frameworks import variables
 from tests.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -277,6 +278,12 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
         run.clear()
     for run in runs:
         run.check_replay()
+
+
+@pytest.fixture(scope="session")
+def frameworks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Give the variables with which a script finds the frameworks that are no dependencies of ours."""
+    return variables(tmp_path_factory.mktemp("frameworks"))
 
 
 @pytest.fixture

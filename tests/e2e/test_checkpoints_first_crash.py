@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several attempts, each of which imports torch
 TRAIN = str(Path(__file__).parents[1] / "jobs" / "resumes_itself.py")
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.untouched import assert_untouched, listing, moved
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -203,12 +204,15 @@ def test_a_torn_newest_checkpoint_is_fenced_and_the_one_before_is_used(supervise
     newest, before = sorted((run.place / "ckpt").glob("*.pt"))[:-3:-1]
     os.truncate(newest, newest.stat().st_size - 7)
     torn = newest.read_bytes()
+    kept = listing(run.place / "ckpt", without=[newest])  # which the second attempt writes anew
     (run.place / "go-on").touch()
     os.kill(pid, signal.SIGKILL)
     fenced = run.wait_for_line(r"torn checkpoint left where it is and not used: (\S+?):")
     assert Path(fenced[1]).name == newest.name
     assert newest.read_bytes() == torn or run.attempts() == 2  # the second attempt writes it anew
     assert run.exit_code() == 0
+    assert moved(run) == []
+    assert_untouched(run, kept)
     steps = [step for _, step in run.progress()]
     base = int(re.findall(r"\d+", before.name)[0])
     assert steps.count(base) == 1

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.untouched import assert_untouched, listing, moved
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -119,8 +121,9 @@ def test_a_job_whose_checkpoints_are_all_torn_stops_with_65_and_touches_none_of_
     checkpoints = sorted((run.place / "ckpt").glob("*.pt"))
     for checkpoint in checkpoints:
         os.truncate(checkpoint, checkpoint.stat().st_size // 2)
-    sizes = [checkpoint.stat().st_size for checkpoint in checkpoints]
+    before = listing(run.place / "ckpt")
     os.kill(pid, signal.SIGKILL)
     assert run.exit_code() == 65
-    assert [checkpoint.stat().st_size for checkpoint in checkpoints] == sizes
     assert run.attempts() == 1
+    assert moved(run) == []
+    assert_untouched(run, before)

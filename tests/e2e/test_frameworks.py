@@ -1,16 +1,11 @@
 """Scripts of well-known frameworks with their own flags, no knob declared: out of memory for real (tests/jobs/small_gpu.py), over gloo.
 
-The frameworks are no dependencies of ours. Where they cannot be imported here, they are installed, once, into an environment of their
-own, which sees this one's torch; where no package index can be reached either, the tests are skipped.
+The frameworks are no dependencies of ours: frameworks.py says where they come from.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import venv
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,29 +20,11 @@ if TYPE_CHECKING:
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
-#: As checked in supervisor/programs.toml.
-PACKAGES = {"transformers": "transformers==5.23.0", "lightning": "lightning==2.6.6", "jsonargparse": "jsonargparse[signatures]>=4.40"}
 HF = ["--use_cpu", "--max_steps=4", "--save_strategy=no", "--report_to=none", "--disable_tqdm=true", "--output_dir=out"]
 LIGHTNING = ["fit", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_steps=4"]
 LIGHTNING += ["--trainer.logger=false", "--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false"]
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="session")
-def frameworks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Give the variables with which a script finds the frameworks."""
-    if all(find_spec(name) is not None for name in PACKAGES):
-        return {}
-    place = tmp_path_factory.mktemp("frameworks")
-    venv.create(place, with_pip=True)
-    packages = place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (packages / "torch_of_the_tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
-    installing = [place / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install", *PACKAGES.values()]
-    done = subprocess.run(installing, capture_output=True, text=True, timeout=600, check=False)  # noqa: S603  words of our own
-    if done.returncode:
-        pytest.skip(f"the frameworks are not installed, and cannot be: {done.stderr.strip().splitlines()[-1]}")
-    return {"PYTHONPATH": str(packages)}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.untouched import assert_untouched, listing, moved
 from tests.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:
@@ -336,7 +337,10 @@ def test_a_checkpoint_that_rank_0_was_killed_in_is_not_handed_out(supervise: Cal
     pid = run.rank_pids()[0]
     torn = run.place / "ckpt" / "step-000020.pt"
     wait_for(torn.exists, "the second checkpoint is begun", 30, alive=run.alive)
+    kept = listing(run.place / "ckpt", without=[torn])  # which the second attempt writes anew
     strike(pid)
     assert run.exit_code() == 0
     run.wait_for_line(rf"torn checkpoint left where it is and not used: \S*{torn.name}")
+    assert moved(run) == []
+    assert_untouched(run, kept)
     assert begun_from(run) == [None, 10]

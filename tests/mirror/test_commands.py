@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import retain
-from supervisor import mirror_commands
+from checkpointing import manifest, proof, retain
+from checkpointing.copies import Copies
+from checkpointing.manifest import Manifests
+from checkpointing.verify import verify
+from supervisor import checkpointprune, mirror_commands
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.settings import Settings
 
@@ -71,6 +74,38 @@ def test_pruning_says_first_what_it_would_do(settings: Settings, tmp_path: Path,
     capsys.readouterr()
     mirror_commands.listing(settings, "job", as_json=True)
     assert [row["step"] for row in rows(capsys)] == [3]
+
+
+def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state" / "job" / "nodes" / "here"
+    (state / "checkpoints").mkdir(parents=True)
+    (state / "journal.jsonl").touch()
+    manifests, copies = Manifests(str(state / "checkpoints")), Copies(str(state / "checkpoints"), 1 << 30)
+    writes = []
+    for step in (1, 2, 3):
+        path = saved(tmp_path, step)
+        made = proof.build(verify(path), manifest.About("job", "run-1"))
+        assert manifests.put(made)
+        assert copies.keep(made, retain.Policy(3)).copy is not None
+        was = made.identity
+        now = [was.dev, was.ino, was.size, was.mtime_ns]
+        flags = {"cut": False, "fresh": True, "loose": False}
+        writes.append({"path": path, "attempt": 1, "t": 1.0, "was": None, "now": now, **flags})
+    learnt = {"version": 1, "run": "run-1", "places": [], "writes": writes, "made": {}}
+    (state / "checkpoints" / "learned.json").write_text(json.dumps(learnt))
+    paths = (str(tmp_path / "ckpt" / "*.pt"),)
+    keeping = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, keep=1, paths=paths, mirror=()))
+    assert checkpointprune.prune(keeping, "job", None, dry_run=True, as_json=True) == 0
+    said = rows(capsys)
+    assert [(row["what"], row["removed"]) for row in said] == [("copy", False)] * 2 + [("checkpoint", False)] * 2
+    assert [row["path"] for row in said[2:]] == [str(tmp_path / "ckpt" / f"step_{step}.pt") for step in (1, 2)]
+    assert "the supervisor removes it" in said[2]["reason"]
+    assert len(copies.all()) == 3, "it was only said"
+    assert checkpointprune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
+    assert [one.manifest.step for one in copies.all()] == [3]
+    assert len(list((tmp_path / "ckpt").iterdir())) == 3, "what is the user's is not removed by hand"
 
 
 def test_another_jobs_mirror_is_refused_with_78(settings: Settings, tmp_path: Path) -> None:

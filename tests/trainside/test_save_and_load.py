@@ -50,6 +50,25 @@ def test_the_function_is_what_the_package_gives_whatever_was_imported_before() -
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)  # noqa: S603 -- ours
 
 
+@pytest.mark.process
+def test_without_torch_what_needs_it_says_so_and_the_rest_works(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from checkpointing import catalog, persist, select, should_save, verify
+assert should_save() is False
+for name in ("save", "load_latest", "Snapshotter"):
+    try:
+        exec(f"from checkpointing import {name}")
+    except ImportError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
+    expected = "checkpointing.{} needs torch, which is not installed here: pip install torch"
+    assert done.stdout.splitlines() == [expected.format(name) for name in ("save", "load_latest", "Snapshotter")]
+
+
 # saving
 
 
@@ -153,6 +172,14 @@ def test_pruning_leaves_directories_that_are_no_checkpoints_of_ours(tmp_path: Pa
     for step in (2, 3):
         save({}, tmp_path, step=step, sharded=True, keep=1)
     assert names_in(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+def test_pruning_never_shows_half_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({}, tmp_path, step=1, sharded=True)
+    seen: list[list[str]] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda _path, **_how: seen.append(sorted(one.name for one in tmp_path.glob("step-*"))))
+    save({}, tmp_path, step=2, sharded=True, keep=1)
+    assert seen == [["step-00000002"]]
 
 
 @pytest.mark.parametrize("step", [-1, 10**18, 2.0, "7"])

@@ -1,0 +1,52 @@
+"""What `pickle_scan` tells about a pickle: plain data, which nothing here makes or changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A tensor's storage: the key of its record, its type as "module name", and how many elements it has.
+
+    `begin` and `end`: which elements tensors use, as far as it can be told; the others may be whatever memory held. `row`: how many
+    elements the last dimension of one of them has.
+    """
+
+    key: str
+    kind: str
+    count: int
+    begin: int = 0
+    end: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A tensor with one element: the key of its storage, and which element of that it is."""
+
+    key: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What the pickle says: `steps` in the order of STEP_KEYS, the integer `epoch` beside them, `storages` without repetition.
+
+    `keys`: the texts among the keys of the outermost dictionary, at most MOST_KEYS; `numbers` those with an integer, `nones` those
+    with None. `facts`: the integers under each of a few keys in any dictionary, `counts` the tensors of one element under STEP_KEYS (Adam
+    counts so for each parameter). `dangers` and `unknown`: "module.name" of what it
+    would call. `end`: how many bytes the pickle has.
+    """
+
+    steps: tuple[tuple[str, int], ...]
+    epoch: int | None
+    storages: tuple[Storage, ...]
+    keys: frozenset[str] = frozenset()
+    numbers: tuple[tuple[str, int], ...] = ()
+    nones: frozenset[str] = frozenset()
+    facts: tuple[tuple[str, frozenset[int]], ...] = ()
+    dangers: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    end: int = 0
+    counts: tuple[Number, ...] = ()

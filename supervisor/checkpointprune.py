@@ -1,0 +1,79 @@
+"""`supervise checkpoints prune`: what may go of a job's copies, by hand, or only said.
+
+In: the settings, a job's name, its records on this node. Out: lines or JSON objects on stdout, 0. Removed are our own copies, and what lies
+in mirrors where a number for them is given. The job's own checkpoints are removed by its supervisor alone, which knows what its ranks
+use: of them it is only said what would go. What can fail is a SuperviseError: no such job (64), a supervisor that runs it, a mirror (78).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from checkpointing import prune as pruning
+from checkpointing import retain
+from checkpointing.catalog import find
+from checkpointing.copies import Copies
+from checkpointing.fence import Fences
+from checkpointing.manifest import Manifests
+from checkpointing.model import CheckpointingError
+from supervisor import learned, mirror_commands, stdio
+from supervisor.card import clean
+from supervisor.checkpointlist import DIRECTORY, refuse_while_running
+from supervisor.errors import SuperviseError
+from supervisor.places import pattern_of
+from supervisor.pointed import leads_to
+from supervisor.readers import find_job, state_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from supervisor.settings import Settings
+
+
+def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: bool, as_json: bool) -> int:
+    """Remove what is not to be kept, or with `dry_run` say what that is. Returns 0."""
+    checkpoints = settings.checkpoints
+    place = find_job(state_root(settings), job)
+    if not dry_run:
+        refuse_while_running(place)
+    directory = place.directory / DIRECTORY
+    policy = retain.Policy(checkpoints.keep or retain.Policy().newest, checkpoints.keep_every or None)
+    gone = Copies(str(directory), 0).prune(policy, dry_run=dry_run)
+    for name in gone.removed:
+        _say("copy", name, removed=not dry_run, as_json=as_json)
+    if checkpoints.keep:
+        for one in _own(settings, directory, policy):
+            _say("checkpoint", one.path, reason=one.reason or "the supervisor removes it after the next save", as_json=as_json)
+    in_mirrors = mirror_keep or checkpoints.mirror_keep
+    if in_mirrors and checkpoints.mirror:
+        every = checkpoints.keep_every or None
+        mirror_commands.prune(settings, job, retain.Policy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
+    return 0
+
+
+def _own(settings: Settings, directory: Path, policy: retain.Policy) -> Iterator[pruning.Pruned]:
+    """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
+    try:
+        fences = Fences(directory)
+    except CheckpointingError as error:
+        raise SuperviseError(error.message, hint=error.hint) from error
+    declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
+    learnt = learned.of_last_run(directory)
+    rows: dict[str, list[pruning.Row]] = {}
+    for made in Manifests(str(directory)).all():
+        seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9)
+        fenced = fences.get(made.path, made.identity) is not None
+        if made.path in declared or learnt.is_checkpoint(made.path):
+            rows.setdefault(pattern_of(made.path), []).append(pruning.Row(made, seen, fenced=fenced, leads=leads_to(made.path)))
+    for pattern in sorted(rows):
+        newest = max(rows[pattern], key=lambda row: (row.manifest.step or 0, row.manifest.made_unix_s))
+        for row, reason in pruning.plan(rows[pattern], policy, newest.manifest.path):
+            yield pruning.Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
+
+
+def _say(what: str, path: str, *, removed: bool = False, reason: str = "", as_json: bool) -> None:
+    text = f"{'removed' if removed else 'stays' if reason else 'would remove'} {what} {clean(path)}{f': {reason}' if reason else ''}"
+    stdio.write(sys.stdout, json.dumps({"what": what, "path": path, "removed": removed, "reason": reason}) if as_json else text)

@@ -1,0 +1,166 @@
+"""What checkpoints of the real libraries, and damage to them that nobody had thought of before, taught us: one row each."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from checkpointing import survey
+from checkpointing.model import Verdict
+from checkpointing.verify import verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def save(path: Path, **content: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"model": {"w": torch.randn(64, 64)}, **content}, path)
+    return path
+
+
+def optimizer(step: int) -> dict[str, object]:
+    return {"state": {0: {"step": torch.tensor(float(step)), "exp_avg": torch.zeros(8, 8)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_tensors_in_a_plain_pickle_of_any_protocol_run_no_code(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "step_100.pt"
+    path.write_bytes(pickle.dumps({"w": torch.randn(300, 300)}, protocol=protocol))
+    assert verify(str(path)).verdict is Verdict.UNVERIFIABLE
+
+
+def test_a_bomb_within_bytes_that_are_written_as_text_is_seen(tmp_path: Path) -> None:
+    inner = b"cposix\nsystem\n(S'true'\ntR." + b"x" * 300
+    path = tmp_path / "step_100.pt"
+    text = inner.decode("latin1").encode()
+    encoded = b"c_codecs\nencode\nX" + len(text).to_bytes(4, "little") + text + b"X\x06\x00\x00\x00latin1\x86R"
+    path.write_bytes(b"\x80\x02ctorch.storage\n_load_from_bytes\n" + encoded + b"\x85R.")
+    assert verify(str(path)).verdict is Verdict.DANGEROUS
+
+
+def test_numbers_of_one_byte_are_looked_at(tmp_path: Path) -> None:
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        numbers = torch.randn(40, 40)
+        path = tmp_path / "fp8.pt"
+        torch.save({"w": numbers.to(dtype)}, path)
+        assert verify(str(path)).verdict is Verdict.VERIFIED
+        numbers[3, 3] = float("nan")
+        torch.save({"w": numbers.to(dtype)}, path)
+        assert verify(str(path)).verdict is Verdict.BAD
+
+
+@pytest.mark.parametrize(("name", "content", "verdict"), [
+    ("step_200.pt", {"step": 100}, Verdict.BAD),
+    ("iter_0000200.pt", {"iter_num": 100}, Verdict.BAD),
+    ("epoch=1-step=200.ckpt", {"global_step": 100, "epoch": 1, "pytorch-lightning_version": "2.6"}, Verdict.BAD),
+    ("step_200.pt", {"step": 199}, Verdict.VERIFIED),
+    ("step_200.pt", {"step": 50, "epoch": 1}, Verdict.VERIFIED),
+    ("step_200.pt", {"num_steps": 10000}, Verdict.VERIFIED),
+    ("epoch_2_step_200.pt", {"step": 100, "epoch": 2}, Verdict.VERIFIED),
+    ("ckpt-200.pt", {"step": 100}, Verdict.VERIFIED),
+    ("model_world_size_4.pt", {"step": 100}, Verdict.VERIFIED),
+])  # fmt: skip
+def test_a_name_of_another_step(tmp_path: Path, name: str, content: dict[str, object], verdict: Verdict) -> None:
+    path = save(tmp_path / name, **content)
+    assert [found.verdict for found in survey.look(str(path))] == [verdict]
+
+
+def test_names_that_count_something_else_throughout_are_right(tmp_path: Path) -> None:
+    paths = [save(tmp_path / f"step_{step}.pt", step=step * 8) for step in (100, 200, 300)]
+    assert {found.verdict for found in survey.look(str(tmp_path))} == {Verdict.VERIFIED}
+    os.rename(paths[1], tmp_path / "step_450.pt")  # noqa: PTH104 -- strings are what is under test
+    assert [found.verdict for found in survey.look(str(tmp_path / "step_450.pt"))] == [Verdict.BAD]
+
+
+def test_files_of_each_rank_whose_names_tell_the_ranks_two_ways(tmp_path: Path) -> None:
+    for rank in range(2):
+        save(tmp_path / "step_10" / f"model_rank_{rank}.pt", step=10)
+        save(tmp_path / "step_10" / f"optimizer_world_size_2_rank_{rank}.pt", step=10)
+    (found,) = survey.look(str(tmp_path / "step_10"))
+    assert (found.verdict, found.format, found.step) == (Verdict.VERIFIED, "fsdp", 10)
+    save(tmp_path / "step_10" / "model_rank_1.pt", step=20)
+    assert [one.verdict for one in survey.look(str(tmp_path / "step_10"))] == [Verdict.BAD]
+
+
+def test_a_zero_shard_of_another_step_is_told_by_the_optimizers_own_count(tmp_path: Path) -> None:
+    directory = tmp_path / "global_step10"
+    save(directory / "mp_rank_00_model_states.pt", dp_world_size=2, mp_world_size=1, global_steps=10, param_shapes=[1])
+    for rank, step in ((0, 10), (1, 10), (1, 20)):
+        state = {"base_optimizer_state": optimizer(step), "partition_count": 2}
+        torch.save({"optimizer_state_dict": state}, directory / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        wanted = Verdict.INCOMPLETE if rank == 0 else Verdict.VERIFIED if step == 10 else Verdict.BAD
+        assert verify(str(directory)).verdict is wanted
+
+
+@pytest.mark.parametrize(("counted", "verdict"), [(20, Verdict.VERIFIED), (10, Verdict.BAD), (1, Verdict.VERIFIED), (17, Verdict.VERIFIED)])
+def test_a_trainers_optimizer_of_another_save(tmp_path: Path, counted: int, verdict: Verdict) -> None:
+    directory = tmp_path / "checkpoint-20"
+    save(directory / "pytorch_model.bin")
+    torch.save(optimizer(counted), directory / "optimizer.pt")
+    torch.save({"last_epoch": 20}, directory / "scheduler.pt")
+    torch.save({"cpu": torch.get_rng_state()}, directory / "rng_state.pth")
+    (directory / "trainer_state.json").write_text(json.dumps({"global_step": 20, "save_steps": 10}))
+    assert verify(str(directory)).verdict is verdict
+    (directory / "optimizer.pt").unlink()
+    (directory / "optimizer.pt").mkdir()
+    assert verify(str(directory)).verdict is Verdict.INCOMPLETE
+
+
+def test_shards_of_torchs_own_are_held_against_their_index(tmp_path: Path) -> None:
+    names = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    for name, key in zip(names, "ab", strict=True):
+        torch.save({key: torch.randn(9, 9)}, tmp_path / name)
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
+    assert verify(str(tmp_path)).verdict is Verdict.VERIFIED
+    index.write_text(json.dumps({"weight_map": {"a": names[0]}}))
+    assert verify(str(tmp_path)).verdict is Verdict.BAD
+    index.write_text(json.dumps({"weight_map": {"a": names[1], "b": names[0]}}))
+    assert verify(str(tmp_path)).verdict is Verdict.BAD
+
+
+def test_what_megatron_leaves_that_is_killed_before_its_shards(tmp_path: Path) -> None:
+    path = save(tmp_path / "iter_0000010" / "common.pt", iteration=10)
+    assert [(found.path, found.verdict) for found in survey.look(str(path.parent))] == [(str(path.parent), Verdict.INCOMPLETE)]
+
+
+def test_a_temporary_file_that_is_a_torn_zip_is_a_leftover(tmp_path: Path) -> None:
+    save(tmp_path / "step_100.pt")
+    (tmp_path / "step_200.pt.tmp").write_bytes(b"PK\x03\x04")
+    assert [found.verdict for found in survey.look(str(tmp_path))] == [Verdict.VERIFIED, Verdict.INCOMPLETE]
+
+
+def test_what_names_a_module_that_downloads_code_is_dangerous(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"ctransformers.dynamic_module_utils\nget_class_from_dynamic_module\n(tR.")
+    assert verify(str(path)).verdict is Verdict.DANGEROUS
+    path.write_bytes(b"\x80\x02c__builtin__\nlong\nK\x01\x85R0c__builtin__\nxrange\nK\x01\x85R.")
+    assert verify(str(path)).verdict is Verdict.UNVERIFIABLE
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("content", [b"", b'{"sharded_backend": "torch', b"<html>error</html>", b"[]"])
+def test_what_says_how_megatrons_shards_are_stored_is_read(tmp_path: Path, content: bytes) -> None:
+    directory = tmp_path / "iter_0000010"
+    dcp.save({"w": torch.randn(9, 9)}, checkpoint_id=str(directory), no_dist=True)
+    torch.save({"iteration": 10}, directory / "common.pt")
+    (directory / "metadata.json").write_text('{"sharded_backend": "torch_dist", "sharded_backend_version": 1}')
+    assert verify(str(directory)).verdict is Verdict.VERIFIED
+    (directory / "metadata.json").write_bytes(content)
+    assert verify(str(directory)).verdict is Verdict.BAD
+    (directory / "metadata.json").write_text("{}")
+    (directory / "common.pt").unlink()
+    assert verify(str(directory)).verdict is Verdict.INCOMPLETE
+
+
+def test_a_large_pickle_of_few_objects_is_read(tmp_path: Path) -> None:
+    path = save(tmp_path / "step_100.pt", step=100, replay=bytes(40 << 20))
+    found = verify(str(path))
+    assert (found.verdict, found.step) == (Verdict.VERIFIED, 100)

@@ -1,0 +1,142 @@
+"""Removing the user's own: only what the policy lets go, this job wrote, and nothing uses; and what a kill cut short is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from checkpointing import prune, retain
+from checkpointing.manifest import About, File, Manifest
+from checkpointing.model import Identity
+from checkpointing.prune import Pruner, Row
+from checkpointing.verify import identity_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROVEN = 4
+STEPS = (1, 2, 3, PROVEN)
+
+
+def row(  # noqa: PLR0913 -- keywords, each with a default
+    path: Path, step: int, *, seen: bool = True, in_use: bool = False, uploading: bool = False, fenced: bool = False
+) -> Row:
+    identity = identity_of(str(path))
+    assert identity is not None
+    members = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    made = Manifest(
+        name=path.name,
+        is_tree=path.is_dir(),
+        layout="torch_zip",
+        files=(File(path.name, 4, step, (step,)),),
+        path=str(path),
+        identity=identity,
+        step=step,
+        about=About("job", "run"),
+        made_unix_s=step,
+        part_bytes=5 << 20,
+    )
+    noted = {str(file): Identity.of(file.stat()) for file in members} if seen else {}
+    return Row(made, noted, in_use=in_use, uploading=uploading, fenced=fenced)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> dict[int, Path]:
+    paths = {step: tmp_path / "ckpt" / f"step_{step}.pt" for step in STEPS}
+    (tmp_path / "ckpt").mkdir()
+    for step, path in paths.items():
+        path.write_bytes(b"%04d" % step)
+    return paths
+
+
+def left(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_only_the_newest_stay_and_each_removal_is_written_down(tmp_path: Path, saved: dict[int, Path]) -> None:
+    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], retain.Policy(2), str(saved[PROVEN]))
+    assert [(one.step, one.reason) for one in done] == [(1, ""), (2, "")]
+    assert left(tmp_path / "ckpt") == ["step_3.pt", "step_4.pt"]
+    noted = [json.loads(line) for line in (tmp_path / "state" / prune.FILE_NAME).read_text().split("\n") if line]
+    assert [(one["step"], one["phase"]) for one in noted] == [(1, "intent"), (1, "done"), (2, "intent"), (2, "done")]
+
+
+def test_the_first_of_each_so_many_steps_stays(tmp_path: Path, saved: dict[int, Path]) -> None:
+    Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], retain.Policy(1, 2), str(saved[PROVEN]))
+    assert left(tmp_path / "ckpt") == ["step_1.pt", "step_2.pt", "step_4.pt"]
+
+
+@pytest.mark.parametrize("reason", ["not ours", "in use", "uploading", "fenced", "written since", "a second name", "something leads to it"])
+def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: str) -> None:
+    rows = {n: row(saved[n], n) for n in STEPS}
+    if reason == "written since":
+        saved[1].write_bytes(b"another")
+    elif reason == "a second name":
+        os.link(saved[1], tmp_path / "best.pt")
+        rows[1] = row(saved[1], 1)
+    elif reason == "something leads to it":
+        rows[1] = Row(rows[1].manifest, rows[1].seen, leads="best.pt")
+    else:
+        rows[1] = row(
+            saved[1], 1, seen=reason != "not ours", in_use=reason == "in use", uploading=reason == "uploading", fenced=reason == "fenced"
+        )
+    Pruner(str(tmp_path / "state")).prune(list(rows.values()), retain.Policy(2), str(saved[PROVEN]))
+    assert left(tmp_path / "ckpt") == ["step_1.pt", "step_3.pt", "step_4.pt"]
+
+
+def test_nothing_goes_where_what_stays_was_not_proven_just_now(tmp_path: Path, saved: dict[int, Path]) -> None:
+    rows = [row(saved[n], n) for n in STEPS]
+    pruner = Pruner(str(tmp_path / "state"))
+    assert pruner.prune(rows, retain.Policy(2), str(saved[1])) == (), "what was proven is itself to go"
+    saved[PROVEN].write_bytes(b"torn")
+    assert pruner.prune(rows, retain.Policy(1), str(saved[PROVEN])) == (), "what was proven is not there any more"
+    assert len(left(tmp_path / "ckpt")) == len(STEPS)
+
+
+def test_a_directory_goes_only_if_each_file_in_it_is_the_jobs(tmp_path: Path) -> None:
+    paths = {n: tmp_path / "ckpt" / f"checkpoint-{n}" for n in STEPS}
+    for path in paths.values():
+        path.mkdir(parents=True)
+        (path / "model.bin").write_bytes(b"m")
+        (path / "notes.txt").write_bytes(b"mine")
+    rows = {n: row(paths[n], n) for n in STEPS}
+    own = {str(paths[2] / "model.bin"): rows[2].seen[str(paths[2] / "model.bin")]}
+    rows[2] = Row(rows[2].manifest, own)
+    done = Pruner(str(tmp_path / "state")).prune(list(rows.values()), retain.Policy(1), str(paths[PROVEN]))
+    assert [one.step for one in done if not one.reason] == [1, 3]
+    assert "notes.txt" in next(one.reason for one in done if one.step == 2)
+    assert left(tmp_path / "ckpt") == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_what_was_written_between_the_look_and_the_rename_is_given_back(
+    tmp_path: Path, saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = prune.durable.rename_exclusive
+
+    def rename(old: str, new: str) -> None:
+        if old == str(saved[1]):
+            saved[1].write_bytes(b"written at the last moment")
+        real(old, new)
+
+    monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
+    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in (1, PROVEN)], retain.Policy(1), str(saved[PROVEN]))
+    assert [one.reason for one in done] == ["it was written meanwhile"]
+    assert saved[1].read_bytes() == b"written at the last moment"
+
+
+def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_hidden: str) -> None:
+        raise KeyboardInterrupt
+
+    pruner = Pruner(str(tmp_path / "state"))
+    monkeypatch.setattr(prune, "_destroy", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pruner.prune([row(saved[n], n) for n in STEPS], retain.Policy(3), str(saved[PROVEN]))
+    assert not saved[1].exists()
+    assert len(left(tmp_path / "ckpt")) == len(STEPS), "it lies there under a hidden name"
+    monkeypatch.undo()
+    Pruner(str(tmp_path / "state")).finish()
+    assert left(tmp_path / "ckpt") == ["step_2.pt", "step_3.pt", "step_4.pt"]

@@ -1,0 +1,233 @@
+"""What is done to a torn checkpoint before an attempt: moved, put back, or left, and reversed by `undo`, file by file.
+
+In: what a rank told of its saves, and the files as a kill left them. Out: every file outside the state directory is where and what it was,
+but for the renames in the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from checkpointing.model import Verdict
+from checkpointing.setaside import SetAside
+from checkpointing.tree import Reading
+from checkpointing.verify import verify
+from supervisor.checkpoints import JobCheckpoints
+from supervisor.job import Job
+from supervisor.settings import Checkpoints, Settings
+from tests.e2e.untouched import listing, renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Rank:
+    """A rank of attempt 1 that saves, tells of it as `_supervise_shim` does, and was killed in the middle."""
+
+    def __init__(self, place: Path, script: Path) -> None:
+        """Take the attempt's directory, and that of the script."""
+        self.file, self.here, self.number = place / "saves-0.jsonl", script, 0
+        place.mkdir(parents=True)
+
+    def line(self, **row: Any) -> None:  # noqa: ANN401  a row of JSON
+        """Tell."""
+        with self.file.open("a") as out:
+            out.write(json.dumps({"t": self.number, **row}) + "\n")
+
+    def saves(self, name: str, step: int, *, cut: bool = False, **more: Any) -> Path:  # noqa: ANN401  see line
+        """Save a step to a file, and come to the end of it or not."""
+        path = self.here / name
+        self.number += 1
+        self.line(what="began", path=str(path), n=self.number, via="torch", was=stat_of(path), file=False, **more)
+        torch.save({"step": step, "w": torch.ones(256)}, path)
+        if cut:
+            with path.open("r+b") as file:
+                file.truncate(500)
+        else:
+            self.line(what="ended", path=str(path), n=self.number, well=True, now=stat_of(path))
+        return path
+
+    def makes(self, name: str) -> list[list[Any]]:
+        """Make a directory, and give what is told of it at each save in it."""
+        (self.here / name).mkdir(parents=True)
+        st = (self.here / name).stat()
+        return [[str(self.here / name), st.st_dev, st.st_ino]]
+
+
+def stat_of(path: Path) -> list[int] | None:
+    if not path.exists():
+        return None
+    st = path.stat()
+    return [st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns]
+
+
+class Ground:
+    """A job, its files, and what is done to them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        """Make the directories."""
+        self.here, self.state = tmp_path / "here", tmp_path / "state"
+        for one in (self.here, self.state, tmp_path / "scratch"):
+            one.mkdir()
+        settings = replace(Settings(), checkpoints=Checkpoints())
+        self.job = Job("train", "run-1", "node", ("true",), self.here, {}, settings, self.state, tmp_path / "scratch", "cookie")
+        self.rank = Rank(self.job.attempt_dir(1), self.here)
+        self.checkpoints = JobCheckpoints(self.job)
+        self.checkpoints.began(1)
+
+    def keeps(self, path: Path) -> None:
+        """Have the copy made that the watcher makes."""
+        self.checkpoints.absorb()
+        found = verify(str(path))
+        assert found.verdict is Verdict.VERIFIED
+        manifest = self.checkpoints._record(found, Reading())  # noqa: SLF001  what the watcher calls, in its thread
+        assert manifest is not None
+        self.checkpoints._keep_copy(manifest, Reading())  # noqa: SLF001  see above
+
+    def mends(self) -> dict[str, str]:
+        """Select, once no rank is alive."""
+        self.checkpoints.ended()
+        return {path[len(str(self.here)) + 1 :]: what for path, what in self.checkpoints.select(1.0, 2).mended}
+
+    def moved(self) -> list[tuple[str, str]]:
+        """Return what the journal says was moved."""
+        return [(change.path, change.to) for change in self.aside.changes() if (change.kind, change.phase) == ("moved", "done")]
+
+    @property
+    def aside(self) -> SetAside:
+        """The journal."""
+        return SetAside(str(self.state / "checkpoints"))
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+def hf(ground: Ground, step: int, *, cut: bool = False, made: bool = True) -> Path:
+    """Save as transformers does."""
+    name = f"out/checkpoint-{step}"
+    told = ground.rank.makes(name) if made else []
+    directory = ground.here / name
+    listed = [str(ground.here / "out")]
+    (directory / "config.json").write_text("{}")
+    ground.rank.saves(f"{name}/pytorch_model.bin", step, made=told, listed=listed)
+    ground.rank.saves(f"{name}/training_args.bin", step, made=told, listed=listed)
+    ground.rank.saves(f"{name}/optimizer.pt", step, made=told, listed=listed, cut=cut)
+    if not cut:
+        ground.rank.saves(f"{name}/scheduler.pt", step, made=told, listed=listed)
+        ground.rank.saves(f"{name}/rng_state.pth", step, made=told, listed=listed)
+        (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return directory
+
+
+def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_beside_and_back(ground: Ground) -> None:
+    hf(ground, 10)
+    torn = hf(ground, 20, cut=True)
+    before = listing(ground.here)
+    assert "moved to" in ground.mends()["out/checkpoint-20"]
+    assert ground.moved() == [(str(torn), f"{torn}.torn-2")]
+    assert listing(ground.here) == renamed(before, ground.moved())
+    assert [one.problem for one in ground.aside.undo()] == [""]
+    assert listing(ground.here) == before
+
+
+def a_name_of_the_frameworks(ground: Ground) -> None:
+    (ground.here / "out/checkpoint-20").mkdir(parents=True)
+    (ground.here / "out/checkpoint-20" / "tokenizer.json").write_text("a person's, from before")
+    hf(ground, 20, cut=True, made=False)
+
+
+def another_name(ground: Ground) -> None:
+    (hf(ground, 20, cut=True) / "README.md").write_text("a person's")
+
+
+def once_nobody_was_alive(ground: Ground) -> None:
+    directory = hf(ground, 20, cut=True)
+    ground.checkpoints.ended()
+    ground.checkpoints.ended = lambda: None  # type: ignore[method-assign]  it ended before what comes now
+    until = ground.checkpoints._alive_until_ns  # noqa: SLF001  what it is about
+    while not (directory / "vocab.txt").exists() or (directory / "vocab.txt").stat().st_ctime_ns <= until:
+        (directory / "vocab.txt").write_text("a person's")
+
+
+def a_link(ground: Ground) -> None:
+    (ground.here / "out" / "mine.json").write_text("a person's")
+    os.link(ground.here / "out" / "mine.json", hf(ground, 20, cut=True) / "vocab.json")
+
+
+def changed(ground: Ground) -> None:
+    (hf(ground, 20, cut=True) / "pytorch_model.bin").write_bytes(b"PK\x03\x04 another's")
+
+
+def a_pointer(ground: Ground) -> None:
+    hf(ground, 20, cut=True)
+    (ground.here / "out" / "latest").write_text("checkpoint-20")
+
+
+def a_symbolic_link(ground: Ground) -> None:
+    hf(ground, 20, cut=True)
+    (ground.here / "last").symlink_to("out/checkpoint-20")
+
+
+STAYS: dict[str, tuple[Callable[[Ground], None], str]] = {
+    "a name of the framework's": (a_name_of_the_frameworks, ""),
+    "another name": (another_name, ""),
+    "once nobody was alive": (once_nobody_was_alive, ""),
+    "a hard link": (a_link, ""),
+    "changed since": (changed, ""),
+    "a pointer": (a_pointer, "out/latest leads to it"),
+    "a symbolic link": (a_symbolic_link, "last leads to it"),
+}
+
+
+@pytest.mark.parametrize(("damage", "why"), STAYS.values(), ids=STAYS)
+def test_one_with_a_file_of_somebody_else_or_that_something_leads_to_stays_where_it_is(
+    ground: Ground, damage: Callable[[Ground], None], why: str
+) -> None:
+    (ground.here / "out").mkdir()
+    hf(ground, 10)
+    damage(ground)
+    before = listing(ground.here)
+    assert verify(str(ground.here / "out/checkpoint-20")).verdict in (Verdict.BAD, Verdict.INCOMPLETE)
+    said = ground.mends()
+    assert ground.moved() == []
+    assert listing(ground.here) == before
+    assert (why in said["out/checkpoint-20"]) if why else not said
+
+
+@pytest.mark.parametrize("leads", [False, True], ids=["alone", "a link leads to it"])
+def test_a_file_that_was_asked_for_in_vain_is_put_back_after_its_second_save_was_cut_off(ground: Ground, leads: bool) -> None:  # noqa: FBT001  a column
+    asked = {"asked": [str(ground.here / "ckpt.pt")]}
+    path = ground.rank.saves("ckpt.pt", 10, **asked)
+    (ground.here / "export.pt").write_bytes(b"PK\x03\x04 somebody's")
+    if leads:
+        (ground.here / "latest.pt").symlink_to("ckpt.pt")
+    ground.keeps(path)
+    ground.rank.saves("ckpt.pt", 20, cut=True, **asked)
+    before = listing(ground.here, without=[ground.here / "latest.pt"])
+    assert "the copy of step 10 was put in its place" in ground.mends()["ckpt.pt"]
+    assert torch.load(path)["step"] == 10
+    after = listing(ground.here, without=[path, ground.here / "latest.pt"])
+    assert after == renamed(before, [(str(path), f"{path}.torn-2")])
+    assert [one.problem for one in ground.aside.undo()] == ["", ""]
+    assert listing(ground.here, without=[ground.here / "latest.pt"]) == before
+
+
+def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"asked": [str(ground.here / "ckpt.pt")]}
+    ground.keeps(ground.rank.saves("ckpt.pt", 10, **asked))
+    ground.rank.saves("ckpt.pt", 20, cut=True, **asked)
+    (ground.here / "latest.pt").symlink_to("ckpt.pt")
+    before = listing(ground.here)
+    monkeypatch.setattr(ground.checkpoints._copies, "put_back", lambda *_: "the disk is full")  # noqa: SLF001  a disk that is full
+    assert "left where it is: the copy could not be put there: the disk is full" in ground.mends()["ckpt.pt"]
+    assert listing(ground.here) == before
+    assert ground.moved() == []

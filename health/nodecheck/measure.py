@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, not in its __all__
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, not in its __all__
 
 from health.nodecheck.model import NOBODY, Fault, FaultKind, Kind, Meeting, Member, Sample
 
@@ -131,9 +131,7 @@ class Meter:
             words = " ".join(str(error).rpartition("] ")[2].split())[:120]  # in front of it is where in gloo's source
             return Sample(phase, number, self._me.rank, partner, seconds, f"{self._step}: {words}", own=own)
         finally:
-            if dist.is_initialized():
-                with contextlib.suppress(RuntimeError):  # it is being thrown away because it is broken
-                    dist.destroy_process_group()
+            _forget_group()
         return Sample(phase, number, self._me.rank, partner, seconds)
 
     def _at(self, step: str) -> None:
@@ -239,3 +237,15 @@ class Meter:
         for fault in self._faults:
             if fault.rank == self._me.rank and fault.amount == number and fault.kind in (FaultKind.HANG, FaultKind.DIE):
                 os.kill(os.getpid(), signal.SIGSTOP if fault.kind is FaultKind.HANG else signal.SIGKILL)
+
+
+def _forget_group() -> None:
+    """Take the process group down, also one that never came to be.
+
+    torch numbers groups, and both ends must name one alike. Only a group's end resets the numbers, so where the connection failed, one
+    of this rank alone is made for its end.
+    """
+    with contextlib.suppress(RuntimeError):  # it is being thrown away because it is broken
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()

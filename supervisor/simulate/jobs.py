@@ -125,7 +125,7 @@ class Draft:
         if self.odds(0.3):
             whats = ["crash", "crash", "crash", "crash", "agent", "guardian", "nodes", "journal", "stacks", "vanish", "tear"]
             whats += ["peer_restart", "peer_stop", "peer_silent"] if self.elsewhere else []
-            whats += [f"sicken {how}" for how in ("reset", "errors", "errors", "host")]
+            whats += [f"sicken {how}" for how in ("reset", "reset", "reset", "reset", "errors", "errors", "host")]
             found = [
                 Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), rng.choice(whats), rng.randrange(8))
                 for _ in range(rng.randrange(1, 4))

@@ -32,8 +32,8 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
     missing = [old for old in gpus.all_of(before) if old not in seen] if before is not None else []
     hidden = [pci for pci in there or () if pci not in seen.values()]
     command = "nvidia-smi -L; lspci -d 10de: ; dmesg | grep -i -e nvrm -e xid"
-    for old in missing if before is not None else ():
-        why = f"{gpus.called(before, old)}: there when the job started, and not any more"
+    for old in missing:
+        why = f"{gpus.called(before or now, old)}: there when the job started, and not any more"
         yield CheckResult(NAME, old, Result.FAILED, why, evidence, Repair.REBOOT, command, blocks=True)
     if missing:
         return

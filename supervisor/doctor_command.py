@@ -14,6 +14,7 @@ import click
 from supervisor import stdio
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.invocation import add, given, options, shared
+from supervisor.nodes_command import check_nodes, node_options, refuse_without_nodes
 
 
 def add_to(group: click.Group) -> None:
@@ -25,6 +26,7 @@ def add_to(group: click.Group) -> None:
         [
             *options(shared),
             click.Option(["--kernel-log"], metavar="FILE|-", help="Judge a saved kernel log (dmesg, journalctl, syslog), not this node."),
+            *node_options(),
             click.Option(["--json", "as_json"], is_flag=True, help="As JSON: with --kernel-log one object for each finding."),
             click.Option(["--all", "in_full"], is_flag=True, help="Also what is well."),
             click.Option(["--watch", "watch_s"], type=click.FloatRange(min=0.1), metavar="S", help="Look again every S seconds."),
@@ -49,6 +51,9 @@ def _doctor(
     from supervisor.shadow import pin_our_packages  # noqa: PLC0415  for this command only
 
     pin_our_packages()
+    if values.pop("nodes"):
+        return check_nodes(values, as_json=as_json)
+    refuse_without_nodes(values)
     if kernel_log is not None:
         return _kernel_log(kernel_log, as_json=as_json)
     settings = given(values).settings()

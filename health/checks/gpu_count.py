@@ -29,12 +29,15 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
         f"bus: {'not read' if there is None else len(there)}",
         f"/dev/nvidia*: {len(files) if isinstance(files, list) else 'not read'}",
     )
-    missing = [gpus.called(before, old) for old in gpus.all_of(before) if old not in seen] if before is not None else []
+    missing = [old for old in gpus.all_of(before) if old not in seen] if before is not None else []
     hidden = [pci for pci in there or () if pci not in seen.values()]
     command = "nvidia-smi -L; lspci -d 10de: ; dmesg | grep -i -e nvrm -e xid"
+    for old in missing:
+        why = f"{gpus.called(before or now, old)}: there when the job started, and not any more"
+        yield CheckResult(NAME, old, Result.FAILED, why, evidence, Repair.REBOOT, command, blocks=True)
     if missing:
-        why = f"there when the job started, and not any more: {', '.join(missing)}"
-    elif gone:
+        return
+    if gone:
         why = f"on the bus, and does not answer: {', '.join(gone)}"
     elif hidden and not _container(files, seen):
         why = f"on the bus, and not seen by the driver: {', '.join(hidden)}"

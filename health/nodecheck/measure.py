@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, not in its __all__
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, not in its __all__
 
 from health.nodecheck.model import NOBODY, Fault, FaultKind, Kind, Meeting, Member, Sample
 
@@ -40,6 +40,8 @@ _CPU: Final = (320, 1 << 20, 1 << 18, 2)
 _GPU: Final = (8192, 1 << 24, 1 << 22, 2)
 _TRIALS: Final = {Kind.COMPUTE: 5, Kind.SMALL: 10, Kind.LARGE: 5, Kind.SWAP: 5, Kind.OVERLAP: 3}
 _WARM_UPS: Final = 2
+#: After which no further trial of a kind is begun.
+_ENOUGH_S: Final = 0.5
 
 
 class Board:
@@ -131,9 +133,7 @@ class Meter:
             words = " ".join(str(error).rpartition("] ")[2].split())[:120]  # in front of it is where in gloo's source
             return Sample(phase, number, self._me.rank, partner, seconds, f"{self._step}: {words}", own=own)
         finally:
-            if dist.is_initialized():
-                with contextlib.suppress(RuntimeError):  # it is being thrown away because it is broken
-                    dist.destroy_process_group()
+            _forget_group()
         return Sample(phase, number, self._me.rank, partner, seconds)
 
     def _at(self, step: str) -> None:
@@ -194,8 +194,13 @@ class Meter:
         yield Kind.OVERLAP, self._timed(_TRIALS[Kind.OVERLAP], lambda: self._overlap(delay))
 
     def _timed(self, trials: int, operation: Callable[[], object]) -> Iterable[float]:
+        until = time.monotonic() + _ENOUGH_S
         for number in range(trials + _WARM_UPS):
-            dist.all_reduce(self._ones(1))  # both are there from now on
+            # both are there from now on, and know whether one of them has seen enough: a very slow link shows in one trial
+            enough = self._ones(1) * float(number > _WARM_UPS and time.monotonic() > until)
+            dist.all_reduce(enough)
+            if enough.item() > 0:
+                return
             begun = self._now()
             operation()
             if number >= _WARM_UPS:
@@ -239,3 +244,15 @@ class Meter:
         for fault in self._faults:
             if fault.rank == self._me.rank and fault.amount == number and fault.kind in (FaultKind.HANG, FaultKind.DIE):
                 os.kill(os.getpid(), signal.SIGSTOP if fault.kind is FaultKind.HANG else signal.SIGKILL)
+
+
+def _forget_group() -> None:
+    """Take the process group down, also one that never came to be.
+
+    torch numbers groups, and both ends must name one alike. Only a group's end resets the numbers, so where the connection failed, one
+    of this rank alone is made for its end.
+    """
+    with contextlib.suppress(RuntimeError):  # it is being thrown away because it is broken
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()

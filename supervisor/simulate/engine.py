@@ -230,6 +230,22 @@ class Play:
         if not self.chance(0.02):
             self.later(self.rng.uniform(0.1, 5.0), action)
 
+    def check_health(self, action: act.CheckHealth) -> None:
+        """Say what is not well on the node: soon, late, twice or never."""
+        if self.chance(0.1):
+            return
+        job = self.job
+        told = inbox.HealthChecked(self.t, action.attempt, self.world.findings(), job.ranks, 2 if job.elsewhere else 1)
+        after = self.rng.uniform(0.05, job.policy.health_deadline_s * (1.3 if self.chance(0.5) else 0.8))
+        self.later(after, told)
+        if self.chance(0.3):
+            self.later(after + self.rng.uniform(0.0, 30.0), told)
+
+    def sicken(self, happening: Happening) -> None:
+        """A GPU, or the host, is not well from now on; the driver tells, and the job trains on."""
+        finding = self.world.sicken(happening.what.partition(" ")[2], int(happening.value))
+        self.tell(inbox.HealthChanged(self.t, (finding,)))
+
     def set_timer(self, action: act.SetTimer) -> None:
         """Let it fire, an outlived one too: its token tells."""
         self.later(action.delay_s, inbox.TimerFired(self.t + action.delay_s, action.name, action.token))
@@ -331,6 +347,7 @@ DO: dict[type, Callable[..., None]] = {
     act.EndLauncher: Play.end_launcher,
     act.CollectEvidence: Play.collect,
     act.SelectCheckpoint: Play.select,
+    act.CheckHealth: Play.check_health,
     act.SetTimer: Play.set_timer,
     act.RequestSave: Play.save_it,
     act.Quarantine: Play.quarantine,
@@ -345,6 +362,7 @@ HAPPENS: dict[str, Callable[..., None]] = {
     "journal": Play.journal_it,
     "stacks": Play.stacks,
     "vanish": Play.vanish,
+    "sicken": Play.sicken,
     "tear": Play.tear,
     "peer_restart": Play.peer,
     "peer_stop": Play.peer,

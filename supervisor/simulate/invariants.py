@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.core.state import JobState
 
 #: Plans that are made where no failure is judged.
-NOT_JUDGED = frozenset({"takeover", "peer", "beginning"})
+NOT_JUDGED = frozenset({"takeover", "peer", "beginning", "health"})
 #: Restarts of the infrastructure that may lead nowhere, where its failures differ: the waits for storage.
 STORAGE_TRIES = 10
 #: The codes of docs/exit-codes.md that a strategy may stop with; () where they are the rank's own, 1 to 63 or 128+n.
@@ -47,6 +47,7 @@ CODES: dict[str, tuple[int, ...]] = {
     "restart_within_budget": (1, ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
     "recurring": (ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
     "beginning": (ExitCode.DETERMINISTIC, ExitCode.REQUEUE),
+    "health": (ExitCode.BAD_NODE,),
 }
 
 
@@ -86,6 +87,8 @@ class Watch:
     stopped: int = 0
     opened: set[int] = field(default_factory=set)
     finished: int | None = None
+    refitted: bool = False
+    blocked: frozenset[str] = frozenset()  # GPUs that the look before the next attempt found to be unusable
     t: float = 0.0
 
     def saw(self, before: JobState, event: Event, state: JobState, actions: tuple[Action, ...]) -> None:
@@ -97,6 +100,9 @@ class Watch:
         if type(event) in _HEARD:
             self.t = event.t
             _HEARD[type(event)](self, event, before)
+        if type(event) is inbox.HealthChanged and not self.job.policy.evict_on:
+            ends = (act.StopRanks, act.EndLauncher, act.Finish, act.OpenIncident)
+            demand(not any(isinstance(action, ends) for action in actions), "health alone ended a healthy attempt")
         for action in actions:
             check = _ASKED.get(type(action))
             if check is not None:
@@ -163,6 +169,11 @@ class Watch:
         del before
         self.programs.update(event.programs)
 
+    def on_checked(self, event: inbox.HealthChecked, before: JobState) -> None:
+        """Note which GPUs may not be used."""
+        if before.stage in {Stage.SELECTING, Stage.CHECKING}:
+            self.blocked = frozenset(one.gpu for one in event.findings if one.blocks and one.gpu)
+
     def on_stop(self, event: inbox.StopRequested, before: JobState) -> None:
         """Note who wants the end."""
         if before.stage is not Stage.ENDED and not self.stopped:
@@ -171,7 +182,7 @@ class Watch:
     def on_supervisor(self, event: inbox.SupervisorStarted, before: JobState) -> None:
         """Begin anew, with the same books."""
         del event, before
-        self.stopped, self.decided, self.finished = 0, None, None
+        self.stopped, self.decided, self.finished, self.blocked = 0, None, None, frozenset()
 
     def begins(self, action: act.BeginAttempt) -> None:
         """Demand what must hold of every attempt."""
@@ -184,15 +195,34 @@ class Watch:
             action.attempt <= policy.max_attempts + self.job.requeues + len(self.job.happenings),
             f"attempt {action.attempt} of at most {policy.max_attempts}",
         )
+        if self.refitted:
+            self._refits(dict(action.overrides))
         demand(dict(action.overrides) == self.overrides, f"begun with {dict(action.overrides)}, the plans say {self.overrides}")
         demand(action.trace == self.traced, "an attempt is traced where the plans do not say so, or is not where they do")
         demand(not world.quarantined.keys() & set(action.gpus), "a GPU in the ledger was handed out")
+        handed = set(action.gpus or (gpu.uuid for gpu in self.job.gpus))
+        demand(not self.blocked & handed, "a GPU that must be reset was handed out although the look before the attempt said so")
+        self.blocked = frozenset()
         demand(action.gpus or not world.quarantined, "nothing keeps the GPUs in the ledger from being used")
         if action.nproc is not None:
             demand(policy.min_gpus, "fewer ranks, and --min-gpus was not given")
             demand(action.nproc >= policy.min_gpus, f"{action.nproc} ranks are fewer than --min-gpus {policy.min_gpus}")
         self._resumes(action)
         self.attempt, self.alive, self.full, self.strike = action.attempt, True, False, None
+
+    def _refits(self, overrides: dict[str, str]) -> None:
+        """Take over what a look before the attempt changed, without a plan: fewer ranks, and the batch planned anew for them."""
+        news = {name for name, value in overrides.items() if self.overrides.get(name) != value}
+        demand(news <= {"batch_size", "grad_accum"}, f"{news} set for fewer GPUs")
+        loose = [name for name in news if self.armed(name) is None]
+        demand(not loose, f"{loose} set for fewer GPUs, and nobody armed that")
+        self.overrides, self.refitted = overrides, False
+
+    def alerts(self, action: act.Alert) -> None:
+        """Note that fewer ranks than were asked for begin, and what was told of the global batch."""
+        if action.kind == "batch_changed" and "because GPUs are out of use" in action.text:
+            self.refitted = True
+            self.drift_told = self.drift_told or "drift" in action.text or "global batch shrinks" in action.text
 
     def _resumes(self, action: act.BeginAttempt) -> None:
         self.resume = ""
@@ -279,12 +309,14 @@ _HEARD: dict[type, Callable[..., None]] = {
     inbox.CheckpointSelected: Watch.on_selected,
     inbox.AttemptStarted: Watch.on_started,
     inbox.ProgramSeen: Watch.on_program,
+    inbox.HealthChecked: Watch.on_checked,
     inbox.StopRequested: Watch.on_stop,
     inbox.SupervisorStarted: Watch.on_supervisor,
 }
 _ASKED: dict[type, Callable[..., None]] = {
     act.BeginAttempt: Watch.begins,
     act.ReportDecision: Watch.decides,
+    act.Alert: Watch.alerts,
     act.Quarantine: Watch.quarantines,
     act.OpenIncident: Watch.opens,
     act.CloseIncident: Watch.closes,

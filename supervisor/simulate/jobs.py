@@ -62,6 +62,8 @@ class Draft:
             "min_gpus": rng.choice((0, 1, max(self.ranks - 1, 1))),
             "keep_going": self.odds(0.05),
             "resumes_itself": not self.declared and self.odds(0.7),
+            "health": self.odds(0.6),
+            "evict_on": ("gpu_ecc",) if self.odds(0.3) else (),
         }
         if self.odds(0.22):
             self.policy["max_restarts"] = rng.choice((0, 0, 1, 1, 2))
@@ -123,7 +125,11 @@ class Draft:
         if self.odds(0.3):
             whats = ["crash", "crash", "crash", "crash", "agent", "guardian", "nodes", "journal", "stacks", "vanish", "tear"]
             whats += ["peer_restart", "peer_stop", "peer_silent"] if self.elsewhere else []
-            found = [Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), rng.choice(whats)) for _ in range(rng.randrange(1, 4))]
+            whats += [f"sicken {how}" for how in ("reset", "reset", "reset", "reset", "errors", "errors", "host")]
+            found = [
+                Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), rng.choice(whats), rng.randrange(8))
+                for _ in range(rng.randrange(1, 4))
+            ]
         if self.odds(0.12):
             signum = rng.choice((1, 2, 10, 12, 15, 15))
             at = Happening(rng.randrange(1, 4), rng.uniform(0.0, 1500.0), f"signal {signum}", rng.choice((-1.0, 0.5, 10.0, 30.0, 120.0)))

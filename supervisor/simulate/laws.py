@@ -117,7 +117,9 @@ def recurring(record: Record, past: Past, books: Watch) -> str:
     policy = books.job.policy
     if policy.keep_going or record.verdict.cause is Cause.PREEMPTED or record.stops:
         return ""
-    equal = [r for r in past if r.verdict.fingerprint == record.verdict.fingerprint and not r.changed]
+    # what failed while a person's stop was under way was answered by that
+    judged = [r for r in past if r.plan.strategy != "stop"]
+    equal = [r for r in judged if r.verdict.fingerprint == record.verdict.fingerprint and not r.changed]
     if family(record.verdict.cause) == "infrastructure":
         equal = [r for r in equal if not r.progressed]
     return f"equal failure number {len(equal) + 1} is answered by a restart" if len(equal) + 1 >= policy.recurring_stop else ""

@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from supervisor.core import inbox
-from supervisor.core.model import CheckpointRef, Gpu, Knob, Phase, Policy, RankInfo
+from supervisor.core.model import CheckpointRef, Finding, Gpu, Knob, Phase, Policy, RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,6 +127,24 @@ class World:
     t: float = 0.0
     done: bool = False
     vanished: bool = False
+    ill: dict[str, Finding] = field(default_factory=dict)  # by subject
+
+    def sicken(self, how: str, number: int) -> Finding:
+        """Let a GPU need a reset, count errors, or the host want for something. Returns what a check says of it."""
+        gpus = self.job.gpus
+        gpu = gpus[number % len(gpus)] if gpus else None
+        if gpu is None or how == "host":
+            finding = Finding("host_shm", "host", "degraded", "little shared memory is left")
+        elif how == "reset":
+            finding = Finding("gpu_recovery", f"gpu:{gpu.uuid}", "failed", f"GPU {gpu.index} must be reset", "nvidia-smi", blocks=True)
+        else:
+            finding = Finding("gpu_ecc", f"gpu:{gpu.uuid}", "failed", f"GPU {gpu.index} counts errors")
+        self.ill[finding.subject] = finding
+        return finding
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What a look at the node finds."""
+        return tuple(self.ill.values())
 
     def gpus(self) -> tuple[Gpu, ...]:
         """What the node lists, with what its ledger says."""

@@ -27,10 +27,13 @@ TO_GO_ON = "; to go on with them, "
 
 
 def propose(situation: Situation) -> Plan | None:
-    """Exclude the culprit, unless its Xid says that the job may use it again, or it is out of use already: then it is not the job's."""
+    """Exclude the culprit, unless its Xid says that the job may use it again, or it is out of use already: then it is not the job's.
+
+    An Xid that came again within a day on this GPU and on no other is suspected to be the hardware's, whatever the catalogue says of one.
+    """
     xid = situation.fact("xid")
     known = lookup(int(xid)) if xid.isdigit() else None
-    if known is not None and known.retry is Retry.YES:
+    if known is not None and known.retry is Retry.YES and situation.fact("hardware") != "suspected":
         return None
     if (not situation.gpu and consent.withheld(situation)) or out_already(situation):
         return None

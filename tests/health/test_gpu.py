@@ -75,7 +75,16 @@ ROWS = (
     Row("gpu_recovery", {"0.field.230": 7}, FAILED, "whole system", Repair.REBOOT, blocks=True),
     Row("gpu_recovery", {"0.field.230": 42}, DEGRADED, "do not know (42)", Repair.DRAIN),
     Row("gpu_count", {}, OK, "4 GPUs", gpu=None),
-    Row("gpu_count", {"count": 3}, FAILED, "not any more: GPU 3 (0000:13:00.0)", Repair.REBOOT, before={"count": 4}, gpu=None, blocks=True),
+    Row(
+        "gpu_count",
+        {"count": 3},
+        FAILED,
+        "GPU 3 (0000:13:00.0): there when the job started",
+        Repair.REBOOT,
+        before={"count": 4},
+        gpu=3,
+        blocks=True,
+    ),
     Row("gpu_ecc", {}, OK, "no uncorrectable"),
     Row(
         "gpu_ecc",

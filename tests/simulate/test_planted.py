@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.core import actions as act
-from supervisor.core import batch, beginning, inbox, planning, stopping
+from supervisor.core import batch, beginning, inbox, planning, preflight, stopping
 from supervisor.core import decide as core
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
@@ -101,7 +101,26 @@ def evidence_never_overdue(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(stopping.TIMERS, ("evidence", Stage.FENCED))
 
 
+def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
+    def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
+        everything = tuple(one.check for one in event.findings)
+        return real(changed(state, policy=replace(state.policy, evict_on=everything)), event)  # type: ignore[no-any-return]
+
+    around(patch, inbox.HealthChanged, bug)
+
+
+def unfit_node_used(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(beginning.preflight, "judged", lambda state, _t: preflight.Judged(state, (), None))
+
+
+def look_waited_for_without_end(patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(stopping.TIMERS, ("health", Stage.CHECKING))
+
+
 PLANTED: tuple[Plant, ...] = (
+    health_ends_a_healthy_attempt,
+    unfit_node_used,
+    look_waited_for_without_end,
     refilled_without_progress,
     stale_attempt_accepted,
     last_verified_forgotten,

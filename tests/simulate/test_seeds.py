@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.core import actions as act
+from supervisor.core import inbox
 from supervisor.core.decide import decide
+from supervisor.core.state import Stage
 from supervisor.simulate import seeds
 from supervisor.simulate.report import LEAST
 from supervisor.strategies import LADDERS, STRATEGIES
 
 if TYPE_CHECKING:
     from supervisor.core.model import Cause
+    from supervisor.core.state import JobState
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +35,30 @@ def test_every_rung_of_every_ladder_answers_at_least_five_times(outcomes: list[s
     counts = seeds.reached(outcomes)
     few = [f"{cause} {rung}: {counts[cause, rung]}" for cause, rung in seeds.ROWS if counts[cause, rung] < LEAST]
     assert not few
+
+
+def test_nodes_that_get_worse_are_met_in_every_way() -> None:
+    met: Counter[str] = Counter()
+
+    def judge(before: JobState, event: inbox.Event) -> tuple[JobState, tuple[act.Action, ...]]:
+        state, actions = decide(before, event)
+        kinds = {type(action) for action in actions}
+        if isinstance(event, inbox.HealthChanged):
+            met["evicted" if act.StopRanks in kinds else "told" if act.Alert in kinds else "known"] += 1
+        elif before.checked is not None or isinstance(event, inbox.HealthChecked):
+            met["put out of use"] += act.Quarantine in kinds
+            met["fewer ranks"] += any(isinstance(a, act.Alert) and a.kind == "batch_changed" for a in actions)
+            met["this node is left"] += any(isinstance(a, act.ReportDecision) and a.plan.strategy == "health" for a in actions)
+        elif isinstance(event, inbox.TimerFired) and before.stage is Stage.CHECKING and act.BeginAttempt in kinds:
+            met["nobody answered"] += 1
+        return state, actions
+
+    ways = ("evicted", "told", "put out of use", "fewer ranks", "this node is left", "nobody answered")
+    for seed in range(seeds.SEEDS):
+        assert not seeds.played(seed, judge).broken
+        if all(met[way] >= LEAST for way in ways):
+            return
+    assert {way: met[way] for way in ways if met[way] < LEAST} == {}
 
 
 def test_every_documented_end_comes_up(outcomes: list[seeds.Outcome]) -> None:

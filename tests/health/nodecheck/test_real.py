@@ -97,7 +97,7 @@ def _ip(*words: str) -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """Yield namespaces on one switch, 10.77.0.1 and on; between the second and the fourth a cable of its own that carries 20 Mbit/s."""
+    """Yield namespaces on one switch, 10.77.0.1 and on; between the second and the fourth a cable of its own that carries 100 Mbit/s."""
     names = [f"nc{os.getpid()}-{rank}" for rank in range(HOSTS)]
     switch = f"{names[0]}-s"
     made: list[str] = []
@@ -117,7 +117,7 @@ def hosts() -> Iterator[list[str]]:
         for rank, other in ((1, 3), (3, 1)):
             _ip("-n", names[rank], "link", "set", "bad0", "up")
             _ip("-n", names[rank], "route", "add", f"10.77.0.{other + 1}/32", "dev", "bad0", "src", f"10.77.0.{rank + 1}")
-            shape = ("tbf", "rate", "20mbit", "burst", "32kb", "latency", "400ms")
+            shape = ("tbf", "rate", "100mbit", "burst", "32kb", "latency", "400ms")
             _ip("netns", "exec", names[rank], "tc", "qdisc", "add", "dev", "bad0", "root", *shape)
     except (OSError, subprocess.CalledProcessError) as error:
         _remove(made)

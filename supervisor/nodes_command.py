@@ -1,0 +1,60 @@
+"""`supervise doctor --nodes`: click's side of the node check.
+
+In: click's values. Out: the exit code of health/nodecheck, which runs in a process of its own, since it needs torch: 0, 69 or 75. What can
+fail is a SuperviseError. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import click
+
+from supervisor.errors import ExitCode, SuperviseError
+
+_NAMES = ("nnodes", "node_rank", "nproc_per_node", "master", "rehearse")
+
+
+def node_options() -> list[click.Parameter]:
+    """Return the options of the node check: `--nodes`, and what goes with it."""
+    number = click.IntRange(min=0)
+    return [
+        click.Option(["--nodes"], is_flag=True, help="Find the bad or slow node, GPU or link among several: start it on every node."),
+        click.Option(["--nnodes"], type=click.IntRange(min=1), metavar="N", help="With --nodes: how many they are."),
+        click.Option(["--node-rank"], type=number, metavar="N", help="With --nodes: which of them this is."),
+        click.Option(["--nproc-per-node"], type=number, metavar="N", help="With --nodes: ranks on this node; else one for each GPU."),
+        click.Option(["--master"], metavar="HOST:PORT", help="With --nodes: a free port of the node of rank 0."),
+        click.Option(["--rehearse"], multiple=True, metavar="FAULT", help="With --nodes: put a fault in, such as fail:5:0.2."),
+    ]
+
+
+def check_nodes(values: dict[str, object], *, as_json: bool) -> int:
+    """Run the check. Raises SuperviseError (64) where options lack, and what the check itself finds wrong it says itself."""
+    spec = find_spec("health.nodecheck.__main__")
+    if spec is None or spec.origin is None:
+        raise SuperviseError("node check not found: health.nodecheck", hint="Install torch-supervise anew: `pip install torch-supervise`.")
+    nnodes = values.get("nnodes")
+    if isinstance(nnodes, int) and nnodes > 1 and (not values.get("master") or values.get("node_rank") is None):
+        raise SuperviseError(
+            "--nnodes needs --node-rank and --master",
+            hint=f"On each node: `supervise doctor --nodes --nnodes {nnodes} --node-rank N --master HOST:PORT`, HOST that of rank 0.",
+            exit_code=ExitCode.USAGE,
+        )
+    argv = [sys.executable, "-P", spec.origin, *(["--json"] if as_json else [])]
+    for name in _NAMES:
+        value = values.get(name)
+        for one in value if isinstance(value, tuple) else () if value is None else (value,):
+            argv += ["--" + name.replace("_", "-"), str(one)]
+    return subprocess.run(argv, check=False).returncode  # noqa: S603  our own module
+
+
+def refuse_without_nodes(values: dict[str, object]) -> None:
+    """Raise SuperviseError (64) where an option of the node check stands without --nodes: it would say nothing."""
+    for name in _NAMES:
+        if values.get(name) not in (None, ()):
+            option = "--" + name.replace("_", "-")
+            raise SuperviseError(
+                f"{option} says nothing without --nodes", hint=f"Write `supervise doctor --nodes {option} …`.", exit_code=ExitCode.USAGE
+            )

@@ -1,0 +1,178 @@
+"""How this node is looked at for a job: the real probes over the fake NVML, the ledger's rule, and whom a finding concerns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from health.model import HOST, Reading, Readings
+from supervisor import signatures
+from supervisor.core.model import Finding
+from supervisor.gpuledger import Entry, GpuLedger, is_well_again
+from supervisor.observe import gpus
+from supervisor.observe.health import HealthWatch, has_gpus, shown
+from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.health.conftest import FakeNvml
+
+UUID = "GPU-00000000-0000-4000-8000-{:012d}"
+
+
+@pytest.fixture
+def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa: F811  a fixture
+    made: list[HealthWatch] = []
+
+    def make(on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True) -> HealthWatch:
+        settings = SimpleNamespace(
+            health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=()), checkpoints=SimpleNamespace(paths=())
+        )
+        job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="")
+        catalogue = signatures.read()[0]
+        made.append(HealthWatch(job, lambda: (catalogue, SimpleNamespace(hits=lambda _b: True)), on_change))  # type: ignore[arg-type,return-value]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.process
+def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    looks = watch()
+    first = looks.look((), 0)
+    assert [one for one in first.findings if one.blocks] == []
+    assert first.problem == ""
+    assert [gpu.uuid for gpu in gpus.of_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
+    fake_nvml.set({"1.lost": 1})
+    second = looks.look((), 0)
+    blocking = {one.check: one.gpu for one in second.findings if one.blocks}
+    assert blocking["gpu_errors"] == UUID.format(1)
+
+
+@pytest.mark.process
+def test_changes_are_told_once_with_what_is_well_again_and_a_failure_has_its_evidence(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+) -> None:
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    looks.look((), 0)
+    looks.begin()
+    fake_nvml.set({"1.temperature": 95})
+    wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a change")
+    fake_nvml.set({"1.temperature": 40, "0.ecc_unc_vol": 1})
+    wait_for(lambda: {("gpu_temperature", "ok"), ("gpu_ecc", "failed")} <= {(one.check, one.result) for one in told}, "both changes")
+    assert len([one for one in told if one.check == "gpu_temperature"]) == 2
+    (fact,) = looks.after({UUID.format(0): 3})
+    assert (fact.name, fact.rank, dict(fact.fields)["gpu_uuid"]) == ("ecc_uncorrected", 3, UUID.format(0))
+    assert looks.uncorrected(UUID.format(0)) == 1
+    assert looks.uncorrected("GPU-unknown") is None
+
+
+@pytest.mark.process
+def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    looks = watch()
+    looks.look((), 0)
+    fake_nvml.set({"all.hang_ms.nvmlDeviceGetFieldValues": 60_000})
+    (fact,) = looks.after({})
+    assert (fact.source, fact.name) == ("observer", "overdue")
+    assert fact.text.startswith("nvml: ")
+
+
+def test_where_it_is_off_nothing_is_looked_at(watch: Callable[..., HealthWatch]) -> None:
+    off = watch(enabled=False)
+    assert not off.enabled
+    assert off.after({}) == ()
+
+
+def test_the_library_is_found_where_the_job_would_find_it(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    assert has_gpus({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
+
+
+OF_A = Finding("gpu_errors", "gpu:GPU-a", "failed", "lost", blocks=True)
+DRIVER = Finding("gpu_driver", "host", "failed", "differs", blocks=True)
+SPACE = Finding("disk_space", "path:/d", "failed", "full", blocks=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "visible", "blocks"),
+    [
+        ({}, (), (OF_A, DRIVER, SPACE)),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ("GPU-a",), (OF_A, DRIVER, SPACE)),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ("GPU-b",), (DRIVER, SPACE)),
+        ({"CUDA_VISIBLE_DEVICES": ""}, (), (SPACE,)),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, (), (SPACE,)),
+    ],
+    ids=["all are the job's", "this one is", "another one is", "none is", "none in this container"],
+)
+def test_only_what_the_job_uses_holds_it_back(environ: dict[str, str], visible: tuple[str, ...], blocks: tuple[Finding, ...]) -> None:
+    found = shown((OF_A, DRIVER, SPACE), environ, visible)
+    assert tuple(one for one in found if one.blocks) == blocks
+    assert [one.check for one in found] == ["gpu_errors", "gpu_driver", "disk_space"]
+
+
+HELD = Entry("GPU-a", "0000:10:00.0", "ecc", "3 errors", 100.0, "job", "run", boot="then", errors=3)
+WELL: dict[str, Any] = {
+    "gpu.identity": {"index": 0, "pci": "0000:10:00.0"},
+    "gpu.errors": [],
+    "gpu.recovery_action": 0,
+    "gpu.ecc_uncorrected_volatile": 0,
+    "gpu.remapped_rows": [0, 1, 0, 0],
+}
+
+
+def seen(**otherwise: Any) -> Readings:  # noqa: ANN401  values of readings
+    values = WELL | {f"gpu.{name}": value for name, value in otherwise.items()}
+    rows = [Reading("nvml", "gpu:GPU-a", name, value, "" if value is not None else "not_supported") for name, value in values.items()]
+    return Readings([*rows, Reading("nvml", HOST, "nvml.init", {"code": 0})])
+
+
+@pytest.mark.parametrize(
+    ("entry", "now", "boot", "well"),
+    [
+        (HELD, seen(), "then", True),
+        (HELD, seen(), "now", True),
+        (replace(HELD, errors=0), seen(), "now", True),
+        (replace(HELD, errors=0), seen(), "then", False),
+        (replace(HELD, errors=-1), seen(), "then", False),
+        (replace(HELD, boot=""), seen(), "now", False),
+        (HELD, seen(ecc_uncorrected_volatile=3), "now", False),
+        (HELD, seen(recovery_action=1), "now", False),
+        (HELD, seen(recovery_action=None), "now", False),
+        (HELD, seen(remapped_rows=[0, 1, 1, 0]), "now", False),
+        (HELD, seen(remapped_rows=[0, 1, 0, 1]), "now", False),
+        (HELD, seen(retired_pending=1), "now", False),
+        (HELD, seen(sram={"threshold_exceeded": True}), "now", False),
+        (HELD, seen(errors=[{"code": 15}]), "now", False),
+        (replace(HELD, uuid="GPU-b"), seen(), "now", False),
+    ],
+    ids=[
+        *("errors are gone", "another boot", "another boot, no errors", "no reset was seen", "errors were not known", "an old row"),
+        *("errors still", "a reset is due", "recovery not told", "a row waits", "a row failed", "a page waits", "SRAM", "lost"),
+        "another GPU",
+    ],
+)
+def test_a_gpu_is_back_in_use_only_where_it_was_reset_and_all_is_known_to_be_well(
+    entry: Entry, now: Readings, boot: str, *, well: bool
+) -> None:
+    assert is_well_again(entry, now, boot) is well
+
+
+def test_the_ledger_keeps_what_tells_of_a_reset_and_reads_rows_without_it(tmp_path: Path) -> None:
+    ledger = GpuLedger(tmp_path, "node", 7.0)
+    ledger.quarantine(HELD)
+    assert ledger.held(101.0) == (HELD,)
+    old = ledger.path.read_text().replace(', "boot": "then", "errors": 3', "")
+    ledger.path.write_text(old)
+    assert ledger.held(101.0) == (replace(HELD, boot="", errors=-1),)
+    assert ledger.clear("GPU-a", 102.0, "health") == (replace(HELD, boot="", errors=-1),)
+    assert '"by": "health"' in ledger.path.read_text()

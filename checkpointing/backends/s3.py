@@ -1,11 +1,11 @@
 """S3 and whatever speaks its language, as a place for copies.
 
-In: keys, under s3://bucket/prefix. Out: objects. The client is botocore's: boto3 would add a sixth to the CPU of a
-start, and a transfer manager whose `crt` kind ignores a custom endpoint and would send the data to the public cloud. Each body announces its CRC64NVME, so that a server that knows it
-refuses what was damaged on the way; no server known to us both refuses and tells it, hence what is told afterwards is compared, else
-the ETag. Bodies are streamed from the source in pieces, unsigned (the checksum stands for them), so that memory does not grow with the
-size of a part. One request is one attempt: who calls decides about another. Credentials come from the usual chain; after `Expired` the
-next request takes them from there anew.
+In: keys, under s3://bucket/prefix. Out: objects. The client is botocore's: boto3 would add a sixth to the CPU of a start, and a transfer
+manager whose `crt` kind ignores a custom endpoint and would send the data to the public cloud. Each body announces its CRC64NVME, so that
+a server that knows it refuses what was damaged on the way; no server known to us both refuses and tells it, hence what is told afterwards
+is compared, else the ETag. Bodies are streamed from the source in pieces, unsigned (the checksum stands for them), so that memory does
+not grow with the size of a part. One request is one attempt: who calls decides about another. Credentials come from the usual chain;
+after `Expired` the next request takes them from there anew.
 """
 
 from __future__ import annotations

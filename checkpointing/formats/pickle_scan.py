@@ -391,7 +391,11 @@ def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> Scan:
                 return _result(machine, stream.tell())
             if not code:
                 break
-            reader, does = _ROWS[code]
+            row = _ROWS.get(code)
+            if row is None:
+                unknown = f"byte {code[0]:#04x} is no opcode"
+                raise NotAPickle(unknown, tuple(machine.dangers))
+            reader, does = row
             does(machine, None if reader is None else reader(stream))
         else:
             raise TooLong(tuple(machine.dangers))

@@ -214,7 +214,7 @@ def test_arbitrary_bytes_are_never_verified_and_never_raise(tmp_path: Path, cont
         (lambda records: records.update({"sound/data/1": b"x"}), "record data/1 has 1 of 32 bytes"),
         (
             lambda records: records.update({"sound/data.pkl": records["sound/data.pkl"][:-1]}),
-            "data.pkl is not a whole pickle: pickle exhausted",
+            "data.pkl is not a whole pickle: it has no end",
         ),
         (lambda records: records.update({"sound/data.pkl": b"\x80\x02u."}), "data.pkl is not a whole pickle"),
     ],
@@ -337,7 +337,7 @@ def test_nothing_planted_in_a_pickle_runs(tmp_path: Path) -> None:
 
 def test_many_objects_are_scanned_in_bounded_time(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
-    torch.save({"step": 3, "list": [[] for _ in range(1_600_000)]}, path)
+    torch.save({"step": 3, "list": [[] for _ in range(3_200_000)]}, path)
     begun = time.process_time()
     found = verify(str(path))
     assert (found.verdict, found.step) == (Verdict.UNVERIFIABLE, None)

@@ -1,0 +1,70 @@
+"""The supervisor's side of the mirror's process: what was asked of it outlives its death, and is not given up at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from supervisor.job import Job
+from supervisor.mirrorlink import MirrorLink
+from supervisor.settings import Settings
+from tests.mirror.process import save
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    for name in ("state", "scratch", "mirror"):
+        (tmp_path / name).mkdir()
+    base = Settings()
+    settings = replace(base, checkpoints=replace(base.checkpoints, mirror=(str(tmp_path / "mirror"),)))
+    return Job(
+        "train", "run-1", "node", ("true",), tmp_path, dict(os.environ), settings, tmp_path / "state", tmp_path / "scratch", "cookie"
+    )
+
+
+@contextlib.contextmanager
+def linked(job: Job) -> Iterator[tuple[MirrorLink, list[Mapping[str, Any]]]]:
+    told: list[Mapping[str, Any]] = []
+    link = MirrorLink(job, told.append)
+    link.start()
+    try:
+        yield link, told
+    finally:
+        link.close(0.0)
+
+
+def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1 << 20, 1)
+    with linked(job) as (link, told):
+        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+        process = link._process  # noqa: SLF001 -- whom to kill
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)  # it is asked, and dies before it can hold it
+        link.bring(str(path), 1, str(described))
+        assert link.is_bringing(str(path), "any")
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
+        assert [(row["code"], row["wait_s"]) for row in told if row["ev"] == "died"] == [(-signal.SIGKILL, 1.0)]
+        wait_for(lambda: not link.is_bringing(str(path), next(row["id"] for row in told if row["ev"] == "uploaded")), "the spool")
+        assert link.close(20.0) == 0
+
+
+def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
+    wrong = replace(job.settings, checkpoints=replace(job.settings.checkpoints, mirror=("ftp://nowhere",)))
+    with linked(replace(job, settings=wrong)) as (link, told):
+        wait_for(lambda: not link._thread.is_alive(), "the end of it")  # noqa: SLF001 -- what must not go on
+        assert [row["what"] for row in told if row["ev"] == "alert"] == ["refused"]
+        assert not any(row["ev"] == "died" for row in told)

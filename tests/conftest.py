@@ -29,7 +29,7 @@ def pytest_configure() -> None:
 
 
 #: Files here take minutes, the others seconds: begun last, one of them would keep a single worker busy while the others are done.
-_LONG = frozenset({"agent", "e2e", "examples", "simulate"})
+_LONG = frozenset({"agent", "e2e", "examples", "mirror", "nodecheck", "simulate", "trainside"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("supervisor", "checkpointing", "health")
 #: The vendor's catalogues and what an Xid that comes again means are health's, and as pure as what reads them.
-PURE = ("supervisor.core", "supervisor.classify", "supervisor.strategies", "supervisor.redact", "health.xids", "health.sxids", "health.model")
+PURE = (
+    "supervisor.core",
+    "supervisor.classify",
+    "supervisor.strategies",
+    "supervisor.redact",
+    "health.xids",
+    "health.sxids",
+    "health.model",
+)
 # What can neither look at the world nor change it. Anything else that a pure module wants is to be asked for here, with a reason.
 PURE_STANDARD_LIBRARY = frozenset(
     {

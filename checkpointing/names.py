@@ -32,12 +32,18 @@ _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
 # tmp-checkpoint-N: transformers 4.36 to 4.39 saved there and renamed at the end
 _TEMPORARY: Final = re.compile(r"\.tmp$|\.tmp[-.]|^\.?tmp-|\.(partial|incomplete)$")
+_SET_ASIDE: Final = re.compile(r"\.torn-\d+(\.\d+)?$")  # by setaside.py
 _MOST_DIGITS: Final = 9  # ten are a time stamp
 
 
 def is_temporary(path: str) -> bool:
     """Say whether a name is what saves call a file or directory before it is whole: `*.tmp`, `*.tmp-77`, `.tmp-*`, `tmp-checkpoint-500`."""
     return _TEMPORARY.search(path.rstrip("/").rpartition("/")[2]) is not None
+
+
+def is_set_aside(path: str) -> bool:
+    """Say whether a name is what we called something torn when it was moved out of the way."""
+    return _SET_ASIDE.search(path.rstrip("/").rpartition("/")[2]) is not None
 
 
 def suffix_of(path: str) -> str:

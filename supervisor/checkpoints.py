@@ -18,7 +18,7 @@ from checkpointing.catalog import Listing, find
 from checkpointing.copies import Copies, Needed
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests
-from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.model import CheckpointingError, Verdict, Verification
 from checkpointing.select import LIMIT_S, newest
 from checkpointing.setaside import SetAside
 from checkpointing.source import Interrupted
@@ -30,10 +30,10 @@ from supervisor.places import escaped, is_of, pattern_of
 from supervisor.pointed import leads_to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from checkpointing.manifest import Manifest
-    from checkpointing.model import Verification
+    from checkpointing.model import Candidate
     from checkpointing.select import Selection
     from checkpointing.tree import Reading
     from supervisor.core.model import CheckpointRef
@@ -135,7 +135,7 @@ class JobCheckpoints:
             selection = self._newest(self._fences, avoid, suspect=suspect)
             if self.learned is not None and self._resumes_itself:
                 self.learned.settle()
-                torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned))
+                torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned), *self._hardly_begun(self.learned))
                 mended = tuple(row for path in torn for row in self._mended(path, attempt, self.learned, alone=alone))
                 selection = self._newest(self._fences, avoid, suspect=suspect) if mended else selection
             self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
@@ -177,16 +177,38 @@ class JobCheckpoints:
         """
         candidates = [one for one in self.listing(candidates=True).candidates if not self.is_checkpoint(one.path)]
         cut = {one.path for one in candidates if any(write.cut for write in learned.writes(one.path))}
+        whole = self._whole_places({pattern_of(path) for path in cut}, [one for one in candidates if one.path not in cut])
+        return tuple(sorted(path for path in cut if pattern_of(path) in whole))
+
+    def _hardly_begun(self, learned: Learned) -> tuple[str, ...]:
+        """Return the directories that this run made for a checkpoint and in which there is not enough for any format to know it.
+
+        Nobody lists them, and a script that takes the newest by name takes such a one. The script may have a format of its own: one is
+        left over from a save where nothing in it was saved to its end; where a save was cut off, at a place of checkpoints; or where beside
+        it lies one that is known.
+        """
+        listed = self.listing(candidates=True).candidates
+        begun = [row for row in learned.begun() if all(row[0] != one.path for one in listed)]
+        whole = self._whole_places({pattern_of(unit) for unit, *_ in begun}, listed) if begun else set()
+        found = [unit for unit, some, all_ in begun if all_ or (some and self.is_checkpoint(unit)) or pattern_of(unit) in whole]
+        for unit in found:
+            identity = identity_of(unit)
+            if identity is not None:
+                why = "a save began it and did not end"
+                self._cache.put(Verification(unit, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
+        return tuple(sorted(found))
+
+    def _whole_places(self, places: Collection[str], candidates: Sequence[Candidate]) -> set[str]:
+        """Return those of the places of which one of the newest candidates is whole."""
         until = time.monotonic() + self._job.settings.checkpoints.verify_budget_s
-        places = {pattern_of(path) for path in cut}
-        beside = [one for one in candidates if one.path not in cut and pattern_of(one.path) in places]
+        beside = [one for one in candidates if pattern_of(one.path) in places]
         whole: set[str] = set()
         for one in sorted(beside, key=lambda one: one.mtime_ns, reverse=True)[:MOST_BESIDE]:
             known = self._cache.get(one.path, one.identity) or verify(one.path, interrupted=lambda: time.monotonic() > until)
             self._cache.put(known)
             if known.verdict is Verdict.VERIFIED:
                 whole.add(pattern_of(one.path))
-        return tuple(sorted(path for path in cut if pattern_of(path) in whole))
+        return whole
 
     def _mended(self, path: str, attempt: int, learned: Learned, *, alone: bool) -> Iterator[tuple[str, str]]:
         """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done.

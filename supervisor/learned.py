@@ -45,7 +45,7 @@ BESIDE: Final = re.compile(
     r"__\d+_\d+\.distcp|\.metadata|\.metadata\.tmp|metadata\.json|common\.pt|zero_to_fp32\.py"
     r"|(trainer_state|config|generation_config|adapter_config|special_tokens_map|added_tokens|preprocessor_config|processor_config)\.json"
     r"|(tokenizer|tokenizer_config|vocab)\.json|vocab\.txt|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)"
-    r"|\S+\.index\.json|scheduler\.bin|random_states_\d+\.pkl|sampler(_\d+)?\.bin"
+    r"|\.tmp\w{6}|\S+\.index\.json|scheduler\.bin|random_states_\d+\.pkl|sampler(_\d+)?\.bin"
 )
 #: PEFT's card of the model: any person may have written a file of that name.
 _CARD: Final = "README.md"
@@ -198,6 +198,15 @@ class Learned:
                 found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
         return found
 
+    def begun(self) -> tuple[tuple[str, bool, bool], ...]:
+        """Return the directories of checkpoints and candidates that this run made; of each whether a save in it was cut off, and all."""
+        cuts: dict[str, list[bool]] = {path: [] for path in self._made if unit_of(path) == path}
+        for path, write in self._writes.items():
+            cuts.setdefault(unit_of(path), []).append(write.cut)
+        return tuple(
+            (unit, any(cut), bool(cut) and all(cut)) for unit, cut in cuts.items() if self.is_known(unit) and self._is_born_here(unit)
+        )
+
     def _is_born_here(self, unit: str) -> bool:
         try:
             st = os.lstat(unit)
@@ -216,6 +225,8 @@ class Learned:
             self._made[made] = dev, ino
         if what == "began":
             under_way = self._open.setdefault(path, set())
+            if known.attempt != attempt:
+                under_way.clear()  # whose ranks are dead
             if number > self._numbers.get(file, 0):
                 self._numbers[file] = number
                 unit = unit_of(path)
@@ -223,7 +234,8 @@ class Learned:
                     self._count(unit, float(row["t"]), saved=1)
             under_way.add((file, number))
             was = _stat(row["was"])
-            fresh = known.fresh if self._writes.pop(path, None) else was is None
+            fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
+            self._writes.pop(path, None)
             self._writes[path] = replace(
                 known, attempt=attempt, t=float(row["t"]), was=was, now=None, cut=True, fresh=fresh, loose=bool(row.get("file"))
             )

@@ -213,6 +213,23 @@ def test_one_save_of_all_ranks_is_one(tmp_path: Path, rank: Rank) -> None:
     assert [place.saved for place in knows(tmp_path, rank).places()] == [1]
 
 
+def test_of_ranks_that_save_together_the_second_finds_what_the_first_one_made(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/a.pt", ends=False)
+    Rank(rank.directory, 1).saves("/j/a.pt", ends=False, was=[1, 2, 0, 5])
+    (write,) = knows(tmp_path, rank).writes("/j/a.pt")
+    assert (write.fresh, write.cut) == (True, True)
+
+
+def test_a_save_of_an_attempt_that_is_dead_does_not_stay_under_way(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/a.pt", ends=False)
+    known = knows(tmp_path, rank)
+    after = Rank(tmp_path / "attempt-0002")
+    after.saves("/j/a.pt")
+    known.absorb(after.directory, 2)
+    (write,) = known.writes("/j/a.pt")
+    assert not write.cut
+
+
 def test_a_save_counts_under_its_final_name(tmp_path: Path, rank: Rank) -> None:
     for step in (1, 2):
         rank.saves("/j/.tmp-xyz")

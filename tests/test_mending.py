@@ -139,6 +139,30 @@ def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_besi
     assert listing(ground.here) == before
 
 
+def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_format_knows_it(ground: Ground) -> None:
+    for step in (10, 20):
+        ground.rank.saves(f"out/step_{step}/state.bin", step, made=ground.rank.makes(f"out/step_{step}"))
+    told = ground.rank.makes("out/step_30")
+    torn = ground.here / "out/step_30"
+    ground.rank.number += 1
+    ground.rank.line(what="began", path=str(torn / "state.bin"), n=ground.rank.number, via="torch", was=None, file=False, made=told)
+    before = listing(ground.here)
+    assert "a save began it and did not end" in ground.mends()["out/step_30"]
+    assert ground.moved() == [(str(torn), f"{torn}.torn-2")]
+    assert listing(ground.here) == renamed(before, ground.moved())
+    assert [one.problem for one in ground.aside.undo()] == [""]
+    assert listing(ground.here) == before
+
+
+def test_an_empty_directory_that_this_run_did_not_make_stays(ground: Ground) -> None:
+    for step in (10, 20):
+        ground.rank.saves(f"out/step_{step}/state.bin", step, made=ground.rank.makes(f"out/step_{step}"))
+    (ground.here / "out/step_30").mkdir()
+    before = listing(ground.here)
+    assert ground.mends() == {}
+    assert listing(ground.here) == before
+
+
 def a_name_of_the_frameworks(ground: Ground) -> None:
     (ground.here / "out/checkpoint-20").mkdir(parents=True)
     (ground.here / "out/checkpoint-20" / "tokenizer.json").write_text("a person's, from before")

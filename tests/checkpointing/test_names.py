@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpointing.model import NamedStep
-from checkpointing.names import step_in, suffix_of
+from checkpointing.names import is_set_aside, step_in, suffix_of
 
 
 @pytest.mark.parametrize(
@@ -90,3 +90,11 @@ def test_any_name_is_answered(name: str) -> None:
 @given(step=st.integers(0, 10**12), width=st.integers(0, 12), word=st.sampled_from(["step", "iter", "global_step", "iteration"]))
 def test_what_a_script_writes_is_read(step: int, width: int, word: str) -> None:
     assert step_in(f"/a/{word}_{step:0{width}}.pt") == NamedStep(step, sure=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("step_12.torn-2", True), ("a.pt.torn-13.1", True), ("/j/step_12.torn-2/", True), ("a.torn", False), ("torn-2.pt", False)],
+)
+def test_what_was_moved_out_of_the_way_is_known_by_its_name(name: str, ours: bool) -> None:  # noqa: FBT001  a column
+    assert is_set_aside(name) is ours

@@ -97,6 +97,24 @@ torch.distributed.destroy_process_group()
 """
 
 
+RESUME = """
+from torch.distributed.checkpoint.state_dict import get_state_dict
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.Adam(model.parameters())
+get_state_dict(model, optimizer)  # steps once, with a learning rate of 0, so that there is a state to load into
+dcp.save({'w': torch.ones(4)}, checkpoint_id='step_1')
+dcp.load({'w': torch.ones(4)}, checkpoint_id='step_1')
+model(torch.ones(2)).sum().backward()
+optimizer.step()
+dcp.load({'w': torch.ones(4)}, checkpoint_id='step_1')
+"""
+
+
+def test_a_step_by_which_an_optimizer_s_state_is_made_is_none_of_the_training(attempt: Attempt, tmp_path: Path) -> None:
+    run(attempt, tmp_path, RESUME)
+    assert [row["steps"] for row in rows_of(attempt, "loads")] == [0, 1]
+
+
 def test_a_directory_is_told_as_one(attempt: Attempt, tmp_path: Path) -> None:
     rows = run(attempt, tmp_path, DCP)
     for step in (1, 2, 3):

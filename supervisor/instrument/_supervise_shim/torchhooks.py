@@ -38,6 +38,7 @@ class TorchHooks:
         self._written = written
         self._programs = programs
         self._drill = drill
+        self._counting: Any = None  # the handle of the hook that counts steps
 
     def table(self) -> dict[str, Callable[[Any], None]]:
         """Say what is done to which module."""
@@ -48,6 +49,7 @@ class TorchHooks:
             "torch.distributed.distributed_c10d": self._process_groups,
             "torch.distributed.checkpoint.state_dict_saver": self._dcp_save,
             "torch.distributed.checkpoint.state_dict_loader": self._dcp_load,
+            "torch.distributed.checkpoint.state_dict": self._dcp_state,
             "safetensors": self._safetensors,
             "safetensors.torch": self._safetensors_save,
             "lightning.fabric.utilities.cloud_io": self._lightning,
@@ -59,7 +61,7 @@ class TorchHooks:
         }
 
     def _optimizers(self, module: Any) -> None:
-        module.register_optimizer_step_post_hook(self._beat.on_step)
+        self._counting = module.register_optimizer_step_post_hook(self._beat.on_step)
         self._beat.flag(layout.FLAG_OPTIM)
         if self._drill is not None:
             module.register_optimizer_step_pre_hook(self._drill.before_step)
@@ -97,6 +99,25 @@ class TorchHooks:
     def _dcp_load(self, module: Any) -> None:
         for name in ("load", "load_state_dict"):
             self._phased(module, name, layout.LOAD, _dcp_place, "dcp")
+
+    def _dcp_state(self, module: Any) -> None:
+        """Count no step where it fills an optimizer's state by stepping with a learning rate of 0: what is resumed from is loaded next."""
+        name = "_init_optim_state"
+        inner = getattr(module, name, None)
+        if inner is None:
+            return
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            counting = self._counting
+            if counting is not None:
+                counting.remove()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                if counting is not None:
+                    self._counting = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(self._beat.on_step)
+
+        setattr(module, name, _like(inner, wrapper))
 
     def _safetensors(self, module: Any) -> None:
         self._phased(module, "safe_open", layout.LOAD, _first, "safetensors")  # load_file goes through it

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -21,9 +20,10 @@ from health.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from health.model import Json
+    from health.registry import Plugged
 
 VERSION: Final = 1
 UNFIT: Final = 69
@@ -45,14 +45,6 @@ _REPAIRS: Final = {
     Repair.REPLACE: "replace the part",
     Repair.CONFIGURE: "change a setting",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Plugged:
-    """Probes and checks of packages, MODULE by name: those that the caller lists."""
-
-    probes: Mapping[str, str]
-    checks: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,6 @@ class Diagnosis:
         }
 
 
-NOTHING_PLUGGED: Final = Plugged({}, {})
 _DEFAULT: Final = Thresholds()
 
 
@@ -97,7 +88,7 @@ class Doctor:
         ask: Ask,
         *,
         limits: Thresholds = _DEFAULT,
-        plugged: Plugged = NOTHING_PLUGGED,
+        plugged: Plugged = registry.NOTHING_PLUGGED,
         environ: Mapping[str, str] | None = None,
         lasting: bool = False,
     ) -> None:
@@ -174,10 +165,12 @@ def _print(found: Diagnosis, out: TextIO, *, in_full: bool) -> None:
         for one in folded(shown):
             word = Text(one.result.value.upper() + (" blocks" if one.blocks else ""), style=_COLOURS[one.result])
             table.add_row(word, one.check, Text("\n".join(_said(one))))
-        console.print(table)
-        console.print()
-    for line in _summary(found):
-        console.print(Text(line), soft_wrap=True)
+        with console.capture() as told:  # written by us: rich ends the process where nobody reads any more
+            console.print(table)
+            console.print()
+        out.write(told.get())
+    out.writelines(f"{line}\n" for line in _summary(found))
+    out.flush()
 
 
 def folded(results: Iterable[CheckResult]) -> Iterable[CheckResult]:

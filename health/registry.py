@@ -9,12 +9,13 @@ Each table is literal, so that it can be read and searched. A package adds its o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from health.model import Ask, CheckResult, Reading, Readings
     from health.thresholds import Thresholds
@@ -31,6 +32,17 @@ class ProbeRow:
     deadline_s: float = 5.0
     fast: bool = True
     sampled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plugged:
+    """Probes and checks of packages, MODULE by name: those that the caller lists."""
+
+    probes: Mapping[str, str]
+    checks: Mapping[str, str]
+
+
+NOTHING_PLUGGED: Final = Plugged({}, {})
 
 
 PROBES: Final[Mapping[str, ProbeRow]] = {
@@ -142,12 +154,22 @@ def checks(plugged: Mapping[str, str] | None = None) -> dict[str, Check]:
     return {name: cast("Check", import_module(module)) for name, module in {**CHECKS, **(plugged or {})}.items()}
 
 
-def offered(group: str, listed: Iterable[str]) -> dict[str, str]:
-    """Return MODULE by name of the entry points of `group` that are in `listed`. Raises KeyError naming one that nobody offers."""
+def plugged(listed: Iterable[str]) -> Plugged:
+    """Return what packages offer under the names in `listed`. Raises LookupError naming what nobody offers, or one that is ours."""
+    names = dict.fromkeys(listed)
+    if not names:
+        return NOTHING_PLUGGED
     from importlib.metadata import entry_points  # noqa: PLC0415  reads the metadata of all that is installed: only where it is wanted
 
-    there = {point.name: point.module for point in entry_points(group=group)}
-    return {name: there[name] for name in listed}
+    probes, checks_ = (
+        {point.name: point.module for point in entry_points(group=group) if point.name in names} for group in (PROBE_GROUP, CHECK_GROUP)
+    )
+    for name in names:
+        if name in PROBES or name in CHECKS:
+            raise LookupError(f"{name!r} is one of ours")
+        if name not in probes and name not in checks_:
+            raise LookupError(f"no package offers a check or probe {name!r}")
+    return Plugged(probes, checks_)
 
 
 def fast() -> tuple[str, ...]:

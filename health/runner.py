@@ -37,6 +37,8 @@ OUTCOME: Final = "probe.outcome"
 _START_S: Final = 20.0
 #: How long we wait for one that was killed to be gone: D state shows itself at once.
 _KILLED_S: Final = 0.3
+#: No answer is as long as that: whatever writes it is no prober of ours.
+_LONGEST_ANSWER: Final = 64 << 20
 _CHUNK: Final = 1 << 16
 _PROBER: Final = Path(__file__).with_name("prober.py")
 
@@ -77,7 +79,8 @@ class _Process:
         if not got:
             return None
         *whole, self.rest = (self.rest + got).split(b"\n")
-        answers = [json.loads(line) for line in whole]
+        self.rest = self.rest[-_LONGEST_ANSWER:]
+        answers = [answer for line in whole if (answer := _answer(line))]
         self.ready = self.ready or any("ready" in answer for answer in answers)
         return answers
 
@@ -239,6 +242,15 @@ class Runner:
             self._stuck[job.name] = _Stuck(job.process, job.begun, job.outcome)
         seconds = round(time.monotonic() - job.begun, 3)
         return [*job.readings, _outcome(job.name, {"seconds": seconds, "deadline_s": job.ask.deadline_s, **job.outcome})]
+
+
+def _answer(line: bytes) -> dict[str, Json]:
+    """Return a line of a prober's; empty where a library wrote into its pipe, which costs that line only."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def asked(readings: Readings) -> frozenset[str]:

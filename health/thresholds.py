@@ -1,8 +1,13 @@
-"""Every threshold that a check judges by, with its unit and where it comes from. Nothing here can fail, and nothing is kept."""
+"""Every threshold that a check judges by, with its unit and where it comes from; a site's own stand in for them. Nothing is kept."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +114,21 @@ class Thresholds:
     connect_s: float = 0.1
     #: Seconds to resolve a name.
     resolve_s: float = 1.0
+
+
+def thresholds(words: Iterable[str]) -> Thresholds:
+    """Return the thresholds with those of `words`, NAME=VALUE, in place of ours. Raises ValueError naming what is wrong."""
+    ours = {field.name: float if field.type == "float" else int for field in fields(Thresholds)}
+    chosen: dict[str, float] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name.strip() not in ours:
+            raise ValueError(f"there is no threshold {name.strip()!r}; there are {', '.join(sorted(ours))}")
+        try:
+            number = ours[name.strip()](value)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise ValueError(f"{word}: NAME=NUMBER is wanted, not below 0")
+        chosen[name.strip()] = number
+    return replace(Thresholds(), **chosen)  # type: ignore[arg-type]  # each is of its field's type

@@ -157,13 +157,14 @@ def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = 
 
 
 def _evict_on(settings: Settings) -> tuple[str, ...]:
-    from health.registry import CHECKS  # noqa: PLC0415  likewise
+    from supervisor.healthset import healthset  # noqa: PLC0415  likewise
 
-    unknown = [name for name in settings.health.evict_on if name not in CHECKS]
+    checks = healthset(settings).checks
+    unknown = [name for name in settings.health.evict_on if name not in checks]
     if unknown:
         raise SuperviseError(
             f"health.evict_on ({settings.origin('health.evict_on')}): there is no check {unknown[0]!r}",
-            hint=f"Name one of docs/health.md: {', '.join(sorted(CHECKS))}.",
+            hint=f"Name one of docs/health.md: {', '.join(sorted(checks))}.",
         )
     return settings.health.evict_on
 

@@ -51,7 +51,9 @@ def _doctor(
     from supervisor.shadow import pin_our_packages  # noqa: PLC0415  for this command only
 
     pin_our_packages()
-    if values.pop("nodes"):
+    nodes = bool(values.pop("nodes"))
+    _refuse_both({"--nodes": nodes, "--kernel-log": kernel_log is not None}, {"--watch": watch_s is not None, "--fix": fix})
+    if nodes:
         return check_nodes(values, as_json=as_json)
     refuse_without_nodes(values)
     if kernel_log is not None:
@@ -65,20 +67,37 @@ def _doctor(
     from health import doctor  # noqa: PLC0415
     from health.model import Ask  # noqa: PLC0415
     from supervisor import identity  # noqa: PLC0415
+    from supervisor.healthset import healthset  # noqa: PLC0415
 
     here = identity.working_directory()
     paths = (here, here / settings.job.state_dir)
     ask = Ask(paths=tuple(str(path) for path in paths if path.exists()), environ=dict(os.environ))
-    looking = doctor.Doctor(ask, lasting=watch_s is not None)
+    chosen = healthset(settings)
+    looking = doctor.Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=watch_s is not None)
     return doctor.run(looking, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
+
+
+def _refuse_both(instead: dict[str, bool], of_this_node: dict[str, bool]) -> None:
+    """Raise SuperviseError (64) where an option that looks elsewhere stands beside one that it would leave without a meaning."""
+    given_ = [option for option, is_given in instead.items() if is_given]
+    others = [*given_[1:], *(option for option, is_given in of_this_node.items() if is_given)]
+    if given_ and others:
+        hint = f"Leave one of them out: first `supervise doctor {others[0]}`, then `supervise doctor {given_[0]}`."
+        raise SuperviseError(
+            f"{given_[0]} does not look at this node: {others[0]} says nothing beside it", hint=hint, exit_code=ExitCode.USAGE
+        )
 
 
 def _kernel_log(path: str, *, as_json: bool) -> int:
     from health.kernellog import judgefile  # noqa: PLC0415  for this command only
 
+    name = "standard input" if path == "-" else path or "''"
     try:
-        text = judgefile.read(path)
+        with judgefile.opened(path) as stream:
+            judged = judgefile.judge_stream(stream)
     except OSError as error:
         hint = "Name a file that can be read, or `-` for standard input: `dmesg | supervise doctor --kernel-log -`."
-        raise SuperviseError(f"kernel log not readable: {path}: {error.strerror or error}", hint=hint, exit_code=ExitCode.USAGE) from error
-    return judgefile.show(text, as_json=as_json, out=sys.stdout)
+        raise SuperviseError(f"kernel log not readable: {name}: {error.strerror or error}", hint=hint, exit_code=ExitCode.USAGE) from error
+    except judgefile.LogFormError as error:
+        raise SuperviseError(f"no text of a kernel log: {name}: {error}", hint=error.hint, exit_code=ExitCode.USAGE) from error
+    return judgefile.show(judged, as_json=as_json, out=sys.stdout)

@@ -14,6 +14,8 @@ import click
 
 from supervisor.errors import ExitCode, SuperviseError
 
+_ARGPARSE_REFUSED = 2
+_LAST_PORT = 65535
 _NAMES = ("nnodes", "node_rank", "nproc_per_node", "master", "rehearse")
 
 
@@ -35,19 +37,35 @@ def check_nodes(values: dict[str, object], *, as_json: bool) -> int:
     spec = find_spec("health.nodecheck.__main__")
     if spec is None or spec.origin is None:
         raise SuperviseError("node check not found: health.nodecheck", hint="Install torch-supervise anew: `pip install torch-supervise`.")
-    nnodes = values.get("nnodes")
-    if isinstance(nnodes, int) and nnodes > 1 and (not values.get("master") or values.get("node_rank") is None):
-        raise SuperviseError(
-            "--nnodes needs --node-rank and --master",
-            hint=f"On each node: `supervise doctor --nodes --nnodes {nnodes} --node-rank N --master HOST:PORT`, HOST that of rank 0.",
-            exit_code=ExitCode.USAGE,
-        )
+    _refuse_what_does_not_fit(values)
     argv = [sys.executable, "-P", spec.origin, *(["--json"] if as_json else [])]
     for name in _NAMES:
         value = values.get(name)
         for one in value if isinstance(value, tuple) else () if value is None else (value,):
             argv += ["--" + name.replace("_", "-"), str(one)]
-    return subprocess.run(argv, check=False).returncode  # noqa: S603  our own module
+    code = subprocess.run(argv, check=False).returncode  # noqa: S603  our own module
+    return ExitCode.USAGE if code == _ARGPARSE_REFUSED else code
+
+
+def _refuse_what_does_not_fit(values: dict[str, object]) -> None:
+    nnodes, rank, master = (values.get(name) for name in ("nnodes", "node_rank", "master"))
+    many = isinstance(nnodes, int) and nnodes > 1
+    if many and (not master or rank is None):
+        message = "--nnodes needs --node-rank and --master"
+    elif isinstance(rank, int) and rank >= (nnodes if isinstance(nnodes, int) else 1):
+        message = f"--node-rank {rank} is not below --nnodes {nnodes or 1}: the first node is 0"
+    elif master and not _is_address(str(master)):
+        message = f"--master {master} is no HOST:PORT"
+    else:
+        return
+    all_ = nnodes if many else "N"
+    hint = f"On each node: `supervise doctor --nodes --nnodes {all_} --node-rank N --master HOST:PORT`, HOST that of rank 0."
+    raise SuperviseError(message, hint=hint, exit_code=ExitCode.USAGE)
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port[:6]) <= _LAST_PORT
 
 
 def refuse_without_nodes(values: dict[str, object]) -> None:

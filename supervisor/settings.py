@@ -210,6 +210,8 @@ class Health:
         flag="--evict-on",
         env="SUPERVISE_EVICT_ON",
     )
+    thresholds: tuple[str, ...] = _row((), "thresholds of checks in place of ours, NAME=NUMBER, such as disk_used_share=0.8")
+    plugins: tuple[str, ...] = _row((), "checks and probes of packages that are used too: names of their entry points")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def remember() -> dict[str, tuple[int, int]]:
 def journal(since: float, clock: Clock, _before: Mapping[str, tuple[int, int]]) -> Records | str:
     """Ask systemd's journal."""
     ahead = time.time() - clock.now()  # the journal's times are the wall's, which somebody may have set
-    words = ["journalctl", "-k", "-o", "json", "--no-pager", "-q", "-n", str(MOST_RECORDS), f"--since=@{since + ahead:.6f}"]
+    words = ["journalctl", "-k", "-o", "json", "--no-pager", "-q", "-n", str(MOST_RECORDS), f"--since=@{max(0.0, since + ahead):.6f}"]
     try:
         done = subprocess.run(words, capture_output=True, timeout=JOURNAL_DEADLINE_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 (no shell, no foreign word)
     except (OSError, subprocess.TimeoutExpired) as error:

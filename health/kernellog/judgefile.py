@@ -1,30 +1,52 @@
 """`supervise doctor --kernel-log FILE`: judges a saved log.
 
 In: a file's name, `-` for stdin. Out: on stdout one JSON object per finding and line, or a table for people; the exit code: 69 where
-something is to be repaired before the node is used (critical), else 0. What can fail is reading and writing (OSError). Nothing is kept.
+something is to be repaired before the node is used (critical), else 0. It is read as it comes, so that a log of any length takes little
+memory. What can fail is reading and writing (OSError), and a file that is no text of a log (ValueError with the command that makes one of
+it). Nothing is kept.
 """
 
 from __future__ import annotations
 
+import codecs
+import errno
 import gzip
 import json
+import os
 import sys
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader, FileIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog import lines
-from health.kernellog.finding import ORDER, Severity
+from health.kernellog.finding import ORDER, Finding, Severity
 from health.kernellog.judge import Judge
 from health.model import Repair
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import TextIO
 
-    from health.kernellog.finding import Finding
 
 FOUND: Final = 69
 _GZIP: Final = b"\x1f\x8b"
+#: What begins so is a log in another form.
+_OTHERS: Final = {
+    b"\xfd7zXZ": ("it is packed by xz", "Unpack it: `xz -dc {path} | supervise doctor --kernel-log -`."),
+    b"(\xb5/\xfd": ("it is packed by zstd", "Unpack it: `zstd -dc {path} | supervise doctor --kernel-log -`."),
+    b"BZh": ("it is packed by bzip2", "Unpack it: `bzip2 -dc {path} | supervise doctor --kernel-log -`."),
+    b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p {path} | supervise doctor --kernel-log -`."),
+    b"LPKSHHRH": (
+        "it is a file of the journal",
+        "Let journalctl read it: `journalctl --file {path} -k | supervise doctor --kernel-log -`.",
+    ),
+}
+#: Bytes of a text that are no UTF-8, as a share: in a log of another encoding it is a letter here and there.
+_FOREIGN_SHARE: Final = 0.1
+_BEGINNING: Final = 8192
 _SHOWN: Final = 160
 _COMMANDS: Final = {
     Repair.RESET_GPU: "nvidia-smi --gpu-reset -i GPU, once nothing runs on it",
@@ -37,26 +59,81 @@ _COMMANDS: Final = {
 }
 
 
-def read(path: str) -> str:
-    """Return a file's text, whatever its bytes are; gzip is unpacked. Raises OSError."""
-    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    if data.startswith(_GZIP):
-        data = gzip.decompress(data)
-    return data.replace(b"\x00", b"").decode("utf-8", "replace")
+class LogFormError(ValueError):
+    """A file that is no text of a log. hint: what makes one of it."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a saved log gave. messages: how many of its lines can be the kernel's."""
+
+    findings: tuple[Finding, ...]
+    messages: int
+
+
+@contextmanager
+def opened(path: str) -> Iterator[TextIO]:
+    """Open a file's text, whatever its bytes are; gzip is unpacked. Raises OSError, LogFormError, also while it is read."""
+    with _bytes_of(path) as data:
+        begins = data.peek()
+        for magic, (what, hint) in _OTHERS.items():
+            if begins.startswith(magic):
+                raise LogFormError(what, hint.format(path=path))
+        if begins.startswith(_GZIP):
+            try:
+                with gzip.GzipFile(fileobj=data) as unpacked:
+                    yield _text(unpacked, unpacked.peek(_BEGINNING))
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise LogFormError(
+                    f"its gzip is damaged: {error}", f"Judge what is left: `gzip -dc {path} | supervise doctor --kernel-log -`."
+                ) from error
+        else:
+            yield _text(data, begins)
+
+
+def _bytes_of(path: str) -> BufferedReader:
+    if path != "-":
+        return Path(path).open("rb")
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
+
+
+def _text(data: BufferedReader | gzip.GzipFile, begins: bytes) -> TextIO:
+    utf_16 = begins[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    if not utf_16 and begins.decode("utf-8", "replace").count("\ufffd") > _FOREIGN_SHARE * len(begins):
+        raise LogFormError("it is no text", "Save one: `dmesg > FILE`, or `journalctl -k > FILE`.")
+    return TextIOWrapper(data, "utf-16" if utf_16 else "utf-8", "replace", newline="\n")
 
 
 def judge(text: str) -> tuple[Finding, ...]:
-    """Return the findings of a saved log, in its order."""
-    judged = Judge()
-    judged.take_all(lines.entries(text))
-    return judged.findings()
+    """Return the findings of a log's text, in its order. Raises LogFormError."""
+    return judge_stream(StringIO(text)).findings
 
 
-def show(text: str, *, as_json: bool, out: TextIO) -> int:
+def judge_stream(stream: TextIO) -> Judged:
+    """Judge a log as it is read. Raises OSError, LogFormError."""
+    judged, messages = Judge(), 0
+    try:
+        for entry in lines.streamed(stream):
+            judged.take(entry)
+            messages += 1
+    except lines.LogTooLongError as error:
+        raise LogFormError(str(error), "Save it one object a line: `journalctl -k -o json > FILE`.") from error
+    return Judged(judged.findings(), messages)
+
+
+def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:
     """Print the findings of a saved log. Returns the exit code. Raises OSError where nothing can be printed."""
-    found = judge(text)
+    found = judged.findings
     if as_json:
         out.writelines(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in found)
+    elif not judged.messages:
+        out.write("no message of a kernel is in this log: nothing can be said of the node\n")
     else:
         out.write(_as_text(found))
     return FOUND if any(one.severity is Severity.CRITICAL for one in found) else 0

@@ -1,13 +1,14 @@
 """Lines of saved kernel logs, whoever wrote them: what the kernel said, when, and whether it surely was the kernel.
 
-In: the text of a file: records of /dev/kmsg, `dmesg` with any of its options, `journalctl` short, iso, monotonic, full, unix, cat or JSON,
-files of syslog with and without host, RFC 5424, rsyslog's `#012` for a newline. Out: an Entry for each message that can be the kernel's.
-Nothing fails: what is no line of a kernel's log is passed over. What a line's own marks give to somebody else (another facility, another
-program's tag, another transport) never comes out; a line without marks may be the kernel's, and is `sure` False.
+In: the text of a file, or a stream of it: records of /dev/kmsg, `dmesg` with any of its options, `journalctl` short, iso, monotonic, full,
+unix, cat or JSON, files of syslog with and without host, RFC 5424, rsyslog's `#012` for a newline. Out: an Entry for each message that can
+be the kernel's. What is no line of a kernel's log is passed over, and fails nothing. What a line's own marks give to somebody else (another
+facility, another program's tag, another transport) never comes out; a line without marks may be the kernel's, and is `sure` False.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from dataclasses import dataclass, replace
@@ -18,11 +19,18 @@ from health.kernellog.finding import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import TextIO
 
 LONGEST_LINE = 12288
+#: Of a row of JSON: a message of LONGEST_LINE bytes that are no text is a list of numbers.
+LONGEST_ROW = 1 << 20
+#: A document of JSON, of several lines, is held as a whole: this much of it, in characters.
+LONGEST_DOCUMENT = 1 << 26
 #: A log without years begins in one that has a 29th of February.
 _SOME_YEAR = 2000
 _HALF_A_YEAR_S = 180 * 86400
+#: No time that a log can mean.
+_FOR_EVER_S = 1e12
 
 #: A line of a record's dictionary, as /dev/kmsg gives it after the message.
 _DICTIONARY = re.compile(r" [A-Z_]+=")
@@ -30,15 +38,15 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
 #: dmesg -H, where the minute is a new one; and a time of ISO 8601 in brackets.
 _MINUTE = re.compile(r"\[(?P<mon>[A-Z][a-z]{2}) ?(?P<d>\d{1,2}) (?P<clock>\d\d:\d\d)\] ")
 _BRACKETED = re.compile(r"\[(?=\d{4}-\d\d-\d\dT)([^\]]+)\] ")
-_KMSG = re.compile(r"(?P<pri>\d{1,4}),\d+,(?P<us>\d+),[^;]{1,80};(?P<rest>.*)")
+_KMSG = re.compile(r"(?P<pri>\d{1,4}),\d+,(?P<us>\d{1,18}),[^;]{1,80};(?P<rest>.*)")
 _PRI = re.compile(r"<(?P<pri>\d{1,3})>(?:1 )?")
 _LEVEL = re.compile(
     r"(?P<facility>kern|user|mail|daemon|auth|syslog|lpr|news|uucp|cron|authpriv|ftp|res\d+|local\d) *:"
     r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: "
 )
 _CALLER = r"(?: ?\[ *[TC]\d+\])? ?"  # CONFIG_PRINTK_CALLER
-_UPTIME = re.compile(r"\[ *(?P<s>\d+\.\d{3,6})\]" + _CALLER)
-_DELTA = re.compile(r"\[ *(?P<sign>[+<])? *(?P<s>\d+\.\d{6})>?\] ")
+_UPTIME = re.compile(r"\[ *(?P<s>\d{1,12}\.\d{3,6})\]" + _CALLER)
+_DELTA = re.compile(r"\[ *(?P<sign>[+<])? *(?P<s>\d{1,12}\.\d{6})>?\] ")
 _CTIME = re.compile(
     r"\[(?:[^\W\d]{2,5}\.? )?(?P<mon>[^\W\d]{3,9})\.? +(?P<d>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<y>\d{4})\]" + _CALLER
 )
@@ -60,16 +68,54 @@ _TALOS = re.compile(r"(?P<host>\S+): (?P<facility>[a-z0-9]+): +[a-z]+: \[(?P<tim
 _COLLECTED = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*): (?=\[ *\d+\.\d{6}\] )")
 _NETWORKD = re.compile(r"(?P<nic>\S+): (?:Lost|Gained) carrier")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
+_BLANK = "\ufeff \t\r\n\x1e"
+_COUNT = re.compile(r"\d{1,18}")
+_OBJECT = re.compile(r'\{\s*"')
 _MONTHS = {name: number for number, name in enumerate(re.findall("...", "janfebmaraprmayjunjulaugsepoctnovdec"), 1)}
+
+
+class LogTooLongError(ValueError):
+    """A log that would have to be held as a whole, and is too long for that."""
 
 
 def entries(text: str) -> Iterator[Entry]:
     """Yield the kernel's messages of a whole file, in its order."""
-    start = text.lstrip("\ufeff \t\r\n\x1e")
-    if start[:1] in {"{", "["} and (start[:2] in {"{\n", "[\n", "[{"} or re.match(r'\{\s*"', start)):
-        yield from _of_json(text)
-        return
-    yield from Lines().all(text.split("\n"))
+    return streamed(io.StringIO(text))
+
+
+def streamed(stream: TextIO) -> Iterator[Entry]:
+    """Yield the kernel's messages of a stream, in its order, however long it is: only a document of JSON is held as a whole.
+
+    Raises OSError, and LogTooLongError of a document longer than LONGEST_DOCUMENT.
+    """
+    number = 0
+    while (first := stream.readline(LONGEST_ROW)) and not first.strip(_BLANK):
+        number += 1
+    if _is_document(first):
+        text = first + stream.read(LONGEST_DOCUMENT)
+        if len(text) > LONGEST_DOCUMENT:
+            raise LogTooLongError(f"a document of JSON of more than {LONGEST_DOCUMENT >> 20} MiB")
+        yield from _of_json(text, number + 1)
+    else:
+        yield from Lines(number).all(_lines(stream, first))
+
+
+def _is_document(first: str) -> bool:
+    """Tell by its first line whether a text is JSON that a reader of lines would not understand."""
+    start = first.strip(_BLANK)
+    if start not in {"{", "["} and start[:2] != "[{" and _OBJECT.match(start) is None:
+        return False
+    value = _decoded(start)
+    return not isinstance(value, dict) or "dmesg" in value
+
+
+def _lines(stream: TextIO, line: str) -> Iterator[str]:
+    """Yield `line` and those after it; what is longer than LONGEST_ROW is cut."""
+    while line:
+        yield line.replace("\x00", "")  # what a crash leaves in a file
+        while line and not line.endswith("\n"):
+            line = stream.readline(LONGEST_ROW)
+        line = stream.readline(LONGEST_ROW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +133,11 @@ class _Head:
 class Lines:
     """Reads lines one after another: a time may be told as the step from the line before, and years not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int = 0) -> None:
+        """Prepare. number: of lines that are behind already."""
         self._t: float | None = None
         self._year = _SOME_YEAR
-        self._number = 0
+        self._number = number
 
     def all(self, lines: Iterable[str]) -> Iterator[Entry]:
         """Yield what each line gives."""
@@ -102,12 +149,12 @@ class Lines:
     def read(self, line: str) -> Entry | None:
         """Return the kernel's message in a line, None where there is none."""
         self._number += 1
+        if _OBJECT.match(row := line.strip(_BLANK)):
+            return next(iter(_json_entry(_decoded(row), row, self._number)), None)
         raw = line.rstrip("\r\n ")[:LONGEST_LINE]
         raw = _COLOURS.sub("", raw) if "\x1b" in raw else raw
         if not raw or _DICTIONARY.match(raw):
             return None
-        if raw.startswith('{"'):
-            return next(iter(_json_entry(_decoded(raw), raw, self._number)), None)
         text = raw.lstrip("\x1e \t")
         if match := _KMSG.match(text):
             since = int(match["us"]) / 1e6
@@ -218,15 +265,15 @@ def _unescaped(text: str) -> str:
 def _decoded(text: str) -> Any:  # noqa: ANN401  whatever JSON holds
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
-def _of_json(text: str) -> Iterator[Entry]:
+def _of_json(text: str, number: int) -> Iterator[Entry]:
     """Yield what JSON values, one after another, hold: `journalctl -o json`, json-pretty, json-seq, `dmesg --json`."""
-    decoder, at, number, seen = json.JSONDecoder(), 0, 1, 0
+    decoder, at, seen = json.JSONDecoder(), 0, 0
     while True:
-        while at < len(text) and text[at] in " \t\r\n\x1e,\ufeff":
+        while at < len(text) and text[at] in _BLANK + ",":
             at += 1
         if at >= len(text):
             return
@@ -234,7 +281,7 @@ def _of_json(text: str) -> Iterator[Entry]:
         seen = at
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError:  # a line that was cut
+        except (ValueError, RecursionError):  # a line that was cut
             end = text.find("\n", at)
             if end < 0:
                 return
@@ -261,7 +308,7 @@ def _of_dmesg(row: dict[str, Any], line: str, number: int) -> Entry | None:
     pri, t = row.get("pri", 0), row.get("time")
     if not isinstance(pri, int) or pri >> 3 or row.get("fac", "kern") != "kern":
         return None
-    since = float(t) if isinstance(t, int | float) else None
+    since = float(t) if isinstance(t, int | float) and abs(t) < _FOR_EVER_S else None
     return Entry(_first(str(row["msg"])), line, number, since, since)
 
 
@@ -274,14 +321,19 @@ def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
     transport, facility, tag = (row.get(key) for key in ("_TRANSPORT", "SYSLOG_FACILITY", "SYSLOG_IDENTIFIER"))
     us = str(row.get("__REALTIME_TIMESTAMP", ""))
     since = str(row.get("_SOURCE_MONOTONIC_TIMESTAMP", row.get("_SOURCE_BOOTTIME_TIMESTAMP", "")))
-    t = int(us) / 1e6 if us.isdigit() else None
+    t = _seconds(us)
     host = str(row.get("_HOSTNAME", ""))
     if tag == "systemd-networkd" and transport != "kernel":
         return Entry(message, line, number, t, None, host=host) if _NETWORKD.match(message) else None
     told = transport is not None or facility is not None or tag == "kernel"
     if not told or (transport or "kernel") != "kernel" or str(facility or 0) != "0":
         return None
-    return Entry(_first(message), line, number, t, int(since) / 1e6 if since.isdigit() else None, host=host)
+    return Entry(_first(message), line, number, t, _seconds(since), host=host)
+
+
+def _seconds(us: str) -> float | None:
+    """Return the seconds of a count of microseconds, None where it is none."""
+    return int(us) / 1e6 if _COUNT.fullmatch(us) else None
 
 
 def _first(message: str) -> str:

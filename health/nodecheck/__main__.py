@@ -90,7 +90,13 @@ def _fault(text: str) -> Fault:
 
 def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what it warns of, that a peer is gone, is what is being looked for
-    import torch  # noqa: F401, PLC0415  before the fork, so that it is loaded once; it touches no GPU by itself
+    try:
+        import torch  # noqa: F401, PLC0415  before the fork, so that it is loaded once; it touches no GPU by itself
+    except (ImportError, OSError) as error:  # OSError: a library of CUDA's that is not there
+        sys.stderr.write(
+            f"node check failed: rank {rank}: torch cannot be imported by {sys.executable}: {error}\nInstall it: `pip install torch`.\n"
+        )
+        return NO_REPORT
 
     hear, speak = os.pipe()
     pid = os.fork()  # no thread runs yet

@@ -23,6 +23,7 @@ from health.kernellog.memory import Memory
 from health.model import Ask, Readings, Result
 from health.runner import OUTCOME, Runner
 from supervisor.core.model import Evidence, Finding
+from supervisor.healthset import healthset
 from supervisor.observe import gpustate
 
 if TYPE_CHECKING:
@@ -68,10 +69,12 @@ class HealthWatch:
         self._job, self._signatures, self._on_change = job, signatures, on_change
         settings = job.settings
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
+        self._set = healthset(settings)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
+        self.probes += tuple(self._set.plugged.probes) * self.has_gpus
         self.enabled = settings.health.enabled and bool(self.probes)
-        self._runner = Runner(environ=job.environ)
+        self._runner = Runner(self._set.plugged.probes, job.environ)
         self._turn = threading.Lock()  # of the runner
         self._hung: set[str] = set()
         self._baseline: Readings | None = None
@@ -91,7 +94,7 @@ class HealthWatch:
             now = self._runner.sweep(asked, self._ask(DEADLINE_S, paths, need_bytes))
         skipped = ", ".join(sorted(self._hung))
         self._note_hung(now)
-        results = judge(now, self._baseline)
+        results = judge(now, self._baseline, self._set.limits, self._set.checks)
         if self._baseline is None:
             self._baseline = now
         self._before = self._last = now if now.of("gpu.identity") else None
@@ -172,10 +175,10 @@ class HealthWatch:
         while not stop.is_set():
             with self._turns(every_s) as mine:
                 if mine and not stop.is_set():
-                    now = self._runner.sample(registry.sampled(), self._ask(DEADLINE_S))
+                    now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
                     self._took(now)
                     self._note_hung(now)
-                    changes = self._changes(judge(now, self._baseline))
+                    changes = self._changes(judge(now, self._baseline, self._set.limits, self._set.checks))
                 else:
                     changes = ()
             if changes and not stop.is_set():

@@ -99,6 +99,27 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
     assert "not seen: nvml: gpu.processes: not permitted, root may" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--nodes --kernel-log -", "--nodes does not look at this node: --kernel-log says nothing beside it"),
+        ("--nodes --fix", "--nodes does not look at this node: --fix says nothing beside it"),
+        ("--kernel-log - --watch 1", "--kernel-log does not look at this node: --watch says nothing beside it"),
+        ("--nnodes 3", "--nnodes says nothing without --nodes"),
+        ("--nodes --nnodes 3", "--nnodes needs --node-rank and --master"),
+        ("--nodes --nnodes 2 --node-rank 2 --master a:1", "--node-rank 2 is not below --nnodes 2"),
+        ("--nodes --node-rank 1", "--node-rank 1 is not below --nnodes 1"),
+        ("--nodes --nnodes 2 --node-rank 0 --master a", "--master a is no HOST:PORT"),
+        ("--nodes --nnodes 2 --node-rank 0 --master a:70000", "--master a:70000 is no HOST:PORT"),
+        ("--nodes --rehearse bogus", "argument --rehearse: no fault: 'bogus'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: str, said: str, tmp_path: Path) -> None:
+    done = doctor(*options.split(), cwd=tmp_path)
+    assert said in done.stderr
+    assert (done.returncode, done.stdout) == (64, "")
+
+
 def test_watch_tells_what_moves_and_ends_by_interrupt(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     assert SUPERVISE is not None
     with subprocess.Popen(  # noqa: S603 -- ours

@@ -118,6 +118,14 @@ def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_what_is_written_into_the_prober_s_own_pipe_costs_its_line_only(tmp_path: Path) -> None:
+    noise = "[os.write(fd, b'\\xff[1]\\n[7]\\n{\\n') for fd in range(3, 9) if os.path.realpath(f'/proc/self/fd/{fd}').count('pipe')]"
+    runner = plugged(tmp_path, f"def read(ask):\n {noise}\n yield Reading('foreign', 'host', 'a', 1)\n")
+    now = runner.sweep(("foreign",), Ask())
+    assert (now.value("a"), now.table(OUTCOME, "probe:foreign")["state"]) == (1, "answered")
+
+
+@pytest.mark.process
 def test_a_probe_that_is_short_of_cpu_is_no_finding(tmp_path: Path) -> None:
     runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n while True: pass\n")
     said = next(one for one in judge(runner.sweep(("foreign",), Ask(deadline_s=0.5))) if one.subject == "probe:foreign")

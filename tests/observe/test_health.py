@@ -32,7 +32,8 @@ def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa:
 
     def make(on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True) -> HealthWatch:
         settings = SimpleNamespace(
-            health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=()), checkpoints=SimpleNamespace(paths=())
+            health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=(), thresholds=(), plugins=()),
+            checkpoints=SimpleNamespace(paths=()),
         )
         job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="")
         catalogue = signatures.read()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -53,6 +54,47 @@ def test_standard_input_is_read(packed: bool) -> None:  # noqa: FBT001  a parame
 def test_an_ordinary_log_is_0_and_says_nothing_to_programs() -> None:
     assert (_doctor("--kernel-log", "-", "--json", said=ORDINARY.encode()).stdout, _doctor("--kernel-log", "-").returncode) == (b"", 0)
     assert b"nothing in this log" in _doctor("--kernel-log", "-", said=ORDINARY.encode()).stdout
+
+
+def test_a_log_without_a_message_is_not_told_to_be_well() -> None:
+    done = _doctor("--kernel-log", "-", said=b"\n")
+    assert (done.returncode, b"nothing can be said of the node" in done.stdout) == (0, True)
+
+
+def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
+    log = tmp_path / "kern.log.gz"
+    with gzip.open(log, "wb", 1) as packed:
+        for _ in range(60):
+            packed.write(bytes(1 << 20) + b"x" * (1 << 20))  # one line of 120 MiB
+        packed.write(f"\n{XID}\n".encode())
+    limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_DATA, (90 << 20,) * 2);"
+    limited += " runpy.run_module('supervisor', None, '__main__')"
+    command = [sys.executable, "-c", limited, "doctor", "--kernel-log", str(log), "--json"]
+    done = subprocess.run(command, capture_output=True, timeout=100, check=False)  # noqa: S603  ours
+    assert [json.loads(line)["line_number"] for line in done.stdout.splitlines()] == [2], done.stderr
+    assert done.returncode == 69
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "hint"),
+    [
+        (gzip.compress(f"{XID}\n".encode() * 9)[:-12], b"its gzip is damaged", b"gzip -dc"),
+        (lzma.compress(XID.encode()), b"packed by xz", b"xz -dc"),
+        (b"LPKSHHRH" + bytes(200), b"a file of the journal", b"journalctl --file"),
+        (bytes(range(128, 256)) * 40, b"it is no text", b"dmesg > FILE"),
+    ],
+    ids=["cut", "xz", "journal", "binary"],
+)
+def test_what_is_no_text_is_told_with_what_makes_one(said: bytes, cause: bytes, hint: bytes) -> None:
+    done = _doctor("--kernel-log", "-", said=said)
+    assert done.returncode == 64
+    assert cause in done.stderr
+    assert hint in done.stderr
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1", "utf-8-sig"])
+def test_a_log_in_another_encoding_is_read(encoding: str) -> None:
+    assert _doctor("--kernel-log", "-", said=f"{ORDINARY} é\r\n{XID}\r\n".encode(encoding)).returncode == 69
 
 
 def test_a_file_that_is_not_there_is_told_with_what_helps(tmp_path: Path) -> None:

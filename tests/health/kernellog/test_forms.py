@@ -95,3 +95,34 @@ def test_a_large_ordinary_log_is_judged_quickly() -> None:
     began = time.process_time()
     assert judge(line * 50_000) == ()
     assert time.process_time() - began < SLOWEST_S
+
+
+FELL_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+NINES = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"6,1,{NINES},-;{FELL_OFF}",
+        f"[{NINES}.123456] {FELL_OFF}",
+        f"[²²²²².²²²²²²] NVRM: Xid (PCI:0000:3b:00): ²{NINES}, x",
+        json.dumps({"MESSAGE": FELL_OFF, "_TRANSPORT": "kernel", "__REALTIME_TIMESTAMP": NINES, "_SOURCE_MONOTONIC_TIMESTAMP": "²"}),
+        f'{{"dmesg": [{{"pri": 3, "time": {NINES[:400]}, "msg": "{FELL_OFF}"}}, {{"pri": 3, "time": 1e999, "msg": "{FELL_OFF}"}}]}}',
+        "[" * 200_000,
+        '{"a":' * 100_000,
+        '[{"a":' + "[" * 100_000,
+    ],
+    ids=["kmsg", "uptime", "superscript", "journal", "dmesg", "deep-list", "deep-row", "deep-document"],
+)
+def test_numbers_and_depths_that_nobody_means_fail_nothing(text: str) -> None:
+    found = judge(f"{text}\n[5.000000] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n")
+    json.dumps([one.to_json() for one in found], allow_nan=False)
+
+
+def test_a_document_that_is_too_long_to_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST_DOCUMENT", 1000)
+    row = json.dumps({"MESSAGE": FELL_OFF, "_TRANSPORT": "kernel"})
+    with pytest.raises(lines.LogTooLongError, match="JSON"):
+        list(lines.entries("{\n" + row[1:] + "\n" * 1000))
+    assert len(list(lines.entries(f"{row}\n" * 100))) == 100  # of rows, one after another, no more than one is held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -150,3 +151,14 @@ def test_a_line_in_parts_is_joined() -> None:
 
 def test_the_files_are_those_that_distributions_write() -> None:
     assert copies.KERNEL_FILE in copies.SYSLOG_FILES
+
+
+def test_the_journal_is_asked_since_a_time_that_it_understands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = json.dumps({"SYSLOG_FACILITY": "0", "MESSAGE": XID, "__REALTIME_TIMESTAMP": "1700000000000000"})
+    script = tmp_path / "journalctl"
+    script.write_text(f"#!/bin/sh\ncase \"$*\" in *--since=@-*) echo 'Failed to parse timestamp' >&2; exit 1;; esac\necho '{row}'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for _ in range(20):  # the two looks at the clock differ by microseconds, one way or the other
+        told = copies.journal(0.0, kernel_log._Wall(), {})  # noqa: SLF001  the clock that the probe gives
+        assert not isinstance(told, str), told

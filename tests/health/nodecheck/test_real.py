@@ -35,6 +35,15 @@ def _accused(told: dict[str, Any]) -> dict[str, str]:
     return {one["subject"]: one["reason"] for one in told["results"] if one["result"] in {"failed", "degraded"}}
 
 
+def test_who_dies_is_named() -> None:
+    told, code = _check("--deadline", "240", "--rehearse", "die:1:1", ranks=4)
+    accused = _accused(told)
+    assert set(accused) == {"rank:1"}, told["results"]
+    assert "killed by SIGKILL" in accused["rank:1"]
+    assert code == report.UNFIT
+
+
+@pytest.mark.slow
 def test_who_dies_and_who_hangs_is_named_within_the_deadline() -> None:
     told, code = _check("--deadline", "120", "--trial-timeout", "12", "--rehearse", "die:2:3", "--rehearse", "hang:1:5", ranks=5)
     accused = _accused(told)
@@ -47,8 +56,9 @@ def test_who_dies_and_who_hangs_is_named_within_the_deadline() -> None:
     assert code == report.UNFIT
 
 
+@pytest.mark.slow
 def test_rank_0_that_hangs_is_named_by_the_next() -> None:
-    told, code = _check("--deadline", "120", "--trial-timeout", "12", "--rehearse", "hang:0:2", ranks=4)
+    told, code = _check("--deadline", "240", "--trial-timeout", "12", "--rehearse", "hang:0:2", ranks=4)
     assert set(_accused(told)) == {"rank:0"}
     assert code == report.UNFIT
 

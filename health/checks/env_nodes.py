@@ -1,7 +1,7 @@
 """Is the environment the same on all nodes? Versions, variables, code, and MTU; what differs is shown, and who differs.
 
-It judges readings of several nodes, which whoever has them puts together with `gathered`: each node's own become those of subject
-`node:NAME`. From one node alone it says nothing.
+It judges readings of several nodes, which whoever has them (the node check) puts together with `gathered`: each node's own become those of
+subject `node:NAME`. From one node alone it says nothing.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
     warden = None
     try:
         board = _board(options, serve=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-        warden = Warden(rank, pid, hear, board, options)
+        warden = Warden(rank, pid, hear, board, options, first=os.environ.get("LOCAL_RANK", "0") == "0")
         told = warden.watch()
         if told["told_by"] == rank:
             _print(told, as_json=as_json)

@@ -1,6 +1,6 @@
 """The nouns of the node check: who takes part, who meets whom, and what a meeting showed.
 
-In and out: values. Nothing here does IO, keeps state or fails, but for `Fault.parse`, which raises ValueError.
+In and out: values. Nothing here does IO, keeps state or fails, but for `Fault.parse` and `Node.from_json`, which raise ValueError.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+from health.model import Readings
 
 if TYPE_CHECKING:
     from health.model import Json
@@ -113,11 +115,28 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """What a node is made of: versions, variables, code and ports, as its first rank read them."""
+
+    host: str
+    readings: Readings
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as JSON."""
+        return {"host": self.host, "readings": self.readings.to_json()}
+
+    @classmethod
+    def from_json(cls, row: dict[str, Json]) -> Node:
+        """Return the Node that `to_json` wrote. Raises ValueError."""
+        return cls(str(row["host"]), Readings.from_json(row["readings"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known when the judge is asked.
 
-    gone: ranks that do not answer, and why. unfinished: those that
-    live, and what they did at the deadline. rehearsed: the faults were put in on purpose.
+    gone: ranks that do not answer, and why. unfinished: those that live, and what they did at the deadline. rehearsed: the faults were
+    put in on purpose. nodes: by the rank that read it.
     """
 
     members: Mapping[int, Member]
@@ -126,6 +145,7 @@ class Evidence:
     unfinished: Mapping[int, str] = field(default_factory=dict)
     world: int = 0
     rehearsed: bool = False
+    nodes: Mapping[int, Node] = field(default_factory=dict)
 
 
 class FaultKind(StrEnum):

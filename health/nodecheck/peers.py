@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from health.nodecheck.model import Evidence, Fault, Member, Sample
+from health.nodecheck.model import Evidence, Fault, Member, Node, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,12 +62,17 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a rank last said. beat: counts up while its warden lives. finished: the last phase it is through with. gone: why it is."""
+    """What a rank last said.
+
+    beat: counts up while its warden lives. finished: the last phase it is through with. gone: why it is. read: its node is read, or is
+    another rank's to read.
+    """
 
     beat: int = 0
     step: str = ""
     finished: int = -1
     gone: str = ""
+    read: bool = True
 
 
 class Peers:
@@ -105,13 +110,16 @@ class Peers:
 
     def evidence(self, ranks: Sequence[int]) -> Evidence:
         """Return all that the ranks have left on the board."""
-        members, samples, gone, unfinished = {}, [], {}, {}
+        members, samples, gone, unfinished, nodes = {}, [], {}, {}, {}
         for rank in ranks:
             if text := self._board.get(f"member/{rank}"):
                 members[rank] = Member.from_json(json.loads(text))
+            if text := self._board.get(f"node/{rank}"):
+                nodes[rank] = Node.from_json(json.loads(text))
             samples += [Sample.from_json(row) for row in json.loads(self._board.get(f"samples/{rank}") or "[]")]
             if why := self.gone(rank):
                 gone[rank] = why
             elif (sign := self.sign(rank)) is not None and sign.finished < 0:
                 unfinished[rank] = sign.step
-        return Evidence(members, tuple(samples), gone, unfinished, world=len(ranks), rehearsed=bool(self._options.faults))
+        rehearsed = bool(self._options.faults)
+        return Evidence(members, tuple(samples), gone, unfinished, world=len(ranks), rehearsed=rehearsed, nodes=nodes)

@@ -5,19 +5,24 @@ In: Evidence. Out: CheckResults (those of `supervise doctor`), a text, a JSON ob
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from health.model import CheckResult, Repair, Result, worst
+from health import judging
+from health.checks import env_nodes
+from health.model import HOST, CheckResult, Readings, Repair, Result, worst
 from health.nodecheck.judge import DEFAULT, judge, meetings
 from health.nodecheck.model import Kind
+from health.runner import OUTCOME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from health.model import Json
     from health.nodecheck.judge import Limits, Slow
     from health.nodecheck.model import Evidence, Pair
+    from health.registry import Check
 
 VERSION: Final = 1
 UNFIT: Final = 69
@@ -42,6 +47,7 @@ def results(known: Evidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...
         ),
         *(_slow_rank(known, rank, slow, limits) for rank, slow in found.slow_ranks.items()),
         *(_slow_link(known, pair, slow, limits) for pair, slow in found.slow_links.items()),
+        *_environments(known),
     ]
     if known.rehearsed:  # never to be taken for the truth, wherever it is shown
         said = [replace(one, reason="rehearsal: " + one.reason) for one in said]
@@ -151,6 +157,22 @@ def _slow(check: str, subject: str, reason: str, slow: Sequence[Slow], limits: L
         for one in slow
     )
     return CheckResult(check, subject, result, reason, tuple(told), Repair.DRAIN)
+
+
+def _environments(known: Evidence) -> Iterator[CheckResult]:
+    """Say what differs across nodes; nothing of a node that is alone."""
+    if len(known.nodes) < 2:  # noqa: PLR2004 -- to be alike takes two
+        return
+    alike = Counter(node.host for node in known.nodes.values())
+    nodes = {node.host if alike[node.host] == 1 else f"{node.host} (rank {rank})": node.readings for rank, node in known.nodes.items()}
+    for name, readings in nodes.items():
+        if readings.one("env.versions") is None:
+            told = readings.table(OUTCOME, "probe:environment")
+            why = f"{told.get('state', 'no answer')} {told.get('why', '')}".strip()
+            yield CheckResult(env_nodes.NAME, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
+    asked = Readings(one for readings in nodes.values() for one in readings.of(OUTCOME))
+    said = judging.judge(asked + env_nodes.gathered(nodes), checks={env_nodes.NAME: cast("Check", env_nodes)})
+    yield from (one for one in said if one.result is not Result.SKIPPED)
 
 
 def _extent(known: Evidence) -> CheckResult:

@@ -1,28 +1,33 @@
 """Beside each rank's measuring process, one that cannot hang with it: passes on what it says, and says what became of it.
 
-In: a pipe from the measuring process, a Board. Out: signs and samples on the board, and at last the report, the same on every rank. What
-fails is the board's. The lowest rank that lives leads: it asks for second looks, and judges. Who leads is no matter of agreement: what two
-leaders say at once, the board takes from the first.
+In: a pipe from the measuring process, a Board. Out: signs, samples and what the node is made of on the board, and at last the report, the
+same on every rank. What fails is the board's. The lowest rank that lives leads: it asks for second looks, and judges. Who leads is no
+matter of agreement: what two leaders say at once, the board takes from the first.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import select
 import signal
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from health.model import Ask, Readings
 from health.nodecheck import plan, report
 from health.nodecheck.judge import second_look
+from health.nodecheck.model import Node
 from health.nodecheck.peers import Peers, Sign
 from health.nodecheck.rounds import SECOND
+from health.runner import OUTCOME, Runner
 
 if TYPE_CHECKING:
-    from health.model import Json
+    from health.model import Json, Reading
     from health.nodecheck.model import Sample
     from health.nodecheck.peers import Board, Options
 
@@ -30,6 +35,9 @@ REPORT: Final = "report"
 _TICK_S: Final = 0.2
 _BEAT_S: Final = 0.5
 _BLOCK: Final = 65536
+#: What is compared across nodes: the probes, and what of theirs.
+_PROBES: Final = ("environment", "ethernet")
+_COMPARED: Final = ("env.versions", "env.variables", "env.code", "nic.state", OUTCOME)
 #: After the deadline: for the report to be written and read.
 _GRACE_S: Final = 5.0
 
@@ -59,12 +67,15 @@ class PipeVoice:
 
 
 class Warden:
-    """Watches over one measuring process. pid: of it. pipe: where it speaks."""
+    """Watches over one measuring process. pid: of it. pipe: where it speaks. first: of its node, so that it reads what that is made of."""
 
-    def __init__(self, rank: int, pid: int, pipe: int, board: Board, options: Options) -> None:
+    def __init__(self, rank: int, pid: int, pipe: int, board: Board, options: Options, *, first: bool) -> None:  # noqa: PLR0913  all it is given
         self._rank, self._pid, self._pipe, self._board, self._options = rank, pid, pipe, board, options
         self._peers = Peers(board, options)
-        self._sign = Sign(step="start")
+        self._sign = Sign(step="start", read=not first)
+        self._found: list[Reading] = []
+        # a thread of its own: git on a slow disk must not keep this rank's signs of life back
+        self._reader = threading.Thread(target=_read_node, args=(self._found,), name="node", daemon=True)
         self._samples: list[Json] = []
         self._rest = b""
         self._begun = self._heard = time.monotonic()
@@ -74,12 +85,18 @@ class Warden:
 
     def watch(self) -> dict[str, Json]:
         """Return the report. Raises TimeoutError where there is none in time."""
+        if not self._sign.read:
+            self._reader.start()
         while not (text := self._board.get(REPORT)):
             if not self._ended:
                 self._listen()
                 self._look()
             else:
                 time.sleep(_TICK_S)
+            if not self._sign.read and not self._reader.is_alive():
+                self._board.put(f"node/{self._rank}", json.dumps(Node(platform.node(), Readings(self._found)).to_json()))
+                self._sign = replace(self._sign, read=True)
+                self._beat()
             if time.monotonic() - self._beaten > _BEAT_S:
                 self._beat()
             self._lead()
@@ -153,10 +170,14 @@ class Warden:
             if through >= 0 or self._elapsed() > 0.8 * self._options.deadline_s:
                 rounds = plan.second_looks(*second_look(self._peers.evidence(ranks)))
                 self._board.put_first(SECOND, json.dumps([[[*asdict(one).values()] for one in meetings] for meetings in rounds]))
-        elif through >= 1 or late:
+        elif late or (through >= 1 and all(sign is not None and sign.read for sign in signs)):
             known = self._peers.evidence(ranks)
             said = report.results(known)
             self._board.put_first(REPORT, json.dumps({**report.to_json(known, said, self._elapsed(), time.time()), "told_by": self._rank}))
+
+
+def _read_node(found: list[Reading]) -> None:
+    found += (one for one in Runner().sweep(_PROBES, Ask(environ=dict(os.environ))) if one.name in _COMPARED)
 
 
 def state_of(pid: int) -> str:

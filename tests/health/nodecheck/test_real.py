@@ -40,6 +40,7 @@ def test_who_dies_is_named() -> None:
     accused = _accused(told)
     assert set(accused) == {"rank:1"}, told["results"]
     assert "killed by SIGKILL" in accused["rank:1"]
+    assert "env_nodes" not in {one["check"] for one in told["results"]}, "one node has nobody to differ from"
     assert code == report.UNFIT
 
 

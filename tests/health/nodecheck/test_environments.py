@@ -1,0 +1,137 @@
+"""What the nodes are made of: read by the first rank of each, brought together on the board, and what differs is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from health.model import HOST, Json, Reading, Readings, Result
+from health.nodecheck import report
+from health.nodecheck.model import Node
+from health.nodecheck.peers import Options, Peers
+from health.nodecheck.warden import PipeVoice, Warden
+from health.runner import OUTCOME
+
+if TYPE_CHECKING:
+    from health.model import CheckResult
+
+
+class _Table:
+    """A board of one process: a dict's own operations are atomic."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def get(self, name: str) -> str:
+        return self.texts.get(name, "")
+
+    def put(self, name: str, text: str) -> None:
+        self.texts[name] = text
+
+    def put_first(self, name: str, text: str) -> None:
+        self.texts.setdefault(name, text)
+
+    def has(self, name: str) -> bool:
+        return name in self.texts
+
+
+def _node(host: str, variables: dict[str, Json] | None = None, *, head: str = "a" * 40, **versions: Json) -> Node:
+    return Node(
+        host,
+        Readings([
+            Reading("environment", HOST, "env.versions", {"python": "3.12.1", "torch": "2.9.0", "nccl": "2.27.5", **versions}),
+            Reading("environment", HOST, "env.variables", {**(variables or {})}),
+            Reading("environment", HOST, "env.code", {"head": head}),
+            Reading("runner", "probe:environment", OUTCOME, {"state": "answered"}),
+        ]),
+    )  # fmt: skip
+
+
+def _told(*nodes: Node) -> list[CheckResult]:
+    """Return what the report says of the environments that the first ranks of nodes of two ranks posted."""
+    board = _Table()
+    for at, node in enumerate(nodes):
+        board.put(f"node/{2 * at}", json.dumps(node.to_json()))
+    said = report.results(Peers(board, Options(2 * len(nodes))).evidence(range(2 * len(nodes))))
+    assert said[-1].check == report.PRESENCE
+    return [one for one in said if one.check == "env_nodes"]
+
+
+def test_another_torch_and_another_variable_are_told_with_who_has_them() -> None:
+    told = _told(_node("n0"), _node("n1"), _node("n2", {"NCCL_ALGO": "Ring"}, torch="2.8.0"))
+    assert [(one.result, one.reason) for one in told] == [
+        (Result.FAILED, "version of torch is not the same on all nodes: n2: 2.8.0; 2 of 3 have 2.9.0"),
+        (Result.DEGRADED, "NCCL_ALGO is not the same on all nodes: n2: Ring; 2 of 3 have unset"),
+    ]
+    assert report.exit_code(told) == report.UNFIT
+    assert told[1].evidence == ("n0: unset", "n1: unset", "n2: Ring")
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (_node("n1", {"NCCL_IB_HCA": "mlx5_0"}), "NCCL_IB_HCA"),
+        (_node("n1", python="3.11.9"), "version of python"),
+        (_node("n1", driver="560.35"), "version of driver"),
+        (_node("n1", head="b" * 40), "the code's revision"),
+    ],
+    ids=["variable", "python", "driver", "code"],
+)
+def test_a_difference_that_may_be_meant_warns_and_the_nodes_stay_fit(other: Node, what: str) -> None:
+    (one,) = _told(_node("n0"), other)
+    assert one.result is Result.DEGRADED
+    assert one.reason.startswith(f"{what} is not the same on all nodes: n")
+    assert report.exit_code([one]) == 0
+
+
+def test_nodes_of_one_name_are_told_apart_by_their_ranks() -> None:
+    (one,) = _told(_node("box"), _node("box", torch="2.8.0"), _node("box"))
+    assert "box (rank 2): 2.8.0; 2 of 3 have 2.9.0" in one.reason
+
+
+def test_nodes_that_are_alike_are_said_to_be_and_one_alone_is_not_spoken_of() -> None:
+    (one,) = _told(_node("n0"), _node("n1"))
+    assert (one.result, one.reason) == (Result.OK, "2 nodes have the same environment")
+    assert not _told(_node("n0"))
+
+
+def test_a_node_that_could_not_be_read_is_unknown_and_not_alike() -> None:
+    lost = Node("n1", Readings([Reading("runner", "probe:environment", OUTCOME, {"state": "failed", "why": "OSError: no"})]))
+    (one,) = _told(_node("n0"), lost)
+    assert (one.result, one.reason) == (Result.UNKNOWN, "n1: its environment could not be read: failed OSError: no")
+    assert len(_told(lost, _node("n0"), _node("n2"))) == 2
+
+
+@pytest.mark.process
+def test_wardens_read_one_environment_a_node_and_the_report_waits_for_it() -> None:
+    board, options = _Table(), Options(3, deadline_s=100)
+    with ExitStack() as stack:
+        wardens = []
+        for rank in range(3):
+            measuring = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+            stack.callback(measuring.kill)
+            hear, speak = os.pipe()
+            stack.callback(os.close, hear)
+            stack.callback(os.close, speak)
+            for phase in (0, 1):  # all is measured before any node can have been read
+                PipeVoice(speak).finished(phase)
+            warden = Warden(rank, measuring.pid, hear, board, options, first=rank != 1)
+            stack.callback(warden.kill)
+            wardens.append(warden)
+        with ThreadPoolExecutor() as pool:
+            first, *others = pool.map(Warden.watch, wardens)
+    assert others == [first, first]
+    assert {name for name in board.texts if name.startswith("node/")} == {"node/0", "node/2"}
+    results = first["results"]
+    assert isinstance(results, list)
+    (told,) = [one for one in results if isinstance(one, dict) and one["check"] == "env_nodes"]
+    assert (told["result"], told["reason"]) == ("ok", "2 nodes have the same environment")
+    read = Node.from_json(json.loads(board.texts["node/2"])).readings
+    assert read.table("env.versions")["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -50,11 +50,13 @@ def card(  # noqa: PLR0913 (all that the card names)
     node: str = "",
     state_dir: str = "",
     dumped: Sequence[Evidence] = (),
+    mended: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the card of an incident: what failed, where, the evidence, what is done, what would be next, where to look.
 
     `address`: the options by which our other commands find the job (Settings.address). `dumped`: what is known of the ranks' cores,
-    which takes the place of a line of evidence.
+    which takes the place of a line of evidence. `mended`: what was done to the job's checkpoints before the next attempt (path, what),
+    which takes the place of another; where no line is left, `why` alone tells it.
     """
     verdict, plan = decision.verdict, decision.plan
     core = _core(dumped, verdict)
@@ -63,7 +65,7 @@ def card(  # noqa: PLR0913 (all that the card names)
     rows = [
         ("failed", verdict.summary),
         ("where", f"{_whose(verdict)}{at}, attempt {decision.attempt}, {_step(decision.step)}, phase {phase_of(verdict.because)}"),
-        *_labelled("evidence", _evidence(decision, verdict.because, max(1, CARD_EVIDENCE - bool(core) - len(beside)))),
+        *_labelled("evidence", _evidence(decision, verdict.because, max(1, CARD_EVIDENCE - bool(core) - len(beside) - bool(mended)))),
         *([("core", core)] if core else []),
         ("cause", _cause(verdict)),
         ("done", _done(plan, decision.attempt)),
@@ -75,6 +77,8 @@ def card(  # noqa: PLR0913 (all that the card names)
     rows.append(("look", f"supervise why {decision.incident} {address}"))
     if state_dir:
         rows.append(("files", state_dir))
+    if mended and len(rows) < CARD_LINES - 1:
+        rows.insert([label for label, _ in rows].index("next") + 1, ("mended", _first_of(mended)))
     return _laid_out(f"incident {decision.incident} of job {job}", [(label, "", text) for label, text in rows], CARD_WIDTH, CARD_LINES)
 
 
@@ -92,6 +96,7 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
         address = f"{address} --run {incident.run_id}"
     core = _core([fact for fact in last.evidence if fact.name == cores.NAME], last.decision.verdict if last.decision else None)
     told -= bool(core)
+    told -= bool(last.selected and last.selected.mended)
     rows.append(("where", None, _where(incident, last, node)))
     if len(incident.rounds) > 1:
         tries = "; ".join(f"attempt {r.attempt}: {r.decision.verdict.summary if r.decision else 'undecided'}" for r in incident.rounds[:-1])
@@ -99,7 +104,7 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
     rows += _stopped(last)
     decision = last.decision
     if decision is None:
-        rows += [("evidence", None, line) for line in evidence_lines(last.evidence, told)]
+        rows += [("evidence", None, line) for line in evidence_lines(last.evidence, max(1, told))]
         rows.append(("decision", None, "none is recorded"))
     else:
         facts, beside = decision.verdict.because or last.evidence, _beside(decision.plan)
@@ -113,9 +118,12 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
     rows += _checkpoint(last)
     rows += _ending(incident, last)
     rows.append(("look", None, _look(address, incident, last)))
+    rows = [row for row in rows if row[2]]
+    if len(rows) >= WHY_LINES and last.selected and last.selected.mended:
+        rows = [row for row in rows if row[0] != "fenced"]
     date = time.strftime("%Y-%m-%d %z", time.localtime(incident.opened_t))
     head = f"incident {incident.number} of job {job}: {incident.outcome.replace('_', ' ')} ({date})"
-    return _laid_out(head, [(label, _clock(t), text) for label, t, text in rows if text], WIDTH, WHY_LINES)
+    return _laid_out(head, [(label, _clock(t), text) for label, t, text in rows], WIDTH, WHY_LINES)
 
 
 def status_text(status: Status, address: str) -> str:
@@ -328,11 +336,20 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     elif not selected.found:
         told = "none found"
     rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, told)]
-    if selected.fenced:
-        path, cause = selected.fenced[0]
-        more = f", and {len(selected.fenced) - 1} more" if len(selected.fenced) > 1 else ""
-        rows.append(("fenced", None, f"{path}: {cause}{more}"))
+    if selected.mended:
+        rows.append(("mended", None, _first_of(selected.mended)))
+    done = {path for path, _ in selected.mended}  # and with it why
+    fenced = [row for row in selected.fenced if row[0] not in done]
+    if fenced:
+        rows.append(("fenced", None, _first_of(fenced)))
     return rows
+
+
+def _first_of(told: Sequence[tuple[str, str]]) -> str:
+    """Return the first of the paths with what is said of it, and how many more there are."""
+    path, what = told[0]
+    more = f", and {len(told) - 1} more" if len(told) > 1 else ""
+    return f"{path}: {what}{more}"
 
 
 def _ending(incident: Incident, last: Round) -> list[tuple[str, float | None, str]]:

@@ -115,6 +115,7 @@ class Narrator:
         self._last: act.ReportDecision | None = None  # of the incident before, when none is
         self._beside: list[act.Alert] = []  # told with the decision
         self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
+        self._mended: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
         self._attempt = _Attempt()
         self._opened_t: dict[int, float] = {}
         self._opened: set[int] = set()
@@ -138,7 +139,9 @@ class Narrator:
             del fields["t"]
             self._log.write(name, **fields)
         self._sum_up(event)
-        if isinstance(event, inbox.AttemptStarted):
+        if isinstance(event, inbox.CheckpointSelected):
+            self._mended = {event.attempt: (*self._mended.get(event.attempt, ()), *event.mended)}
+        elif isinstance(event, inbox.AttemptStarted):
             self._notifier.status(f"attempt {event.attempt} runs on {len(event.ranks)} rank(s) here")
         elif isinstance(event, inbox.StopRequested):
             self._notifier.extend_timeout(self._job.settings.stop.deadline_s + STOP_MARGIN_S)
@@ -409,7 +412,10 @@ class Narrator:
         address = job.settings.address(job.name)
         attempt, dumped = self._cores
         dumped = dumped if attempt == decision.attempt else ()
-        return cards.card(job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped)
+        mended = self._mended.get(decision.attempt, ())
+        return cards.card(
+            job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, mended=mended
+        )
 
     def _keep(self, incident: int, name: str, text: str) -> None:
         self._keeper.keep(lambda: self._job.incident_dir(incident), name, text)

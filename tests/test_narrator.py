@@ -11,6 +11,7 @@ import pytest
 from supervisor.clock import Clock
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
+from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import Cause, Change, Evidence, Gpu, Plan, PlanKind, Verdict
 from supervisor.core.state import Incident
 from supervisor.eventlog import LogEvent
@@ -176,6 +177,18 @@ def test_a_card_with_a_core_is_no_longer(narrator: Narrator) -> None:
     text = narrator._card(decision, ReportResume(7, 3, 10, "ckpt/10.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
     assert "rank 3 dumped core" in text
     assert len(text.splitlines()) <= 12
+
+
+def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_and_only_then(narrator: Narrator) -> None:
+    def card(attempt: int) -> str:
+        return narrator._card(ReportDecision(7, attempt, VERDICT, PLAN, 12), ReportResume(7, attempt + 1, 9, "9.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
+
+    narrator.took(CheckpointSelected(1.0, 2, None, 1, mended=(("9.pt", "torn: moved to 9.pt.torn-1"),)))
+    narrator.took(CheckpointSelected(2.0, 2, None, 1, mended=(("8.pt", "torn"),)))  # it was looked again
+    assert "  mended      9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
+    assert "mended" not in card(3)
+    narrator.took(CheckpointSelected(3.0, 3, None, 1))
+    assert "mended" not in card(3)
 
 
 def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(narrator: Narrator) -> None:

@@ -169,7 +169,8 @@ def _resumed(state: JobState) -> Step:
         step, path = handed.step, handed.path
         confirmed = state.loaded is not None or (absolute is not None and absolute > 0)
     elif state.loaded is not None:
-        step, path = absolute, state.loaded
+        known = next((found.step for found in state.verified if found.path == state.loaded), None)
+        step, path = known if absolute is None else absolute, state.loaded
     elif absolute is not None and absolute > 0:
         step, path = absolute, "a checkpoint of its own"
     actions: tuple[Action, ...] = (ReportResume(number, state.attempt, step, path, confirmed),)

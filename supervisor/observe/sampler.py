@@ -16,6 +16,7 @@ from supervisor.core.inbox import ProgramSeen, ProgressObserved, Saved, SaveWatc
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe import errorfiles, heartbeats
+from supervisor.places import unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,11 +103,12 @@ class Sampler:
             self._post(StartCeilingPassed(t, self._attempt, silent))
 
     def _loaded(self) -> str | None:
-        """The checkpoint that a rank was seen to load: the one handed over if it is among them, else the last one."""
+        """The checkpoint that a rank was seen to load, or a file of it: the one handed over if it is among them, else the last one."""
         paths = loads(self._directory) if self._directory else []
-        if self._resume is not None and self._resume.path in paths:
+        units = [unit_of(path) for path in paths]
+        if self._resume is not None and self._resume.path in {*paths, *units}:
             return self._resume.path
-        return paths[-1] if paths else None
+        return units[-1] if units else None
 
 
 def is_saved(asking: Sequence[Beat]) -> bool:

@@ -115,11 +115,13 @@ class Written:
         self.again(at, path, fenced)
         self.feed(inbox.ProgressObserved(self.T0 + at + 4, self.state.attempt, 4, 1, Phase.TRAIN, path))
 
-    def again(self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = ()) -> None:
+    def again(
+        self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = (), mended: tuple[tuple[str, str], ...] = ()
+    ) -> None:
         """Let the backoff pass, choose a checkpoint and start."""
         for timer in [a for a in self.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
             self.feed(inbox.TimerFired(self.T0 + at, timer.name, timer.token))
-        self.feed(inbox.CheckpointSelected(self.T0 + at, self.state.attempt, CheckpointRef(path, 3, "structure"), 2, fenced))
+        self.feed(inbox.CheckpointSelected(self.T0 + at, self.state.attempt, CheckpointRef(path, 3, "structure"), 2, fenced, mended=mended))
         self.start(at + 1)
 
     def succeed(self, at: float) -> None:

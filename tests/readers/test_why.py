@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -266,6 +267,47 @@ def decision(**more: Any) -> ReportDecision:
     verdict = Verdict(Cause.USER_CODE, 0.97, more.get("summary", "rank 5 raised RuntimeError: oops"), "f", 5, True, facts)  # noqa: FBT003
     plan = Plan(PlanKind.RESTART, more.get("reason", "one of three"), "stop 65", "s", 0, 1.25)
     return ReportDecision(2, 3, verdict, plan, 1203)
+
+
+TORN = "torn: it begins as a zip and has no zip directory at its end"
+MENDED = (("ckpt/9.pt", f"{TORN}: moved to ckpt/9.pt.torn-1; the copy of step 9 was put in its place"), ("ckpt/8.pt", "torn"))
+
+
+@pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["mended alone", "one more is left where it is"])
+def test_what_was_done_to_the_checkpoints_is_told_once(written: Any, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.fail(10)
+    written.again(20, fenced=(("ckpt/9.pt", TORN), *fenced), mended=MENDED)
+    written.succeed(60)
+    text = " ".join(told(written, capsys).split())
+    assert f"mended ckpt/9.pt: {MENDED[0][1]}, and 1 more" in text
+    assert ("fenced ckpt/7.pt: torn" in text) == bool(fenced)
+    assert "fenced ckpt/9.pt" not in text
+
+
+def test_what_was_done_to_the_checkpoints_makes_no_why_too_long(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    facts = [Evidence("error_file", "exception", f"ValueError: {i} {LONG}", 1) for i in range(5)]
+    written.fail(10, *facts)
+    written.again(15)
+    written.fail(20, *facts, Evidence("host", "core_file", "dumped core: c", 1))
+    written.again(30, fenced=(("ckpt/7.pt", LONG),), mended=tuple((path, what * 9) for path, what in MENDED))
+    written.close()
+    assert "  mended " in told(written, capsys)
+
+
+@pytest.mark.parametrize("notes", [0, 1, 3])
+def test_the_card_tells_what_was_done_to_the_checkpoints_where_it_has_a_line_left(notes: int) -> None:
+    one = decision(text=LONG)
+    one = replace(one, plan=replace(one.plan, told=("note",) * notes))
+    resumed = ReportResume(2, 4, 9, "ckpt/9.pt", confirmed=True)
+    lines = card("train", one, resumed, address="--job train", state_dir="/d", mended=MENDED).splitlines()
+    assert len(lines) <= 12
+    assert [line.split()[0] for line in lines if line.startswith(("  next", "  mended", "  resumed"))] == (
+        ["next", "mended", "resumed"] if notes < 3 else ["next", "resumed"]
+    )
 
 
 @pytest.mark.parametrize("size", [1, 20])

@@ -1,0 +1,59 @@
+"""What a rank was seen to load: the checkpoint, also where it loaded only the files of one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.core.inbox import Event, ProgressObserved
+from supervisor.core.model import CheckpointRef, RankInfo
+from supervisor.instrument._supervise_shim.beat import Beat
+from supervisor.instrument._supervise_shim.claim import Identity, claim
+from supervisor.observe import heartbeats
+from supervisor.observe.sampler import Sampler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HANDED = CheckpointRef("/run/checkpoint-20", 20, "structure")
+OF_20, OF_10 = "/run/checkpoint-20/rng_state.pth", "/run/checkpoint-10/rng_state.pth"
+
+
+@pytest.mark.parametrize(
+    ("resume", "loads", "told"),
+    [
+        (HANDED, [OF_20], "/run/checkpoint-20"),
+        (HANDED, [OF_20, "/data/tokens.pt"], "/run/checkpoint-20"),
+        (HANDED, [OF_10], "/run/checkpoint-10"),
+        (None, [OF_10], "/run/checkpoint-10"),
+        (CheckpointRef(OF_20, 20, "structure"), [OF_20], OF_20),
+        (None, ["/run/last.pt"], "/run/last.pt"),
+        (HANDED, [], None),
+    ],
+    ids=[
+        "a file of the one handed over",
+        "and data after it",
+        "of another",
+        "none handed over",
+        "the file is handed over",
+        "a file",
+        "none",
+    ],
+)
+def test_a_file_of_a_checkpoint_names_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: CheckpointRef | None, loads: list[str], told: str | None
+) -> None:
+    heartbeats.create(tmp_path / "heartbeat", 1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    identity = Identity("/nowhere", str(tmp_path), "rank")
+    beat = Beat(identity.pid, identity.start_ticks, identity.rank)
+    assert claim(identity, beat)
+    (tmp_path / "loads-0.jsonl").write_text("".join(json.dumps({"path": path}) + "\n" for path in loads))
+    posted: list[Event] = []
+    sampler = Sampler(posted.append, 60.0)
+    sampler.watch(2, tmp_path, 1.0, resume)
+    sampler.look(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
+    assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [told]

@@ -125,11 +125,13 @@ class Draft:
         if self.odds(0.3):
             whats = ["crash", "crash", "crash", "crash", "agent", "guardian", "nodes", "journal", "stacks", "vanish", "tear"]
             whats += ["peer_restart", "peer_stop", "peer_silent"] if self.elsewhere else []
-            whats += [f"sicken {how}" for how in ("reset", "reset", "reset", "reset", "errors", "errors", "host")]
             found = [
                 Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), rng.choice(whats), rng.randrange(8))
                 for _ in range(rng.randrange(1, 4))
             ]
+        if self.odds(0.2):
+            how = rng.choice(("reset", "reset", "reset", "reset", "errors", "errors", "host"))
+            found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"sicken {how}", rng.randrange(8)))
         if self.odds(0.12):
             signum = rng.choice((1, 2, 10, 12, 15, 15))
             at = Happening(rng.randrange(1, 4), rng.uniform(0.0, 1500.0), f"signal {signum}", rng.choice((-1.0, 0.5, 10.0, 30.0, 120.0)))

@@ -106,6 +106,9 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "3",
         "--keep-every",
         "500",
+        "--no-health",
+        "--evict-on",
+        "gpu_ecc",
         "--no-instrument",
         "-q",
         "--log-format",
@@ -118,6 +121,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.keep_going": True, "restart.batch_drift": True,
         "gpus.minimum": 2, "stop.deadline_s": 3.0, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.restore_from": "o",
         "checkpoints.keep": 3, "checkpoints.keep_every": 500,
+        "health.enabled": False, "health.evict_on": ("gpu_ecc",),
         "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
     }  # fmt: skip
     assert set(expected) == {row.key for row in ROWS if row.flag}

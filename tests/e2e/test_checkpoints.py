@@ -37,7 +37,7 @@ def fast(place: Path) -> Path:
     return config
 
 
-@pytest.mark.parametrize("style", ["steps", "tmp"])
+@pytest.mark.parametrize("style", ["steps", pytest.param("tmp", marks=pytest.mark.slow)])
 def test_a_torn_checkpoint_of_its_own_is_out_of_the_way_of_a_script_that_resumes_by_itself(
     supervise: Callable[..., Supervised], tmp_path: Path, style: str
 ) -> None:
@@ -132,6 +132,7 @@ def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervis
     assert "not in the mirror yet, and spooled in" in run.stderr
 
 
+@pytest.mark.slow
 def test_only_so_many_of_its_own_stay_where_that_was_asked_for(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
     assert supervise(*TORCHRUN, TRAIN, "--steps=20", options=options).exit_code() == 0

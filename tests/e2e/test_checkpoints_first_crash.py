@@ -31,7 +31,7 @@ def fast(place: Path) -> Path:
     return config
 
 
-@pytest.mark.parametrize("seeks", ["stat", "glob", "listdir"])
+@pytest.mark.parametrize("seeks", ["stat", *(pytest.param(how, marks=pytest.mark.slow) for how in ("glob", "listdir"))])
 def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_save(
     supervise: Callable[..., Supervised], tmp_path: Path, seeks: str
 ) -> None:
@@ -52,6 +52,7 @@ def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_sa
     assert_untouched(run, before)
 
 
+@pytest.mark.slow
 def test_where_nobody_was_seen_to_look_for_it_the_torn_file_is_tried_once(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--config", str(fast(tmp_path))]
     run = supervise(*TORCHRUN, TRAIN, "--style=inplace", "--seeks=open", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
@@ -61,6 +62,7 @@ def test_where_nobody_was_seen_to_look_for_it_the_torn_file_is_tried_once(superv
     assert run.attempts() == 3
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_that_a_link_leads_to_stays_where_it_is(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--config", str(fast(tmp_path))]
     (tmp_path / "ckpt").mkdir()

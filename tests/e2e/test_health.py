@@ -165,6 +165,7 @@ def test_health_alone_ends_no_healthy_job_and_warns_once(supervise: Callable[...
     assert ledger(run) == []
 
 
+@pytest.mark.slow
 def test_evict_on_ends_the_attempt_at_once_and_takes_the_gpu_out_of_use(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
     options = ("--evict-on", "gpu_ecc")
     run = supervise(*torchrun(2), JOB, "--immune", "--steps=60", options=options, **around(four_gpus))
@@ -188,6 +189,7 @@ def test_an_nvml_that_hangs_neither_delays_nor_ends_a_healthy_job(supervise: Cal
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_an_nvml_that_hangs_from_the_start_holds_no_attempt_back_for_long(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:

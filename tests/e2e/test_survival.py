@@ -87,7 +87,8 @@ def records(run: Supervised, kind: str, event: str = "") -> list[dict[str, Any]]
 
 def begun_from(run: Supervised) -> list[int | None]:
     """Return, for each attempt, the step of the checkpoint that it was handed; None: from scratch."""
-    begun = [dict(body["actions"]).get("BeginAttempt") for body in records(run, "event", "CheckpointSelected")]
+    taken = [json.loads(line)["rec"] for line in run.journal().splitlines()]
+    begun = [dict(record["body"]["actions"]).get("BeginAttempt") for record in taken if record["kind"] == "event"]
     return [action["resume"] and action["resume"]["step"] for action in begun if action]
 
 

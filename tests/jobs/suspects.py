@@ -1,7 +1,8 @@
 """A gloo training whose checkpoints, data or code are at fault, at steps that a test orders; what then happens is real.
 
 Inputs of steps --bad-data FIRST:LAST are infinite, so that the gradients' norm is no number and torch's own clip_grad_norm_ refuses it.
---spoil N: once, the parameters are no numbers when the checkpoint of step N is written. --die-at N: each rank kills itself before step N.
+--spoil N: once, the checkpoint of step N is written with parameters that are numbers, and from which none come. --die-at N: each rank kills
+itself before step N.
 A script may import this one and hand `main` a function that is called with each step's number: the user's own code.
 
 In: --resume, --skip-data FIRST:LAST (steps that are passed over). Out: `started` (rank, step, attempt), `at_end` (rank, step), and
@@ -101,7 +102,7 @@ def main(each_step: Callable[[int], object] = lambda _step: None) -> None:  # no
             optimizer.step()
             optimizer.zero_grad()
         if step == asked.spoil and attempt == "1":
-            torch.nn.init.constant_(model.weight, float("nan"))
+            torch.nn.init.constant_(model.weight, torch.finfo(torch.float32).max)
         if rank == 0 and step % asked.save_every == 0:
             save(step)
     append(Path("at_end"), rank, step)

@@ -68,6 +68,7 @@ def test_under_supervise_a_rank_that_is_killed_costs_no_step_but_the_one_it_was_
     assert list(segment.find(str(tmp_path / "ckpt"))) == []
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_saves_and_the_next_start_goes_on_from_there(tmp_path: Path) -> None:
     job = ["torchrun", "--standalone", "--nproc-per-node=2", str(EXAMPLE), "--steps=60", "--save-every=1000", "--step-ms=50"]
     words = ["supervise", "--state-dir", str(tmp_path / "state"), "--", *job]

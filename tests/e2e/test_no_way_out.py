@@ -79,7 +79,8 @@ def test_a_stop_while_the_journal_is_waited_for_comes_before_the_start(supervise
     run.wait_for_line("a plain command")
     wait_for((tmp_path / "stalled").exists, "the journal's first fsync", alive=run.alive)
     run.signal(signal.SIGTERM)
-    run.wait_for_line("SIGTERM: ranks are asked to end")
+    # it may come before a rank was asked for at all: then nobody is asked to end
+    wait_for(lambda: not run.alive() or "SIGTERM: ranks are asked to end" in run.stderr, "the stop to be heard")
     (tmp_path / "stall").unlink()
     assert run.exit_code(deadline_s=10) == 143
     assert not (tmp_path / "began").exists()

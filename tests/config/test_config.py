@@ -23,7 +23,7 @@ KEY = "checks-requests-with-this"
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """Return a home directory of its own; the configuration of whoever runs the tests must not matter."""
-    (tmp_path / "work").mkdir()
+    (tmp_path / "jobs").mkdir()
     (tmp_path / "home" / "supervise").mkdir(parents=True)
     return tmp_path
 
@@ -32,13 +32,13 @@ def home(tmp_path: Path) -> Path:
 def load(home: Path) -> Callable[..., Settings]:
     def call(flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None, named: str | None = None) -> Settings:
         environ = {"XDG_CONFIG_HOME": str(home / "home"), **(environ or {})}
-        return config.load(flags or {}, environ, home / "work", named, system_file=home / "etc.toml")
+        return config.load(flags or {}, environ, home / "jobs", named, system_file=home / "etc.toml")
 
     return call
 
 
 def local(home: Path, text: str) -> Path:
-    path = home / "work" / "supervise.toml"
+    path = home / "jobs" / "supervise.toml"
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -279,11 +279,11 @@ def test_a_jobs_address_holds_from_any_directory_where_the_state_directory_is_no
     home: Path, load: Callable[..., Settings]
 ) -> None:
     assert load().address("j") == "--job j"
-    there = f"--job j --state-dir '{home}/work/a b'"
+    there = f"--job j --state-dir '{home}/jobs/a b'"
     assert load({"job.state_dir": "a b"}).address("j") == there
-    assert load(environ={"SUPERVISE_STATE_DIR": str(home / "work" / "a b")}).address("j") == there
+    assert load(environ={"SUPERVISE_STATE_DIR": str(home / "jobs" / "a b")}).address("j") == there
     assert load(environ={"STATE_DIRECTORY": "/var/lib/supervise"}).address("j") == "--job j --state-dir /var/lib/supervise"
-    (home / "work" / "given.toml").write_text("job.state_dir = 'a b'\n", encoding="utf-8")
+    (home / "jobs" / "given.toml").write_text("job.state_dir = 'a b'\n", encoding="utf-8")
     assert load(named="given.toml").address("j") == there
 
 

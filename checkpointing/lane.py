@@ -35,7 +35,7 @@ _PAUSES: Final[dict[str, tuple[float, float]]] = {
 
 
 class Lane:
-    """The work for one mirror. `run` is the thread's; `is_waiting` may be asked from anywhere."""
+    """The work for one mirror. `run` is the thread's; `is_waiting` and `n_waits` may be asked from anywhere, under `wake`."""
 
     def __init__(  # noqa: PLR0913 -- all of it is wired in one place
         self,
@@ -62,6 +62,7 @@ class Lane:
         self._pause_s = 0.0
         self._swept = False
         self.is_waiting = False
+        self.n_waits = 0
         self.hurry = False  # set, under `wake`, by whoever knows that the pause is needless
 
     def run(self) -> None:
@@ -162,6 +163,7 @@ class Lane:
         end = None if seconds is None else time.monotonic() + seconds
         with self._wake:
             self.is_waiting = True
+            self.n_waits += 1
             self._wake.notify_all()
             try:
                 while not self._means.stopped():

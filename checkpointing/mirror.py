@@ -162,17 +162,19 @@ class Mirror:
         )
 
     def _tell_idle(self) -> None:
-        """Say when every lane waits, once each time."""
-        said = False
-        while not self._stop.is_set():
+        """Say when every lane waits, once each time, however short the work between was."""
+        told = 0
+        while True:
             with self._wake:
-                idle = all(lane.is_waiting for lane in self._lanes)
-                if idle is said:
-                    self._wake.wait(1.0)
-                    continue
-            said = idle
-            if idle:
-                self.tell("idle", left=len(self._spool.entries()))
+                while not self._stop.is_set() and (self._n_waits() == told or not all(lane.is_waiting for lane in self._lanes)):
+                    self._wake.wait()
+                told = self._n_waits()
+            if self._stop.is_set():
+                return
+            self.tell("idle", left=len(self._spool.entries()))
+
+    def _n_waits(self) -> int:
+        return sum(lane.n_waits for lane in self._lanes)
 
 
 def main() -> int:

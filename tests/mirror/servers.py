@@ -115,14 +115,12 @@ def free_ports(n_ports: int) -> int:
     while True:
         with socket.create_server(("127.0.0.1", 0)) as first:
             port = int(first.getsockname()[1])
-            taken = [first]
-            try:
-                taken += [socket.create_server(("127.0.0.1", port + at)) for at in range(1, n_ports)]
-            except (OSError, OverflowError):
-                continue
-            finally:
-                for sock in taken[1:]:
-                    sock.close()
+            with contextlib.ExitStack() as taken:
+                try:
+                    for at in range(1, n_ports):
+                        taken.enter_context(socket.create_server(("127.0.0.1", port + at)))
+                except (OSError, OverflowError):
+                    continue
             return port
 
 

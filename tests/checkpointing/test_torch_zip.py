@@ -335,6 +335,7 @@ def test_nothing_planted_in_a_pickle_runs(tmp_path: Path) -> None:
     assert trace.exists()  # the plant is alive
 
 
+@pytest.mark.slow
 def test_many_objects_are_scanned_in_bounded_time(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"step": 3, "list": [[] for _ in range(3_200_000)]}, path)

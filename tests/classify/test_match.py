@@ -244,8 +244,8 @@ def test_any_bytes_at_all_have_a_verdict(data: bytes) -> None:
     [
         OOM.encode() + b"\n",
         b"[rank%d]: " + OOM.encode() + b"\n",
-        TRACE.encode(),
         b"[rank%d]: ValueError: %d\n",
+        pytest.param(TRACE.encode(), id="traces", marks=pytest.mark.slow),
         b'[rank%d]:   File "a.py", line 1, in f\n',
         b"exitcode  : -9 (pid: %d)\n",
         b"Error Error Error ",

@@ -88,14 +88,6 @@ def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(su
     assert second.exit_code() == 0
     assert f"restored {node}/ckpt/step_20.pt of step 20 from" in second.stderr
     assert "resumed at 20" in second.stdout
-    shutil.rmtree(node / "ckpt")
-    shutil.rmtree(second.state)
-    other = supervise(*TORCHRUN, TRAIN, "--steps=30", options=[*options, "--job", "other"], place=node)
-    assert other.exit_code() == 78
-    assert "--restore-from none" in other.stderr
-    named = supervise(*TORCHRUN, TRAIN, "--steps=40", options=[*options, "--job", "other", "--restore-from", first.job], place=node)
-    assert named.exit_code() == 0
-    assert "resumed at 30" in named.stdout
 
 
 def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
@@ -120,6 +112,7 @@ def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise:
     assert f"restored {tmp_path}/elsewhere/step_5.pt of step 5" in named.stderr
 
 
+@pytest.mark.slow
 def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
     assert supervise(*TORCHRUN, TRAIN, "--steps=10", options=options).exit_code() == 0

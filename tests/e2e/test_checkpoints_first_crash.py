@@ -31,7 +31,8 @@ def fast(place: Path) -> Path:
     return config
 
 
-@pytest.mark.parametrize("seeks", ["stat", *(pytest.param(how, marks=pytest.mark.slow) for how in ("glob", "listdir"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeks", ["stat", "glob", "listdir"])
 def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_save(
     supervise: Callable[..., Supervised], tmp_path: Path, seeks: str
 ) -> None:

@@ -70,10 +70,20 @@ def wrapper(place: Path, name: str, before: str, script: str) -> str:
 # --- how a rank dies
 
 
+# a torch rank that calls sys.exit with its process group open may be aborted by gloo's threads on its way out
+WAYS = {
+    "kill": "was killed by SIGKILL",
+    "exit:42": "(exited with code 42|was killed by SIGABRT)",
+    "exception": "raised RuntimeError: the fault",
+    "segv": "was killed by SIGSEGV",
+    "abort": "was killed by SIGABRT",
+}
+
+
+@pytest.mark.parametrize("ways", [["exception", "segv"], pytest.param(list(WAYS), marks=pytest.mark.slow)], ids=["two", "all"])
 def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkpoint(
-    supervise: Callable[..., Supervised], tmp_path: Path
+    supervise: Callable[..., Supervised], tmp_path: Path, ways: list[str]
 ) -> None:
-    ways = ["kill", "exit:42", "exception", "segv", "abort"]
     before = (
         f"ways, attempt = {ways!r}, int(os.environ['SUPERVISE_JOB_ATTEMPT'])\n"
         "if attempt <= len(ways):\n"
@@ -81,18 +91,15 @@ def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkp
     )
     job = wrapper(tmp_path, "fails.py", before, DDP)
     # a checkpoint is progress once it was seen: that the failures of one family are not charged together is not left to luck
-    run = supervise(*TORCHRUN, job, "--light", "--steps=55", *SAVING, options=RESUMING, SUPERVISE_RESTART_INTENSITY="10")
+    run = supervise(*TORCHRUN, job, "--light", f"--steps={len(ways) * 10 + 5}", *SAVING, options=RESUMING, SUPERVISE_RESTART_INTENSITY="10")
     assert run.exit_code() == 0
     assert starts(run) == 2 * (len(ways) + 1)
     assert run.attempts() == len(ways) + 1
     resumed = [int(step) for step in re.findall(r"resumed at step (\d+) from \S*ckpt/step-0*\1\.pt", run.stderr)]
-    assert resumed == [5, 15, 25, 35, 45]
+    assert resumed == [number * 10 + 5 for number in range(len(ways))]
     told = re.findall(r"incident \d+: rank (\d) (.*?) at step (\d+); restarting", run.stderr)
-    assert [(int(rank), int(step)) for rank, _, step in told] == [(n % 2, n * 10 - 3) for n in range(1, 6)]
-    # a torch rank that calls sys.exit with its process group open may be aborted by gloo's threads on its way out
-    exited = "(exited with code 42|was killed by SIGABRT)"
-    whats = ["was killed by SIGKILL", exited, "raised RuntimeError: the fault", "was killed by SIGSEGV", "was killed by SIGABRT"]
-    assert all(re.match(what, text) for what, (_, text, _) in zip(whats, told, strict=True)), told
+    assert [(int(rank), int(step)) for rank, _, step in told] == [(n % 2, n * 10 - 3) for n in range(1, len(ways) + 1)]
+    assert all(re.match(WAYS[way], text) for way, (_, text, _) in zip(ways, told, strict=True)), told
     run.wait_for_nothing_left()
 
 

@@ -64,6 +64,7 @@ def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> Non
     said(done, r"recovered  at step 5 from \S+/step-00000005\.pt; 2 step")
 
 
+@pytest.mark.slow
 def test_a_preempted_job_is_started_again_and_goes_on(tmp_path: Path) -> None:
     done = drill(tmp_path, "preempt", "--at-step", "7", *RESUMED, "--", *JOB)
     assert done.returncode == 0

@@ -102,6 +102,7 @@ def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_does_the_next_start(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_gpu_that_needs_a_reset_is_left_out_before_the_first_rank_is_there(
     assert [row["uuid"] for row in ledger(spare)] == [UUID.format(3)]
 
 
+@pytest.mark.slow
 def test_a_driver_that_does_not_fit_its_library_is_no_node_for_a_gpu_job(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
     four_gpus.set({"init_error": 18})
     run = supervise(*torchrun(2), JOB, "--steps=3", **around(four_gpus))

@@ -226,7 +226,9 @@ def test_an_unflushed_print_under_u_is_seen_at_once(supervise: Run, tmp_path: Pa
     assert run.stdout == "step 0 step 1 step 2 step 3 step 4 "
 
 
-@pytest.mark.parametrize("option", ["--tee=3", "--redirects=3", "--local-ranks-filter=0"])
+@pytest.mark.parametrize(
+    "option", ["--tee=3", *(pytest.param(other, marks=pytest.mark.slow) for other in ("--redirects=3", "--local-ranks-filter=0"))]
+)
 def test_torchruns_own_options_about_output_keep_their_meaning(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path, option: str
 ) -> None:

@@ -83,6 +83,7 @@ def steps_of(place: Path, name: str = "losses") -> list[Step]:
     ]
 
 
+@pytest.mark.slow
 def test_memory_that_truly_runs_out_above_8_ends_at_8_with_the_loss_curve_of_an_uninterrupted_run_at_8(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
 ) -> None:
@@ -265,6 +266,7 @@ def test_with_no_older_checkpoint_a_poisoned_one_stops_the_run(supervise: Callab
     assert bad.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_parameters_from_which_no_numbers_come_cost_one_step_back(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = begin_with_20_known(supervise, tmp_path, "--spoil=20", "--steps=25")
     assert run.exit_code() == 0

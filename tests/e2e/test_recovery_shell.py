@@ -162,6 +162,7 @@ def three_gpus(tmp_path: Path) -> str:
 FAULT = ("--batch-size=4", "--accum=2", "--ecc-at-step=3", f"--faulty={B}")
 
 
+@pytest.mark.slow
 def test_a_gpu_that_fails_is_put_out_of_use_and_the_job_stops_here_naming_it(supervise: Callable[..., Supervised], three_gpus: str) -> None:
     run = supervise(*torchrun(3), JOB, *FAULT, PATH=three_gpus, **FAST)
     assert run.exit_code() == 69
@@ -186,6 +187,7 @@ def test_a_gpu_that_fails_is_put_out_of_use_and_the_job_stops_here_naming_it(sup
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_where_the_user_allows_fewer_the_job_goes_on_with_the_others_at_the_same_global_batch(
     supervise: Callable[..., Supervised], three_gpus: str, tmp_path: Path
 ) -> None:

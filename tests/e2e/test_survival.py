@@ -318,6 +318,7 @@ def test_a_journal_whose_fsync_stalls_for_30_s_delays_no_stop_and_a_restart_by_n
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_dataloader_worker_is_survived(supervise: Callable[..., Supervised]) -> None:
     job = [str(JOBS / "ddp_small.py"), "--light", "--loader=1", "--steps=60", *STEADY]
     run = supervise(*TORCHRUN, *job, options=RESUMING)

@@ -37,6 +37,7 @@ def digest(output: str) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_two_ranks_interrupted_by_term_resume_bit_for_bit(tmp_path: Path) -> None:
     script = [*TORCHRUN, str(EXAMPLE), "--steps=120", "--save-every=1000", "--log-every=5"]
     whole = digest(finish(start([*script, "--ckpt-dir=whole"], tmp_path), code=0))
@@ -76,6 +77,7 @@ def test_one_process_without_torchrun_resumes_over_an_epoch_with_another_batch_s
     assert again["position"] == 60 * 8
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_text_is_refused(tmp_path: Path) -> None:
     script = [sys.executable, str(EXAMPLE), "--ckpt-dir=ckpt", "--steps=1"]
     finish(start([*script, "--corpus-bytes=6500"], tmp_path), code=0)

@@ -102,7 +102,9 @@ def lay_out(place: Path, module: str, text: str) -> None:
     (folder / f"{name}.py").write_text(LOOP + text)
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["at the first step", "out of memory before it"])
+@pytest.mark.parametrize(
+    "fails", [pytest.param(False, id="at the first step", marks=pytest.mark.slow), pytest.param(True, id="out of memory before it")]
+)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, name: str, *, fails: bool) -> None:
     module, text, script, wanted = FRAMEWORKS[name]
@@ -118,7 +120,7 @@ def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, n
     assert found is None or dict(found.values) == wanted["values"]
 
 
-@pytest.mark.parametrize("where", ["at the top", "in a function"])
+@pytest.mark.parametrize("where", [pytest.param("at the top", marks=pytest.mark.slow), "in a function"])
 def test_the_real_accelerate_is_known_by_what_it_prepared(attempt: Attempt, where: str) -> None:
     pytest.importorskip("accelerate")
     body = (
@@ -156,11 +158,11 @@ def test_nanogpt_is_known_by_what_it_executed(attempt: Attempt, tmp_path: Path, 
     ("model", "depends"),
     [
         ("torch.nn.BatchNorm1d(2)", True),
-        ("torch.nn.Sequential(torch.nn.SyncBatchNorm(2)).train()", True),
         ("torch.nn.BatchNorm1d(2).eval()", False),
-        ("torch.nn.BatchNorm1d(2, track_running_stats=False).eval()", True),
-        ("torch.nn.LayerNorm(2)", False),
-        ("torch.nn.InstanceNorm1d(2, affine=True)", False),
+        pytest.param("torch.nn.Sequential(torch.nn.SyncBatchNorm(2)).train()", True, marks=pytest.mark.slow),
+        pytest.param("torch.nn.BatchNorm1d(2, track_running_stats=False).eval()", True, marks=pytest.mark.slow),
+        pytest.param("torch.nn.LayerNorm(2)", False, marks=pytest.mark.slow),
+        pytest.param("torch.nn.InstanceNorm1d(2, affine=True)", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_batch_norm_that_learns_from_the_micro_batch_is_seen(attempt: Attempt, model: str, *, depends: bool) -> None:

@@ -114,14 +114,14 @@ def test_every_rank_is_told_at_the_same_call(attempt: Attempt, tmp_path: Path, n
 @pytest.mark.parametrize(
     ("how", "went_on", "saved"),
     [
-        ("save asks", True, True),
-        ("save steps", True, True),
         ("save", True, True),  # and ends in order
         ("save dies", False, False),
-        ("save fails", False, False),
         ("asks", True, False),
-        ("steps dies", False, False),
         ("own dies", True, True),
+        pytest.param("save asks", True, True, marks=pytest.mark.slow),
+        pytest.param("save steps", True, True, marks=pytest.mark.slow),
+        pytest.param("save fails", False, False, marks=pytest.mark.slow),
+        pytest.param("steps dies", False, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_checkpoint_is_made_when_the_script_goes_on_after_its_save(

@@ -169,7 +169,12 @@ ACCELERATE_ALONE = [*ACCELERATE, "--cpu", "--num_processes=1"]
 
 
 @pytest.mark.parametrize(
-    "launcher", [TORCHRUN, [*TORCHRUN, "--no-python", sys.executable], ACCELERATE_RANKS], ids=["torchrun", "no-python", "accelerate"]
+    "launcher",
+    [
+        pytest.param(TORCHRUN, id="torchrun"),
+        pytest.param([*TORCHRUN, "--no-python", sys.executable], id="no-python", marks=pytest.mark.slow),
+        pytest.param(ACCELERATE_RANKS, id="accelerate", marks=pytest.mark.slow),
+    ],
 )
 def test_the_ranks_of_a_launcher_are_instrumented_and_it_is_not(attempt: Attempt, tmp_path: Path, launcher: list[str]) -> None:
     script = tmp_path / "train.py"

@@ -39,39 +39,45 @@ def identity(path: Path) -> list[int]:
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
 
 
-SAVES = {
-    "a path": "torch.save({}, 'a.pt')",
-    "named": "torch.save(obj={}, f='a.pt')",
-    "pathlib": "torch.save({}, here / 'a.pt')",
-    "safetensors": "import safetensors.torch as s; s.save_file({'w': torch.ones(2)}, 'a.pt')",
-    "imported by name": "from safetensors.torch import save_file; save_file({'w': torch.ones(2)}, filename='a.pt')",
-}
+#: Ways to save the file NAME.
+SAVES = (
+    "torch.save({}, NAME)",
+    "torch.save(obj={}, f=NAME)",
+    "torch.save({}, here / NAME)",
+    "import safetensors.torch as s; s.save_file({'w': torch.ones(2)}, NAME)",
+    "from safetensors.torch import save_file; save_file({'w': torch.ones(2)}, filename=NAME)",
+)
 
 
-@pytest.mark.parametrize("script", SAVES.values(), ids=SAVES)
-def test_a_save_tells_where_it_began_and_what_stood_there_when_it_ended(attempt: Attempt, tmp_path: Path, script: str) -> None:
-    began, ended = run(attempt, tmp_path, script)
-    saved = tmp_path / "a.pt"
-    assert (began["what"], began["path"], began["was"], began["file"]) == ("began", str(saved), None, False)
-    assert (ended["what"], ended["path"], ended["n"], ended["well"]) == ("ended", str(saved), began["n"], True)
-    assert ended["now"] == identity(saved)
+def test_a_save_tells_where_it_began_and_what_stood_there_when_it_ended(attempt: Attempt, tmp_path: Path) -> None:
+    rows = run(attempt, tmp_path, "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(SAVES)))
+    assert len(rows) == 2 * len(SAVES)
+    for number, way in enumerate(SAVES):
+        began, ended = rows[2 * number : 2 * number + 2]
+        saved = tmp_path / f"{number}.pt"
+        assert (began["what"], began["path"], began["was"], began["file"]) == ("began", str(saved), None, False), way
+        assert (ended["what"], ended["path"], ended["n"], ended["well"]) == ("ended", str(saved), began["n"], True), way
+        assert ended["now"] == identity(saved), way
 
 
-RENAMES = {
-    "os.replace": "torch.save({}, 'a.tmp'); os.replace('a.tmp', 'a.pt')",
-    "os.rename": "torch.save({}, 'a.tmp'); os.rename('a.tmp', 'a.pt')",
-    "pathlib": "torch.save({}, 'a.tmp'); (here / 'a.tmp').replace('a.pt')",
-    "shutil": "torch.save({}, 'a.tmp'); shutil.move('a.tmp', 'a.pt')",
-    "an open file": "f = open('a.tmp', 'wb'); torch.save({}, f); f.close(); os.replace('a.tmp', 'a.pt')",
-    "a temporary file": "f = tempfile.NamedTemporaryFile(dir='.', delete=False); torch.save({}, f); f.close(); os.replace(f.name, 'a.pt')",
-    "its directory": "os.mkdir('tmp'); torch.save({}, 'tmp/b.pt'); os.rename('tmp', 'step_1'); os.rename('step_1/b.pt', 'a.pt')",
-}
+#: Ways in which a file gets its final NAME.
+RENAMES = (
+    "torch.save({}, 'a.tmp'); os.replace('a.tmp', NAME)",
+    "torch.save({}, 'a.tmp'); os.rename('a.tmp', NAME)",
+    "torch.save({}, 'a.tmp'); (here / 'a.tmp').replace(NAME)",
+    "torch.save({}, 'a.tmp'); shutil.move('a.tmp', NAME)",
+    "f = open('a.tmp', 'wb'); torch.save({}, f); f.close(); os.replace('a.tmp', NAME)",
+    "f = tempfile.NamedTemporaryFile(dir='.', delete=False); torch.save({}, f); f.close(); os.replace(f.name, NAME)",
+    "os.mkdir('tmp'); torch.save({}, 'tmp/b.pt'); os.rename('tmp', 'step_1'); os.rename('step_1/b.pt', NAME)",
+)
 
 
-@pytest.mark.parametrize("script", RENAMES.values(), ids=RENAMES)
-def test_the_final_name_is_told(attempt: Attempt, tmp_path: Path, script: str) -> None:
-    *_, renamed = run(attempt, tmp_path, script)
-    assert (renamed["what"], renamed["path"], renamed["now"]) == ("renamed", str(tmp_path / "a.pt"), identity(tmp_path / "a.pt"))
+def test_the_final_name_is_told(attempt: Attempt, tmp_path: Path) -> None:
+    rows = run(attempt, tmp_path, "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(RENAMES)))
+    told = {row["path"]: row["now"] for row in rows if row["what"] == "renamed"}
+    for number, way in enumerate(RENAMES):
+        saved = tmp_path / f"{number}.pt"
+        assert told.get(str(saved)) == identity(saved), way
 
 
 def test_other_renames_are_nobody_s_business(attempt: Attempt, tmp_path: Path) -> None:

@@ -120,20 +120,25 @@ def test_a_slot_whose_bytes_are_not_what_was_put_there_gives_way_to_the_other(tm
     assert sorted(one.name for one in directory.iterdir()) == ["step-00000001.snapshot.pt"]
 
 
-@pytest.mark.parametrize("at", [0, 9, 20, 5000, 8192 + 3, 8192 + 9, 8192 + 40])
-def test_a_damaged_segment_is_told_and_freed_and_nothing_is_made_of_it(at: int, tmp_path: Path, shm: str) -> None:
+def test_a_damaged_segment_is_told_and_freed_and_nothing_is_made_of_it(tmp_path: Path, shm: str) -> None:
     directory = tmp_path / "ckpt"
-    path = die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
-    memory = bytearray(Path(path).read_bytes())
-    memory[at] ^= 0x55
-    Path(path).write_bytes(memory)
+    path = Path(die_after(shm, directory, "s.snapshot(state_of(1), step=1)"))
+    sound = path.read_bytes()
+    for at in (0, 9, 20, 8192 + 3, 8192 + 9, 8192 + 40):
+        memory = bytearray(sound)
+        memory[at] ^= 0x55
+        path.write_bytes(memory)
+        (rescued,) = persist.rescue(str(directory), shm=shm)
+        assert rescued.path == "", at
+        assert rescued.problem, at
+        assert not os.listdir(directory), at  # noqa: PTH208 -- names
+        assert not path.exists(), at
+    memory = bytearray(sound)
+    memory[5000] ^= 0x55  # between head and slots there is nothing
+    path.write_bytes(memory)
     (rescued,) = persist.rescue(str(directory), shm=shm)
-    if at == 5000:  # between head and slots there is nothing
-        assert rescued.step == 1
-    else:
-        assert rescued.path == ""
-        assert rescued.problem
-        assert list(directory.iterdir()) == []
+    assert rescued.step == 1
+    assert not path.exists()
 
 
 def test_a_living_trainers_memory_is_left_alone(tmp_path: Path, shm: str) -> None:
@@ -306,8 +311,13 @@ print(persist.persist(path).step)
 
 @pytest.mark.parametrize(
     ("end", "left", "on_disk"),
-    [("", 0, True), ("s.close()", 0, False), ("raise ValueError", 1, False), ("sys.exit(3)", 0, True), (FULL_DISK, 1, False)],
-    ids=["forgotten", "closed", "died", "exited", "full disk"],
+    [
+        pytest.param("", 0, True, id="forgotten"),
+        pytest.param("s.close()", 0, False, id="closed", marks=pytest.mark.slow),
+        pytest.param("raise ValueError", 1, False, id="died"),
+        pytest.param("sys.exit(3)", 0, True, id="exited", marks=pytest.mark.slow),
+        pytest.param(FULL_DISK, 1, False, id="full disk", marks=pytest.mark.slow),
+    ],
 )
 def test_the_memory_goes_with_a_training_that_ends_by_itself(end: str, left: int, on_disk: bool, tmp_path: Path, shm: str) -> None:  # noqa: FBT001 -- a column
     directory = tmp_path / "ckpt"

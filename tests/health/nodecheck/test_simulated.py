@@ -19,7 +19,7 @@ def _wanted(faults: tuple[Fault, ...]) -> set[str]:
     return {f"rank:{one.rank}" if one.other == NOBODY else f"link:{one.rank}-{one.other}" for one in faults}
 
 
-@pytest.mark.parametrize("disturbed", [0.1, 0.4], ids=["quiet", "disturbed"])
+@pytest.mark.parametrize("disturbed", [pytest.param(0.1, id="quiet"), pytest.param(0.4, id="disturbed", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("nodes", "faults"),
     [
@@ -30,7 +30,7 @@ def _wanted(faults: tuple[Fault, ...]) -> set[str]:
         pytest.param(8, ("slow-compute:3:1.5", "fail:5:0.2", "slow-link:1-6:0.005"), id="8-all"),
         pytest.param(8, ("corrupt:2:0.2", "fail:5:0.2"), id="8-two-failing"),
         pytest.param(4, ("fail:0:0.2",), id="4-failing"),
-        pytest.param(16, ("slow-compute:3:1.5", "fail:5:0.2", "slow-link:1-6:0.005"), id="16-all"),
+        pytest.param(16, ("slow-compute:3:1.5", "fail:5:0.2", "slow-link:1-6:0.005"), id="16-all", marks=pytest.mark.slow),
     ],
 )
 def test_the_bad_are_found_and_nobody_else_is_accused(nodes: int, faults: tuple[str, ...], disturbed: float) -> None:

@@ -33,7 +33,7 @@ def lines_of(rank: int, text: str) -> list[str]:
 def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupted_one(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    job = [*DDP, "--steps=60", "--step-ms=20", "--save-every=5", "--digest=digest", "--progress=progress"]
+    job = [*DDP, "--steps=200", "--step-ms=20", "--save-every=5", "--digest=digest", "--progress=progress"]
     whole = tmp_path / "whole"
     whole.mkdir()
     subprocess.run([*job, "--step-ms=0"], cwd=whole, check=True, timeout=90, capture_output=True)  # noqa: S603  # plain torchrun

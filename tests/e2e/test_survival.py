@@ -121,7 +121,7 @@ def silent_store() -> Iterator[socket.socket]:
 def test_kill_9_of_a_helper_leaves_nothing_of_the_attempt_and_the_job_goes_on(
     supervise: Callable[..., Supervised], who: str, launcher: str
 ) -> None:
-    run = supervise(*LAUNCHERS[launcher], NO_TORCH, "--steps=80", *STEADY, *DAEMON, options=RESUMING)
+    run = supervise(*LAUNCHERS[launcher], NO_TORCH, "--steps=200", *STEADY, *DAEMON, options=RESUMING)
     run.wait_for_step(12)
     attempt = ours(run)
     assert len(attempt) == 5  # two ranks, two daemons, what started them
@@ -158,7 +158,7 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
 def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     supervise: Callable[..., Supervised], killed: tuple[str, ...], launcher: str
 ) -> None:
-    job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=80", *STEADY, *DAEMON]
+    job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=200", *STEADY, *DAEMON]
     first = supervise(*job, options=RESUMING)
     first.wait_for_step(12)
     attempt = {*ours(first), helpers_of(first)["guardian"]}

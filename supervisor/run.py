@@ -386,7 +386,7 @@ class _Run:
             return []
         patterns = ", ".join(self.job.settings.checkpoints.paths)
         what = f"{patterns} and " if patterns else ""
-        place = f"{', '.join(mirrors(self.job))}, below {self.job.name}/{self.job.run_id}/"
+        place = f"{', '.join(mirrors(self.job.settings))}, below {self.job.name}/{self.job.run_id}/"
         return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint"]
 
     # the end

@@ -21,7 +21,9 @@ def add_to(group: click.Group) -> None:
     """Add the group to the group of all commands."""
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="As JSON, one object on a line.")
     checkpoints = click.Group(
-        "checkpoints", help="Look at checkpoints: what they are worth, which one a resume would take, and what was done."
+        "checkpoints",
+        no_args_is_help=False,
+        help="Look at checkpoints: what they are worth, which one a resume would take, and what was done.",
     )
     add(
         checkpoints,

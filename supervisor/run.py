@@ -365,8 +365,8 @@ class _Run:
         else:
             limit = settings.restart.scratch_limit_s
             resume = (
-                "no checkpoint is declared (--checkpoints): a restart starts from scratch, and none is made once"
-                f" more than {limit:.0f} s would be lost"
+                "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
+                f" to load one, an attempt that ran longer than {limit:.0f} s is not restarted"
             )
         run_ = "goes on with run" if self.continues else "run"
         ladder = dict(plugins.ladders(settings)).get(Cause.CUDA_OOM.value)

@@ -55,6 +55,14 @@ def test_every_setting_is_documented_with_its_default_variable_and_flag_and_no_o
             assert f"`{choice}`" in default + names + meaning, (row.key, choice)
 
 
+def test_every_variable_that_the_ranks_are_given_is_documented() -> None:
+    page = (DOCS / "settings.md").read_text(encoding="utf-8").partition("## What the ranks are given")[2]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "supervisor").rglob("*.py")]
+    given = {name for text in sources for name in re.findall(r"[\"](SUPERVISE_JOB_[A-Z_]*[A-Z])\b", text)}
+    between_us = {"SUPERVISE_JOB_SHIM", "SUPERVISE_JOB_LINEBUF"}  # taken out of the environment before the script begins
+    assert set(re.findall(r"SUPERVISE_JOB_\w+", page)) == given - between_us
+
+
 def test_the_sections_of_the_settings_page_are_those_of_a_file() -> None:
     headings = re.findall(r"^## \[(.+)\]$", (DOCS / "settings.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert headings == list(dict.fromkeys(row.key.rpartition(".")[0] for row in ROWS))

@@ -17,7 +17,7 @@ def main() -> int:
     """Run the command. Returns its exit code."""
     spec = PathFinder.find_spec("supervisor", [str(Path(__file__).resolve().parent)])
     if spec is None:
-        sys.exit(f"supervise: error: not whole: {__file__}: there is no package `supervisor` beside it; install torch-supervise again, as in `pip install -e .`")
+        sys.exit(f"supervise: error: not whole: {__file__}: there is no package `supervisor` beside it; install torch-supervise again")
     package = module_from_spec(spec)
     sys.modules["supervisor"] = package
     if spec.loader is not None:  # without an __init__.py: supervisord took it away with itself

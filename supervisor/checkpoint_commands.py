@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from supervisor.errors import SuperviseError
 from supervisor.invocation import add, given, options, shared
 
 if TYPE_CHECKING:
-    from supervisor.settings import Settings
+    from supervisor.settings import Row, Settings
 
 
 def add_to(group: click.Group) -> None:
     """Add the group to the group of all commands."""
     as_json = click.Option(["--json", "as_json"], is_flag=True, help="As JSON, one object on a line.")
     checkpoints = click.Group(
-        "checkpoints", help="Look at checkpoints: what they are worth, which one a resume would take, and what was done."
+        "checkpoints",
+        no_args_is_help=False,
+        help="Look at checkpoints: what they are worth, which one a resume would take, and what was done.",
     )
     add(
         checkpoints,
@@ -41,8 +44,8 @@ def add_to(group: click.Group) -> None:
         checkpoints,
         "ls",
         _ls,
-        [*options(shared), *declared, as_json],
-        "List a job's checkpoints, the places that were learned, and what was moved.",
+        [*options(shared), *declared, *options(_of_mirror), as_json],
+        "List a job's checkpoints, the places that were learned, and what was moved; with --mirror what the mirrors hold of it.",
     )
     path = click.Argument(["path"], metavar="PATH")
     add(checkpoints, "show", _show, [*options(shared), as_json, path], "Show all that is known of one checkpoint of a job.")
@@ -62,7 +65,7 @@ def add_to(group: click.Group) -> None:
 
 def _add_mirrored(checkpoints: click.Group, as_json: click.Option) -> None:
     """Add the commands that reach the copies in a mirror."""
-    mirrors = [*options(shared), *options(lambda row: row.key in ("checkpoints.mirror", "checkpoints.restore_from")), as_json]
+    mirrors = [*options(shared), *options(_of_mirror), as_json]
     add(
         checkpoints,
         "push",
@@ -103,9 +106,18 @@ def _latest(directory: str, as_json: bool, **values: object) -> int:  # noqa: FB
     return latest(directory, as_json=as_json)
 
 
+def _of_mirror(row: Row) -> bool:
+    """Whether a setting's option says which mirror, and whose checkpoints in it."""
+    return row.key in ("checkpoints.mirror", "checkpoints.restore_from")
+
+
 def _ls(as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
     invocation = given(values).without_command()
     settings = invocation.settings()
+    if "checkpoints.mirror" in invocation.flags:
+        from supervisor.mirror_commands import listing  # noqa: PLC0415  loads what speaks to S3
+
+        return listing(*_job_of(values), as_json=as_json)
     from supervisor.checkpointlist import ls  # noqa: PLC0415  for this command only
 
     return ls(settings, invocation.job(settings), as_json=as_json)
@@ -171,5 +183,9 @@ def _job_of(values: dict[str, object]) -> tuple[Settings, str]:
     if job is None:
         from supervisor.readers import find_job, state_root  # noqa: PLC0415  for these commands only
 
-        job = find_job(state_root(settings), None).job
+        try:
+            job = find_job(state_root(settings), None).job
+        except SuperviseError as error:
+            hint = "Say whose checkpoints are meant with --job NAME; where it is wrong, the mirror's jobs are named."
+            raise SuperviseError(error.message, hint=hint, exit_code=error.exit_code) from error
     return settings, job

@@ -207,7 +207,7 @@ def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> 
 
 def _usage(error: click.UsageError) -> SuperviseError:
     """Say a usage error of click's in our words: what failed, the nearest right word, and what helps; always 64."""
-    message = error.format_message().rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")  # choices stand on lines of their own
     hint = "Run `supervise --help` for the options and commands."
     context = error.ctx
     if isinstance(context, click.Context) and isinstance(context.command, click.Group) and message.startswith("No such command"):
@@ -217,6 +217,9 @@ def _usage(error: click.UsageError) -> SuperviseError:
         hint = f"Write `supervise -- {word} …` to run it as a job" + (
             f"; our own command of nearly that name is `{nearest[0]}`." if nearest else "."
         )
+    elif isinstance(context, click.Context) and isinstance(context.command, click.Group) and message == "Missing command":
+        message = f"missing command: {context.command_path} ..."
+        hint = f"Add one of: {', '.join(sorted(context.command.commands))}; `{context.command_path} --help` says what each does."
     elif message.startswith("Got unexpected extra argument"):
         hint = "Write the job's command behind `--`, as in `supervise -- torchrun train.py`."
     elif isinstance(error, click.NoSuchOption) and error.possibilities:

@@ -45,9 +45,9 @@ def add_to(group: click.Group) -> None:
             click.Option(
                 ["--yes"], is_flag=True, help="nan and bitrot: what they do to the checkpoints that the command writes is all right."
             ),
-            click.Argument(["kind"], type=click.Choice(("kill", "hang", "oom", "nan", "bitrot", "preempt"))),
+            click.Argument(["kind"], metavar="KIND -- CMD...", type=click.Choice(("kill", "hang", "oom", "nan", "bitrot", "preempt"))),
         ],
-        "Run CMD with one fault in it, and report what was recovered and what it cost.",
+        "Run CMD with one fault in it (KIND: kill, hang, oom, nan, bitrot or preempt), and report what was recovered and what it cost.",
     )
     add(
         group,

@@ -52,6 +52,7 @@ _NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*
 _NEVER_FROM_FOUND_FILE = {
     "alerts.webhook.secret_file": "secret named",
     "restart.plugins": "plug-in named",  # it would be imported here
+    "health.plugins": "plug-in named",
 }
 # A key in a file is a key in a backup and in a repository.
 _NEVER_FROM_FILE = frozenset({"alerts.webhook.secret"})

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from supervisor.settings import Row
 
+#: What one of several is called in a command's help.
+_ITEMS = {"checkpoints.paths": "GLOB", "checkpoints.mirror": "URL", "knobs.declared": "NAME=WHERE", "health.evict_on": "CHECK"}
 _VERBOSITY = (
     ("quiet", ("-q", "--quiet"), "Warnings, errors and the card only."),
     ("verbose", ("-v", "--verbose"), "Every log event too."),
@@ -86,7 +88,7 @@ def commanded(invocation: Invocation) -> tuple[Settings, tuple[str, ...]]:
 
 def add(group: click.Group, name: str, callback: Callable[..., int], params: list[click.Parameter], text: str) -> None:
     """Add a command to a group; one that runs or plans a CMD shows where that is written."""
-    metavar = "[OPTIONS] -- CMD..." if name in ("run", "plan", "drill") else "[OPTIONS]"
+    metavar = "[OPTIONS] -- CMD..." if name in ("run", "plan") else "[OPTIONS]"
     group.add_command(click.Command(name, callback=callback, params=params, help=text, short_help=text, options_metavar=metavar))
 
 
@@ -116,7 +118,7 @@ def options(wanted: Callable[[Row], bool]) -> list[click.Parameter]:
         if row.kind is bool:
             found.append(click.Option([name, row.flag], is_flag=True, default=None, help=text))
         elif row.kind is tuple:
-            metavar = "NAME=WHERE" if row.key == "knobs.declared" else "GLOB"
+            metavar = _ITEMS.get(row.key, "TEXT")
             found.append(click.Option([name, row.flag], multiple=True, metavar=metavar, help=f"{text} May be repeated."))
         else:
             metavar = "|".join(row.choices) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]

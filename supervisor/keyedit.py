@@ -5,7 +5,7 @@ EditError, whose text is the cause (no such form of text, a key that runs throug
 
 JSON and YAML keep every character but the value's: their own decoders say where a value begins and ends, and that stretch alone is
 replaced. Of a key that stands twice the last counts, as every reader of these has it. TOML is tomlkit's, which keeps comments and order.
-PyYAML and tomlkit are imported where such a file is edited and nowhere else; `pip install 'torch-supervise[files]'` brings them.
+PyYAML and tomlkit are imported where such a file is edited and nowhere else; the extra `files` brings them (docs/knobs.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`supervise checkpoints push|pull|restore|prune`, and what a mirror holds: the mirror by hand, without a running job.
+"""`supervise checkpoints push|pull|restore|prune`, and `ls --mirror`, what a mirror holds: the mirror by hand, without a running job.
 
 In: settings (where the mirrors are and how they are reached), a job's name, paths. Out: lines or JSON objects on stdout, progress on a
 terminal's stderr, an exit code. What can fail is a SuperviseError: 78 for a mirror that is none, that cannot be reached, or that holds
@@ -25,6 +25,7 @@ from checkpointing.verify import verify
 from supervisor import stdio
 from supervisor.card import clean
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.mirrorlink import mirrors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +59,7 @@ def backends_of(settings: Settings) -> tuple[Backend, ...]:
             "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"
         )
     with _told():
-        return tuple(open_backend(url, s3_options(settings)) for url in settings.checkpoints.mirror)
+        return tuple(open_backend(url, s3_options(settings)) for url in mirrors(settings))
 
 
 def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -> int:
@@ -101,12 +102,14 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
 def listing(settings: Settings, job: str, *, as_json: bool) -> int:
     """Print what the mirrors hold of a job, the newest first. Returns 0."""
     with _told():
-        kept, passed = restore.available(backends_of(settings), job)
+        kept, passed = restore.available(backends_of(settings), _wanted(settings, job))
     for one in kept:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.made_unix_s))
         step = "?" if one.manifest.step is None else one.manifest.step
         text = f"step {step:>8}  {one.manifest.n_bytes / _MIB:>10.1f} MiB  {made}  {one.backend.url}/{one.place.key}"
         _print(_row(one), text, as_json=as_json)
+    if not kept and not as_json:
+        _print({}, f"the mirror holds no checkpoint of {_wanted(settings, job)}", as_json=False)
     for key, reason in passed:
         _print({"key": key, "reason": reason}, f"passed over: {key}: {reason}", as_json=as_json)
     return 0

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.launch.environment import job_environment
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from supervisor.job import Job
+    from supervisor.settings import Settings
 
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
@@ -39,9 +41,9 @@ def s3_options(job: Job) -> dict[str, Any]:
     return {"endpoint": s3.endpoint, "region": s3.region, "path_style": style, "ca_bundle": s3.ca_bundle, "sse": s3.sse}
 
 
-def mirrors(job: Job) -> list[str]:
-    """Return the places, a directory as an absolute path."""
-    return [url if "://" in url else str(job.cwd / url) for url in job.settings.checkpoints.mirror]
+def mirrors(settings: Settings) -> list[str]:
+    """Return the places, a directory as an absolute path: the working directory's, wherever it was written."""
+    return [url if "://" in url else str(Path(settings.cwd, url)) for url in settings.checkpoints.mirror]
 
 
 class MirrorLink:
@@ -55,7 +57,7 @@ class MirrorLink:
         self._configuration = {
             "cmd": "configure",
             "spool": str(job.state / "spool"),
-            "mirrors": mirrors(job),
+            "mirrors": mirrors(job.settings),
             "job": job.name,
             "workers": checkpoints.concurrency,
             "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,

@@ -36,7 +36,7 @@ def check_nodes(values: dict[str, object], *, as_json: bool) -> int:
     """Run the check. Raises SuperviseError (64) where options lack, and what the check itself finds wrong it says itself."""
     spec = find_spec("health.nodecheck.__main__")
     if spec is None or spec.origin is None:
-        raise SuperviseError("node check not found: health.nodecheck", hint="Install torch-supervise anew: `pip install torch-supervise`.")
+        raise SuperviseError("node check not found: health.nodecheck", hint="Install torch-supervise anew: `pip install -e .`.")
     _refuse_what_does_not_fit(values)
     argv = [sys.executable, "-P", spec.origin, *(["--json"] if as_json else [])]
     for name in _NAMES:

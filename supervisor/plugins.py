@@ -5,7 +5,7 @@ as what it is, MODULE:FUNCTION (supervisor/strategies/plugged.py), so that a jou
 (SuperviseError 78): a plug-in that is not installed or cannot be imported, a cause or a strategy of another name, each told with the
 nearest right one. A package is imported only if it is listed: that it is installed is no consent. Nothing is kept here.
 
-A package offers a strategy as an entry point of the group `torch_supervise.strategies`: NAME = "MODULE:FUNCTION", where the function is as
+A package offers a strategy as an entry point of the group `supervise.strategies`: NAME = "MODULE:FUNCTION", where the function is as
 our own `propose(situation)`.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from supervisor.settings import Settings
 
-GROUP = "torch_supervise.strategies"
+GROUP = "supervise.strategies"
 
 Ladders = tuple[tuple[str, tuple[str, ...]], ...]
 

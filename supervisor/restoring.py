@@ -44,7 +44,7 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
     """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names. `say` gets a line now and then."""
     checkpoints = job.settings.checkpoints
     order = {
-        "mirrors": mirrors(job),
+        "mirrors": mirrors(job.settings),
         "job": job.name,
         "instead": checkpoints.restore_from,
         "into": None,

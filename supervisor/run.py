@@ -365,8 +365,8 @@ class _Run:
         else:
             limit = settings.restart.scratch_limit_s
             resume = (
-                "no checkpoint is declared (--checkpoints): a restart starts from scratch, and none is made once"
-                f" more than {limit:.0f} s would be lost"
+                "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
+                f" to load one, an attempt that ran longer than {limit:.0f} s is not restarted"
             )
         run_ = "goes on with run" if self.continues else "run"
         ladder = dict(plugins.ladders(settings)).get(Cause.CUDA_OOM.value)
@@ -386,7 +386,7 @@ class _Run:
             return []
         patterns = ", ".join(self.job.settings.checkpoints.paths)
         what = f"{patterns} and " if patterns else ""
-        place = f"{', '.join(mirrors(self.job))}, below {self.job.name}/{self.job.run_id}/"
+        place = f"{', '.join(mirrors(self.job.settings))}, below {self.job.name}/{self.job.run_id}/"
         return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint"]
 
     # the end

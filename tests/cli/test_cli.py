@@ -382,3 +382,21 @@ def test_a_package_of_the_user_s_that_is_named_as_ours_is_passed_by(tmp_path: Pa
         assert done.returncode == 0, done.stderr
         assert "theirs" not in done.stderr
     assert done.stdout == "42\n"
+
+
+@pytest.mark.parametrize(("group", "one"), [("checkpoints", "latest"), ("config", "show")])
+def test_a_group_alone_is_a_mistake_that_names_its_commands(capfd: pytest.CaptureFixture[str], group: str, one: str) -> None:
+    assert cli.main([group]) == 64
+    what, help_ = capfd.readouterr().err.splitlines()
+    assert what == f"supervise: error: missing command: supervise {group} ..."
+    assert one in help_
+    assert f"supervise {group} --help" in help_
+
+
+def test_the_help_calls_things_by_their_names(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["drill", "--help"]) == 0
+    said = capfd.readouterr().out
+    assert said.startswith("Usage: supervise drill [OPTIONS] KIND -- CMD...\n")
+    assert {"--checkpoints GLOB", "--mirror URL", "--evict-on CHECK", "--knob NAME=WHERE"} <= {
+        " ".join(words) for words in re.findall(r"^  (--\S+) (\S+)", said, flags=re.MULTILINE)
+    }

@@ -313,9 +313,10 @@ def test_the_policy_of_default_settings_is_the_policys_own_default(load: Callabl
     assert config.to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
 
 
-def test_a_plug_in_is_not_named_by_a_file_that_was_found_beside_the_code(load: Callable[..., Settings], home: Path) -> None:
-    local(home, "[restart]\nplugins = ['theirs']\n")
-    with pytest.raises(SuperviseError, match=r"plug-in named by a file found .*restart\.plugins in .*supervise\.toml:2") as refused:
+@pytest.mark.parametrize("section", ["restart", "health"])
+def test_a_plug_in_is_not_named_by_a_file_that_was_found_beside_the_code(load: Callable[..., Settings], home: Path, section: str) -> None:
+    local(home, f"[{section}]\nplugins = ['theirs']\n")
+    with pytest.raises(SuperviseError, match=rf"plug-in named by a file found .*{section}\.plugins in .*supervise\.toml:2") as refused:
         load()
     assert refused.value.exit_code == ExitCode.CONFIG
-    assert load(named="supervise.toml").restart.plugins == ("theirs",)
+    assert load(named="supervise.toml").value(f"{section}.plugins") == ("theirs",)

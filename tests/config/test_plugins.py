@@ -28,7 +28,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
-        f"[{plugins.GROUP}]\nreboot = theirs_strategy:propose\nbroken = theirs_broken:propose\nnone = theirs_strategy:TEXT\n"
+        "[supervise.strategies]\nreboot = theirs_strategy:propose\nbroken = theirs_broken:propose\nnone = theirs_strategy:TEXT\n"
         "whole = theirs_strategy\n"
     )
     (tmp_path / "theirs_strategy.py").write_text("TEXT = 'x'\n\ndef propose(situation):\n    return None\n")

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "make demo": DEMO,
     "make test": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
     "pip install -e .": "tests/docs/test_commands.py::test_make_installs_a_checkout_as_the_readme_says",
+    "supervise checkpoints undo": "tests/cli/test_checkpoints.py::test_what_was_moved_aside_is_moved_back",
     "supervise why --job demo --state-dir demo-run/state": DEMO_WHY,
 }
 TRAIN = """
@@ -116,6 +117,7 @@ def test_what_starts_a_training_starts_it(
     resumed = places[command] / "ckpt" / "step-00000007.pt" if command == WITH_CHECKPOINTS else None
     assert f"rank 0 resumes from {resumed}" in done.stdout
     assert ("restarting as attempt 2" in done.stderr) == (command == WITHOUT)
+    assert ("the script resumes as it does by itself" in done.stderr) == (command == WITHOUT)
 
 
 @pytest.mark.parametrize("command", READING)

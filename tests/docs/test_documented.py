@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from checkpointing.formats import FORMATS, TREE_FORMATS
 from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, Severity
 from supervisor.cli import command_tree
 from supervisor.core.model import Cause
+from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.eventlog import EITHER, LEVELS, LogEvent
 from supervisor.settings import ROWS
@@ -53,6 +55,21 @@ def test_every_setting_is_documented_with_its_default_variable_and_flag_and_no_o
         assert len(re.findall(r"`--[\w-]+`", names)) == len(list(filter(None, row.flag.split("/")))), row.key
         for choice in row.choices:
             assert f"`{choice}`" in default + names + meaning, (row.key, choice)
+
+
+def test_every_variable_that_the_ranks_are_given_is_documented() -> None:
+    page = (DOCS / "settings.md").read_text(encoding="utf-8").partition("## What the ranks are given")[2]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "supervisor").rglob("*.py")]
+    given = {name for text in sources for name in re.findall(r"[\"](SUPERVISE_JOB_[A-Z_]*[A-Z])\b", text)}
+    between_us = {"SUPERVISE_JOB_SHIM", "SUPERVISE_JOB_LINEBUF"}  # taken out of the environment before the script begins
+    assert set(re.findall(r"SUPERVISE_JOB_\w+", page)) == given - between_us
+
+
+def test_every_stage_of_a_job_and_every_layout_of_a_checkpoint_is_documented() -> None:
+    (stages,) = [row[1] for row in table("status-why-logs.md") if row[0] == "`stage`"]
+    assert stages.split(", ") == [stage.value for stage in Stage]
+    (layouts,) = [row[1] for row in table("checkpoint-format.md") if row[0] == "`layout`"]
+    assert {*dict(FORMATS), *dict(TREE_FORMATS)} <= set(re.findall(r"`(\w+)`", layouts))
 
 
 def test_the_sections_of_the_settings_page_are_those_of_a_file() -> None:

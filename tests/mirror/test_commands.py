@@ -13,7 +13,8 @@ from checkpointing import manifest, proof, retain
 from checkpointing.copies import Copies
 from checkpointing.manifest import Manifests
 from checkpointing.verify import verify
-from supervisor import checkpointprune, mirror_commands
+from supervisor import checkpointprune, mirror_commands, mirrorlink
+from supervisor.cli import main
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.settings import Settings
 
@@ -106,6 +107,29 @@ def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
     assert checkpointprune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
     assert [one.manifest.step for one in copies.all()] == [3]
     assert len(list((tmp_path / "ckpt").iterdir())) == 3, "what is the user's is not removed by hand"
+
+
+@pytest.mark.parametrize("mirror", ["mirror", "./mirror"])
+def test_a_relative_mirror_is_the_one_that_a_run_takes(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], mirror: str
+) -> None:
+    here = dataclasses.replace(settings, cwd=str(tmp_path), checkpoints=dataclasses.replace(settings.checkpoints, mirror=(mirror,)))
+    assert mirror_commands.push(here, "job", [saved(tmp_path, 1)], as_json=True) == 0
+    assert rows(capsys)[0]["mirror"] == str(tmp_path / "mirror")
+    assert mirrorlink.mirrors(here) == [str(tmp_path / mirror)]
+
+
+def test_ls_of_a_mirror_shows_what_pull_takes(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mirror_commands.push(settings, "job", [saved(tmp_path, 7)], as_json=True)
+    capsys.readouterr()
+    of_job = ["--mirror", str(tmp_path / "mirror"), "--job", "job"]
+    assert main(["checkpoints", "ls", *of_job, "--json"]) == 0
+    (row,) = rows(capsys)
+    assert (row["step"], row["name"]) == (7, "step_7.pt")
+    assert main(["checkpoints", "pull", *of_job, row["id"], str(tmp_path / "one")]) == 0
+    assert main(["checkpoints", "ls", *of_job, "--restore-from", "none"]) == 0
+    assert main(["checkpoints", "ls", "--mirror", str(tmp_path / "mirror"), "--state-dir", str(tmp_path / "none")]) == ExitCode.USAGE
+    assert "--job" in capsys.readouterr().err
 
 
 def test_another_jobs_mirror_is_refused_with_78(settings: Settings, tmp_path: Path) -> None:

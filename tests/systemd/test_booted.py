@@ -63,6 +63,15 @@ def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: s
     assert machine.run("test", "-d", everything).returncode == 1, "processes are left"
 
 
+def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
+    unit = machine.unit(name, ["sh", "-c", "trap 'exit 0' TERM; echo trapped; sleep 1000 & wait"], STAND_IN, drop_in=HERE_IN)
+    assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
+    wait_for(lambda: "trapped" in machine.journal(unit))
+    assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
+    assert machine.show(unit)["ActiveState"] == "inactive", machine.journal(unit)
+    assert "Deactivated successfully" in machine.journal(unit)
+
+
 @pytest.mark.parametrize("code", [64, 65, 69, 78])
 def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str, code: int, wait_for: Callable[..., None]) -> None:
     unit = machine.unit(name, ["sh", "-c", f"exit {code}"], STAND_IN, drop_in=f"{HERE_IN}\n{QUICK}")

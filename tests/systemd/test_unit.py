@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -78,6 +79,12 @@ def test_exit_codes_that_no_restart_helps_are_not_restarted() -> None:
     final = {ExitCode.USAGE, ExitCode.DETERMINISTIC, ExitCode.BAD_NODE, ExitCode.CONFIG}
     assert {int(code) for code in given} == {*map(int, final), 217}
     assert ExitCode.REQUEUE not in {int(code) for code in given}
+
+
+def test_a_stop_is_no_failure_and_a_requeue_that_nobody_asked_for_is_started_again() -> None:
+    given = dict(settings())
+    assert {int(code) for code in given["SuccessExitStatus"].split()} == {128 + signal.SIGTERM, int(ExitCode.REQUEUE)}
+    assert given["RestartForceExitStatus"].split() == [str(int(ExitCode.REQUEUE))], "on-failure leaves out what counts as success"
 
 
 def test_the_watchdog_is_the_main_process_own() -> None:

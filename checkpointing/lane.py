@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import remote
+from checkpointing import remote, retain
 from checkpointing.backends import Backend, BackendError, Damaged, Denied, Expired, Missing
 from checkpointing.source import Interrupted
 from checkpointing.upload import Changed, Means, upload
@@ -47,7 +47,7 @@ class Lane:
         tell: Callable[..., None],
         wake: threading.Condition,
         means: Means,
-        keep: int | None = None,
+        keep: retain.Policy | None = None,
     ) -> None:
         """Begin with nothing known about the mirror."""
         self._backend = backend
@@ -135,7 +135,7 @@ class Lane:
                     self._tell("swept", mirror=self._backend.url, key=stored.key)
         if self._keep is not None:
             kept, _ = remote.newest_first(self._backend, self._job)
-            for one in kept[max(self._keep, 1) :]:
+            for one in remote.may_go(kept, self._keep):
                 remote.remove(self._backend, one.place.key)
                 self._tell("pruned", mirror=self._backend.url, key=one.place.key, step=one.manifest.step)
 

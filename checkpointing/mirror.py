@@ -6,7 +6,7 @@ byte, and the next one goes on. It ends at the end of stdin, so it never outlive
 
 In, a line each; the first must be `configure`:
     {"cmd": "configure", "spool": DIR, "mirrors": [URL, …], "job": NAME, "workers": 4, "bandwidth_mib_s": null, "spool_entries": 3,
-     "keep": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
+     "keep": null, "keep_every": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
     {"cmd": "mirror", "path": PATH, "step": N or null, "manifest": FILE}   FILE holds the manifest of what is at PATH now
     {"cmd": "retry"}                                                       do not wait: credentials or network were put right
     {"cmd": "finish", "deadline_s": S}                                     end when all has arrived, or cannot, or the time is up
@@ -37,6 +37,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import manifest as manifests
+from checkpointing import retain
 from checkpointing.backends import Backend, S3Options, open_backend
 from checkpointing.lane import Lane
 from checkpointing.model import CheckpointingError
@@ -76,6 +77,7 @@ class Mirror:
             pause=self._stop.wait,
             stopped=self._stop.is_set,
         )
+        keep = retain.Policy(int(row["keep"]), row.get("keep_every")) if row.get("keep") else None
         self._urls = tuple(backend.url for backend in backends)
         self._lanes = [
             Lane(
@@ -86,7 +88,7 @@ class Mirror:
                 tell=self.tell,
                 wake=self._wake,
                 means=means,
-                keep=row.get("keep"),
+                keep=keep,
             )
             for backend in backends
         ]

@@ -86,8 +86,7 @@ def available(backends: Sequence[Backend], job: str) -> tuple[list[Kept], list[t
         names = ", ".join(sorted(others)[:5])
         message = f"no checkpoint of job {job!r} in the mirror, only of others: {names}"
         raise OtherJob(message, hint=OTHER_JOB_HINT)
-    kept.sort(key=lambda one: (one.manifest.made_unix_s, one.manifest.step or 0), reverse=True)
-    return kept, passed
+    return remote.ordered(kept), passed
 
 
 def newest(  # noqa: PLR0913 -- keywords, each with a default

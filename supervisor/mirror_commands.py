@@ -162,15 +162,12 @@ def prune(settings: Settings, job: str, policy: retain.Policy, *, dry_run: bool,
     with _told():
         for backend in backends_of(settings):
             kept, _ = remote.newest_first(backend, job)
-            held = [
-                retain.Held(one.place.key, one.manifest.step, one.manifest.made_unix_s, Verdict.VERIFIED, one.manifest.n_bytes)
-                for one in kept
-            ]
-            for one in retain.may_go(held, policy):
+            for one in remote.may_go(kept, policy):
+                key, made = one.place.key, one.manifest
                 if not dry_run:
-                    remote.remove(backend, one.name)
-                row = {"mirror": backend.url, "key": one.name, "step": one.step, "bytes": one.n_bytes, "removed": not dry_run}
-                _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{one.name}", as_json=as_json)
+                    remote.remove(backend, key)
+                row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
+                _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{key}", as_json=as_json)
     return 0
 
 

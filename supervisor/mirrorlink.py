@@ -60,6 +60,7 @@ class MirrorLink:
             "workers": checkpoints.concurrency,
             "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,
             "keep": checkpoints.mirror_keep or None,
+            "keep_every": checkpoints.keep_every or None,
             "s3": s3_options(job),
         }
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()

@@ -10,7 +10,6 @@ after `Expired` the next request takes them from there anew.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,20 @@ from botocore import exceptions as trouble
 from botocore.config import Config
 
 from checkpointing import digest
-from checkpointing.backends import CHUNK_BYTES, Away, BackendError, Damaged, Denied, Exists, Expired, Missing, Stored, StoredPart, Upload
+from checkpointing.backends import (
+    CHUNK_BYTES,
+    Away,
+    BackendError,
+    Damaged,
+    Denied,
+    Exists,
+    Expired,
+    Missing,
+    Stored,
+    StoredPart,
+    Upload,
+    is_made_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +61,6 @@ _AWAY: Final = {
 }
 _LOST: Final = (trouble.HTTPClientError, trouble.IncompleteReadError, trouble.ResponseStreamingError, trouble.EndpointConnectionError)
 _NO_CREDENTIALS: Final = (trouble.NoCredentialsError, trouble.PartialCredentialsError, trouble.CredentialRetrievalError)
-_MD5_HEX: Final = 32
 
 
 class S3Backend:
@@ -130,16 +141,10 @@ class S3Backend:
             self._unseal()
             return self.complete(upload, parts, crc64nvme)
         stored = self.stat(upload.key)
-        expected = _etag_of(parts)
         wrong = (
             stored.n_bytes != sum(part.n_bytes for part in parts)
             or (stored.crc64nvme is not None and stored.crc64nvme != crc64nvme)
-            or (
-                stored.crc64nvme is None
-                and "-" in stored.token
-                and len(stored.token.partition("-")[0]) == _MD5_HEX
-                and expected not in ("", stored.token)
-            )
+            or (stored.crc64nvme is None and is_made_of(stored.token, parts) is False)
         )
         if wrong:
             raise self._damaged("complete", upload.key)
@@ -394,18 +399,6 @@ def _crc(answer: dict[str, Any]) -> int | None:
 
 def _part_crc(part: StoredPart) -> dict[str, str]:
     return {} if part.crc64nvme is None else {"ChecksumCRC64NVME": digest.to_base64(part.crc64nvme)}
-
-
-def _etag_of(parts: Sequence[StoredPart]) -> str:
-    """Give the ETag of an object made of parts whose ETags are MD5s, else ""."""
-    tokens = [part.token for part in parts]
-    if not all(len(token) == _MD5_HEX for token in tokens):
-        return ""
-    try:
-        joined = b"".join(bytes.fromhex(token) for token in tokens)
-    except ValueError:
-        return ""
-    return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
 def _words(operation: str) -> str:

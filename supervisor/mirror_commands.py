@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import manifest as manifests
 from checkpointing import proof, remote, restore, retain
-from checkpointing.backends import S3Options, open_backend
+from checkpointing.backends import BackendError, S3Options, open_backend
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.source import Interrupted, Throttle
 from checkpointing.spool import Spool
@@ -134,24 +134,45 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
 
 
 def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool) -> int:
-    """Bring one checkpoint of a job into a directory: `wanted` is its step, its name, or the end of its key. Returns 0."""
+    """Bring one checkpoint of a job into a directory: `wanted` is its step, name or id, or the last part of its key. Returns 0.
+
+    A damaged one is taken from the next mirror that has it. Raises SuperviseError where nothing, or more than one, is meant.
+    """
     with _told():
         kept, _ = restore.available(backends_of(settings), _wanted(settings, job))
-        named = [
-            one
-            for one in kept
-            if wanted in (str(one.manifest.step), one.manifest.name, one.manifest.id) or one.place.key.rstrip("/").endswith(wanted)
-        ]
+        named = [one for one in kept if wanted in _names(one)]
         if not named:
             hint = "see what there is with: supervise checkpoints ls --mirror URL"
             raise SuperviseError(f"no such checkpoint in the mirror: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
-        bar = _Bar(named[0].manifest.name, named[0].manifest.n_bytes, wanted=not as_json)
-        try:
-            done = restore.fetch(named[0], into=_absolute(into), workers=settings.checkpoints.concurrency, fetched=bar.shown)
-        finally:
-            bar.clear()
+        if len({one.manifest.id for one in named}) > 1:
+            several = ", ".join(dict.fromkeys(one.place.key.rstrip("/").rpartition("/")[2] for one in named))
+            hint = f"name one of them: {several}"
+            raise SuperviseError(f"several checkpoints in the mirror are meant: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
+        done = _fetch(settings, named, into, wanted=not as_json)
     _print_restored(done, as_json=as_json)
     return 0
+
+
+def _names(one: Kept) -> tuple[str, ...]:
+    """Give by what one checkpoint may be called. A step that nobody knows is no name."""
+    step = () if one.manifest.step is None else (str(one.manifest.step),)
+    return (*step, one.manifest.name, one.manifest.id, one.place.key.rstrip("/").rpartition("/")[2])
+
+
+def _fetch(settings: Settings, same: Sequence[Kept], into: str, *, wanted: bool) -> restore.Restored:
+    """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
+
+    def fetch(one: Kept) -> restore.Restored:
+        bar = _Bar(one.manifest.name, one.manifest.n_bytes, wanted=wanted)
+        try:
+            return restore.fetch(one, into=_absolute(into), workers=settings.checkpoints.concurrency, fetched=bar.shown)
+        finally:
+            bar.clear()
+
+    for one in same[:-1]:
+        with contextlib.suppress(BackendError):
+            return fetch(one)
+    return fetch(same[-1])
 
 
 def prune(settings: Settings, job: str, policy: retain.Policy, *, dry_run: bool, as_json: bool) -> int:

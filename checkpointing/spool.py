@@ -40,6 +40,10 @@ _ENTRY: Final = "entry.json"
 _MANIFEST: Final = "manifest.json"
 
 
+class Busy(CheckpointingError):  # noqa: N818 -- an answer
+    """Another process holds the spool, and may end soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """One file of an entry: where its bytes are read, how firmly they are held, and which content was meant."""
@@ -125,7 +129,7 @@ class Log:
 
 
 class Spool:
-    """The entries of one process. Use as a context manager; raises CheckpointingError where another process holds it."""
+    """The entries of one process. Use as a context manager; raises Busy where another process holds it."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -138,7 +142,7 @@ class Spool:
         except BlockingIOError:
             os.close(self._fd)
             message = f"cannot mirror: {directory}: another process does already"
-            raise CheckpointingError(message, hint="wait until it has ended: it ends with its supervisor") from None
+            raise Busy(message, hint="wait until it has ended: it ends with its supervisor") from None
         self._load()
 
     def close(self) -> None:

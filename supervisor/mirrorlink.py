@@ -29,6 +29,8 @@ FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
 _STOP_S: Final = 5.0
 _REFUSED: Final = 78
+_HELD: Final = 75
+_HELD_TELLS: Final = 4  # so many starts in a row that meet another process: that of a supervisor that was killed needs some seconds to end
 _LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deaths
 
 
@@ -67,6 +69,7 @@ class MirrorLink:
         self._changed = threading.Lock()
         self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
         self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
+        self._n_held = 0
         self._closing = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
@@ -111,7 +114,7 @@ class MirrorLink:
                 self._told({"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""})
             if self._closing.is_set() or code == _REFUSED:
                 return  # what it is told is wrong, and would be the next time
-            if code is not None:
+            if code not in {None, _HELD}:
                 self._told({"ev": "died", "code": code, "wait_s": wait_s})
             wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
             self._closing.wait(wait_s)
@@ -156,8 +159,20 @@ class MirrorLink:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
                 self._note(row)
-                self._told(row)
+                if not self._is_passing(row):
+                    self._told(row)
         self._queue.put(None)
+
+    def _is_passing(self, row: Mapping[str, Any]) -> bool:
+        """Say whether a line is only that our predecessor's process has not ended yet; that it stays is told once."""
+        if row["ev"] == "ready":
+            if self._n_held >= _HELD_TELLS:
+                self._told({"ev": "recovered", "what": "held", "mirror": ""})
+            self._n_held = 0
+        if row["ev"] != "alert" or row["what"] != "held":
+            return False
+        self._n_held += 1
+        return self._n_held != _HELD_TELLS
 
     def _note(self, row: Mapping[str, Any]) -> None:
         with self._changed:

@@ -47,7 +47,8 @@ class MirrorNews:
             self._alert("mirror_failing", f"{row['message']}{hint}; the training goes on")
         elif event == "recovered":
             self._troubled.discard((what, mirror))
-            self._alert("mirror_recovered", f"the mirror {mirror} gets checkpoints again")
+            whose = f"the mirror {mirror} gets" if mirror else "the mirrors get"
+            self._alert("mirror_recovered", f"{whose} checkpoints again")
         elif event == "died":
             self._deaths += 1
             if self._deaths == 1:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.spool import Spool
 from supervisor.job import Job
 from supervisor.mirrorlink import MirrorLink
 from supervisor.settings import Settings
@@ -68,3 +69,16 @@ def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
         wait_for(lambda: not link._thread.is_alive(), "the end of it")  # noqa: SLF001 -- what must not go on
         assert [row["what"] for row in told if row["ev"] == "alert"] == ["refused"]
         assert not any(row["ev"] == "died" for row in told)
+
+
+def test_a_spool_that_a_predecessor_still_holds_is_waited_for(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1000, 1)
+    held = Spool(str(job.state / "spool"))
+    with linked(job) as (link, told):
+        link.bring(str(path), 1, str(described))
+        wait_for(lambda: link._n_held > 0, "a start that meets the other process")  # noqa: SLF001 -- nothing is told of it
+        held.close()
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
+        assert not any(row["ev"] in {"alert", "died", "recovered"} for row in told)
+        assert link.close(20.0) == 0

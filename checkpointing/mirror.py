@@ -193,7 +193,7 @@ def main() -> int:
     except (CheckpointingError, OSError, ValueError, KeyError, TypeError) as error:
         hint = error.hint if isinstance(error, CheckpointingError) else "report this: the first line must be a configuration"
         held = isinstance(error, Busy)
-        message = error.message if held else f"cannot mirror: {error}"
+        message = error.message if isinstance(error, Busy) else f"cannot mirror: {error}"
         json.dump({"ev": "alert", "what": "held" if held else "refused", "mirror": "", "message": message, "hint": hint}, out)
         out.write("\n")
         out.flush()

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from checkpointing import age, retain
 from checkpointing import manifest as manifests
-from checkpointing.backends import Backend
+from checkpointing.backends import Backend, Denied, Missing
 from checkpointing.manifest import Manifest
 from checkpointing.model import Verdict
 
@@ -80,15 +80,24 @@ def read_manifest(backend: Backend, place: Place) -> Manifest:
 
 
 def newest_first(backend: Backend, job: str) -> tuple[list[Kept], list[tuple[str, str]]]:
-    """Give a job's checkpoints, the newest first; and (key, reason) for each whose manifest says nothing."""
+    """Give a job's checkpoints, the newest first; and (key, reason) for each whose manifest says nothing, or was removed meanwhile.
+
+    Raises Denied where not one may be read, and what else the backend does.
+    """
     kept: list[Kept] = []
     passed: list[tuple[str, str]] = []
+    denied: list[Denied] = []
 
     def look(place: Place) -> Kept | tuple[str, str]:
         try:
             return Kept(backend, place, read_manifest(backend, place))
         except manifests.Damaged as error:
             return place.key, f"its manifest: {error}"
+        except Missing:
+            return place.key, "it was removed meanwhile"
+        except Denied as error:
+            denied.append(error)
+            return place.key, error.message
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
         for found in pool.map(look, places(backend, job)):
@@ -96,6 +105,8 @@ def newest_first(backend: Backend, job: str) -> tuple[list[Kept], list[tuple[str
                 kept.append(found)
             else:
                 passed.append(found)
+    if denied and not kept:
+        raise denied[0]
     return ordered(kept), passed
 
 

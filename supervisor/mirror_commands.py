@@ -22,9 +22,11 @@ from checkpointing.source import Interrupted, Throttle
 from checkpointing.spool import Spool
 from checkpointing.upload import Changed, Means, upload
 from checkpointing.verify import verify
-from supervisor import stdio
+from supervisor import learned, stdio
 from supervisor.card import clean
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.landing import refusal
+from supervisor.readers import find_job, state_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,7 +115,11 @@ def listing(settings: Settings, job: str, *, as_json: bool) -> int:
 
 
 def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: bool) -> int:
-    """Bring the newest whole checkpoint of a job back to where it was saved, or into a directory. Returns 0, or 1 where there is none."""
+    """Bring the newest whole checkpoint of a job back to where it was saved, or into a directory. Returns 0, or 1 where there is none.
+
+    Where it was saved, only if that is in the working directory, declared in the settings, or learned on this node (supervisor/landing.py).
+    """
+    places = () if into is not None else _learned(settings, job)
     bar = _Bar(f"checkpoint of {job}", 0, wanted=not as_json)
     with _told():
         try:
@@ -122,6 +128,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
                 _wanted(settings, job),
                 into=into and _absolute(into),
                 workers=settings.checkpoints.concurrency,
+                elsewhere=lambda path: refusal(path, os.getcwd(), settings.checkpoints.paths, places),  # noqa: PTH109 (strings)
                 fetched=bar.shown,
             )
         finally:
@@ -190,6 +197,15 @@ def prune(settings: Settings, job: str, policy: retain.Policy, *, dry_run: bool,
                 row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
                 _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{key}", as_json=as_json)
     return 0
+
+
+def _learned(settings: Settings, job: str) -> tuple[str, ...]:
+    """Give the patterns that were learned of a job on this node; none where it never ran here."""
+    try:
+        directory = find_job(state_root(settings), job).directory
+    except SuperviseError:
+        return ()
+    return tuple(place.pattern for place in learned.read(directory / "checkpoints"))
 
 
 def _wanted(settings: Settings, job: str) -> str:

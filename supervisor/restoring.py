@@ -1,9 +1,10 @@
 """Bring the newest checkpoint of a job from its mirrors to this disk, in a process of its own: `python -P -m supervisor.restoring`.
 
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
-the job has none), "into", "workers", "s3"}.
+the job has none), "into", "cwd", "declared", "learned" (where it may be brought), "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, and at the end one of {"ev": "restored", "path", "step", "mirror", "bytes",
-"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way, no_space, failed.
+"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (there is
+something else, or the place is none of the job's), no_space, failed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from supervisor import learned
+from supervisor.landing import refusal
 from supervisor.launch.environment import job_environment
 from supervisor.mirrorlink import mirrors, s3_options
 
@@ -48,6 +51,9 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         "job": job.name,
         "instead": checkpoints.restore_from,
         "into": None,
+        "cwd": str(job.cwd),
+        "declared": list(checkpoints.paths),
+        "learned": [place.pattern for place in learned.read(job.state / "checkpoints")],
         "workers": checkpoints.concurrency,
         "s3": s3_options(job),
     }
@@ -95,6 +101,7 @@ def main() -> int:
         restoring.OtherJob: "other_job",
         restoring.Unreachable: "unreachable",
         restoring.InTheWay: "in_the_way",
+        restoring.Elsewhere: "in_the_way",
         restoring.NoSpace: "no_space",
     }
     order = json.load(sys.stdin)
@@ -107,6 +114,7 @@ def main() -> int:
             order["instead"],
             into=order["into"],
             workers=order["workers"],
+            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"]),
             fetched=lambda done, total: tell("progress", done=done, total=total),
         )
     except CheckpointingError as error:

@@ -48,7 +48,8 @@ class MirrorNews:
         elif event == "recovered":
             self._troubled.discard((what, mirror))
             whose = f"the mirror {mirror} gets" if mirror else "the mirrors get"
-            self._alert("mirror_recovered", f"{whose} checkpoints again")
+            again = f"old checkpoints in the mirror {mirror} are removed again" if what == "tidy" else f"{whose} checkpoints again"
+            self._alert("mirror_recovered", again)
         elif event == "died":
             self._deaths += 1
             if self._deaths == 1:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpointing import manifest, remote, restore
-from checkpointing.backends import Backend, open_backend
+from checkpointing.backends import Backend, Denied, open_backend
 from checkpointing.lane import Lane
 from checkpointing.retain import Policy
 from checkpointing.spool import Spool
 from checkpointing.upload import Means, upload
 from tests.mirror.process import save
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,49 @@ def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Pat
     assert done is not None
     assert os.path.basename(done.path) == "step_600.pt"  # noqa: PTH119 -- strings throughout the package
     assert [one.manifest.step for one in remote.newest_first(backend, "job")[0]] == [600, 500, None]
+
+
+def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    denied, real = True, type(backend).remove
+
+    def remove(self: Backend, key: str, upload_id: str = "") -> None:
+        if denied:
+            raise Denied(f"cannot remove: {key}", hint="")
+        real(self, key, upload_id)
+
+    monkeypatch.setattr(type(backend), "remove", remove)
+    wake, stop = threading.Condition(), threading.Event()
+
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        lane = Lane(
+            backend,
+            spool,
+            mirrors=(backend.url,),
+            job="job",
+            tell=lambda ev, **row: told.append({"ev": ev, **row}),
+            wake=wake,
+            means=Means(stopped=stop.is_set),
+            keep=Policy(1),
+        )
+        thread = threading.Thread(target=lane.run)
+        thread.start()
+        try:
+            for step in (700, 800, 900):
+                denied = step < 900
+                path = tmp_path / "ckpt" / f"step_{step}.pt"
+                spool.add(str(path), step, save(path, 1000, step).read_bytes())
+                with wake:
+                    wake.notify_all()
+                wait_for(lambda: not spool.entries(), "the upload, without a pause of a minute before it")
+        finally:
+            wait_for(lambda: lane.is_waiting, "the end of tidying up")
+            stop.set()
+            with wake:
+                wake.notify_all()
+            thread.join()
+    assert [(row["ev"], row["what"]) for row in told if row["ev"] in {"alert", "recovered"}] == [("alert", "tidy"), ("recovered", "tidy")]
+    assert [one.manifest.step for one in remote.newest_first(backend, "job")[0]] == [900]
 
 
 @pytest.mark.parametrize(

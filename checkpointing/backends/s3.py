@@ -73,6 +73,7 @@ class S3Backend:
         self._options = options
         self._lock = threading.Lock()
         self._client: Any = None
+        self._encrypts = not options.sse  # the server said so once
         self._unsupported: set[str] = set()  # what the server answered 501 to; one of the process's life is enough
 
     @property
@@ -82,6 +83,7 @@ class S3Backend:
 
     def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
         """Put one object, with If-None-Match where it must be new."""
+        self._see_encrypts(key)
         if only_new and "If-None-Match" not in self._unsupported:
             extra: dict[str, Any] = {"IfNoneMatch": "*"}
         elif only_new:
@@ -104,15 +106,12 @@ class S3Backend:
             return Upload(key, upload_id, tuple(self._parts(key, upload_id)))
         if "checksum" not in self._unsupported:
             try:
-                answer = self._call(
-                    "create_multipart_upload", key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT", **self._encryption()
-                )
-                return Upload(key, answer["UploadId"])
+                return self._opened(key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT")
             except _UnsupportedError:  # the checksum, or something else: what happens without it tells
                 pass
-        answer = self._call("create_multipart_upload", key, **self._encryption())
+        opened = self._opened(key)
         self._unsupported.add("checksum")
-        return Upload(key, answer["UploadId"])
+        return opened
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Send one part."""
@@ -203,6 +202,22 @@ class S3Backend:
         except Missing:
             pass
 
+    def _opened(self, key: str, **checksum: str) -> Upload:
+        """Open an upload, unless the server does not say that it encrypts where it was told to."""
+        answer = self._call("create_multipart_upload", key, **checksum, **self._encryption())
+        try:
+            self._see_sse("create_multipart_upload", key, answer)
+        except Denied:
+            self.remove(key, answer["UploadId"])
+            raise
+        self._encrypts = True
+        return Upload(key, answer["UploadId"])
+
+    def _see_encrypts(self, key: str) -> None:
+        """Ask before the first byte, by an upload without parts: what a put answers comes after its bytes were sent."""
+        if not self._encrypts:
+            self.remove(key, self.begin(key).id)
+
     def _put_new_unguarded(self, key: str, body: Body) -> Stored:
         """Look first, where the server knows no If-None-Match: two writers in the same moment are not told apart."""
         try:
@@ -263,10 +278,14 @@ class S3Backend:
             ) from error
         if stream is not None and body is not None and stream.crc64nvme != body.crc64nvme:
             raise self._damaged(operation, key)
-        if self._options.sse and operation in ("put_object", "create_multipart_upload") and "ServerSideEncryption" not in answer:
+        if operation == "put_object":
+            self._see_sse(operation, key, answer)
+        return answer
+
+    def _see_sse(self, operation: str, key: str | None, answer: dict[str, Any]) -> None:
+        if self._options.sse and "ServerSideEncryption" not in answer:
             message = f"cannot {_words(operation)}: {self._name(key)}: the server did not say that it encrypts"
             raise Denied(message, hint="leave sse out, or use a server that knows server-side encryption")
-        return answer
 
     def _said(self, operation: str, key: str | None, error: trouble.ClientError) -> BackendError:
         """Choose the class for what the server answered."""

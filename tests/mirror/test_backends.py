@@ -108,6 +108,24 @@ def test_an_upload_that_is_given_up_leaves_nothing(backend: Backend) -> None:
         backend.begin("gone", upload.id)
 
 
+def test_a_name_with_part_in_it_is_an_object_like_any_other(backend: Backend) -> None:
+    for name in ("weights.part-00001.pt", "weights.part-1", "x.part-0123456789abcdef.pt"):
+        backend.put(f"a/{name}", body(b"x"))
+        assert [stored.key for stored in backend.list(f"a/{name}")] == [f"a/{name}"]
+    assert list(backend.list("", unfinished=True)) == []
+
+
+def test_the_log_that_a_kill_left_after_the_rename_is_found_and_removed(tmp_path: Path) -> None:
+    backend = open_backend(str(tmp_path))
+    upload = backend.begin("a/x")
+    backend.put_part(upload, 1, body(b"abc"))
+    (tmp_path / "a" / f"x.part-{upload.id}").rename(tmp_path / "a" / "x")  # killed here, before the log went
+    assert [stored.key for stored in backend.list("")] == ["a/x"]
+    assert [(stored.key, stored.upload_id) for stored in backend.list("", unfinished=True)] == [("a/x", upload.id)]
+    backend.remove("a/x", upload.id)
+    assert os.listdir(tmp_path / "a") == ["x"]  # noqa: PTH208 -- strings throughout the package
+
+
 def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     backend = open_backend(str(tmp_path / "nfs"))
     with pytest.raises(Denied, match="mounted"):

@@ -200,6 +200,7 @@ class Spool:
         shutil.rmtree(entry.directory, ignore_errors=True)
 
     def _load(self) -> None:
+        """Take what an earlier process held. What a later version wrote, or cannot be read now, is passed over and stays, pins and all."""
         for name in os.listdir(self._directory):  # noqa: PTH208
             directory = f"{self._directory}/{name}"
             if not os.path.isdir(directory):  # noqa: PTH112
@@ -209,8 +210,12 @@ class Spool:
                     row, raw = json.loads(file.read()), other.read()
                 held = tuple(Held(path, how, Identity(*identity)) for path, how, identity in row["held"])
                 self._entries[name] = Entry(directory, row["path"], row["step"], manifests.decode(raw), raw, held, row["at"])
-            except (OSError, ValueError, KeyError, TypeError, manifests.Damaged):
+            except manifests.Newer:
+                continue
+            except (FileNotFoundError, ValueError, KeyError, TypeError, manifests.Damaged):
                 shutil.rmtree(directory, ignore_errors=True)
+            except OSError:  # too many open files, a disk that hesitates: the next of us looks again
+                continue
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from supervisor.card import clean
 from supervisor.launch.environment import job_environment
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class MirrorLink:
         self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
         self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
         self._n_held = 0
+        self._last_words = ""
         self._closing = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
@@ -115,7 +117,7 @@ class MirrorLink:
             if self._closing.is_set() or code == _REFUSED:
                 return  # what it is told is wrong, and would be the next time
             if code not in {None, _HELD}:
-                self._told({"ev": "died", "code": code, "wait_s": wait_s})
+                self._told({"ev": "died", "code": code, "wait_s": wait_s, "said": self._last_words})
             wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
             self._closing.wait(wait_s)
 
@@ -125,7 +127,7 @@ class MirrorLink:
             [sys.executable, "-P", "-m", "checkpointing.mirror"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=self._environ,
             text=True,
             encoding="utf-8",
@@ -136,6 +138,9 @@ class MirrorLink:
             self._process = process
             reader = threading.Thread(target=self._listen, args=(process,), name="mirror-out", daemon=True)
             reader.start()
+            self._last_words = ""
+            errors = threading.Thread(target=self._listen_to_errors, args=(process,), name="mirror-err", daemon=True)
+            errors.start()
             with self._changed:
                 rows: list[dict[str, Any] | None] = [self._configuration, *self._pending.values()]
                 while not self._queue.empty():
@@ -151,6 +156,7 @@ class MirrorLink:
             with contextlib.suppress(OSError):
                 process.stdin.close()
             reader.join()
+            errors.join()
             return process.wait()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
@@ -162,6 +168,12 @@ class MirrorLink:
                 if not self._is_passing(row):
                     self._told(row)
         self._queue.put(None)
+
+    def _listen_to_errors(self, process: subprocess.Popen[str]) -> None:
+        """Keep the last line: of a process that ends by an exception it says why."""
+        assert process.stderr is not None  # noqa: S101 (says it to the type checker)
+        for line in process.stderr:
+            self._last_words = clean(line) or self._last_words
 
     def _is_passing(self, row: Mapping[str, Any]) -> bool:
         """Say whether a line is only that our predecessor's process has not ended yet; that it stays is told once."""

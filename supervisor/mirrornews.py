@@ -53,7 +53,9 @@ class MirrorNews:
         elif event == "died":
             self._deaths += 1
             if self._deaths == 1:
-                self._alert("mirror_failing", f"the mirror's process ended with {row['code']} and is started again; the training goes on")
+                said = f" ({row['said']})" if row.get("said") else ""
+                again = "and is started again; the training goes on"
+                self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{said} {again}")
 
     def _alert(self, kind: str, text: str) -> None:
         self._narrator.alerted(act.Alert(kind, self._attempt(), text))

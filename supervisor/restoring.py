@@ -9,14 +9,17 @@ something else, or the place is none of the job's), no_space, failed.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from supervisor import learned
+from supervisor.card import clean
 from supervisor.landing import refusal
 from supervisor.launch.environment import job_environment
 from supervisor.mirrorlink import mirrors, s3_options
@@ -59,14 +62,18 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
     }
     argv = [sys.executable, "-P", "-m", "supervisor.restoring"]
     try:
-        with subprocess.Popen(  # noqa: S603 (our own program)
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=job_environment(job.environ), text=True
-        ) as process:
+        with (
+            os.fdopen(os.memfd_create("stderr"), "w+b") as errors,
+            subprocess.Popen(  # noqa: S603 (our own program)
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=job_environment(job.environ), text=True
+            ) as process,
+        ):
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)
             assert process.stdout is not None  # noqa: S101 (as above)
-            process.stdin.write(json.dumps(order))
-            process.stdin.close()
-            answer = Answer("failed", message="the process that restores ended without a word")
+            with contextlib.suppress(BrokenPipeError):  # it ended before it read: how is told below
+                process.stdin.write(json.dumps(order))
+                process.stdin.close()
+            answer: Answer | None = None
             said = time.monotonic()
             for line in process.stdout:
                 row = json.loads(line)
@@ -75,9 +82,16 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
                 elif time.monotonic() - said > _TOLD_EVERY_S:
                     said = time.monotonic()
                     say(f"restoring from the mirror: {row['done'] / 2**30:.1f} of {row['total'] / 2**30:.1f} GiB")
-            return answer
+            return answer or Answer("failed", message=_without_a_word(process.wait(), errors))
     except (OSError, ValueError, KeyError) as error:
         return Answer("failed", message=f"cannot restore: {error}")
+
+
+def _without_a_word(code: int, errors: IO[bytes]) -> str:
+    """Say how a process ended that gave no answer, with the last line that it wrote on stderr."""
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
+    return f"the process that restores ended with {code}" + (f": {clean(lines[-1])}" if lines else "")
 
 
 def _answer(row: dict[str, Any]) -> Answer:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import botocore.session
 from botocore import exceptions as trouble
 from botocore.config import Config
+from urllib3.exceptions import HTTPError
 
 from checkpointing import digest
 from checkpointing.backends import (
@@ -59,7 +60,13 @@ _AWAY: Final = {
     "ThrottlingException",
     "OperationAborted",
 }
-_LOST: Final = (trouble.HTTPClientError, trouble.IncompleteReadError, trouble.ResponseStreamingError, trouble.EndpointConnectionError)
+_LOST: Final = (
+    trouble.HTTPClientError,
+    trouble.IncompleteReadError,
+    trouble.ResponseStreamingError,
+    trouble.EndpointConnectionError,
+    HTTPError,  # while a body is read botocore passes on what its library raises, as an SSLError that is no OSError
+)
 _NO_CREDENTIALS: Final = (trouble.NoCredentialsError, trouble.PartialCredentialsError, trouble.CredentialRetrievalError)
 
 
@@ -202,7 +209,7 @@ class S3Backend:
         except Missing:
             pass
 
-    def _opened(self, key: str, **checksum: str) -> Upload:
+    def _opened(self, key: str, **checksum: Any) -> Upload:  # noqa: ANN401 -- as of `_call`
         """Open an upload, unless the server does not say that it encrypts where it was told to."""
         answer = self._call("create_multipart_upload", key, **checksum, **self._encryption())
         try:

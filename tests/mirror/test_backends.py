@@ -7,9 +7,10 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from urllib3.exceptions import SSLError
 
 from checkpointing import digest
-from checkpointing.backends import Backend, Bytes, Damaged, Denied, Exists, Missing, S3Options, open_backend
+from checkpointing.backends import Away, Backend, Bytes, Damaged, Denied, Exists, Missing, S3Options, open_backend
 from checkpointing.model import CheckpointingError
 from tests.mirror import servers
 from tests.mirror.process import PART
@@ -149,3 +150,18 @@ def test_the_transfer_client_that_ignores_an_endpoint_is_never_there() -> None:
     backend = open_backend("s3://bucket", S3Options(endpoint="http://127.0.0.1:1", region="us-east-1"))
     client = backend._connected()  # type: ignore[attr-defined]  # noqa: SLF001 -- what requests really go to
     assert client.meta.endpoint_url == "http://127.0.0.1:1"
+
+
+def test_a_connection_whose_encryption_breaks_while_a_body_is_read_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_backend("s3://bucket", S3Options(endpoint="http://127.0.0.1:1", region="us-east-1"))
+
+    class Breaks:
+        def read(self, _n_bytes: int) -> bytes:
+            raise SSLError("record layer failure")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(type(backend), "_call", lambda *_rest, **_more: {"Body": Breaks()})
+    with pytest.raises(Away, match="record layer"):
+        list(backend.read("a", 0, 1))

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpointing.spool import Spool
+from supervisor import restoring
 from supervisor.job import Job
 from supervisor.mirrorlink import MirrorLink
 from supervisor.settings import Settings
-from tests.mirror.process import save
+from tests.mirror.process import ROOT, save
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -82,3 +83,16 @@ def test_a_spool_that_a_predecessor_still_holds_is_waited_for(job: Job, tmp_path
         wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
         assert not any(row["ev"] in {"alert", "died", "recovered"} for row in told)
         assert link.close(20.0) == 0
+
+
+def test_a_process_that_cannot_begin_says_why(job: Job, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "tenacity.py").write_text("raise ImportError('no such library')\n")
+    environ = {**job.environ, "PYTHONPATH": f"{broken}{os.pathsep}{ROOT}"}
+    with linked(replace(job, environ=environ)) as (_, told):
+        wait_for(lambda: any(row["ev"] == "died" for row in told), "its end")
+        died = next(row for row in told if row["ev"] == "died")
+        assert (died["code"], died["said"]) == (1, "ImportError: no such library")
+    answer = restoring.restore(replace(job, environ=environ), lambda _line: None)
+    assert (answer.kind, answer.message) == ("failed", "the process that restores ended with 1: ImportError: no such library")

@@ -1,11 +1,12 @@
 """Where a checkpoint of a mirror may be brought without being asked: a rule about names alone.
 
-In: the path at which it was saved, which is whatever its manifest says; the job's working directory, the declared patterns, the learned
-ones. Out: None, or a reason and a hint. Nothing is read, and nothing can fail.
+In: the path at which it was saved, which is whatever its manifest says; the job's working directory and command, the declared patterns,
+the learned ones. Out: None, or a reason and a hint. Nothing is read, and nothing can fail.
 
 Who can write to a mirror can name any path, and a job that --restore-from names had a working directory of its own. A new file outside of
 what is this job's is at best not found by its script, and at worst a program that somebody's shell or Python runs. Hence the
-working directory, less what is hidden in it or a program there; what is declared with --checkpoints; and what was learned on this node.
+working directory and the directories that the command names (--output-dir /ckpt), less what is hidden in them or a program there; what is
+declared with --checkpoints; and what was learned on this node.
 """
 
 from __future__ import annotations
@@ -18,28 +19,38 @@ from typing import TYPE_CHECKING, Final
 from supervisor.places import escaped, is_of, pattern_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _PROGRAMS: Final = (".py", ".pyc", ".pyd", ".so", ".sh")
 _PACKAGES: Final = frozenset({"site-packages", "dist-packages"})  # where a .pth is no checkpoint but is run at each start of Python
 
 
-def refusal(path: str, cwd: str, declared: Iterable[str], learned: Iterable[str]) -> tuple[str, str] | None:
+def refusal(path: str, cwd: str, declared: Iterable[str], learned: Iterable[str], command: Iterable[str] = ()) -> tuple[str, str] | None:
     """Say why nothing is to be made at `path`, and what helps; None where it may be."""
     plain = path.startswith("/") and os.path.normpath(path) == path and not path.endswith(_PROGRAMS)
-    if plain and (_is_inside(path, cwd) or any(_matches(path, pattern, cwd) for pattern in declared)):
+    named = tuple(_named(command, cwd))
+    inside = path in named or any(_is_inside(path, top) for top in (cwd, *named))
+    if plain and (inside or any(_matches(path, pattern, cwd) for pattern in declared)):
         return None
     if plain and any(is_of(pattern, path) for pattern in learned):
         return None
-    why = "is neither in the working directory nor in a place that is declared or was learned here"
+    why = "is neither in the working directory nor in a place that the command names, that is declared, or that was learned here"
     by_hand = "supervise checkpoints restore --to DIR, and start with --checkpoints 'DIR/*'"
     if not plain:
         return why, f"bring it into a directory with: {by_hand}"
     return why, f"declare the place with --checkpoints {shlex.quote(pattern_of(path))}, or bring it elsewhere with: {by_hand}"
 
 
-def _is_inside(path: str, cwd: str) -> bool:
-    for top in {cwd, os.path.realpath(cwd)}:
+def _named(command: Iterable[str], cwd: str) -> Iterator[str]:
+    """Yield what may be directories among the words of a command, and behind the "=" in them; the root is none that anybody means."""
+    for word in command:
+        for part in word.split("="):
+            if part.startswith(("/", "../")) and (top := os.path.normpath(os.path.join(cwd, part))) != "/":  # noqa: PTH118 (strings)
+                yield top
+
+
+def _is_inside(path: str, within: str) -> bool:
+    for top in {within, os.path.realpath(within)}:
         parts = path.removeprefix(top.rstrip("/") + "/").split("/")
         if path.startswith(top.rstrip("/") + "/") and not any(part.startswith(".") or part in _PACKAGES for part in parts):
             return True

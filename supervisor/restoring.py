@@ -1,7 +1,7 @@
 """Bring the newest checkpoint of a job from its mirrors to this disk, in a process of its own: `python -P -m supervisor.restoring`.
 
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
-the job has none), "into", "cwd", "declared", "learned" (where it may be brought), "workers", "s3"}.
+the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, and at the end one of {"ev": "restored", "path", "step", "mirror", "bytes",
 "passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (there is
 something else, or the place is none of the job's), no_space, failed.
@@ -55,6 +55,7 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         "instead": checkpoints.restore_from,
         "into": None,
         "cwd": str(job.cwd),
+        "command": list(job.command),
         "declared": list(checkpoints.paths),
         "learned": [place.pattern for place in learned.read(job.state / "checkpoints")],
         "workers": checkpoints.concurrency,
@@ -128,7 +129,7 @@ def main() -> int:
             order["instead"],
             into=order["into"],
             workers=order["workers"],
-            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"]),
+            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"], order["command"]),
             fetched=lambda done, total: tell("progress", done=done, total=total),
         )
     except CheckpointingError as error:

@@ -58,6 +58,7 @@ def test_a_place_that_is_not_the_jobs_is_refused_and_nothing_is_made(tmp_path: P
     assert into is not None, "a directory that was named is the answer to the hint"
 
 
+COMMAND = ["/usr/bin/python", "train.py", "--out=/named/ckpt", "root=/", "--data", "../data", "x.y=/named/runs/", "--to", "/named/ckpt.pt"]
 DECLARED, LEARNED = ["ckpt/*.pt", "/scratch/run/**/model-*", "~/saves"], ["/learned/step_[0-9]*.pt"]
 
 
@@ -70,6 +71,12 @@ DECLARED, LEARNED = ["ckpt/*.pt", "/scratch/run/**/model-*", "~/saves"], ["/lear
         ("/scratch/run/a/b/model-5", True),
         ("/home/me/saves/step_1.pt", True),
         ("/learned/step_7.pt", True),
+        ("/named/ckpt/step_1.pt", True),
+        ("/named/runs/a/checkpoint-5", True),
+        ("/work/data/step_1.pt", True),
+        ("/named/ckpt.pt", True),
+        ("/named/step_1.pt", False),
+        ("/named/ckpt/.git/hooks", False),
         ("/work/other/ckpt/step_1.pt", False),
         ("/work/job-2/ckpt/step_1.pt", False),
         ("/work/job/../other/step_1.pt", False),
@@ -87,7 +94,7 @@ DECLARED, LEARNED = ["ckpt/*.pt", "/scratch/run/**/model-*", "~/saves"], ["/lear
 )
 def test_what_is_the_jobs_is_told_by_names(path: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a parameter
     monkeypatch.setenv("HOME", "/home/me")
-    refused = refusal(path, "/work/job", DECLARED, LEARNED)
+    refused = refusal(path, "/work/job", DECLARED, LEARNED, COMMAND)
     assert (refused is None) is may
     assert refused is None or "--to DIR" in refused[1]
 

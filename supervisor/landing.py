@@ -1,7 +1,7 @@
 """Where a checkpoint of a mirror may be brought without being asked: a rule about names alone.
 
 In: the path at which it was saved, which is whatever its manifest says; the job's working directory and command, the declared patterns,
-the learned ones. Out: None, or a reason and a hint. Nothing is read, and nothing can fail.
+the learned ones. Out: None, or a reason and a hint. No more is read than the links that lead to these directories, and nothing can fail.
 
 Who can write to a mirror can name any path, and a job that --restore-from names had a working directory of its own. A new file outside of
 what is this job's is at best not found by its script, and at worst a program that somebody's shell or Python runs. Hence the
@@ -29,7 +29,8 @@ def refusal(path: str, cwd: str, declared: Iterable[str], learned: Iterable[str]
     """Say why nothing is to be made at `path`, and what helps; None where it may be."""
     plain = path.startswith("/") and os.path.normpath(path) == path and not path.endswith(_PROGRAMS)
     named = tuple(_named(command, cwd))
-    inside = path in named or any(_is_inside(path, top) for top in (cwd, *named))
+    # the root is below nobody's directory, also where a container begins there
+    inside = path in named or any(_is_inside(path, top) for top in (cwd, *named) if top != "/")
     if plain and (inside or any(_matches(path, pattern, cwd) for pattern in declared)):
         return None
     if plain and any(is_of(pattern, path) for pattern in learned):
@@ -42,11 +43,11 @@ def refusal(path: str, cwd: str, declared: Iterable[str], learned: Iterable[str]
 
 
 def _named(command: Iterable[str], cwd: str) -> Iterator[str]:
-    """Yield what may be directories among the words of a command, and behind the "=" in them; the root is none that anybody means."""
+    """Yield what may be directories among the words of a command, and behind the "=" in them."""
     for word in command:
         for part in word.split("="):
-            if part.startswith(("/", "../")) and (top := os.path.normpath(os.path.join(cwd, part))) != "/":  # noqa: PTH118 (strings)
-                yield top
+            if part.startswith(("/", "../")):
+                yield os.path.normpath(os.path.join(cwd, part))  # noqa: PTH118 (strings throughout)
 
 
 def _is_inside(path: str, within: str) -> bool:

@@ -205,7 +205,7 @@ def _learned(settings: Settings, job: str) -> tuple[str, ...]:
         directory = find_job(state_root(settings), job).directory
     except SuperviseError:
         return ()
-    return tuple(place.pattern for place in learned.read(directory / "checkpoints"))
+    return tuple(place.pattern for place in learned.read(directory / "checkpoints") if place.saved)
 
 
 def _wanted(settings: Settings, job: str) -> str:

@@ -57,7 +57,7 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         "cwd": str(job.cwd),
         "command": list(job.command),
         "declared": list(checkpoints.paths),
-        "learned": [place.pattern for place in learned.read(job.state / "checkpoints")],
+        "learned": [place.pattern for place in learned.read(job.state / "checkpoints") if place.saved],
         "workers": checkpoints.concurrency,
         "s3": s3_options(job),
     }

@@ -99,6 +99,11 @@ def test_what_is_the_jobs_is_told_by_names(path: str, may: bool, monkeypatch: py
     assert refused is None or "--to DIR" in refused[1]
 
 
+def test_a_container_that_begins_at_the_root_is_no_leave_to_write_anywhere() -> None:
+    assert refusal("/etc/cron.d/step_1", "/", [], []) is not None
+    assert refusal("/ckpt/step_1.pt", "/", ["ckpt/*.pt"], []) is None
+
+
 def test_two_nodes_of_one_disk_take_turns(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = brought(tmp_path, backend, 1, 11 << 20)
     real, reading = type(backend).read, threading.Barrier(2, timeout=30)

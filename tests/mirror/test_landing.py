@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import threading
 import time
 from contextlib import closing
@@ -17,7 +18,10 @@ from checkpointing.backends import Backend, Bytes, Denied, Missing, open_backend
 from checkpointing.restore import Elsewhere, InTheWay, Unreachable
 from checkpointing.spool import Spool
 from checkpointing.upload import Means, upload
+from supervisor import restoring
+from supervisor.job import Job
 from supervisor.landing import refusal
+from supervisor.settings import Settings
 from tests.mirror.process import save, save_tree
 
 if TYPE_CHECKING:
@@ -102,6 +106,24 @@ def test_what_is_the_jobs_is_told_by_names(path: str, may: bool, monkeypatch: py
 def test_a_container_that_begins_at_the_root_is_no_leave_to_write_anywhere() -> None:
     assert refusal("/etc/cron.d/step_1", "/", [], []) is not None
     assert refusal("/ckpt/step_1.pt", "/", ["ckpt/*.pt"], []) is None
+
+
+@pytest.mark.process
+def test_a_start_on_a_fresh_node_is_told_how_to_declare_the_place(tmp_path: Path, backend: Backend) -> None:
+    path, _ = brought(tmp_path, backend, 1)
+    shutil.rmtree(path.parent)
+    base = Settings()
+    settings = dataclasses.replace(base, checkpoints=dataclasses.replace(base.checkpoints, mirror=(backend.url,)))
+    cwd = tmp_path / "work"
+    cwd.mkdir()
+    job = Job("job", "run-1", "node", ("true",), cwd, dict(os.environ), settings, tmp_path / "state", tmp_path / "scratch", "cookie")
+    refused = restoring.restore(job, lambda _line: None)
+    assert (refused.kind, path.parent.exists()) == ("in_the_way", False)
+    assert f"--checkpoints '{path.parent}/step_[0-9]*.pt'" in refused.hint
+    paths = (f"{path.parent}/step_[0-9]*.pt",)
+    declared = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, paths=paths))
+    assert restoring.restore(dataclasses.replace(job, settings=declared), lambda _line: None).kind == "restored"
+    assert path.exists()
 
 
 def test_two_nodes_of_one_disk_take_turns(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import remote
+from checkpointing import remote, retain
 from checkpointing.backends import Backend, BackendError, Damaged, Denied, Expired, Missing
 from checkpointing.source import Interrupted
 from checkpointing.upload import Changed, Means, upload
@@ -47,7 +47,7 @@ class Lane:
         tell: Callable[..., None],
         wake: threading.Condition,
         means: Means,
-        keep: int | None = None,
+        keep: retain.Policy | None = None,
     ) -> None:
         """Begin with nothing known about the mirror."""
         self._backend = backend
@@ -61,6 +61,7 @@ class Lane:
         self._trouble = ""
         self._pause_s = 0.0
         self._swept = False
+        self._untidy = False
         self.is_waiting = False
         self.n_waits = 0
         self.hurry = False  # set, under `wake`, by whoever knows that the pause is needless
@@ -126,16 +127,29 @@ class Lane:
         self._tidy()
 
     def _tidy(self) -> None:
+        """Tidy up after an upload. That it fails is a trouble of its own: told once, and no reason for the uploads to pause."""
+        try:
+            self._remove_old()
+        except BackendError as error:
+            if not self._untidy:
+                self._untidy = True
+                self._alert("tidy", error.message, error.hint)
+        else:
+            if self._untidy:
+                self._untidy = False
+                self._tell("recovered", mirror=self._backend.url, what="tidy")
+
+    def _remove_old(self) -> None:
         """Sweep what was left of our job's uploads, once; and let go of the oldest checkpoints, where that was asked for."""
         if not self._swept:
-            self._swept = True
             for stored in list(self._backend.list(remote.prefix_of(self._job), unfinished=True)):
                 if 0 < stored.at < time.time() - _LEFTOVER_S:
                     self._backend.remove(stored.key, stored.upload_id)
                     self._tell("swept", mirror=self._backend.url, key=stored.key)
+            self._swept = True
         if self._keep is not None:
             kept, _ = remote.newest_first(self._backend, self._job)
-            for one in kept[max(self._keep, 1) :]:
+            for one in remote.may_go(kept, self._keep):
                 remote.remove(self._backend, one.place.key)
                 self._tell("pruned", mirror=self._backend.url, key=one.place.key, step=one.manifest.step)
 

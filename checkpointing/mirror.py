@@ -6,7 +6,7 @@ byte, and the next one goes on. It ends at the end of stdin, so it never outlive
 
 In, a line each; the first must be `configure`:
     {"cmd": "configure", "spool": DIR, "mirrors": [URL, …], "job": NAME, "workers": 4, "bandwidth_mib_s": null, "spool_entries": 3,
-     "keep": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
+     "keep": null, "keep_every": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
     {"cmd": "mirror", "path": PATH, "step": N or null, "manifest": FILE}   FILE holds the manifest of what is at PATH now
     {"cmd": "retry"}                                                       do not wait: credentials or network were put right
     {"cmd": "finish", "deadline_s": S}                                     end when all has arrived, or cannot, or the time is up
@@ -17,14 +17,15 @@ Out, a line each:
     {"ev": "spooled", "path", "step", "id", "pin", "left"}    held on disk: reflink, link or path
     {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one a second and mirror
     {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    manifest and all; sent < bytes: resumed
-    {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins: away, damaged, expired, denied, disk (it is
-                                                              tried again), changed, dropped, refused (it is not)
+    {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins: away, damaged, expired, denied, disk, tidy (it
+                                                              is tried again), changed, dropped, refused (it is not), held
     {"ev": "recovered", "mirror", "what"}                     that trouble is over
     {"ev": "pruned", "mirror", "key", "step"}, {"ev": "swept", "mirror", "key"}    removed at the mirror; an old upload of our own
     {"ev": "idle", "left": n}                                 every mirror has all, or waits for better times; n entries are left
     {"ev": "stopped", "left": n}                              the last line
 
-Exit code 0 after stop or the end of stdin, 78 where the configuration is none or another process has the spool.
+Exit code 0 after stop or the end of stdin, 78 where the configuration is none, 75 where another process has the spool: an alert "held"
+says so, and it is worth another start, since that one ends with its own supervisor.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ import json
 import os
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import manifest as manifests
+from checkpointing import retain
 from checkpointing.backends import Backend, S3Options, open_backend
 from checkpointing.lane import Lane
 from checkpointing.model import CheckpointingError
 from checkpointing.source import CHUNK_BYTES, Throttle
-from checkpointing.spool import Spool
+from checkpointing.spool import Busy, Spool
 from checkpointing.upload import Means
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 _NICE: Final = 15
 _MIB: Final = 1 << 20
 _CONFIG_EXIT: Final = 78
+_HELD_EXIT: Final = 75
 _SPOOL_ENTRIES: Final = 3
 _JOIN_S: Final = 5.0
 
@@ -76,6 +80,7 @@ class Mirror:
             pause=self._stop.wait,
             stopped=self._stop.is_set,
         )
+        keep = retain.Policy(int(row["keep"]), row.get("keep_every")) if row.get("keep") else None
         self._urls = tuple(backend.url for backend in backends)
         self._lanes = [
             Lane(
@@ -86,7 +91,7 @@ class Mirror:
                 tell=self.tell,
                 wake=self._wake,
                 means=means,
-                keep=row.get("keep"),
+                keep=keep,
             )
             for backend in backends
         ]
@@ -123,8 +128,9 @@ class Mirror:
         self._stop.set()
         with self._wake:
             self._wake.notify_all()
+        until = time.monotonic() + _JOIN_S
         for thread in threads:
-            thread.join(_JOIN_S)
+            thread.join(max(0.0, until - time.monotonic()))
         self.tell("stopped", left=len(self._spool.entries()))
 
     def _take(self, path: str, step: int | None, manifest: str) -> None:
@@ -186,10 +192,12 @@ def main() -> int:
         mirror = Mirror(json.loads(sys.stdin.readline()), out)
     except (CheckpointingError, OSError, ValueError, KeyError, TypeError) as error:
         hint = error.hint if isinstance(error, CheckpointingError) else "report this: the first line must be a configuration"
-        json.dump({"ev": "alert", "what": "refused", "mirror": "", "message": f"cannot mirror: {error}", "hint": hint}, out)
+        held = isinstance(error, Busy)
+        message = error.message if isinstance(error, Busy) else f"cannot mirror: {error}"
+        json.dump({"ev": "alert", "what": "held" if held else "refused", "mirror": "", "message": message, "hint": hint}, out)
         out.write("\n")
         out.flush()
-        return _CONFIG_EXIT
+        return _HELD_EXIT if held else _CONFIG_EXIT
     mirror.serve(sys.stdin)
     out.flush()
     os._exit(0)  # a thread may still wait for an answer from a mirror that has none

@@ -1,8 +1,8 @@
 """What a mirror holds: where checkpoints stand in it, and which there are.
 
-In: a backend. Out: keys and manifests. A checkpoint stands in `<job>/<run>/<step or name>-<id>/`: its files under `data/`, and
-`manifest.json`, written last: without it there is no checkpoint. Job and run are percent-encoded, so that neither leads elsewhere.
-Raises what the backend does. Nothing is kept.
+In: a backend. Out: keys and manifests, the newest first: that of the highest step, as on a disk (checkpointing/age.py). A checkpoint
+stands in `<job>/<run>/<step or name>-<id>/`: its files under `data/`, and `manifest.json`, written last: without it there is no
+checkpoint. Job and run are percent-encoded, so that neither leads elsewhere. Raises what the backend does. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
+from checkpointing import age, retain
 from checkpointing import manifest as manifests
-from checkpointing.backends import Backend
+from checkpointing.backends import Backend, Denied, Missing
 from checkpointing.manifest import Manifest
+from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 MANIFEST: Final = "manifest.json"
@@ -78,15 +80,24 @@ def read_manifest(backend: Backend, place: Place) -> Manifest:
 
 
 def newest_first(backend: Backend, job: str) -> tuple[list[Kept], list[tuple[str, str]]]:
-    """Give a job's checkpoints, those made last first; and (key, reason) for each whose manifest says nothing."""
+    """Give a job's checkpoints, the newest first; and (key, reason) for each whose manifest says nothing, or was removed meanwhile.
+
+    Raises Denied where not one may be read, and what else the backend does.
+    """
     kept: list[Kept] = []
     passed: list[tuple[str, str]] = []
+    denied: list[Denied] = []
 
     def look(place: Place) -> Kept | tuple[str, str]:
         try:
             return Kept(backend, place, read_manifest(backend, place))
         except manifests.Damaged as error:
             return place.key, f"its manifest: {error}"
+        except Missing:
+            return place.key, "it was removed meanwhile"
+        except Denied as error:
+            denied.append(error)
+            return place.key, error.message
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
         for found in pool.map(look, places(backend, job)):
@@ -94,8 +105,21 @@ def newest_first(backend: Backend, job: str) -> tuple[list[Kept], list[tuple[str
                 kept.append(found)
             else:
                 passed.append(found)
-    kept.sort(key=lambda one: (one.manifest.made_unix_s, one.manifest.step or 0), reverse=True)
-    return kept, passed
+    if denied and not kept:
+        raise denied[0]
+    return ordered(kept), passed
+
+
+def ordered(kept: Iterable[Kept]) -> list[Kept]:
+    """Give them the newest first; of the same one in several mirrors, the mirror that came first."""
+    return sorted(kept, key=lambda one: age.of_manifest(one.manifest, age.MIRROR, one.place.key))
+
+
+def may_go(kept: Iterable[Kept], policy: retain.Policy) -> list[Kept]:
+    """Give what a policy lets go of one mirror, in the order in which it should be removed."""
+    rows = {one.place.key: (rank, one) for rank, one in enumerate(reversed(ordered(kept)))}
+    held = [retain.Held(key, one.manifest.step, rank, Verdict.VERIFIED, one.manifest.n_bytes) for key, (rank, one) in rows.items()]
+    return [rows[one.name][1] for one in retain.may_go(held, policy)]
 
 
 def remove(backend: Backend, key: str) -> int:

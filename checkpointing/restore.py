@@ -1,25 +1,27 @@
 """A checkpoint from a mirror onto this disk: found, downloaded in parts at once, proven, and only then given its name.
 
 In: backends, the job, and where to. Out: `Restored`. It is written beside its place as `.<name>.restore-<id>`; whoever is killed
-meanwhile leaves that, and the next goes on from the parts in it that are right. A file that has the name already is never replaced: if
-it has the right content it is the answer, else `InTheWay`. Raises OtherJob where the mirror holds only checkpoints of other jobs,
-Unreachable where no mirror answers, OSError where our own disk fails.
+meanwhile leaves that, and the next goes on from the parts in it that are right; who comes while another works at it waits
+(checkpointing/landing.py). A file that has the name already is never replaced: if it has the right content, or is a whole checkpoint
+itself, it is the answer, else `InTheWay`. Raises OtherJob where the mirror holds only checkpoints of other jobs, Elsewhere where the
+newest would go to a place that is none of the caller's, Unreachable where no mirror answers, OSError where our own disk fails.
 """
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import tenacity
 
-from checkpointing import digest, durable, remote
+from checkpointing import digest, durable, landing, remote
 from checkpointing.backends import Away, Backend, BackendError, Damaged
 from checkpointing.manifest import Manifest
-from checkpointing.model import CheckpointingError
+from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.source import NotRegular, Short, Source
+from checkpointing.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +48,10 @@ class Unreachable(CheckpointingError):  # noqa: N818 -- an answer
 
 class InTheWay(CheckpointingError):  # noqa: N818 -- an answer
     """There is something else where the checkpoint belongs."""
+
+
+class Elsewhere(CheckpointingError):  # noqa: N818 -- an answer
+    """It was saved where the caller would not have anything made. What a mirror says is no reason to write to any place there is."""
 
 
 class NoSpace(CheckpointingError):  # noqa: N818 -- an answer
@@ -86,8 +92,7 @@ def available(backends: Sequence[Backend], job: str) -> tuple[list[Kept], list[t
         names = ", ".join(sorted(others)[:5])
         message = f"no checkpoint of job {job!r} in the mirror, only of others: {names}"
         raise OtherJob(message, hint=OTHER_JOB_HINT)
-    kept.sort(key=lambda one: (one.manifest.made_unix_s, one.manifest.step or 0), reverse=True)
-    return kept, passed
+    return remote.ordered(kept), passed
 
 
 def newest(  # noqa: PLR0913 -- keywords, each with a default
@@ -97,22 +102,36 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     into: str | None = None,
     workers: int = 4,
     wanted: Callable[[Kept], str] = lambda _kept: "",
+    elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
     fetched: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Restored | None:
     """Restore the newest that is whole, each mirror's copy in turn, then an older one; None where the mirrors are empty.
 
-    `into` is the directory to put it in, else where it was saved. `wanted` gives a reason to pass one over, or "".
+    `into` is the directory to put it in, else where it was saved; for that path `elsewhere` gives a reason and a hint where nothing may be
+    made there. `wanted` gives a reason to pass one over, or "".
     """
     kept, passed = available(backends, job)
+    in_the_way: InTheWay | None = None
     for one in kept:
         why = wanted(one)
+        if not why and into is None and (refused := elsewhere(one.manifest.path)) is not None:
+            message = f"cannot restore: {one.manifest.path}, where it was saved, {refused[0]}"
+            raise Elsewhere(message, hint=refused[1])
         if not why:
             try:
                 return fetch(one, into=into, workers=workers, fetched=fetched, passed_over=tuple(passed))
             except BackendError as error:
                 why = error.message
+            except InTheWay as error:
+                there = _usable(_target(one, into), one, passed)
+                if there is not None:
+                    return there
+                in_the_way = in_the_way or error
+                why = error.message
         passed.append((f"{one.backend.url}/{one.place.key}", why))
-    if kept:
+    if in_the_way is not None:
+        raise in_the_way
+    if passed:
         message = f"cannot restore a checkpoint of {job}: {passed[-1][1]}"
         raise Unreachable(message, hint="look at them with: supervise checkpoints ls --mirror URL")
     return None
@@ -125,6 +144,7 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
     *,
     into: str | None = None,
     workers: int = 4,
+    elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
     fetched: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Restored | None:
     """Restore this job's newest, and only where it has none the newest of the job `instead`: the second start has one of its own.
@@ -133,14 +153,14 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
     something is expected: OtherJob where it has nothing.
     """
     try:
-        own = newest(backends, job, into=into, workers=workers, fetched=fetched)
+        own = newest(backends, job, into=into, workers=workers, elsewhere=elsewhere, fetched=fetched)
     except OtherJob:
         if not instead:
             raise
         own = None
     if own is not None or instead in ("", NO_JOB):
         return own
-    found = newest(backends, instead, into=into, workers=workers, fetched=fetched)
+    found = newest(backends, instead, into=into, workers=workers, elsewhere=elsewhere, fetched=fetched)
     if found is None:
         message = f"no checkpoint of job {instead!r} in the mirror, nor of any other"
         raise OtherJob(message, hint=f"begin anew with --restore-from {NO_JOB}, or see whether --mirror names the right place")
@@ -156,26 +176,53 @@ def fetch(
     passed_over: tuple[tuple[str, str], ...] = (),
 ) -> Restored:
     """Bring one checkpoint here. Raises what the backend does, InTheWay, NoSpace, OSError."""
-    manifest = one.manifest
-    target = manifest.path if into is None else os.path.join(into, manifest.name)  # noqa: PTH118 -- strings throughout the package
-    if os.path.lexists(target):
-        if _is_it(target, manifest):
-            return Restored(target, manifest, one.backend.url, 0, passed_over)
-        message = f"cannot restore: {target}: something else is there"
-        raise InTheWay(message, hint="move it away, or restore into another directory with --to DIR")
-    directory, name = os.path.split(target)
+    target = _target(one, into)
+    there = _there(target, one, passed_over)
+    if there is not None:
+        return there
+    directory = os.path.dirname(target)  # noqa: PTH120 -- strings throughout the package
     durable.make_directory(directory)
-    beside = f"{directory}/.{name}.restore-{manifest.id}"
-    _see_space(directory, manifest, beside)
-    n_fetched = _fetch_all(one, beside, workers, fetched)
-    _sync(beside, manifest)
-    try:
-        durable.rename_exclusive(beside, target)
-    except FileExistsError:
-        message = f"cannot restore: {target}: something else appeared there"
-        raise InTheWay(message, hint="start again: what was downloaded is kept beside it") from None
-    durable.sync_directory(directory)
-    return Restored(target, manifest, one.backend.url, n_fetched, passed_over)
+    beside = landing.beside(target, one.manifest)
+    with landing.alone(beside):
+        there = _there(target, one, passed_over)  # another node may have been faster
+        if there is not None:
+            return there
+        _see_space(directory, one.manifest, beside)
+        n_fetched = _fetch_all(one, beside, workers, fetched)
+        _sync(beside, one.manifest)
+        try:
+            durable.rename_exclusive(beside, target)
+        except FileExistsError:
+            message = f"cannot restore: {target}: something else appeared there"
+            raise InTheWay(message, hint="start again: what was downloaded is kept beside it") from None
+        durable.sync_directory(directory)
+        landing.point(target, one.manifest)
+    landing.sweep(directory)
+    return Restored(target, one.manifest, one.backend.url, n_fetched, passed_over)
+
+
+def _target(one: Kept, into: str | None) -> str:
+    return one.manifest.path if into is None else os.path.join(into, one.manifest.name)  # noqa: PTH118 -- strings throughout the package
+
+
+def _there(target: str, one: Kept, passed_over: tuple[tuple[str, str], ...]) -> Restored | None:
+    """Give what has the name already, if it has the content as well. Raises InTheWay where it has another."""
+    if not os.path.lexists(target):
+        return None
+    if _is_it(target, one.manifest):
+        return Restored(target, one.manifest, one.backend.url, 0, passed_over)
+    message = f"cannot restore: {target}: something else is there"
+    raise InTheWay(message, hint="move it away, or restore into another directory with --to DIR")
+
+
+def _usable(target: str, one: Kept, passed: Sequence[tuple[str, str]]) -> Restored | None:
+    """Give what stands where the checkpoint belongs, if it is a whole one itself: then there is one, which this disk only forgot."""
+    found = verify(target)
+    if found.verdict is not Verdict.VERIFIED:
+        return None
+    manifest = replace(one.manifest, step=found.step, within=found.within)
+    why = (f"{one.backend.url}/{one.place.key}", f"another whole checkpoint is at {target}")
+    return Restored(target, manifest, one.backend.url, 0, (*passed, why))
 
 
 def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int], None]) -> int:

@@ -33,7 +33,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import proof
+from checkpointing import age, proof
+from checkpointing.age import Age
 from checkpointing.manifest import Manifest, Manifests
 from checkpointing.model import Candidate, Identity, Verdict, Verification
 from checkpointing.source import Throttle, never
@@ -53,7 +54,6 @@ _NOWHERE: Final = Identity(0, 0, 0, 0)
 _FULL: Final = ("digest", "structure", "layout")  # levels that only a full reading gives
 _KINDS: Final = {Verdict.BAD: "torn", Verdict.INCOMPLETE: "incomplete", Verdict.DANGEROUS: "dangerous"}
 
-Age = tuple[int, int, int, int, int, str]
 Why = tuple[tuple[str, str], ...]  # (path, reason) each
 
 
@@ -106,23 +106,12 @@ def age_key(candidate: Candidate, found: Verification | None) -> Age:
     `found` is None where nothing was read yet: then the name counts.
     """
     step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
-    return _age(step, found.within if found is not None else None, candidate.mtime_ns or candidate.identity.mtime_ns, 0, candidate.path)
+    within = found.within if found is not None else None
+    return age.of(step, within, candidate.mtime_ns or candidate.identity.mtime_ns, age.HERE, candidate.path)
 
 
 def _spare_age(spare: Spare) -> Age:
-    """Of the same step, what lies in its place goes before our copy of it, and that before a mirror's."""
-    manifest = spare.manifest
-    modified = manifest.made_unix_s * 10**9 if manifest.is_tree else manifest.identity.mtime_ns
-    return _age(manifest.step, manifest.within, modified, 1 if spare.place else 2, spare.name)
-
-
-def _age(step: int | None, within: tuple[int, int] | None, mtime_ns: int, distance: int, name: str) -> Age:
-    if step is not None:
-        return (0, -step, 0, distance, -mtime_ns, name)
-    if within is not None:
-        epoch, in_epoch = within
-        return (1, -epoch, -in_epoch, distance, -mtime_ns, name)
-    return (2, -mtime_ns, 0, distance, 0, name)
+    return age.of_manifest(spare.manifest, age.COPY if spare.place else age.MIRROR, spare.name)
 
 
 def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never) -> Verification | None:

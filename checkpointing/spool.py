@@ -40,6 +40,10 @@ _ENTRY: Final = "entry.json"
 _MANIFEST: Final = "manifest.json"
 
 
+class Busy(CheckpointingError):  # noqa: N818 -- an answer
+    """Another process holds the spool, and may end soon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """One file of an entry: where its bytes are read, how firmly they are held, and which content was meant."""
@@ -125,7 +129,7 @@ class Log:
 
 
 class Spool:
-    """The entries of one process. Use as a context manager; raises CheckpointingError where another process holds it."""
+    """The entries of one process. Use as a context manager; raises Busy where another process holds it."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -138,7 +142,7 @@ class Spool:
         except BlockingIOError:
             os.close(self._fd)
             message = f"cannot mirror: {directory}: another process does already"
-            raise CheckpointingError(message, hint="wait until it has ended: it ends with its supervisor") from None
+            raise Busy(message, hint="wait until it has ended: it ends with its supervisor") from None
         self._load()
 
     def close(self) -> None:
@@ -196,6 +200,7 @@ class Spool:
         shutil.rmtree(entry.directory, ignore_errors=True)
 
     def _load(self) -> None:
+        """Take what an earlier process held. What a later version wrote, or cannot be read now, is passed over and stays, pins and all."""
         for name in os.listdir(self._directory):  # noqa: PTH208
             directory = f"{self._directory}/{name}"
             if not os.path.isdir(directory):  # noqa: PTH112
@@ -205,8 +210,12 @@ class Spool:
                     row, raw = json.loads(file.read()), other.read()
                 held = tuple(Held(path, how, Identity(*identity)) for path, how, identity in row["held"])
                 self._entries[name] = Entry(directory, row["path"], row["step"], manifests.decode(raw), raw, held, row["at"])
-            except (OSError, ValueError, KeyError, TypeError, manifests.Damaged):
+            except manifests.Newer:
+                continue
+            except (FileNotFoundError, ValueError, KeyError, TypeError, manifests.Damaged):
                 shutil.rmtree(directory, ignore_errors=True)
+            except OSError:  # too many open files, a disk that hesitates: the next of us looks again
+                continue
 
 
 def _row(entry: Entry) -> dict[str, Any]:

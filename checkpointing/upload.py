@@ -24,7 +24,7 @@ import tenacity
 
 from checkpointing import digest, remote
 from checkpointing import manifest as manifests
-from checkpointing.backends import CHUNK_BYTES, Away, Backend, Bytes, Damaged, Exists, Missing, StoredPart, Upload
+from checkpointing.backends import CHUNK_BYTES, Away, Backend, Bytes, Damaged, Exists, Missing, StoredPart, Upload, is_made_of
 from checkpointing.manifest import File
 from checkpointing.source import Interrupted
 from checkpointing.spool import Entry, Held, Log
@@ -135,7 +135,10 @@ def upload(backend: Backend, entry: Entry, log: Log, means: Means) -> str:
 
 
 def _is_there(errand: _Errand) -> bool:
-    """Say whether the mirror has this content with its manifest. One that is damaged is removed: it vouches for nothing."""
+    """Say whether the mirror has this content with its manifest. One that is damaged is removed: it vouches for nothing.
+
+    What a later version of us wrote stands under this content's id, and is left to vouch for it.
+    """
     try:
         stored = _insist(errand.means, lambda: errand.backend.stat(errand.key + remote.MANIFEST))
     except Missing:
@@ -143,6 +146,8 @@ def _is_there(errand: _Errand) -> bool:
     raw = _insist(errand.means, lambda: b"".join(errand.backend.read(stored.key, 0, stored.n_bytes)))
     try:
         return manifests.decode(raw).id == errand.entry.manifest.id
+    except manifests.Newer:
+        return True
     except manifests.Damaged:
         errand.backend.remove(stored.key)
         return False
@@ -210,8 +215,11 @@ def _opened(errand: _Errand, key: str, file: File, n_parts: int) -> Upload | Non
     return opened
 
 
-def _was_completed(errand: _Errand, key: str, file: File, upload_id: str, n_parts: int) -> bool:
-    """Say whether the object is there and proven: all its parts were acknowledged to us, and size and what the mirror tells fit."""
+def _was_completed(errand: _Errand, key: str, file: File, upload_id: str, n_parts: int, *, doubted: bool = False) -> bool:  # noqa: PLR0913 -- a flag
+    """Say whether the object is there and proven: by what the mirror tells, by the parts that were acknowledged to us, or by reading it.
+
+    `doubted`: what became of the parts was found damaged once, so that their having arrived says nothing.
+    """
     try:
         stored = _insist(errand.means, lambda: errand.backend.stat(key))
     except Missing:
@@ -220,9 +228,11 @@ def _was_completed(errand: _Errand, key: str, file: File, upload_id: str, n_part
         return False
     if stored.crc64nvme is not None:
         return stored.crc64nvme == file.crc64nvme
-    return all((file.path, upload_id, number) in errand.log.parts for number in range(1, n_parts + 1)) or _reads_back(
-        errand.backend, stored, file
-    )
+    noted = [(number, errand.log.parts.get((file.path, upload_id, number))) for number in range(1, n_parts + 1)]
+    parts = [StoredPart(number, *part) for number, part in noted if part is not None]
+    if not doubted and len(parts) == n_parts and is_made_of(stored.token, parts) is not False:
+        return True
+    return _reads_back(errand.backend, stored, file)
 
 
 def _reads_back(backend: Backend, stored: Stored, file: File) -> bool:
@@ -291,16 +301,26 @@ def _complete(errand: _Errand, sending: _Sending) -> None:
     if opened is None:
         return
     parts = [sending.parts[number] for number in sorted(sending.parts)]
+    doubted = False
 
     def attempt() -> str:
+        nonlocal doubted
         try:
             return errand.backend.complete(opened, parts, file.crc64nvme).token
+        except Damaged:
+            doubted = True
+            raise
         except Missing:  # an answer that was lost: the first attempt did it
-            if _was_completed(errand, sending.key, file, opened.id, len(parts)):
+            if _was_completed(errand, sending.key, file, opened.id, len(parts), doubted=doubted):
                 return ""
             raise
 
-    errand.log.note(file=file.path, stored=_insist(errand.means, attempt))
+    try:
+        token = _insist(errand.means, attempt)
+    except (Damaged, Missing):
+        errand.log.note(file=file.path, upload="")  # the next attempt opens another upload, and sends all of the file
+        raise
+    errand.log.note(file=file.path, stored=token)
 
 
 def _check(errand: _Errand) -> None:

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import manifest as manifests
 from checkpointing import proof, remote, restore, retain
-from checkpointing.backends import S3Options, open_backend
+from checkpointing.backends import BackendError, S3Options, open_backend
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.source import Interrupted, Throttle
 from checkpointing.spool import Spool
 from checkpointing.upload import Changed, Means, upload
 from checkpointing.verify import verify
-from supervisor import stdio
+from supervisor import learned, stdio
 from supervisor.card import clean
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.landing import refusal
 from supervisor.mirrorlink import mirrors
+from supervisor.readers import find_job, state_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +118,11 @@ def listing(settings: Settings, job: str, *, as_json: bool) -> int:
 
 
 def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: bool) -> int:
-    """Bring the newest whole checkpoint of a job back to where it was saved, or into a directory. Returns 0, or 1 where there is none."""
+    """Bring the newest whole checkpoint of a job back to where it was saved, or into a directory. Returns 0, or 1 where there is none.
+
+    Where it was saved, only if that is in the working directory, declared in the settings, or learned on this node (supervisor/landing.py).
+    """
+    places = () if into is not None else _learned(settings, job)
     bar = _Bar(f"checkpoint of {job}", 0, wanted=not as_json)
     with _told():
         try:
@@ -125,6 +131,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
                 _wanted(settings, job),
                 into=into and _absolute(into),
                 workers=settings.checkpoints.concurrency,
+                elsewhere=lambda path: refusal(path, os.getcwd(), settings.checkpoints.paths, places),  # noqa: PTH109 (strings)
                 fetched=bar.shown,
             )
         finally:
@@ -137,24 +144,45 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
 
 
 def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool) -> int:
-    """Bring one checkpoint of a job into a directory: `wanted` is its step, its name, or the end of its key. Returns 0."""
+    """Bring one checkpoint of a job into a directory: `wanted` is its step, name or id, or the last part of its key. Returns 0.
+
+    A damaged one is taken from the next mirror that has it. Raises SuperviseError where nothing, or more than one, is meant.
+    """
     with _told():
         kept, _ = restore.available(backends_of(settings), _wanted(settings, job))
-        named = [
-            one
-            for one in kept
-            if wanted in (str(one.manifest.step), one.manifest.name, one.manifest.id) or one.place.key.rstrip("/").endswith(wanted)
-        ]
+        named = [one for one in kept if wanted in _names(one)]
         if not named:
             hint = "see what there is with: supervise checkpoints ls --mirror URL"
             raise SuperviseError(f"no such checkpoint in the mirror: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
-        bar = _Bar(named[0].manifest.name, named[0].manifest.n_bytes, wanted=not as_json)
-        try:
-            done = restore.fetch(named[0], into=_absolute(into), workers=settings.checkpoints.concurrency, fetched=bar.shown)
-        finally:
-            bar.clear()
+        if len({one.manifest.id for one in named}) > 1:
+            several = ", ".join(dict.fromkeys(one.place.key.rstrip("/").rpartition("/")[2] for one in named))
+            hint = f"name one of them: {several}"
+            raise SuperviseError(f"several checkpoints in the mirror are meant: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
+        done = _fetch(settings, named, into, wanted=not as_json)
     _print_restored(done, as_json=as_json)
     return 0
+
+
+def _names(one: Kept) -> tuple[str, ...]:
+    """Give by what one checkpoint may be called. A step that nobody knows is no name."""
+    step = () if one.manifest.step is None else (str(one.manifest.step),)
+    return (*step, one.manifest.name, one.manifest.id, one.place.key.rstrip("/").rpartition("/")[2])
+
+
+def _fetch(settings: Settings, same: Sequence[Kept], into: str, *, wanted: bool) -> restore.Restored:
+    """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
+
+    def fetch(one: Kept) -> restore.Restored:
+        bar = _Bar(one.manifest.name, one.manifest.n_bytes, wanted=wanted)
+        try:
+            return restore.fetch(one, into=_absolute(into), workers=settings.checkpoints.concurrency, fetched=bar.shown)
+        finally:
+            bar.clear()
+
+    for one in same[:-1]:
+        with contextlib.suppress(BackendError):
+            return fetch(one)
+    return fetch(same[-1])
 
 
 def prune(settings: Settings, job: str, policy: retain.Policy, *, dry_run: bool, as_json: bool) -> int:
@@ -165,16 +193,22 @@ def prune(settings: Settings, job: str, policy: retain.Policy, *, dry_run: bool,
     with _told():
         for backend in backends_of(settings):
             kept, _ = remote.newest_first(backend, job)
-            held = [
-                retain.Held(one.place.key, one.manifest.step, one.manifest.made_unix_s, Verdict.VERIFIED, one.manifest.n_bytes)
-                for one in kept
-            ]
-            for one in retain.may_go(held, policy):
+            for one in remote.may_go(kept, policy):
+                key, made = one.place.key, one.manifest
                 if not dry_run:
-                    remote.remove(backend, one.name)
-                row = {"mirror": backend.url, "key": one.name, "step": one.step, "bytes": one.n_bytes, "removed": not dry_run}
-                _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{one.name}", as_json=as_json)
+                    remote.remove(backend, key)
+                row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
+                _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{key}", as_json=as_json)
     return 0
+
+
+def _learned(settings: Settings, job: str) -> tuple[str, ...]:
+    """Give the patterns that were learned of a job on this node; none where it never ran here."""
+    try:
+        directory = find_job(state_root(settings), job).directory
+    except SuperviseError:
+        return ()
+    return tuple(place.pattern for place in learned.read(directory / "checkpoints") if place.saved)
 
 
 def _wanted(settings: Settings, job: str) -> str:

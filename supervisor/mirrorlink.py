@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from supervisor.card import clean
 from supervisor.launch.environment import job_environment
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
 _STOP_S: Final = 5.0
 _REFUSED: Final = 78
+_HELD: Final = 75
+_HELD_TELLS: Final = 4  # so many starts in a row that meet another process: that of a supervisor that was killed needs some seconds to end
 _LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deaths
 
 
@@ -62,12 +65,15 @@ class MirrorLink:
             "workers": checkpoints.concurrency,
             "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,
             "keep": checkpoints.mirror_keep or None,
+            "keep_every": checkpoints.keep_every or None,
             "s3": s3_options(job),
         }
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._changed = threading.Lock()
         self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
         self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
+        self._n_held = 0
+        self._last_words = ""
         self._closing = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
@@ -112,8 +118,8 @@ class MirrorLink:
                 self._told({"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""})
             if self._closing.is_set() or code == _REFUSED:
                 return  # what it is told is wrong, and would be the next time
-            if code is not None:
-                self._told({"ev": "died", "code": code, "wait_s": wait_s})
+            if code not in {None, _HELD}:
+                self._told({"ev": "died", "code": code, "wait_s": wait_s, "said": self._last_words})
             wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
             self._closing.wait(wait_s)
 
@@ -123,7 +129,7 @@ class MirrorLink:
             [sys.executable, "-P", "-m", "checkpointing.mirror"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=self._environ,
             text=True,
             encoding="utf-8",
@@ -134,6 +140,9 @@ class MirrorLink:
             self._process = process
             reader = threading.Thread(target=self._listen, args=(process,), name="mirror-out", daemon=True)
             reader.start()
+            self._last_words = ""
+            errors = threading.Thread(target=self._listen_to_errors, args=(process,), name="mirror-err", daemon=True)
+            errors.start()
             with self._changed:
                 rows: list[dict[str, Any] | None] = [self._configuration, *self._pending.values()]
                 while not self._queue.empty():
@@ -149,6 +158,7 @@ class MirrorLink:
             with contextlib.suppress(OSError):
                 process.stdin.close()
             reader.join()
+            errors.join()
             return process.wait()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
@@ -157,8 +167,26 @@ class MirrorLink:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
                 self._note(row)
-                self._told(row)
+                if not self._is_passing(row):
+                    self._told(row)
         self._queue.put(None)
+
+    def _listen_to_errors(self, process: subprocess.Popen[str]) -> None:
+        """Keep the last line: of a process that ends by an exception it says why."""
+        assert process.stderr is not None  # noqa: S101 (says it to the type checker)
+        for line in process.stderr:
+            self._last_words = clean(line) or self._last_words
+
+    def _is_passing(self, row: Mapping[str, Any]) -> bool:
+        """Say whether a line is only that our predecessor's process has not ended yet; that it stays is told once."""
+        if row["ev"] == "ready":
+            if self._n_held >= _HELD_TELLS:
+                self._told({"ev": "recovered", "what": "held", "mirror": ""})
+            self._n_held = 0
+        if row["ev"] != "alert" or row["what"] != "held":
+            return False
+        self._n_held += 1
+        return self._n_held != _HELD_TELLS
 
     def _note(self, row: Mapping[str, Any]) -> None:
         with self._changed:

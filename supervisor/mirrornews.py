@@ -47,11 +47,15 @@ class MirrorNews:
             self._alert("mirror_failing", f"{row['message']}{hint}; the training goes on")
         elif event == "recovered":
             self._troubled.discard((what, mirror))
-            self._alert("mirror_recovered", f"the mirror {mirror} gets checkpoints again")
+            whose = f"the mirror {mirror} gets" if mirror else "the mirrors get"
+            again = f"old checkpoints in the mirror {mirror} are removed again" if what == "tidy" else f"{whose} checkpoints again"
+            self._alert("mirror_recovered", again)
         elif event == "died":
             self._deaths += 1
             if self._deaths == 1:
-                self._alert("mirror_failing", f"the mirror's process ended with {row['code']} and is started again; the training goes on")
+                said = f" ({row['said']})" if row.get("said") else ""
+                again = "and is started again; the training goes on"
+                self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{said} {again}")
 
     def _alert(self, kind: str, text: str) -> None:
         self._narrator.alerted(act.Alert(kind, self._attempt(), text))

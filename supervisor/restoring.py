@@ -1,20 +1,26 @@
 """Bring the newest checkpoint of a job from its mirrors to this disk, in a process of its own: `python -P -m supervisor.restoring`.
 
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
-the job has none), "into", "workers", "s3"}.
+the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, and at the end one of {"ev": "restored", "path", "step", "mirror", "bytes",
-"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way, no_space, failed.
+"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (there is
+something else, or the place is none of the job's), no_space, failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from supervisor import learned
+from supervisor.card import clean
+from supervisor.landing import refusal
 from supervisor.launch.environment import job_environment
 from supervisor.mirrorlink import mirrors, s3_options
 
@@ -48,19 +54,27 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         "job": job.name,
         "instead": checkpoints.restore_from,
         "into": None,
+        "cwd": str(job.cwd),
+        "command": list(job.command),
+        "declared": list(checkpoints.paths),
+        "learned": [place.pattern for place in learned.read(job.state / "checkpoints") if place.saved],
         "workers": checkpoints.concurrency,
         "s3": s3_options(job),
     }
     argv = [sys.executable, "-P", "-m", "supervisor.restoring"]
     try:
-        with subprocess.Popen(  # noqa: S603 (our own program)
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=job_environment(job.environ), text=True
-        ) as process:
+        with (
+            os.fdopen(os.memfd_create("stderr"), "w+b") as errors,
+            subprocess.Popen(  # noqa: S603 (our own program)
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=job_environment(job.environ), text=True
+            ) as process,
+        ):
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)
             assert process.stdout is not None  # noqa: S101 (as above)
-            process.stdin.write(json.dumps(order))
-            process.stdin.close()
-            answer = Answer("failed", message="the process that restores ended without a word")
+            with contextlib.suppress(BrokenPipeError):  # it ended before it read: how is told below
+                process.stdin.write(json.dumps(order))
+                process.stdin.close()
+            answer: Answer | None = None
             said = time.monotonic()
             for line in process.stdout:
                 row = json.loads(line)
@@ -69,9 +83,16 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
                 elif time.monotonic() - said > _TOLD_EVERY_S:
                     said = time.monotonic()
                     say(f"restoring from the mirror: {row['done'] / 2**30:.1f} of {row['total'] / 2**30:.1f} GiB")
-            return answer
+            return answer or Answer("failed", message=_without_a_word(process.wait(), errors))
     except (OSError, ValueError, KeyError) as error:
         return Answer("failed", message=f"cannot restore: {error}")
+
+
+def _without_a_word(code: int, errors: IO[bytes]) -> str:
+    """Say how a process ended that gave no answer, with the last line that it wrote on stderr."""
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
+    return f"the process that restores ended with {code}" + (f": {clean(lines[-1])}" if lines else "")
 
 
 def _answer(row: dict[str, Any]) -> Answer:
@@ -95,6 +116,7 @@ def main() -> int:
         restoring.OtherJob: "other_job",
         restoring.Unreachable: "unreachable",
         restoring.InTheWay: "in_the_way",
+        restoring.Elsewhere: "in_the_way",
         restoring.NoSpace: "no_space",
     }
     order = json.load(sys.stdin)
@@ -107,6 +129,7 @@ def main() -> int:
             order["instead"],
             into=order["into"],
             workers=order["workers"],
+            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"], order["command"]),
             fetched=lambda done, total: tell("progress", done=done, total=total),
         )
     except CheckpointingError as error:

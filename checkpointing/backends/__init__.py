@@ -9,6 +9,7 @@ Keys are relative to the place's prefix, with "/" between their parts. An object
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -17,6 +18,7 @@ from checkpointing.model import CheckpointingError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_MD5_HEX: Final = 32
 CHUNK_BYTES: Final = 1 << 20  # of a stream: few calls, and little memory for each of the threads
 
 
@@ -96,6 +98,19 @@ class Upload:
     key: str
     id: str
     parts: tuple[StoredPart, ...] = ()
+
+
+def is_made_of(token: str, parts: Sequence[StoredPart]) -> bool | None:
+    """Say whether an object of this token was made of these parts; None where the tokens are no MD5s, as S3's usually are."""
+    whole, dash, _ = token.partition("-")
+    tokens = [part.token for part in parts]
+    if not dash or not parts or any(len(one) != _MD5_HEX for one in (whole, *tokens)):
+        return None
+    try:
+        joined = b"".join(bytes.fromhex(one) for one in tokens)
+    except ValueError:
+        return None
+    return token == f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(tokens)}"
 
 
 class Backend(Protocol):

@@ -2,7 +2,8 @@
 
 In: keys, under a root. Out: files. An upload in parts is one file beside its target, `<name>.part-<id>`, into which parts are
 written where they belong; `<name>.part-<id>.log` says which have arrived, a line each, written after their bytes were synced. The
-object appears by a rename of a synced file. A kill at any byte leaves such a pair, which `list(unfinished=True)` finds.
+object appears by a rename of a synced file. A kill at any byte leaves such a pair, or the log alone: `list(unfinished=True)` finds both.
+The id is 16 hexadecimal digits: any other name with `.part-` in it is an object's own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _PART: Final = ".part-"
 _LOG: Final = ".log"
+_UNFINISHED: Final = re.compile(r"(?P<name>.+)\.part-(?P<id>[0-9a-f]{16})(?P<log>\.log)?")
 _LASTING: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 
 
@@ -143,18 +146,20 @@ class FileBackend:
         with _told("list", self._root):
             top = os.path.dirname(self._path(prefix + "x"))  # noqa: PTH120
             for directory, _names, files in os.walk(top, onerror=_unless_missing):
+                there = set(files)
                 for name in sorted(files):
                     path = os.path.join(directory, name)  # noqa: PTH118
-                    key = os.path.relpath(path, self._root)
-                    beside = _PART in name
-                    if not key.startswith(prefix) or beside is not unfinished or (name.endswith(_LOG) and beside):
+                    beside = _UNFINISHED.fullmatch(name)
+                    if beside and beside["log"] and name.removesuffix(_LOG) in there:
+                        continue
+                    key = os.path.relpath(os.path.join(directory, beside["name"]) if beside else path, self._root)  # noqa: PTH118
+                    if not key.startswith(prefix) or bool(beside) is not unfinished:
                         continue
                     try:
                         found = os.lstat(path)
                     except FileNotFoundError:
                         continue
-                    key, _, upload_id = key.rpartition(_PART) if beside else (key, "", "")
-                    yield Stored(key, found.st_size, upload_id=upload_id, at=found.st_mtime)
+                    yield Stored(key, found.st_size, upload_id=beside["id"] if beside else "", at=found.st_mtime)
 
     def remove(self, key: str, upload_id: str = "") -> None:
         """Unlink, and take away directories that became empty."""

@@ -10,16 +10,29 @@ after `Expired` the next request takes them from there anew.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import botocore.session
 from botocore import exceptions as trouble
 from botocore.config import Config
+from urllib3.exceptions import HTTPError
 
 from checkpointing import digest
-from checkpointing.backends import CHUNK_BYTES, Away, BackendError, Damaged, Denied, Exists, Expired, Missing, Stored, StoredPart, Upload
+from checkpointing.backends import (
+    CHUNK_BYTES,
+    Away,
+    BackendError,
+    Damaged,
+    Denied,
+    Exists,
+    Expired,
+    Missing,
+    Stored,
+    StoredPart,
+    Upload,
+    is_made_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,9 +60,14 @@ _AWAY: Final = {
     "ThrottlingException",
     "OperationAborted",
 }
-_LOST: Final = (trouble.HTTPClientError, trouble.IncompleteReadError, trouble.ResponseStreamingError, trouble.EndpointConnectionError)
+_LOST: Final = (
+    trouble.HTTPClientError,
+    trouble.IncompleteReadError,
+    trouble.ResponseStreamingError,
+    trouble.EndpointConnectionError,
+    HTTPError,  # while a body is read botocore passes on what its library raises, as an SSLError that is no OSError
+)
 _NO_CREDENTIALS: Final = (trouble.NoCredentialsError, trouble.PartialCredentialsError, trouble.CredentialRetrievalError)
-_MD5_HEX: Final = 32
 
 
 class S3Backend:
@@ -62,6 +80,7 @@ class S3Backend:
         self._options = options
         self._lock = threading.Lock()
         self._client: Any = None
+        self._encrypts = not options.sse  # the server said so once
         self._unsupported: set[str] = set()  # what the server answered 501 to; one of the process's life is enough
 
     @property
@@ -71,6 +90,7 @@ class S3Backend:
 
     def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
         """Put one object, with If-None-Match where it must be new."""
+        self._see_encrypts(key)
         if only_new and "If-None-Match" not in self._unsupported:
             extra: dict[str, Any] = {"IfNoneMatch": "*"}
         elif only_new:
@@ -93,15 +113,12 @@ class S3Backend:
             return Upload(key, upload_id, tuple(self._parts(key, upload_id)))
         if "checksum" not in self._unsupported:
             try:
-                answer = self._call(
-                    "create_multipart_upload", key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT", **self._encryption()
-                )
-                return Upload(key, answer["UploadId"])
+                return self._opened(key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT")
             except _UnsupportedError:  # the checksum, or something else: what happens without it tells
                 pass
-        answer = self._call("create_multipart_upload", key, **self._encryption())
+        opened = self._opened(key)
         self._unsupported.add("checksum")
-        return Upload(key, answer["UploadId"])
+        return opened
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Send one part."""
@@ -130,16 +147,10 @@ class S3Backend:
             self._unseal()
             return self.complete(upload, parts, crc64nvme)
         stored = self.stat(upload.key)
-        expected = _etag_of(parts)
         wrong = (
             stored.n_bytes != sum(part.n_bytes for part in parts)
             or (stored.crc64nvme is not None and stored.crc64nvme != crc64nvme)
-            or (
-                stored.crc64nvme is None
-                and "-" in stored.token
-                and len(stored.token.partition("-")[0]) == _MD5_HEX
-                and expected not in ("", stored.token)
-            )
+            or (stored.crc64nvme is None and is_made_of(stored.token, parts) is False)
         )
         if wrong:
             raise self._damaged("complete", upload.key)
@@ -197,6 +208,22 @@ class S3Backend:
                 self._call("delete_object", key)
         except Missing:
             pass
+
+    def _opened(self, key: str, **checksum: Any) -> Upload:  # noqa: ANN401 -- as of `_call`
+        """Open an upload, unless the server does not say that it encrypts where it was told to."""
+        answer = self._call("create_multipart_upload", key, **checksum, **self._encryption())
+        try:
+            self._see_sse("create_multipart_upload", key, answer)
+        except Denied:
+            self.remove(key, answer["UploadId"])
+            raise
+        self._encrypts = True
+        return Upload(key, answer["UploadId"])
+
+    def _see_encrypts(self, key: str) -> None:
+        """Ask before the first byte, by an upload without parts: what a put answers comes after its bytes were sent."""
+        if not self._encrypts:
+            self.remove(key, self.begin(key).id)
 
     def _put_new_unguarded(self, key: str, body: Body) -> Stored:
         """Look first, where the server knows no If-None-Match: two writers in the same moment are not told apart."""
@@ -258,10 +285,14 @@ class S3Backend:
             ) from error
         if stream is not None and body is not None and stream.crc64nvme != body.crc64nvme:
             raise self._damaged(operation, key)
-        if self._options.sse and operation in ("put_object", "create_multipart_upload") and "ServerSideEncryption" not in answer:
+        if operation == "put_object":
+            self._see_sse(operation, key, answer)
+        return answer
+
+    def _see_sse(self, operation: str, key: str | None, answer: dict[str, Any]) -> None:
+        if self._options.sse and "ServerSideEncryption" not in answer:
             message = f"cannot {_words(operation)}: {self._name(key)}: the server did not say that it encrypts"
             raise Denied(message, hint="leave sse out, or use a server that knows server-side encryption")
-        return answer
 
     def _said(self, operation: str, key: str | None, error: trouble.ClientError) -> BackendError:
         """Choose the class for what the server answered."""
@@ -394,18 +425,6 @@ def _crc(answer: dict[str, Any]) -> int | None:
 
 def _part_crc(part: StoredPart) -> dict[str, str]:
     return {} if part.crc64nvme is None else {"ChecksumCRC64NVME": digest.to_base64(part.crc64nvme)}
-
-
-def _etag_of(parts: Sequence[StoredPart]) -> str:
-    """Give the ETag of an object made of parts whose ETags are MD5s, else ""."""
-    tokens = [part.token for part in parts]
-    if not all(len(token) == _MD5_HEX for token in tokens):
-        return ""
-    try:
-        joined = b"".join(bytes.fromhex(token) for token in tokens)
-    except ValueError:
-        return ""
-    return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
 def _words(operation: str) -> str:

@@ -28,9 +28,10 @@ from supervisor.core.model import CheckpointRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from checkpointing.age import Age
     from checkpointing.catalog import Listing
     from checkpointing.model import Candidate, Identity, Verification
-    from checkpointing.select import Age, Selection
+    from checkpointing.select import Selection
     from checkpointing.verify import Cache
 
 _NICENESS: Final = 10

@@ -7,9 +7,10 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
+from urllib3.exceptions import SSLError
 
 from checkpointing import digest
-from checkpointing.backends import Backend, Bytes, Damaged, Denied, Exists, Missing, S3Options, open_backend
+from checkpointing.backends import Away, Backend, Bytes, Damaged, Denied, Exists, Missing, S3Options, open_backend
 from checkpointing.model import CheckpointingError
 from tests.mirror import servers
 from tests.mirror.process import PART
@@ -108,6 +109,24 @@ def test_an_upload_that_is_given_up_leaves_nothing(backend: Backend) -> None:
         backend.begin("gone", upload.id)
 
 
+def test_a_name_with_part_in_it_is_an_object_like_any_other(backend: Backend) -> None:
+    for name in ("weights.part-00001.pt", "weights.part-1", "x.part-0123456789abcdef.pt"):
+        backend.put(f"a/{name}", body(b"x"))
+        assert [stored.key for stored in backend.list(f"a/{name}")] == [f"a/{name}"]
+    assert list(backend.list("", unfinished=True)) == []
+
+
+def test_the_log_that_a_kill_left_after_the_rename_is_found_and_removed(tmp_path: Path) -> None:
+    backend = open_backend(str(tmp_path))
+    upload = backend.begin("a/x")
+    backend.put_part(upload, 1, body(b"abc"))
+    (tmp_path / "a" / f"x.part-{upload.id}").rename(tmp_path / "a" / "x")  # killed here, before the log went
+    assert [stored.key for stored in backend.list("")] == ["a/x"]
+    assert [(stored.key, stored.upload_id) for stored in backend.list("", unfinished=True)] == [("a/x", upload.id)]
+    backend.remove("a/x", upload.id)
+    assert os.listdir(tmp_path / "a") == ["x"]  # noqa: PTH208 -- strings throughout the package
+
+
 def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     backend = open_backend(str(tmp_path / "nfs"))
     with pytest.raises(Denied, match="mounted"):
@@ -131,3 +150,18 @@ def test_the_transfer_client_that_ignores_an_endpoint_is_never_there() -> None:
     backend = open_backend("s3://bucket", S3Options(endpoint="http://127.0.0.1:1", region="us-east-1"))
     client = backend._connected()  # type: ignore[attr-defined]  # noqa: SLF001 -- what requests really go to
     assert client.meta.endpoint_url == "http://127.0.0.1:1"
+
+
+def test_a_connection_whose_encryption_breaks_while_a_body_is_read_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = open_backend("s3://bucket", S3Options(endpoint="http://127.0.0.1:1", region="us-east-1"))
+
+    class Breaks:
+        def read(self, _n_bytes: int) -> bytes:
+            raise SSLError("record layer failure")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(type(backend), "_call", lambda *_rest, **_more: {"Body": Breaks()})
+    with pytest.raises(Away, match="record layer"):
+        list(backend.read("a", 0, 1))

@@ -57,6 +57,26 @@ def test_push_list_pull_and_restore(settings: Settings, tmp_path: Path, capsys: 
     assert "step_2.pt" in capsys.readouterr().out
 
 
+def test_pull_takes_what_was_named_and_not_what_ends_like_it(settings: Settings, tmp_path: Path) -> None:
+    mirror_commands.push(settings, "job", [saved(tmp_path, 5000), saved(tmp_path, 1005)], as_json=True)
+    last = max((tmp_path / "mirror" / "job" / "by-hand").glob("step-1005-*")).name
+    for wanted in (last[-1], last[-3:], "005"):
+        with pytest.raises(SuperviseError, match="no such") as caught:
+            mirror_commands.pull(settings, "job", wanted, str(tmp_path / "none"), as_json=True)
+        assert caught.value.exit_code == ExitCode.USAGE
+    for number, wanted in enumerate(("1005", "step_1005.pt", last, last.rpartition("-")[2])):
+        assert mirror_commands.pull(settings, "job", wanted, str(tmp_path / str(number)), as_json=True) == 0
+        assert (tmp_path / str(number) / "step_1005.pt").exists()
+
+
+def test_pull_asks_which_of_several_is_meant(settings: Settings, tmp_path: Path) -> None:
+    for _ in range(2):  # the same step twice, of another content each time
+        mirror_commands.push(settings, "job", [saved(tmp_path, 5)], as_json=True)
+    with pytest.raises(SuperviseError, match="several") as caught:
+        mirror_commands.pull(settings, "job", "5", str(tmp_path / "none"), as_json=True)
+    assert (caught.value.exit_code, caught.value.hint.count("step-5-")) == (ExitCode.USAGE, 2)
+
+
 def test_a_torn_one_is_not_pushed(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved(tmp_path, 1)
     with open(path, "r+b") as file:  # noqa: PTH123 -- as the command gets it

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.spool import Spool
+from supervisor import restoring
 from supervisor.job import Job
 from supervisor.mirrorlink import MirrorLink
 from supervisor.settings import Settings
-from tests.mirror.process import save
+from tests.mirror.process import ROOT, save
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -68,3 +70,29 @@ def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
         wait_for(lambda: not link._thread.is_alive(), "the end of it")  # noqa: SLF001 -- what must not go on
         assert [row["what"] for row in told if row["ev"] == "alert"] == ["refused"]
         assert not any(row["ev"] == "died" for row in told)
+
+
+def test_a_spool_that_a_predecessor_still_holds_is_waited_for(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1000, 1)
+    held = Spool(str(job.state / "spool"))
+    with linked(job) as (link, told):
+        link.bring(str(path), 1, str(described))
+        wait_for(lambda: link._n_held > 0, "a start that meets the other process")  # noqa: SLF001 -- nothing is told of it
+        held.close()
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
+        assert not any(row["ev"] in {"alert", "died", "recovered"} for row in told)
+        assert link.close(20.0) == 0
+
+
+def test_a_process_that_cannot_begin_says_why(job: Job, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "tenacity.py").write_text("raise ImportError('no such library')\n")
+    environ = {**job.environ, "PYTHONPATH": f"{broken}{os.pathsep}{ROOT}"}
+    with linked(replace(job, environ=environ)) as (_, told):
+        wait_for(lambda: any(row["ev"] == "died" for row in told), "its end")
+        died = next(row for row in told if row["ev"] == "died")
+        assert (died["code"], died["said"]) == (1, "ImportError: no such library")
+    answer = restoring.restore(replace(job, environ=environ), lambda _line: None)
+    assert (answer.kind, answer.message) == ("failed", "the process that restores ended with 1: ImportError: no such library")

@@ -234,8 +234,8 @@ def test_the_second_process_on_one_spool_says_so_and_ends(place: Place) -> None:
     with Process(place) as first:
         first.wait_for("ready")
         with Process(place) as second:
-            assert "another process" in second.wait_for("alert")["message"]
-            assert second.popen.wait(20) == 78
+            assert "another process" in second.wait_for("alert", what="held")["message"]
+            assert second.popen.wait(20) == 75
 
 
 def test_nonsense_is_refused_and_the_next_command_is_heard(place: Place) -> None:

@@ -25,6 +25,11 @@ def test_encryption_that_the_server_does_not_confirm_is_refused(place: Place) ->
     backend = open_backend(place.url, S3Options(**place.s3, sse="AES256"))
     with pytest.raises(Denied, match="encrypt"):
         backend.begin("a")
+    with pytest.raises(Denied, match="encrypt"):
+        backend.put("a", BODY)
+    assert place.proxy.count("^PUT") == 0, "nothing is sent"
+    assert place.objects() == {}
+    assert place.unfinished() == []
 
 
 def test_encryption_that_the_server_confirms_is_asked_for(moto: servers.Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +39,7 @@ def test_encryption_that_the_server_confirms_is_asked_for(moto: servers.Server, 
     moto.client().create_bucket(Bucket=bucket)
     options = S3Options(endpoint=moto.endpoint, path_style=True, sse="aws:kms:key-1")
     open_backend(f"s3://{bucket}/p", options).put("a", BODY)
+    assert not moto.client().list_multipart_uploads(Bucket=bucket).get("Uploads"), "what was opened to ask is gone"
     head = moto.client().head_object(Bucket=bucket, Key="p/a")
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", "key-1")
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from checkpointing import manifest, remote, restore
-from checkpointing.backends import Backend, Missing, open_backend
+from checkpointing.backends import Backend, Damaged, Missing, Stored, StoredPart, Upload, is_made_of, open_backend
 from checkpointing.restore import InTheWay, NoSpace, OtherJob, Unreachable
 from checkpointing.spool import Spool
 from checkpointing.upload import Changed, Means, parts_of, upload
 from tests.mirror.process import PART, ROOT, save, save_tree
 from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @pytest.fixture
@@ -245,6 +250,46 @@ def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backen
         with pytest.raises(Changed):
             upload(backend, entry, spool.log(entry, backend.url), Means())
     assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
+
+
+def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 11 << 20, 1)
+    real = type(backend).complete
+    completed: list[str] = []
+
+    def damages(self: Backend, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
+        """Do as a server does that damages the first object, tells no checksum but an ETag, and forgets uploads once completed."""
+        if upload.id in completed:
+            raise Missing("NoSuchUpload", hint="")
+        stored = real(self, upload, parts, crc64nvme)
+        completed.append(upload.id)
+        if len(completed) == 1:
+            with (tmp_path / "mirror" / upload.key).open("r+b") as file:
+                file.write(b"damaged")
+            raise Damaged("the ETag differs", hint="")
+        return stored
+
+    monkeypatch.setattr(type(backend), "complete", damages)
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(path), 1, described.read_bytes())
+        with pytest.raises((Damaged, Missing)):
+            upload(backend, entry, spool.log(entry, backend.url), Means(pause=lambda _seconds: None))
+        assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
+        key = upload(backend, entry, spool.log(entry, backend.url), Means())
+    assert (tmp_path / "mirror" / remote.data_key(key, path.name)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [("9f1b0f4d9bb8b2f1a7d1c9b1f2d2c0b5-2", False), ("d27b9a3396e25d98241d19dbef4ab961-2", True), ("9f1b0f4d", None), ("", None)],
+    ids=["another", "these", "no-md5", "none"],
+)
+def test_an_etag_says_of_which_parts_an_object_was_made(token: str, told: bool | None) -> None:  # noqa: FBT001 -- a parameter
+    parts = [StoredPart(number, 1, hashlib.md5(b"x" * number, usedforsecurity=False).hexdigest()) for number in (1, 2)]
+    assert is_made_of(token, parts) is told
 
 
 def test_a_torn_line_in_the_log_of_what_arrived_is_passed_over(tmp_path: Path, backend: Backend) -> None:

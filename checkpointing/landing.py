@@ -1,0 +1,110 @@
+"""What stands around the place of a checkpoint that is restored: who works at it, what others left there, and the framework's pointer.
+
+In: paths. Out: nothing, or the names that went. What is being restored stands beside its place as `.<name>.restore-<id>`, and who works
+at it holds a lock on `.<name>.restore-<id>.lock`: two nodes of one shared disk take turns, and the second finds what the first made.
+Where the file system knows no locks nobody waits, and nothing is swept. Raises OSError where our own disk fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import durable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checkpointing.manifest import Manifest
+
+_LOCK: Final = ".lock"
+_BESIDE: Final = re.compile(r"(\..+\.restore-[0-9a-f]{16})(\.lock)?")
+_MEGATRON: Final = re.compile(r"iter_(\d{7,18})|(release)")
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def beside(target: str, manifest: Manifest) -> str:
+    """Give where it is written before it has its name."""
+    directory, name = os.path.split(target)
+    return f"{directory}/.{name}.restore-{manifest.id}"
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Be the only one who works at what stands beside, after waiting for whoever does."""
+    fd = _locked(path, wait=True)
+    try:
+        yield
+    finally:
+        _unlocked(path, fd)
+
+
+def sweep(directory: str) -> tuple[str, ...]:
+    """Remove what restores that nobody works at left in a directory: what was meant is there, or was passed over for good."""
+    with os.scandir(directory) as entries:
+        left = sorted({match[1] for entry in entries if (match := _BESIDE.fullmatch(entry.name))})
+    gone = []
+    for name in left:
+        path = f"{directory}/{name}"
+        with contextlib.suppress(OSError):  # held by another, or no longer there
+            fd = _locked(path, wait=False)
+            if fd is None:
+                continue
+            try:
+                if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- strings throughout the package
+                    shutil.rmtree(path)
+                elif os.path.lexists(path):
+                    os.unlink(path)  # noqa: PTH108 -- as above
+                gone.append(name)
+            finally:
+                _unlocked(path, fd)
+    return tuple(gone)
+
+
+def point(target: str, manifest: Manifest) -> None:
+    """Write the pointer of DeepSpeed or Megatron to what was restored, unless there is one: without it their loaders begin from scratch."""
+    directory, name = os.path.split(target)
+    if manifest.layout == "deepspeed":
+        pointer, text = "latest", name
+    elif manifest.layout == "megatron" and (match := _MEGATRON.fullmatch(name)):
+        pointer, text = "latest_checkpointed_iteration.txt", match[2] or str(int(match[1]))
+    else:
+        return
+    if not os.path.lexists(f"{directory}/{pointer}"):
+        durable.write(f"{directory}/{pointer}", text.encode(), 0o644)
+
+
+def _locked(path: str, *, wait: bool) -> int | None:
+    """Take the lock of what stands beside; None where there are no locks. Raises BlockingIOError where another has it, and may not wait."""
+    while True:
+        fd = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_named(fd, path + _LOCK):
+                return fd
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in _NO_LOCKS:
+                raise
+            os.unlink(path + _LOCK)  # noqa: PTH108 -- as above
+            return None
+        os.close(fd)  # who had it removed it: another has its name now
+
+
+def _unlocked(path: str, fd: int | None) -> None:
+    if fd is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + _LOCK)  # noqa: PTH108 -- as above
+        os.close(fd)
+
+
+def _is_named(fd: int, name: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(name))  # noqa: PTH116 -- as above
+    except FileNotFoundError:
+        return False

@@ -1,9 +1,9 @@
 """`supervise checkpoints prune`: what may go of a job's copies, by hand, or only said.
 
-In: the settings, a job's name, its records on this node. Out: lines or JSON objects on stdout, and 0, or 1 where a damaged copy kept older
-ones from going. Removed are our own copies, and what lies in mirrors where a number for them is given. The job's own checkpoints are removed
-by its supervisor alone, which knows what its ranks use: of them it is only said what would go. What can fail is a SuperviseError: no such
-job (64), a supervisor that runs it, a mirror (78).
+In: the settings, a job's name, its records on this node. Out: lines or JSON objects on stdout, and 0, or 1 where a damaged copy kept
+older ones from going. Removed are our own copies, and what lies in mirrors where a number for them is given. The job's own checkpoints are
+removed by its supervisor alone, which knows what its ranks use: of them it is only said what would go. What can fail is a SuperviseError:
+no such job (64), a supervisor that runs it, a mirror (78).
 """
 
 from __future__ import annotations

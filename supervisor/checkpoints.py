@@ -289,7 +289,7 @@ class JobCheckpoints:
         path = manifest.path
         in_place = self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)
         if in_place and self._job.settings.checkpoints.copies_gib > 0:
-            self._copies.keep(manifest, self._policy, reading=reading)
+            self._copies.keep(manifest, self._policy, Needed(self._in_use), reading=reading)
 
     def _bring(self, listing: Listing) -> None:
         """Have the mirrors get what was recorded before it was known to be a checkpoint."""

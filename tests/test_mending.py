@@ -255,3 +255,21 @@ def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(
     assert "left where it is: the copy could not be put there: the disk is full" in ground.mends()["ckpt.pt"]
     assert listing(ground.here) == before
     assert ground.moved() == []
+
+
+def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Path) -> None:
+    ground = Ground(tmp_path)
+    settings = replace(ground.job.settings, checkpoints=Checkpoints(paths=("ckpt.pt",)))
+    ground.checkpoints = checkpoints = JobCheckpoints(replace(ground.job, settings=settings))
+    checkpoints.began(1)
+    for step in (10, 20):
+        path = ground.rank.saves("ckpt.pt", step)
+        ground.keeps(path)
+    ground.rank.saves("ckpt.pt", 30, cut=True)
+    checkpoints.ended()
+    chosen = checkpoints.select(1.0, 2).chosen
+    assert chosen is not None
+    assert (chosen.step, chosen.path == str(path)) == (20, False)
+    for step in (30, 40, 50):
+        ground.keeps(ground.rank.saves("ckpt.pt", step))
+    assert os.path.exists(chosen.path)  # noqa: PTH110  a plain string

@@ -136,12 +136,19 @@ class JobCheckpoints:
             if self.learned is not None and self._resumes_itself:
                 self.learned.settle()
                 torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned), *self._hardly_begun(self.learned))
-                mended = tuple(row for path in torn for row in self._mended(path, attempt, self.learned, alone=alone))
+                mended = tuple(row for path in torn for row in self._mend(path, attempt, self.learned, alone=alone))
                 selection = self._newest(self._fences, avoid, suspect=suspect) if mended else selection
             self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
             return replace(to_event(selection, t, attempt), mended=mended)
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
+
+    def _mend(self, path: str, attempt: int, learned: Learned, *, alone: bool) -> Iterator[tuple[str, str]]:
+        """Do as `_mended`; where that fails, with a full disk say, what was chosen stands all the same."""
+        try:
+            yield from self._mended(path, attempt, learned, alone=alone)
+        except OSError as error:
+            yield path, f"it could not be moved aside: {error}"
 
     def _rescue(self) -> None:
         """Write to disk what dead ranks left in shared memory (checkpointing.Snapshotter) for the directories of checkpoints."""

@@ -6,6 +6,7 @@ but for the renames in the journal.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -273,3 +274,18 @@ def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Pa
     for step in (30, 40, 50):
         ground.keeps(ground.rank.saves("ckpt.pt", step))
     assert os.path.exists(chosen.path)  # noqa: PTH110  a plain string
+
+
+def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = hf(ground, 10)
+    torn = hf(ground, 20, cut=True)
+
+    def full(*_: Any, **__: Any) -> None:  # noqa: ANN401  whatever it is called with
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SetAside, "move", full)
+    ground.checkpoints.ended()
+    selected = ground.checkpoints.select(1.0, 2)
+    assert selected.chosen is not None
+    assert selected.chosen.path == str(whole)
+    assert [(path, "could not be moved aside: [Errno 28]" in what) for path, what in selected.mended] == [(str(torn), True)]

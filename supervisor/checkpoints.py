@@ -69,6 +69,7 @@ class JobCheckpoints:
         self._in_use: frozenset[str] = frozenset()  # what the attempt was given
         self._stays: set[tuple[str, str]] = set()  # told already
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
+        self.stumbled: Callable[[str], None] | None = None  # told once of each failure of the watcher itself
         self._attempt = 0
         self._alive_until_ns = time.time_ns()  # of the last rank, by wall time
         settings = job.settings
@@ -277,7 +278,9 @@ class JobCheckpoints:
                 on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)))
 
         self._copies.sweep()
-        return CheckpointWatcher(look, verified, self._cache, interval_s=checkpoints.scan_interval_s)
+        return CheckpointWatcher(
+            look, verified, self._cache, interval_s=checkpoints.scan_interval_s, on_trouble=self.stumbled or (lambda _: None)
+        )
 
     def _record(self, found: Verification, reading: Reading) -> Manifest | None:
         """Take down what was proven, byte by byte, so that a later change of it is seen. None where it changed meanwhile."""

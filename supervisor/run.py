@@ -136,6 +136,7 @@ class _Run:
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
         self.workshop.checkpoints.pruned = self._was_pruned
+        self.workshop.checkpoints.stumbled = self._watcher_stumbled
         self.mirror: MirrorLink | None = None
         if settings.checkpoints.mirror:
             news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
@@ -185,6 +186,9 @@ class _Run:
         self.loop.call_soon(lambda: self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=why or "removed"))
         if not why:
             self.loop.call_soon(lambda: self.terminal.say(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}"))
+
+    def _watcher_stumbled(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.terminal.say(f"watching the checkpoints goes on after a failure of its own: {text}", "warning"))
 
     def _disk_is_filling(self, text: str) -> None:
         self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))

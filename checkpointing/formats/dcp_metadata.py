@@ -120,7 +120,7 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; type
         self._memory = 0
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 -- pickle's interface
-        if pickle_danger.judge(module, name) is pickle_danger.Judgement.DANGEROUS:
+        if pickle_danger.judge(module, name) is pickle_danger.Judgement.DANGEROUS or pickle_danger.is_method(module, name):
             text = f"{module}.{name}"[:100]
             raise Dangerous(f"it would call {text}")
         key = (module, name)

@@ -164,7 +164,7 @@ class JobCheckpoints:
         settings = self._job.settings
         return settings.job.resumes_itself or not settings.checkpoints.paths
 
-    def _newest(self, fences: Fences, avoid: Collection[str], *, suspect: bool) -> Selection:
+    def _newest(self, fences: Fences | None, avoid: Collection[str], *, suspect: bool) -> Selection:
         checkpoints = self._job.settings.checkpoints
         return newest(
             self.listing(),
@@ -249,6 +249,15 @@ class JobCheckpoints:
         )
         yield path, f"{found.reason}: moved to {aside.to}{back}"
 
+    def has_good(self) -> bool:
+        """Say whether any checkpoint on this disk is proven whole. Nothing is fenced: ranks of other nodes may be writing."""
+        try:
+            fences = Fences(self._directory)
+            chosen = self._newest(None, (), suspect=False).chosen
+            return chosen is not None and fences.get(chosen.path, chosen.identity) is None
+        except (CheckpointingError, OSError):
+            return True  # the selection comes to it as well, and says it
+
     def restored(self, path: str) -> None:
         """Take a file that was restored from a mirror for a checkpoint: it was one before this disk forgot it."""
         if self.learned is not None:
@@ -310,7 +319,7 @@ class JobCheckpoints:
 
     def _bring_one(self, manifest: Manifest) -> None:
         """Have the mirrors get it, once; of a shared file by the node whose ranks wrote it."""
-        mine = self.learned is None or bool(self.learned.writes(manifest.path))
+        mine = self.learned is None or self.learned.wrote(manifest.path)
         name = manifest.path, manifest.id
         if self.bring is None or not mine or name in self._brought or not self.is_checkpoint(manifest.path):
             return

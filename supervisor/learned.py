@@ -117,6 +117,7 @@ class Learned:
         record = _decoded(self._file)
         self._places = {place.pattern: place for place in record.places}
         self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
+        self._earlier = tuple(write.path for write in record.writes)  # of this run or the one before it
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
     def absorb(self, directory: Path, attempt: int) -> bool:
@@ -158,6 +159,10 @@ class Learned:
     def writes(self, unit: str) -> tuple[Write, ...]:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
         return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
+
+    def wrote(self, unit: str) -> bool:
+        """Return whether ranks of this node wrote a checkpoint, in this run or the one before."""
+        return bool(self.writes(unit)) or any(path == unit or path.startswith(unit + "/") for path in self._earlier)
 
     def teach(self, unit: str) -> None:
         """Take a path for one of checkpoints: that is known from elsewhere."""

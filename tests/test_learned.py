@@ -268,6 +268,13 @@ def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path
     assert [place.pattern for place in learned.read(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
 
 
+def test_what_the_run_before_wrote_is_still_this_nodes(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/ckpt/last.pt")
+    knows(tmp_path, rank)
+    later = knows(tmp_path, Rank(tmp_path / "attempt-0002"), "r2")
+    assert (later.writes("/ckpt/last.pt"), later.wrote("/ckpt/last.pt"), later.wrote("/ckpt/other.pt")) == ((), True, False)
+
+
 def test_lines_are_read_once_and_a_torn_one_when_it_is_whole(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/ckpt.pt")
     known = knows(tmp_path, rank)

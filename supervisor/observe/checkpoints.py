@@ -104,6 +104,7 @@ class CheckpointWatcher:
     def finish(self, deadline_s: float) -> bool:
         """Read once more what is there now, without waiting for it to stand still: no rank is alive. True if that was done in time."""
         self._quiet_s, self._finishing = 0.0, True
+        self._throttle.lift()  # there is no training any more that would wait for the disk
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(deadline_s)

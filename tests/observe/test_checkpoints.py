@@ -203,6 +203,22 @@ def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
     assert told == []
 
 
+def test_once_no_rank_is_alive_nothing_waits_for_the_throttle(tmp_path: Path) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    watcher = CheckpointWatcher(
+        lambda: find(("*.pt",), str(tmp_path)),
+        lambda found, *_: told.put(found.path),
+        Cache(),
+        interval_s=60.0,
+        quiet_s=60.0,
+        rate_bytes_per_s=1024,
+    )
+    torch.save({"w": torch.zeros(4 << 20), "step": 1}, tmp_path / "step_1.pt")  # 16 MiB at 1 KiB/s
+    watcher.start()
+    assert watcher.finish(DEADLINE_S)
+    assert told.get_nowait() == f"{tmp_path}/step_1.pt"
+
+
 def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, released = threading.Event(), threading.Event()
 

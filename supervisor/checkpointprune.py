@@ -68,7 +68,7 @@ def _own(settings: Settings, directory: Path, policy: retain.Policy) -> Iterator
     learnt = learned.of_last_run(directory)
     rows: dict[str, list[pruning.Row]] = {}
     for made in Manifests(str(directory)).all():
-        seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9)
+        seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
         fenced = fences.get(made.path, made.identity) is not None
         if made.path in declared or learnt.is_checkpoint(made.path):
             rows.setdefault(pattern_of(made.path), []).append(pruning.Row(made, seen, fenced=fenced, leads=leads_to(made.path)))

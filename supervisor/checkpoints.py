@@ -350,7 +350,7 @@ class JobCheckpoints:
         rows = [
             prune.Row(
                 made,
-                self.learned.seen(made.path, (made.made_unix_s + 1) * 10**9),
+                self.learned.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
                 in_use=made.path in self._in_use,
                 uploading=self.is_bringing is not None and self.is_bringing(made.path, made.id),
                 fenced=fences is None or fences.get(made.path, made.identity) is not None,

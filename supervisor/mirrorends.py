@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.2
 #: A look of the watcher at what it knows already; more is only given where somebody does not wait for us.
 _LEAST_S: Final = 0.5
-_CONFIG: Final = frozenset({"other_job", "in_the_way", "elsewhere"})
+_CONFIG: Final = frozenset({"other_job", "in_the_way"})
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.verify import identity_of
 from supervisor import learned
 from supervisor.learned import MOST_PLACES, MOST_WRITES, Learned
 
@@ -181,6 +182,19 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
     until = (torn / "config.json").stat().st_ctime_ns - 1
     assert {path.rpartition("/")[2] for path in known.seen(str(torn), until)} == {"optimizer.pt"}
     assert Learned(tmp_path / "checkpoints", "r2").seen(str(torn), time.time_ns()) == {}
+
+
+def test_what_an_upload_linked_and_let_go_is_the_job_s_as_long_as_it_is_what_was_proven(tmp_path: Path, rank: Rank, torn: Path) -> None:
+    rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
+    known = knows(tmp_path, rank)
+    proven, before = identity_of(str(torn)), (torn / "config.json").stat().st_ctime_ns - 1
+    pinned = tmp_path / "pin"
+    pinned.hardlink_to(torn / "config.json")
+    assert f"{torn}/config.json" not in known.seen(str(torn), before, proven)
+    pinned.unlink()
+    assert f"{torn}/config.json" in known.seen(str(torn), before, proven)
+    (torn / "config.json").write_text("another's")
+    assert f"{torn}/config.json" not in known.seen(str(torn), before, proven)
 
 
 def test_a_card_that_peft_wrote_is_the_job_s(tmp_path: Path, rank: Rank, torn: Path) -> None:

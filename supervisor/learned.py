@@ -188,8 +188,8 @@ class Learned:
 
         The small files that a framework writes beside (`BESIDE`) are written without a call that is seen. They count as seen where they
         can be nobody else's: the directory was made by a rank of this run, or was not there when its save began, so that nothing in it is
-        older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone, or the directory is still `proven`, as it
-        was found whole: a hard link that a mirror's upload made and removed has changed their ctime alone.
+        older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone, or the directory is still `proven`,
+        as it was found whole: a hard link that a mirror's upload made and removed has changed their ctime alone.
         """
         found = {write.path: Identity(*write.now) for write in self.writes(unit) if write.now is not None and write.now[2] >= 0}
         if not self._is_born_here(unit):

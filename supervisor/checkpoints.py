@@ -269,7 +269,13 @@ class JobCheckpoints:
         if not checkpoints.paths and self.learned is None:
             return None
 
+        swept = False
+
         def look() -> Listing:
+            nonlocal swept
+            if not swept:  # in the watcher's thread, for there may be many
+                swept = True
+                self._manifests.sweep()
             self.absorb()
             listing = self.listing(candidates=True)
             self._bring(listing)
@@ -360,6 +366,9 @@ class JobCheckpoints:
             if pattern_of(made.path) == place and self.is_checkpoint(made.path)
         ]
         for one in self._pruner.prune(rows, self._policy, proven.path):
+            if not one.reason:
+                self._manifests.forget(one.path)
+                self._recorded.pop(one.path, None)
             name = one.path, one.reason
             if self.pruned is not None and (not one.reason or name not in self._stays):
                 self._stays.add(name)

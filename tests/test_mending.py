@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from checkpointing.manifest import Manifests
 from checkpointing.model import Verdict
 from checkpointing.setaside import SetAside
 from checkpointing.tree import Reading
@@ -289,3 +290,15 @@ def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(ground: G
     assert selected.chosen is not None
     assert selected.chosen.path == str(whole)
     assert [(path, "could not be moved aside: [Errno 28]" in what) for path, what in selected.mended] == [(str(torn), True)]
+
+
+def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(ground: Ground) -> None:
+    paths = [ground.rank.saves(name, 1) for name in ("gone.pt", "there.pt")]
+    for path in paths:
+        ground.keeps(path)
+    paths[0].unlink()
+    watcher = ground.checkpoints.watcher(lambda _: None)
+    assert watcher is not None
+    watcher.start()
+    assert watcher.finish(20.0)
+    assert [made.path for made in Manifests(str(ground.state / "checkpoints")).all()] == [str(paths[1])]

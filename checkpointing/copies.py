@@ -5,9 +5,9 @@ system can do that (reflink), and is read through once in any case: what is kept
 appears all at once: data, then manifest, synced, under a hidden name, then renamed. Who owns the state: one `Copies` per job and node
 owns `copies/` in the state directory's `checkpoints/`; commands of other processes may use it at the same time.
 
-The cap is on what stays. While a new copy is made, the one that it replaces is still there, so that at most the size of one is held
-besides; and none is made that would not leave the disk room for two more saves of that size. Nothing fails with an exception but being
-interrupted: source.Interrupted.
+What is kept by number is kept of each path; the cap is on what stays of all together. While a new copy is made, the one that it replaces
+is still there, so that at most the size of one is held besides; and none is made that would not leave the disk room for two more saves of
+that size. Nothing fails with an exception but being interrupted: source.Interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from checkpointing.source import NotRegular, Short, Source
 from checkpointing.tree import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from io import FileIO
 
     from checkpointing.setaside import SetAside
@@ -136,25 +136,28 @@ class Copies:
         dry_run: bool = False,
         reading: Reading = Reading(),  # noqa: B008 -- a frozen value
     ) -> Kept:
-        """Let go what the policy does not keep, once the newest that stays was read through again and is what it was.
+        """Let go what the policy does not keep of each path, once its newest that stays was read through again and is what it was.
 
-        `bad`: places of copies that were found damaged. The answer's `copy` is the survivor; without one nothing is removed.
+        `bad`: places of copies that were found damaged. The answer's `copy` is the survivor of the last path that something went of;
+        `reason` names each that is not proven and for which nothing of its path was removed, "" where there is none.
         """
         held = {copy.place: copy for copy in self.all()}
-        rows = [_row(copy, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED) for copy in held.values()]
-        gone = retain.may_go(rows, policy)
-        names = {row.name for row in gone}
-        staying = [row for row in rows if row.name not in names and row.verdict is Verdict.VERIFIED]
-        if not gone or not staying:
-            return Kept(None, "nothing is to be removed")
-        survivor = held[max(staying, key=retain.newness).name]
-        if not dry_run:
-            found = proof.check(survivor.place, survivor.manifest, reading=reading)
-            if found.verdict is not Verdict.VERIFIED:
-                return Kept(
-                    None, f"nothing was removed, because the newest that would stay is not proven: {survivor.place}: {found.reason}"
-                )
-        return Kept(survivor, "", tuple(row.name for row in gone if dry_run or self.remove(held[row.name])))
+        survivor, removed, reasons = None, list[str](), list[str]()
+        for rows in _by_path(held.values(), needed, bad):
+            gone = retain.may_go(rows, policy)
+            names = {row.name for row in gone}
+            staying = [row for row in rows if row.name not in names and row.verdict is Verdict.VERIFIED]
+            if not gone or not staying:
+                continue
+            newest = held[max(staying, key=retain.newness).name]
+            if not dry_run:
+                found = proof.check(newest.place, newest.manifest, reading=reading)
+                if found.verdict is not Verdict.VERIFIED:
+                    reasons.append(f"older ones stay, because the newest that would stay is not proven: {newest.place}: {found.reason}")
+                    continue
+            survivor = newest
+            removed += [row.name for row in gone if dry_run or self.remove(held[row.name])]
+        return Kept(survivor, "; ".join(reasons), tuple(removed))
 
     def put_back(self, copy: Copy, aside: SetAside, attempt: int, reason: str) -> str:
         """Put a copy where it was made from, where nothing is now; "" or why not. What was there is the caller's to have moved aside."""
@@ -193,14 +196,26 @@ class Copies:
     def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: retain.Policy, needed: Needed) -> tuple[Copy, ...] | None:
         """Give what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
         new = retain.Held("", made.step, max((copy.made_ns for copy in held), default=0) + 1, Verdict.VERIFIED, made.n_bytes)
-        rows = [_row(copy, needed, Verdict.VERIFIED) for copy in held]
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
+        names: set[str] = set()
         for one in (*tighter, retain.Policy(1)):
-            names = {row.name for row in retain.may_go([*rows, new], one)}
-            stays = sum(copy.manifest.n_bytes for copy in held if copy.place not in names) + made.n_bytes
-            if "" not in names and stays <= self._cap_bytes:
+            mine = [_row(copy, needed, Verdict.VERIFIED) for copy in held if copy.manifest.path == made.path]
+            others = _by_path((copy for copy in held if copy.manifest.path != made.path), needed)
+            names = {row.name for rows in ([*mine, new], *others) for row in retain.may_go(rows, one)}
+            if "" not in names and self._fits(held, names, made):
                 return tuple(copy for copy in held if copy.place in names)
+        if "" in names or made.n_bytes > self._cap_bytes:
+            return None
+        # the last ones of other paths, the one made first first: they may be of files that nobody writes any more
+        for copy in held:
+            if copy.place not in names | needed.in_use | needed.uploading and copy.manifest.path != made.path:
+                names.add(copy.place)
+                if self._fits(held, names, made):
+                    return tuple(copy for copy in held if copy.place in names)
         return None
+
+    def _fits(self, held: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
+        return sum(copy.manifest.n_bytes for copy in held if copy.place not in gone) + made.n_bytes <= self._cap_bytes
 
     def _make(self, made: Manifest, reading: Reading) -> Copy | str:
         durable.make_directory(self._directory)
@@ -219,6 +234,14 @@ class Copies:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
         return Copy(made, final, os.stat(f"{final}/{manifest.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
+
+
+def _by_path(held: Iterable[Copy], needed: Needed, bad: Collection[str] = ()) -> list[list[retain.Held]]:
+    """Give the rows of each path by themselves: a model's file and its optimizer's are each torn by themselves."""
+    rows: dict[str, list[retain.Held]] = {}
+    for copy in held:
+        rows.setdefault(copy.manifest.path, []).append(_row(copy, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
+    return list(rows.values())
 
 
 def _row(copy: Copy, needed: Needed, verdict: Verdict) -> retain.Held:

@@ -9,11 +9,12 @@ Rank 0 proposes the newest that it can verify; a rank for which it is another fi
 any rank lacks is passed over by all. Where there is something and nothing of it is good, that is a CheckpointingError with the list:
 never a start from scratch in silence. First of all, what a killed trainer left in shared memory for this directory
 (checkpointing/snapshot.py) is written to it. Under the supervisor, which hands out a checkpoint that it verified, that one is proposed
-first, and nothing newer than it. Nothing is kept.
+first where it is of this directory, and nothing newer than it. Nothing is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from checkpointing import catalog, names, persist, placing, select
+from checkpointing import catalog, manifest, names, persist, placing, select
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.ranks import TIMEOUT_S, Ranks, ranks
 from checkpointing.verify import Cache, identity_of, verify
@@ -131,7 +132,8 @@ class _Proposer:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._cache = Cache()
-        self._handed: str | None = os.environ.get(HANDED_OVER) or None
+        handed = os.environ.get(HANDED_OVER)
+        self._handed = handed if handed and _is_of(directory, os.path.abspath(handed)) else None  # noqa: PTH100 -- as above
         self._tried = ""
         self._limit: int | None = None
         self._refused: list[tuple[str, str]] = []
@@ -175,6 +177,15 @@ class _Proposer:
             return False
         named = names.step_in(path)
         return self._limit is None or (named is not None and named.step <= self._limit)
+
+
+def _is_of(directory: str, handed: str) -> bool:
+    """Say whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
+    homes = [handed]
+    with contextlib.suppress(OSError, manifest.Damaged):
+        homes.append(manifest.read(f"{os.path.dirname(os.path.dirname(handed))}/{manifest.FILE_NAME}").path)  # noqa: PTH120 -- as above
+    above = directory.rstrip("/"), os.path.realpath(directory).rstrip("/")
+    return any(f"{place}/".startswith(f"{one}/") for home in homes for place in (home, os.path.realpath(home)) for one in above)
 
 
 def _have(proposal: _Proposal) -> bool:

@@ -309,12 +309,20 @@ class Manifests:
     def sweep(self) -> int:
         """Remove the manifests of checkpoints that are gone, and return how many.
 
-        Gone is what is not there while its directory can be listed: a file system that is not mounted has removed nothing.
+        Gone is what is not there while its directory holds something else: a file system that is not mounted has removed nothing.
         """
-        gone = [manifest.path for manifest in self.all() if _is_gone(manifest.path)]
-        for path in gone:
+        return sum(self.forget(manifest.path) for manifest in self.all() if _is_gone(manifest.path))
+
+    def forget(self, path: str) -> bool:
+        """Remove what was recorded about a path; False where there was nothing, or it could not be removed, which is a problem."""
+        try:
             os.unlink(self.file_of(path))  # noqa: PTH108 -- as above
-        return len(gone)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.problem = f"a manifest could not be removed: {self.file_of(path)}: {error.strerror}"
+            return False
+        return True
 
     def file_of(self, path: str) -> str:
         """Give the file in which the manifest of a path is, or would be."""
@@ -324,7 +332,10 @@ class Manifests:
 
 
 def _is_gone(path: str) -> bool:
+    if os.path.lexists(path):
+        return False
     try:
-        return path.rpartition("/")[2] not in os.listdir(os.path.dirname(path))  # noqa: PTH120,PTH208 -- as above
+        names = os.listdir(os.path.dirname(path))  # noqa: PTH120,PTH208 -- as above
     except OSError:
         return False
+    return bool(names) and path.rpartition("/")[2] not in names

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from checkpointing import durable, placing, segment
+from checkpointing.born import born_ns
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verify import verify
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 KEEP: Final = 2
 _NAME: Final = re.compile(r"step-(\d{8,18})\.snapshot\.pt")
+_TO_DROP: Final = "drop it by: python -P -m checkpointing.persist --discard DIRECTORY"
 _PIECE_BYTES: Final = 4 << 20
 _PADDING: Final = 0x4246  # torch's own mark of a padding field, "FB"
 _LOCAL_BYTES: Final = 30
@@ -38,12 +40,16 @@ _ZIP64_FROM: Final = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Rescued:
-    """What became of one segment: the file that was made of it ("" where none was) and its step, or what stood against it."""
+    """What became of one segment: the file that was made of it ("" where none was) and its step, or what stood against it.
+
+    `stays`: it is left in memory, for whoever can use it.
+    """
 
     segment: str
     path: str = ""
     step: int | None = None
     problem: str = ""
+    stays: bool = False
 
 
 class _Stale(Exception):  # noqa: N818 -- a fact about the slot, not an error of ours
@@ -53,7 +59,8 @@ class _Stale(Exception):  # noqa: N818 -- a fact about the slot, not an error of
 def rescue(directory: str | None = None, *, keep: int = KEEP, shm: str = segment.SHM) -> list[Rescued]:
     """Write what dead trainers left for `directory` (None: for any) to disk, and free the memory. Segments of living ones are left alone.
 
-    Where a directory is gone, or another has its name, its snapshots are dropped: nobody waits for them. Never raises.
+    Where a directory is gone, or another has its name, its snapshots are dropped: nobody waits for them. Those of a directory that is not
+    mounted stay, and those that another version of this package made. Never raises.
     """
     return [found for path in segment.find(directory, shm) if (found := _rescue(path, keep)) is not None]
 
@@ -100,8 +107,9 @@ def _rescue(path: str, keep: int) -> Rescued | None:
     except OSError as error:  # a full disk: the memory stays, for another try
         return Rescued(path, problem=f"it could not be written to disk: {error.strerror}: {error.filename or 'there'}")
     else:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108 -- as above
+        if not found.stays:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108 -- as above
         return found
     finally:
         os.close(fd)
@@ -119,12 +127,9 @@ def _persist(path: str, fd: int, slot: int | None, seq: int | None, keep: int) -
     if os.fstat(fd).st_size < 2 * segment.PAGE:
         return Rescued(path, problem="no snapshot was ever made in it")
     with contextlib.closing(mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)) as memory, memoryview(memory) as view:
-        try:
-            layout = segment.Layout.decode(bytes(view[: segment.PAGE * 2]))
-        except ValueError as error:
-            return Rescued(path, problem=str(error))
-        if not layout.is_target() or layout.size > len(view):
-            return Rescued(path, problem=f"its directory is gone: {layout.directory}")
+        layout = _usable(view, path)
+        if isinstance(layout, Rescued):
+            return layout
         problem = "neither of its slots is whole"
         for good in _good_slots(view, layout, slot, seq):
             final = f"{layout.directory}/step-{good.step:08d}.snapshot.pt"
@@ -137,6 +142,34 @@ def _persist(path: str, fd: int, slot: int | None, seq: int | None, keep: int) -
             _prune(layout.directory, keep, good.step)
             return Rescued(path, final, good.step)
         return Rescued(path, problem=problem)
+
+
+def _usable(view: memoryview, path: str) -> Layout | Rescued:
+    """Read where everything is in a segment, or say why nothing can be made of it now."""
+    try:
+        layout = segment.Layout.decode(bytes(view[: segment.PAGE * 2]))
+    except segment.OtherVersion as error:
+        return Rescued(path, problem=f"{error}: {_TO_DROP}", stays=True)
+    except ValueError as error:
+        return Rescued(path, problem=str(error))
+    is_target = layout.is_target()
+    if not is_target and not _was_taken_away(layout.directory, born_ns(path)):
+        return Rescued(path, problem=f"its directory is not mounted: {layout.directory}: mount it, or {_TO_DROP}", stays=True)
+    if not is_target or layout.size > len(view):
+        return Rescued(path, problem=f"its directory is gone: {layout.directory}")
+    return layout
+
+
+def _was_taken_away(directory: str, since_ns: int | None) -> bool:
+    """Say whether a directory that is not there any more, or is another one, may have been removed since then (ns of wall time).
+
+    Who removes it or gives its name to another changes the time of the directory above. Where that is older, nobody did: what was there
+    was a file system that is not mounted now.
+    """
+    above = os.path.dirname(directory)  # noqa: PTH120 -- as above
+    while not os.path.isdir(above):  # noqa: PTH112 -- as above
+        above = os.path.dirname(above)  # noqa: PTH120 -- as above
+    return since_ns is None or os.stat(above).st_mtime_ns >= since_ns  # noqa: PTH116 -- as above
 
 
 def _is_on_disk(final: str, slot: Slot) -> bool:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 SHM: Final = "/dev/shm"  # noqa: S108 -- the place of shared memory: files of mode 0600, and only our own are read
 MAGIC: Final = b"CKPTSNAP"
 VERSION: Final = 1
+_NO_VERSION: Final = 100  # a number that large is damage
 PAGE: Final = 4096
 ALIGN: Final = 64  # as torch aligns the records of its own files
 CRCS_SEQ_AT: Final = 64
@@ -46,6 +47,10 @@ _HEAD: Final = struct.Struct("<8sLLL")
 _VALID: Final = struct.Struct("<Q")
 _SLOT: Final = struct.Struct("<QqdQL")
 _CRC: Final = struct.Struct("<L")
+
+
+class OtherVersion(ValueError):  # noqa: N818 -- a fact about the segment, not an error of ours
+    """It is a segment that another version of this package made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,13 @@ class Layout:
 
     @classmethod
     def decode(cls, raw: bytes) -> Layout:
-        """Read the head of the file. Raises ValueError, which says what is wrong with it."""
+        """Read the head of the file. Raises ValueError, which says what is wrong with it; OtherVersion where nothing is."""
         if len(raw) < _HEAD.size:
             raise ValueError("it is shorter than its head")
         magic, version, length, crc = _HEAD.unpack_from(raw)
         text = raw[_HEAD.size : _HEAD.size + length]
+        if magic == MAGIC and version != VERSION and 0 < version < _NO_VERSION:
+            raise OtherVersion(f"it is a snapshot of version {version}, which this one ({VERSION}) does not read")
         if magic != MAGIC or version != VERSION or zlib.crc32(text) != crc:
             raise ValueError("its head is not that of a snapshot of this version")
         row = json.loads(text)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 1 << 20
 DROP_EVERY_BYTES: Final = 8 << 20  # how much of another's page cache we may displace before we give it back
+_UNLIMITED: Final = 1e18  # no disk gives that; finite, since no time at all may pass between two calls
 BACKGROUND_BYTES_PER_S: Final = 200e6  # docs/design.md section 8: the cap of background reading on a node
 
 
@@ -73,6 +74,11 @@ class Throttle:
             debt_s = -self._tokens / self._rate
         if debt_s > 0:
             self._wait(debt_s)
+
+    def lift(self) -> None:
+        """Let everything through from now on."""
+        with self._lock:
+            self._rate = _UNLIMITED
 
 
 def never() -> bool:

@@ -109,6 +109,11 @@ class Tree:
         # the real path: a link in the middle that was turned elsewhere since the listing would show as another inode, which `verify` sees
         return Source(os.path.join(self._real, name), throttle=how.throttle, drop_cache=how.drop_cache, interrupted=how.interrupted)  # noqa: PTH118 -- strings throughout the package
 
+    @property
+    def interrupted(self) -> Callable[[], bool]:
+        """What says that reading is to be given up."""
+        return self._reading.interrupted
+
     def read_small(self, name: str, limit: int = _MOST_SMALL_BYTES) -> bytes:
         """Read a whole file of at most `limit` bytes; a longer one is cut there. Raises source.Short, Interrupted, OSError."""
         with self.open(name) as source:

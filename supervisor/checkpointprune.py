@@ -1,8 +1,9 @@
 """`supervise checkpoints prune`: what may go of a job's copies, by hand, or only said.
 
-In: the settings, a job's name, its records on this node. Out: lines or JSON objects on stdout, 0. Removed are our own copies, and what lies
-in mirrors where a number for them is given. The job's own checkpoints are removed by its supervisor alone, which knows what its ranks
-use: of them it is only said what would go. What can fail is a SuperviseError: no such job (64), a supervisor that runs it, a mirror (78).
+In: the settings, a job's name, its records on this node. Out: lines or JSON objects on stdout, and 0, or 1 where a damaged copy kept
+older ones from going. Removed are our own copies, and what lies in mirrors where a number for them is given. The job's own checkpoints are
+removed by its supervisor alone, which knows what its ranks use: of them it is only said what would go. What can fail is a SuperviseError:
+no such job (64), a supervisor that runs it, a mirror (78).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from checkpointing import prune as pruning
 from checkpointing import retain
 from checkpointing.catalog import find
+from checkpointing.copies import DIRECTORY as COPIES
 from checkpointing.copies import Copies
 from checkpointing.fence import Fences
 from checkpointing.manifest import Manifests
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: bool, as_json: bool) -> int:
-    """Remove what is not to be kept, or with `dry_run` say what that is. Returns 0."""
+    """Remove what is not to be kept, or with `dry_run` say what that is. Returns 0; 1 where a damaged copy kept older ones from going."""
     checkpoints = settings.checkpoints
     place = find_job(state_root(settings), job)
     if not dry_run:
@@ -44,6 +46,8 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     gone = Copies(str(directory), 0).prune(policy, dry_run=dry_run)
     for name in gone.removed:
         _say("copy", name, removed=not dry_run, as_json=as_json)
+    if gone.reason:
+        _say("copy", str(directory / COPIES), reason=gone.reason, as_json=as_json)
     if checkpoints.keep:
         for one in _own(settings, directory, policy):
             _say("checkpoint", one.path, reason=one.reason or "the supervisor removes it after the next save", as_json=as_json)
@@ -51,7 +55,7 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
         mirror_commands.prune(settings, job, retain.Policy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
-    return 0
+    return 1 if gone.reason else 0
 
 
 def _own(settings: Settings, directory: Path, policy: retain.Policy) -> Iterator[pruning.Pruned]:
@@ -64,7 +68,7 @@ def _own(settings: Settings, directory: Path, policy: retain.Policy) -> Iterator
     learnt = learned.of_last_run(directory)
     rows: dict[str, list[pruning.Row]] = {}
     for made in Manifests(str(directory)).all():
-        seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9)
+        seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
         fenced = fences.get(made.path, made.identity) is not None
         if made.path in declared or learnt.is_checkpoint(made.path):
             rows.setdefault(pattern_of(made.path), []).append(pruning.Row(made, seen, fenced=fenced, leads=leads_to(made.path)))

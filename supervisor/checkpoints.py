@@ -69,6 +69,7 @@ class JobCheckpoints:
         self._in_use: frozenset[str] = frozenset()  # what the attempt was given
         self._stays: set[tuple[str, str]] = set()  # told already
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
+        self.stumbled: Callable[[str], None] | None = None  # told once of each failure of the watcher itself
         self._attempt = 0
         self._alive_until_ns = time.time_ns()  # of the last rank, by wall time
         settings = job.settings
@@ -136,12 +137,19 @@ class JobCheckpoints:
             if self.learned is not None and self._resumes_itself:
                 self.learned.settle()
                 torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned), *self._hardly_begun(self.learned))
-                mended = tuple(row for path in torn for row in self._mended(path, attempt, self.learned, alone=alone))
+                mended = tuple(row for path in torn for row in self._mend(path, attempt, self.learned, alone=alone))
                 selection = self._newest(self._fences, avoid, suspect=suspect) if mended else selection
             self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
             return replace(to_event(selection, t, attempt), mended=mended)
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
+
+    def _mend(self, path: str, attempt: int, learned: Learned, *, alone: bool) -> Iterator[tuple[str, str]]:
+        """Do as `_mended`; where that fails, with a full disk say, what was chosen stands all the same."""
+        try:
+            yield from self._mended(path, attempt, learned, alone=alone)
+        except OSError as error:
+            yield path, f"it could not be moved aside: {error}"
 
     def _rescue(self) -> None:
         """Write to disk what dead ranks left in shared memory (checkpointing.Snapshotter) for the directories of checkpoints."""
@@ -156,7 +164,7 @@ class JobCheckpoints:
         settings = self._job.settings
         return settings.job.resumes_itself or not settings.checkpoints.paths
 
-    def _newest(self, fences: Fences, avoid: Collection[str], *, suspect: bool) -> Selection:
+    def _newest(self, fences: Fences | None, avoid: Collection[str], *, suspect: bool) -> Selection:
         checkpoints = self._job.settings.checkpoints
         return newest(
             self.listing(),
@@ -241,6 +249,15 @@ class JobCheckpoints:
         )
         yield path, f"{found.reason}: moved to {aside.to}{back}"
 
+    def has_good(self) -> bool:
+        """Say whether any checkpoint on this disk is proven whole. Nothing is fenced: ranks of other nodes may be writing."""
+        try:
+            fences = Fences(self._directory)
+            chosen = self._newest(None, (), suspect=False).chosen
+            return chosen is not None and fences.get(chosen.path, chosen.identity) is None
+        except (CheckpointingError, OSError):
+            return True  # the selection comes to it as well, and says it
+
     def restored(self, path: str) -> None:
         """Take a file that was restored from a mirror for a checkpoint: it was one before this disk forgot it."""
         if self.learned is not None:
@@ -252,7 +269,13 @@ class JobCheckpoints:
         if not checkpoints.paths and self.learned is None:
             return None
 
+        swept = False
+
         def look() -> Listing:
+            nonlocal swept
+            if not swept:  # in the watcher's thread, for there may be many
+                swept = True
+                self._manifests.sweep()
             self.absorb()
             listing = self.listing(candidates=True)
             self._bring(listing)
@@ -270,7 +293,9 @@ class JobCheckpoints:
                 on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)))
 
         self._copies.sweep()
-        return CheckpointWatcher(look, verified, self._cache, interval_s=checkpoints.scan_interval_s)
+        return CheckpointWatcher(
+            look, verified, self._cache, interval_s=checkpoints.scan_interval_s, on_trouble=self.stumbled or (lambda _: None)
+        )
 
     def _record(self, found: Verification, reading: Reading) -> Manifest | None:
         """Take down what was proven, byte by byte, so that a later change of it is seen. None where it changed meanwhile."""
@@ -289,7 +314,7 @@ class JobCheckpoints:
         path = manifest.path
         in_place = self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)
         if in_place and self._job.settings.checkpoints.copies_gib > 0:
-            self._copies.keep(manifest, self._policy, reading=reading)
+            self._copies.keep(manifest, self._policy, Needed(self._in_use), reading=reading)
 
     def _bring(self, listing: Listing) -> None:
         """Have the mirrors get what was recorded before it was known to be a checkpoint."""
@@ -300,7 +325,7 @@ class JobCheckpoints:
 
     def _bring_one(self, manifest: Manifest) -> None:
         """Have the mirrors get it, once; of a shared file by the node whose ranks wrote it."""
-        mine = self.learned is None or bool(self.learned.writes(manifest.path))
+        mine = self.learned is None or self.learned.wrote(manifest.path)
         name = manifest.path, manifest.id
         if self.bring is None or not mine or name in self._brought or not self.is_checkpoint(manifest.path):
             return
@@ -331,7 +356,7 @@ class JobCheckpoints:
         rows = [
             prune.Row(
                 made,
-                self.learned.seen(made.path, (made.made_unix_s + 1) * 10**9),
+                self.learned.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
                 in_use=made.path in self._in_use,
                 uploading=self.is_bringing is not None and self.is_bringing(made.path, made.id),
                 fenced=fences is None or fences.get(made.path, made.identity) is not None,
@@ -341,6 +366,9 @@ class JobCheckpoints:
             if pattern_of(made.path) == place and self.is_checkpoint(made.path)
         ]
         for one in self._pruner.prune(rows, self._policy, proven.path):
+            if not one.reason:
+                self._manifests.forget(one.path)
+                self._recorded.pop(one.path, None)
             name = one.path, one.reason
             if self.pruned is not None and (not one.reason or name not in self._stays):
                 self._stays.add(name)

@@ -117,6 +117,7 @@ class Learned:
         record = _decoded(self._file)
         self._places = {place.pattern: place for place in record.places}
         self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
+        self._earlier = tuple(write.path for write in record.writes)  # of this run or the one before it
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
     def absorb(self, directory: Path, attempt: int) -> bool:
@@ -159,6 +160,10 @@ class Learned:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
         return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
 
+    def wrote(self, unit: str) -> bool:
+        """Return whether ranks of this node wrote a checkpoint, in this run or the one before."""
+        return bool(self.writes(unit)) or any(path == unit or path.startswith(unit + "/") for path in self._earlier)
+
     def teach(self, unit: str) -> None:
         """Take a path for one of checkpoints: that is known from elsewhere."""
         with self._lock:
@@ -178,23 +183,25 @@ class Learned:
                 self._writes = {**self._writes, **settled}
                 self._keep()
 
-    def seen(self, unit: str, alive_until_ns: int) -> dict[str, Identity]:
+    def seen(self, unit: str, alive_until_ns: int, proven: Identity | None = None) -> dict[str, Identity]:
         """Return the files of a checkpoint that this run was seen to write, each as it was noted then.
 
         The small files that a framework writes beside (`BESIDE`) are written without a call that is seen. They count as seen where they
         can be nobody else's: the directory was made by a rank of this run, or was not there when its save began, so that nothing in it is
-        older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone.
+        older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone, or the directory is still `proven`,
+        as it was found whole: a hard link that a mirror's upload made and removed has changed their ctime alone.
         """
         found = {write.path: Identity(*write.now) for write in self.writes(unit) if write.now is not None and write.now[2] >= 0}
         if not self._is_born_here(unit):
             return found
         try:
-            entries = Tree(unit).entries
+            tree = Tree(unit)
         except OSError:
             return found
+        entries, as_proven = tree.entries, tree.identity == proven
         for name, entry in entries.items():
             known = not entry.what and (BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{unit}/{name}")))
-            if known and entry.st.st_nlink == 1 and entry.st.st_ctime_ns <= alive_until_ns:
+            if known and entry.st.st_nlink == 1 and (as_proven or entry.st.st_ctime_ns <= alive_until_ns):
                 found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
         return found
 

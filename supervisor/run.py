@@ -12,10 +12,25 @@ import os
 import secrets
 import shutil
 import signal
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor import config, eventlog, identity, knobset, lock, plugins, preempt, programs, restoring, signatures, version
+from supervisor import (
+    config,
+    eventlog,
+    identity,
+    knobset,
+    lock,
+    mirrorends,
+    pastruns,
+    plugins,
+    preempt,
+    programs,
+    restoring,
+    signatures,
+    version,
+)
 from supervisor.clock import Clock
 from supervisor.core.actions import Alert
 from supervisor.core.decide import initial
@@ -30,14 +45,13 @@ from supervisor.core.inbox import (
 )
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.state import Stage
-from supervisor.errors import ExitCode, SuperviseError
 from supervisor.eventlog import LogEvent
 from supervisor.executor import Executor
 from supervisor.job import Job
 from supervisor.journal import open_journal
 from supervisor.launch.guardian import ignored_signals
 from supervisor.loop import Loop
-from supervisor.mirrorlink import MirrorLink, mirrors
+from supervisor.mirrorlink import MirrorLink
 from supervisor.mirrornews import MirrorNews
 from supervisor.narrator import Narrator
 from supervisor.observe.sampler import Sampler
@@ -48,7 +62,6 @@ from supervisor.workshop import Workshop
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from pathlib import Path
 
     from supervisor.core.actions import Action, Finish
     from supervisor.core.inbox import Event
@@ -65,7 +78,6 @@ RECORD_S = 5.0
 CLOSE_DEADLINE_S = 2.0
 #: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal.
 END_DEADLINE_S = 6 * CLOSE_DEADLINE_S
-KEPT_RUNS = 5
 
 
 def run(settings: Settings, command: Sequence[str]) -> int:
@@ -114,7 +126,7 @@ class _Run:
         self.continues, self.anew = False, ""
 
         def continues(past: Replayed) -> bool:
-            self.continues, self.anew = _continues(past, job)
+            self.continues, self.anew = pastruns.continues(past, job)
             return self.continues
 
         path = job.state / "journal.jsonl"
@@ -136,6 +148,7 @@ class _Run:
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
         self.workshop.checkpoints.pruned = self._was_pruned
+        self.workshop.checkpoints.stumbled = self._watcher_stumbled
         self.mirror: MirrorLink | None = None
         if settings.checkpoints.mirror:
             news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
@@ -144,14 +157,15 @@ class _Run:
             self.workshop.checkpoints.is_bringing = self.mirror.is_bringing
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt = 0
+        self.asked_to_stop = threading.Event()  # so that what is done before the loop runs is given up
 
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
         self._start_alerts()
         self._begin_journal()
         self._tidy_up()
-        self._restore()
         self._catch_signals()
+        self._restore()
         watcher = self.workshop.checkpoints.watcher(self._checkpoint_verified)
         if self.mirror is not None:
             self.mirror.start()
@@ -185,6 +199,9 @@ class _Run:
         self.loop.call_soon(lambda: self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=why or "removed"))
         if not why:
             self.loop.call_soon(lambda: self.terminal.say(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}"))
+
+    def _watcher_stumbled(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.terminal.say(f"watching the checkpoints goes on after a failure of its own: {text}", "warning"))
 
     def _disk_is_filling(self, text: str) -> None:
         self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
@@ -234,6 +251,7 @@ class _Run:
         with contextlib.suppress(OSError):
             if not self.lock.refresh():
                 self.log.write(LogEvent.LOCK_LOST, "error")
+                self.asked_to_stop.set()
                 self.loop.post(StopRequested(self.clock.now(), signal.SIGTERM))
 
     # the beginning
@@ -269,29 +287,34 @@ class _Run:
             self.workshop.clear_scratch(keep_attempts=self.continues)
         if not self.continues and self.past.last_run is not None:
             with contextlib.suppress(OSError):
-                _put_aside(self.job.state, self.past.last_run.run_id)
+                pastruns.put_aside(self.job.state, self.past.last_run.run_id)
 
     def _restore(self) -> None:
-        """Bring the newest checkpoint here from the mirrors, where there is none on this disk. Raises SuperviseError where that must be."""
+        """Bring the newest checkpoint here from the mirrors, where none on this disk is good. Raises SuperviseError where that must be."""
         checkpoints = self.workshop.checkpoints
         if self.mirror is None:
             return
-        listing = checkpoints.listing()
-        if listing.candidates or listing.problems:
+
+        def bring() -> mirrorends.Brought | None:
+            return mirrorends.bring(checkpoints, lambda: restoring.restore(self.job, self.terminal.say))
+
+        brought = mirrorends.beside(bring, self._stay_alive, self.asked_to_stop)
+        if brought is None:
             return
-        answer = restoring.restore(self.job, self.terminal.say)
+        answer = brought.answer
         self.log.write(LogEvent.CHECKPOINT_RESTORED, outcome=answer.kind, path=answer.path, step=answer.step, mirror=answer.mirror)
+        mirrorends.tell(brought, self.terminal.say)
         if answer.kind == "restored":
-            step = "" if answer.step is None else f" of step {answer.step}"
-            self.terminal.say(f"restored {answer.path}{step} from {answer.mirror}: there was no checkpoint on this disk")
             checkpoints.restored(answer.path)
-        elif answer.kind != "nothing":
-            code = ExitCode.CONFIG if answer.kind in {"other_job", "in_the_way"} else ExitCode.REQUEUE
-            raise SuperviseError(
-                f"no checkpoint on this disk, and none could be restored: {answer.message}",
-                hint=answer.hint or "without --mirror the training starts from scratch",
-                exit_code=code,
-            )
+
+    def _stay_alive(self) -> None:
+        """What must recur before the loop runs: the lease of the lock, and a word to systemd."""
+        now = self.clock.now()
+        if now >= self.next_refresh:
+            self.next_refresh = now + LEASE_REFRESH_S
+            self.notifier.extend_timeout(3 * LEASE_REFRESH_S)
+            self.notifier.ping()
+            self._refresh_lock()
 
     def _look_at_gpus(self) -> None:
         """Have the GPUs listed: before the first attempt where one is out of use, beside it where none is, which is nearly always."""
@@ -314,6 +337,7 @@ class _Run:
 
     def _catch_signals(self) -> None:
         def stop(signum: int, _frame: object) -> None:
+            self.asked_to_stop.set()
             self.loop.call_soon(lambda: self._asked_to_stop(signum))
 
         def stacks(_signum: int, _frame: object) -> None:
@@ -377,17 +401,9 @@ class _Run:
             *of_knobs,
             *([self.anew] if self.anew else []),
             resume,
-            *self._mirror_lines(),
+            *(mirrorends.lines(self.job) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
-
-    def _mirror_lines(self) -> list[str]:
-        if self.mirror is None:
-            return []
-        patterns = ", ".join(self.job.settings.checkpoints.paths)
-        what = f"{patterns} and " if patterns else ""
-        place = f"{', '.join(mirrors(self.job.settings))}, below {self.job.name}/{self.job.run_id}/"
-        return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint"]
 
     # the end
 
@@ -397,14 +413,7 @@ class _Run:
             return
         left_s = 0.0 if self.loop.state.stop is not None else self.job.settings.checkpoints.finish_s  # who asked us to stop waits for us
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
-        until = self.clock.now() + left_s
-        if watcher is not None:
-            watcher.finish(left_s)
-            watcher.stop(0.1)
-        left = self.mirror.close(max(0.0, until - self.clock.now()))
-        if left:
-            kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
-            self.terminal.say(f"{kept} not in the mirror yet, and spooled in {self.job.state / 'spool'} for the next start", "warning")
+        mirrorends.finish(self.mirror, watcher, left_s, lambda text: self.terminal.say(text, "warning"), self.job.state / "spool")
 
     def _end(self, end: Finish) -> None:
         code = end.exit_code
@@ -425,32 +434,3 @@ class _Run:
             self.terminal.card(self.narrator.last_card)
         self.terminal.close()
         shutil.rmtree(self.job.scratch, ignore_errors=True)
-
-
-def _continues(past: Replayed, job: Job) -> tuple[bool, str]:
-    """Tell whether this start goes on with the run that the journal ends with, and if it does not for its command alone, so in words."""
-    last, end = past.last_run, past.last_end
-    if last is None or not past.exact:
-        return False, ""
-    if past.state.run_id != last.run_id:
-        return False, ""  # it failed before it began: nothing of it is to be continued, and nothing of the one before
-    decision = identity.decide_run(end.exit_code if end else None, job.environ, ended=end is not None)
-    if decision.kind != "continue":
-        return False, ""
-    if last.command_digest != identity.command_digest(job.command):
-        return False, f"a new run begins, because the command changed; run {last.run_id} is not continued ({decision.reason})"
-    gone = {name for name, _ in past.state.overrides if not name.startswith(knobset.ENV)} - {knob.name for knob in job.knobs.knobs}
-    if gone:
-        told = f"{', '.join(sorted(gone))} is no knob of the command any more"
-        return False, f"a new run begins, because {told}; run {last.run_id} is not continued ({decision.reason})"
-    return True, ""
-
-
-def _put_aside(state: Path, run_id: str) -> None:
-    """Move an earlier run's logs out of the way, and forget those of runs long past. Only files that we wrote ourselves."""
-    logs, runs = state / "attempts", state / "runs"
-    if logs.is_dir():
-        runs.mkdir(mode=0o700, exist_ok=True)
-        logs.rename(runs / run_id)
-    for old in sorted(runs.iterdir())[:-KEPT_RUNS] if runs.is_dir() else ():
-        shutil.rmtree(old, ignore_errors=True)

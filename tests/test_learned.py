@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.verify import identity_of
 from supervisor import learned
 from supervisor.learned import MOST_PLACES, MOST_WRITES, Learned
 
@@ -183,6 +184,19 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
     assert Learned(tmp_path / "checkpoints", "r2").seen(str(torn), time.time_ns()) == {}
 
 
+def test_what_an_upload_linked_and_let_go_is_the_job_s_as_long_as_it_is_what_was_proven(tmp_path: Path, rank: Rank, torn: Path) -> None:
+    rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
+    known = knows(tmp_path, rank)
+    proven, before = identity_of(str(torn)), (torn / "config.json").stat().st_ctime_ns - 1
+    pinned = tmp_path / "pin"
+    pinned.hardlink_to(torn / "config.json")
+    assert f"{torn}/config.json" not in known.seen(str(torn), before, proven)
+    pinned.unlink()
+    assert f"{torn}/config.json" in known.seen(str(torn), before, proven)
+    (torn / "config.json").write_text("another's")
+    assert f"{torn}/config.json" not in known.seen(str(torn), before, proven)
+
+
 def test_a_card_that_peft_wrote_is_the_job_s(tmp_path: Path, rank: Rank, torn: Path) -> None:
     rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
     known = knows(tmp_path, rank)
@@ -266,6 +280,13 @@ def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path
     assert [write.path for write in again.writes("/j/ckpt.pt")] == ["/j/ckpt.pt"]
     assert another.writes("/j/ckpt.pt") == ()
     assert [place.pattern for place in learned.read(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
+
+
+def test_what_the_run_before_wrote_is_still_this_nodes(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/ckpt/last.pt")
+    knows(tmp_path, rank)
+    later = knows(tmp_path, Rank(tmp_path / "attempt-0002"), "r2")
+    assert (later.writes("/ckpt/last.pt"), later.wrote("/ckpt/last.pt"), later.wrote("/ckpt/other.pt")) == ((), True, False)
 
 
 def test_lines_are_read_once_and_a_torn_one_when_it_is_whole(tmp_path: Path, rank: Rank) -> None:

@@ -6,6 +6,7 @@ but for the renames in the journal.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from checkpointing.manifest import Manifests
 from checkpointing.model import Verdict
 from checkpointing.setaside import SetAside
 from checkpointing.tree import Reading
@@ -255,3 +257,48 @@ def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(
     assert "left where it is: the copy could not be put there: the disk is full" in ground.mends()["ckpt.pt"]
     assert listing(ground.here) == before
     assert ground.moved() == []
+
+
+def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Path) -> None:
+    ground = Ground(tmp_path)
+    settings = replace(ground.job.settings, checkpoints=Checkpoints(paths=("ckpt.pt",)))
+    ground.checkpoints = checkpoints = JobCheckpoints(replace(ground.job, settings=settings))
+    checkpoints.began(1)
+    for step in (10, 20):
+        path = ground.rank.saves("ckpt.pt", step)
+        ground.keeps(path)
+    ground.rank.saves("ckpt.pt", 30, cut=True)
+    checkpoints.ended()
+    chosen = checkpoints.select(1.0, 2).chosen
+    assert chosen is not None
+    assert (chosen.step, chosen.path == str(path)) == (20, False)
+    for step in (30, 40, 50):
+        ground.keeps(ground.rank.saves("ckpt.pt", step))
+    assert os.path.exists(chosen.path)  # noqa: PTH110  a plain string
+
+
+def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = hf(ground, 10)
+    torn = hf(ground, 20, cut=True)
+
+    def full(*_: Any, **__: Any) -> None:  # noqa: ANN401  whatever it is called with
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SetAside, "move", full)
+    ground.checkpoints.ended()
+    selected = ground.checkpoints.select(1.0, 2)
+    assert selected.chosen is not None
+    assert selected.chosen.path == str(whole)
+    assert [(path, "could not be moved aside: [Errno 28]" in what) for path, what in selected.mended] == [(str(torn), True)]
+
+
+def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(ground: Ground) -> None:
+    paths = [ground.rank.saves(name, 1) for name in ("gone.pt", "there.pt")]
+    for path in paths:
+        ground.keeps(path)
+    paths[0].unlink()
+    watcher = ground.checkpoints.watcher(lambda _: None)
+    assert watcher is not None
+    watcher.start()
+    assert watcher.finish(20.0)
+    assert [made.path for made in Manifests(str(ground.state / "checkpoints")).all()] == [str(paths[1])]

@@ -57,11 +57,13 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each 
     if entry.size > dcp_metadata.MOST_BYTES:
         return Examination(Verdict.UNVERIFIABLE, f"{METADATA} has {entry.size} bytes: it was not read")
     try:
-        metadata = dcp_metadata.read(tree.read_small(METADATA, dcp_metadata.MOST_BYTES))
+        metadata = dcp_metadata.read(tree.read_small(METADATA, dcp_metadata.MOST_BYTES), tree.interrupted)
     except dcp_metadata.Dangerous as error:
         return Examination(Verdict.DANGEROUS, f"loading it would run code: {METADATA}: {error}")
     except dcp_metadata.Damaged as error:
         return Examination(Verdict.BAD, f"{METADATA}: {error}")
+    except dcp_metadata.TooLarge as error:
+        return Examination(Verdict.UNVERIFIABLE, f"{METADATA}: {error}: it was not read")
     except Short:
         return Examination(Verdict.BAD, f"{METADATA} became shorter while it was read")
     shards = _by_shard(metadata)

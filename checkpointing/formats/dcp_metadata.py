@@ -14,15 +14,26 @@ import io
 import math
 import pickle
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from checkpointing.formats import pickle_danger
+from checkpointing.source import Interrupted, never
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOST_BYTES: Final = 256 << 20
+#: A piece of a tensor takes about 70 opcodes; a file that is built to hurt takes 80 bytes of memory for each.
+MOST_OPCODES: Final = 32 << 20
+_ASKED_EACH: Final = 1 << 14
 
 
 class Damaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
     """It is not a whole pickle, or not one of DCP's metadata."""
+
+
+class TooLarge(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+    """It has more opcodes than we are willing to build."""
 
 
 class Dangerous(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
@@ -109,18 +120,35 @@ class _Rows:
         return {key: value for key, value in self.rows if isinstance(key, str)}
 
 
+class _Counted(dict[int, Any]):
+    """The table of opcodes, which counts how often it is asked. Raises TooLarge, source.Interrupted."""
+
+    def __init__(self, table: dict[int, Any], interrupted: Callable[[], bool]) -> None:
+        super().__init__(table)
+        self._left, self._interrupted = MOST_OPCODES, interrupted
+
+    def __getitem__(self, code: int) -> Any:  # noqa: ANN401 -- pickle's interface
+        self._left -= 1
+        if self._left <= 0:
+            raise TooLarge(f"it has more than {MOST_OPCODES} opcodes")
+        if self._left % _ASKED_EACH == 0 and self._interrupted():
+            raise Interrupted
+        return super().__getitem__(code)
+
+
 class _Reader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; typeshed and CPython's own tests use this name
     """Builds empty objects."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # noqa: SLF001 -- as above
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, interrupted: Callable[[], bool]) -> None:
         super().__init__(io.BytesIO(raw))
+        self.dispatch = _Counted(type(self).dispatch, interrupted)  # type: ignore[misc]  # of this one alone
         self._made: dict[tuple[str, str], type[_Empty]] = {}
         self._memory = 0
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 -- pickle's interface
-        if pickle_danger.judge(module, name) is pickle_danger.Judgement.DANGEROUS:
+        if pickle_danger.judge(module, name) is pickle_danger.Judgement.DANGEROUS or pickle_danger.is_method(module, name):
             text = f"{module}.{name}"[:100]
             raise Dangerous(f"it would call {text}")
         key = (module, name)
@@ -163,11 +191,11 @@ for _opcode, _method in (
     _Reader.dispatch[_opcode[0]] = _method
 
 
-def build(raw: bytes) -> Any:  # noqa: ANN401 -- whatever the pickle says
-    """Build what a pickle says out of empty objects, rows and plain values. Raises Damaged, Dangerous."""
+def build(raw: bytes, interrupted: Callable[[], bool] = never) -> Any:  # noqa: ANN401 -- whatever the pickle says
+    """Build what a pickle says out of empty objects, rows and plain values. Raises Damaged, Dangerous, TooLarge, source.Interrupted."""
     try:
-        return _Reader(raw).load()
-    except (Dangerous, Damaged):
+        return _Reader(raw, interrupted).load()
+    except (Dangerous, Damaged, TooLarge, Interrupted):
         raise
     except Exception as error:  # noqa: BLE001 -- a pickle can make any error: of types, of values, of memory, of recursion
         raise Damaged(f"it is not a whole pickle: {type(error).__name__}: {str(error)[:80]}") from None
@@ -182,13 +210,13 @@ def scalar_storage(value: object) -> tuple[str, str] | None:
             return None
 
 
-def read(raw: bytes) -> Metadata:
-    """Read a `.metadata`. Raises Damaged, Dangerous."""
+def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
+    """Read a `.metadata`. Raises Damaged, Dangerous, TooLarge, source.Interrupted."""
     if not raw:
         raise Damaged("torn: it is empty")
     if not any(raw[:64]):
         raise Damaged("torn: it begins with zeros, so its data never reached the disk")
-    top = build(raw)
+    top = build(raw, interrupted)
     if not isinstance(top, _Empty) or not top.kind.endswith(".Metadata"):
         raise Damaged("it holds no DCP metadata")
     fields = top.fields()

@@ -9,7 +9,9 @@ imported. The rule, which docs/checkpoints.md states for users:
 * UNKNOWN: everything else. A training script's own class is such a one, and a checkpoint may hold it: it is noted, not refused. Somebody
   who can put a package on the machine needs no pickle to run code there.
 
-A call is judged by what is called, so `pickle_scan` adds one more rule: to call what an earlier call returned is DANGEROUS too.
+A call is judged by what is called, so `pickle_scan` adds two more rules: to call what an earlier call returned is DANGEROUS too, and so is
+to call a method of a class of a known package (`is_method`): such a package's pickles call classes and functions that rebuild, and among
+so many methods there are some that evaluate what they are given.
 """
 
 from __future__ import annotations
@@ -111,6 +113,45 @@ _DANGEROUS_PACKAGES: Final = (
     "torch._inductor",
     "torch._appdirs",
     "torch.fx.graph_module",
+    # each of these evaluates, unpickles or imports what it is given, and no checkpoint names any of it
+    "torch.fx._graph_pickler",
+    "torch.fx.experimental",
+    "torch.fx.operator_schemas",
+    "torch._export",
+    "torch._functorch._aot_autograd",
+    "torch._functorch.compilers",
+    "torch._guards",
+    "torch._higher_order_ops",
+    "torch._library",
+    "torch._logging",
+    "torch._native",
+    "torch._strobelight",
+    "torch._vendor",
+    "torch.backends.xeon",
+    "torch.cuda._annotate_cuda_graph_trace",
+    "torch.cuda._memory_viz",
+    "torch.distributed._local_tensor",
+    "torch.distributed._serialization",
+    "torch.distributed._symmetric_memory",
+    "torch.distributed._tools",
+    "torch.distributed.checkpoint._pg_transport",
+    "torch.distributed.checkpoint.format_utils",
+    "torch.distributed.flight_recorder",
+    "torch.distributed.nn.jit",
+    "torch.export._unlift",
+    "torch.export.custom_ops",
+    "torch.export.pt2_archive",
+    "torch.nn.utils._deprecation_utils",
+    "torch.onnx",
+    "torch.utils._config_module",
+    "torch.utils._content_store",
+    "torch.utils._get_clean_triton",
+    "torch.utils._strobelight",
+    "torch.utils._traceback",
+    "torch.utils.benchmark",
+    "torch.utils.data.datapipes.utils",
+    "torch.utils.model_dump",
+    "torch.utils.show_pickle",
     "transformers.dynamic_module_utils",
     "transformers.testing_utils",
     "accelerate.commands",
@@ -123,6 +164,11 @@ _DANGEROUS_PACKAGES: Final = (
     "numpy.f2py",
     "numpy.distutils",
     "numpy.lib.npyio",
+    "numpy.lib._npyio_impl",
+    "numpy.lib._format_impl",
+    "numpy.lib._datasource",
+    "numpy.lib._utils_impl",
+    "numpy.lib.format",
     "numpy.ctypeslib",
     "joblib",
     "dill",
@@ -145,6 +191,13 @@ _DANGEROUS_GLOBALS: Final = frozenset(
         ("torch", "compile"),
         ("torch", "classes"),
         ("torch", "ops"),
+        ("torch._utils", "_import_dotted_name"),
+        ("torch._utils", "_augment_memory_snapshot_stack_traces"),
+        ("torch.distributed.distributed_c10d", "_tensor_to_object"),
+        ("torch.distributed.optim.zero_redundancy_optimizer", "_broadcast_object"),
+        ("torch.utils._pytree", "_defaultdict_deserialize"),
+        ("torch.utils._pytree", "enum_object_hook"),
+        ("torch.utils._pytree", "treespec_loads"),
         ("numpy", "load"),
         ("numpy", "loads"),
         ("numpy", "save"),
@@ -175,6 +228,13 @@ def judge(module: str, name: str) -> Judgement:
     if root in _STANDARD or _reaches(parts) or (module, parts[0]) in _DANGEROUS_GLOBALS or _within(module, parts[0]):
         return Judgement.DANGEROUS
     return Judgement.KNOWN if root in _KNOWN_PACKAGES else Judgement.UNKNOWN
+
+
+def is_method(module: str, name: str) -> bool:
+    """Say whether a global is a method of a class of a known package: `Class.method`."""
+    parts = [part.lstrip("_") for part in name.split(".")]
+    of_class = any(part[:1].isupper() for part in parts[:-1])
+    return of_class and parts[-1][:1].islower() and module.partition(".")[0] in _KNOWN_PACKAGES
 
 
 def _member_of_enum(module: str, parts: list[str]) -> bool:

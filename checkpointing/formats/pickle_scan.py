@@ -14,7 +14,7 @@ import pickletools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats.pickle_danger import Judgement, judge
+from checkpointing.formats.pickle_danger import Judgement, is_method, judge
 from checkpointing.formats.pickle_facts import Number, Scan, Storage
 
 if TYPE_CHECKING:
@@ -131,6 +131,9 @@ class _Machine:
         if not isinstance(function, _Global):
             self.danger("a call of what another call returned")
             return _Thing()
+        module, _, name = function.name.partition(" ")
+        if is_method(module, name):
+            self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
         if isinstance(arguments, tuple) and any(isinstance(one, _Global) and one.name in _GETATTR for one in arguments):
             self.danger("builtins.getattr")
         if function.name in _GETATTR:

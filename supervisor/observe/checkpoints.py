@@ -5,7 +5,8 @@ the job runs. One is read once it stood still for `quiet_s` by our own clock: ti
 Reading is capped, its page cache is dropped, and the thread is of low priority. A copy is WRITING until it stood still, COMPLETE once its
 structure was found right, VERIFIED once a manifest holds its digest (supervisor/checkpoints.py), or BAD.
 
-Nothing here fails the job: what cannot be read is left for the next look, and a file system that hangs holds up this thread alone.
+Nothing here fails the job: what cannot be read is left for the next look, what fails in any other way is told once and passed over, and a
+file system that hangs holds up this thread alone.
 The thread owns its own view of the files; the cache of verdicts is shared with the selection, which is why a restart seldom reads
 anything that was not read before. The watcher never fences: a file that looks torn while ranks live may be one that is being written.
 """
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.model import Verdict
 from checkpointing.select import age_key, glance
-from checkpointing.source import BACKGROUND_BYTES_PER_S, Throttle
+from checkpointing.source import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
 from checkpointing.tree import Reading
 from checkpointing.verify import verify
 from supervisor.core.inbox import CheckpointSelected
@@ -69,8 +70,11 @@ class CheckpointWatcher:
         interval_s: float = 5.0,
         quiet_s: float = 2.0,
         rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
+        on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take the settings; nothing runs before `start`."""
+        """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text."""
+        self._on_trouble = on_trouble
+        self._troubles: set[str] = set()
         self._list = look
         self._on_verified = on_verified
         self._cache = cache
@@ -101,6 +105,7 @@ class CheckpointWatcher:
     def finish(self, deadline_s: float) -> bool:
         """Read once more what is there now, without waiting for it to stand still: no rank is alive. True if that was done in time."""
         self._quiet_s, self._finishing = 0.0, True
+        self._throttle.lift()  # there is no training any more that would wait for the disk
         self._wake.set()
         if self._thread.ident is not None:
             self._thread.join(deadline_s)
@@ -110,7 +115,11 @@ class CheckpointWatcher:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._stopped.is_set():
             last = self._finishing
-            delay_s = self._look()
+            try:
+                delay_s = self._look()
+            except Exception as error:  # noqa: BLE001 -- without this thread nothing is verified or mirrored until the run ends
+                self._tell("the checkpoints could not be looked at", error)
+                delay_s = self._interval_s
             if last:
                 return
             self._wake.wait(delay_s)
@@ -129,9 +138,21 @@ class CheckpointWatcher:
         for candidate in self._newest_first(quiet):
             if self._stopped.is_set():
                 break
-            self._settle(candidate)
+            try:
+                self._settle(candidate)
+            except Interrupted:
+                break  # we were stopped while it was read
+            except Exception as error:  # noqa: BLE001 -- one that we stumble over must not hide the others
+                self._settled[candidate.path] = candidate.identity
+                self._tell(candidate.path, error)
         waits = [self._quiet_s - (now - self._seen[candidate.path][1]) for candidate in unread if candidate not in quiet]
         return min([self._interval_s, *(wait + _RECHECK_S for wait in waits)])
+
+    def _tell(self, what: str, error: Exception) -> None:
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._troubles and not self._stopped.is_set():
+            self._troubles.add(text)
+            self._on_trouble(text)
 
     def _since(self, candidate: Candidate, now: float) -> tuple[Identity, float]:
         identity, since = self._seen.get(candidate.path, (None, now))

@@ -149,6 +149,21 @@ def test_the_policy_and_the_cap_hold_and_what_is_needed_stays(job: Path, tmp_pat
     assert steps(copies) == [3, 5]
 
 
+def test_of_each_path_so_many_stay_and_the_cap_alone_is_of_all(job: Path, tmp_path: Path) -> None:
+    copies = Copies(str(tmp_path), BIG)
+    for step in (1, 2, 3):
+        for name in ("model.pt", "optim.pt", "sched.pt", "best.pt")[: 4 if step == 1 else 3]:
+            assert copies.keep(save(job / name, step), Policy(newest=2)).copy is not None
+    assert sorted((copy.manifest.name, copy.manifest.step) for copy in copies.all()) == [
+        ("best.pt", 1), ("model.pt", 2), ("model.pt", 3), ("optim.pt", 2), ("optim.pt", 3), ("sched.pt", 2), ("sched.pt", 3),
+    ]  # fmt: skip
+    assert len(copies.prune(Policy(newest=1)).removed) == 3
+    assert sorted(copy.manifest.name for copy in copies.all()) == ["best.pt", "model.pt", "optim.pt", "sched.pt"]
+    one = copies.all()[0].manifest.n_bytes
+    kept = Copies(str(tmp_path), int(3.5 * one)).keep(save(job / "model.pt", 4), Policy(newest=2))
+    assert (kept.copy is not None, sorted(Path(place).name for place in kept.removed)) == (True, ["best.pt", "model.pt"])
+
+
 def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
     for step in (1, 2, 3):

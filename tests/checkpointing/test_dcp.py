@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from checkpointing.catalog import find
 from checkpointing.formats import dcp_metadata
 from checkpointing.model import Verdict
+from checkpointing.source import Interrupted
 from checkpointing.verify import verify
 
 if TYPE_CHECKING:
@@ -154,6 +155,18 @@ def test_every_truncation_of_the_metadata_is_seen(directory: Path) -> None:
     for size in range(0, len(raw), 7):
         with pytest.raises(dcp_metadata.Damaged):
             dcp_metadata.read(raw[:size])
+
+
+def test_a_metadata_of_too_many_opcodes_is_not_built_and_a_long_one_can_be_given_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / ".metadata").write_bytes(b"\x80\x04" + b"]" * 100_000 + b".")
+    asked: list[bool] = []
+    with pytest.raises(Interrupted):
+        dcp_metadata.read((directory / ".metadata").read_bytes(), lambda: bool(asked.append(True)) or len(asked) > 1)
+    monkeypatch.setattr(dcp_metadata, "MOST_OPCODES", 50_000)
+    found = verify(str(directory))
+    assert (found.verdict, found.reason) == (Verdict.UNVERIFIABLE, ".metadata: it has more than 50000 opcodes: it was not read")
 
 
 def rewritten(directory: Path, change: Callable[[dcp.Metadata], object]) -> None:

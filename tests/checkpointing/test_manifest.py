@@ -177,11 +177,12 @@ def test_where_it_cannot_be_written_a_problem_stands(tmp_path: Path) -> None:
 def test_only_what_is_surely_gone_is_swept(tmp_path: Path) -> None:
     kept = Manifests(str(tmp_path / "state"))
     (tmp_path / "there.pt").touch()
-    for path in ("there.pt", "gone.pt", "not_mounted/x.pt"):
+    (tmp_path / "mounted_on").mkdir()
+    for path in ("there.pt", "gone.pt", "not_mounted/x.pt", "mounted_on/y.pt"):
         made = Manifest("a.pt", False, "", FILE.files, str(tmp_path / path), FILE.identity, part_bytes=10)  # noqa: FBT003 -- no tree
         kept.put(made)
     assert kept.sweep() == 1
-    assert sorted(one.path.removeprefix(f"{tmp_path}/") for one in kept.all()) == ["not_mounted/x.pt", "there.pt"]
+    assert sorted(one.path.removeprefix(f"{tmp_path}/") for one in kept.all()) == ["mounted_on/y.pt", "not_mounted/x.pt", "there.pt"]
 
 
 def test_one_that_is_being_written_is_none_yet(tmp_path: Path) -> None:

@@ -132,6 +132,13 @@ def test_what_runs_code_is_dangerous(name: str, protocol: int) -> None:
     assert torn.value.dangers  # what stands before the tear would have run
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_method_of_a_known_package_is_called_by_no_checkpoint(protocol: int) -> None:
+    assert pickle_scan.scan(pickle.dumps(Calls(torch.Tensor.backward, 1), protocol)).dangers
+    held = pickle_scan.scan(pickle.dumps({"hook": torch.nn.Module.forward, "add": torch.Tensor.add}, protocol))
+    assert (held.dangers, held.unknown) == ((), ())
+
+
 @pytest.mark.parametrize(
     ("module", "name", "judgement"),
     [
@@ -143,6 +150,16 @@ def test_what_runs_code_is_dangerous(name: str, protocol: int) -> None:
         ("torch.serialization", "os.system", Judgement.DANGEROUS),
         ("torch", "hub.load", Judgement.DANGEROUS),
         ("torch", "nn.Linear", Judgement.KNOWN),
+        ("torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression", Judgement.DANGEROUS),
+        ("torch.utils.data.datapipes.utils.decoder", "basichandlers", Judgement.DANGEROUS),
+        ("torch.distributed.distributed_c10d", "_tensor_to_object", Judgement.DANGEROUS),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo", Judgement.KNOWN),
+        ("torch.utils.data.sampler", "RandomSampler", Judgement.KNOWN),
+        ("torch.optim.lr_scheduler", "LambdaLR", Judgement.KNOWN),
+        ("numpy.lib._npyio_impl", "load", Judgement.DANGEROUS),
+        ("numpy.random._pickle", "__bit_generator_ctor", Judgement.KNOWN),
+        ("numpy._core.multiarray", "_reconstruct", Judgement.KNOWN),
+        ("transformers.trainer_utils", "IntervalStrategy", Judgement.KNOWN),
         ("numpy.testing._private.utils", "runstring", Judgement.DANGEROUS),
         ("mine", "sys", Judgement.DANGEROUS),
         ("mine", "Model.__init__.__globals__", Judgement.DANGEROUS),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from supervisor.instrument._supervise_shim.written import Written
 
 if TYPE_CHECKING:
     from conftest import Attempt
@@ -176,3 +180,32 @@ with safetensors.safe_open('m.safetensors', framework='pt') as opened:
     run(attempt, tmp_path, script)
     told = [(Path(row["path"]).name, row["via"], row["complete"], row["steps"]) for row in rows_of(attempt, "loads")]
     assert told == [("m.safetensors", "safetensors", True, 0)] * 2
+
+
+def test_a_handler_that_saves_while_another_save_is_noted_waits_for_nobody(tmp_path: Path) -> None:
+    me: Any = SimpleNamespace(armed=True, claimed=True, directory=str(tmp_path), local_rank=0)
+    written = Written(me)
+    looks = iter([True])
+
+    class Looked:
+        def above(self, _path: str) -> dict[str, Any]:
+            if next(looks, False):
+                signal.raise_signal(signal.SIGUSR1)  # while the lock is held
+            return {}
+
+    def preempted(_signum: int, _frame: object) -> None:
+        written.ended(written.began(str(tmp_path / "last.pt"), "torch"), well=True)
+
+    written._looked = Looked()  # type: ignore[assignment]  # noqa: SLF001  what is asked for each save, in the middle of its note
+    before = signal.signal(signal.SIGUSR1, preempted)
+    try:
+        written.ended(written.began(str(tmp_path / "a.pt"), "torch"), well=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    rows = [json.loads(line) for line in (tmp_path / "saves-0.jsonl").read_text().splitlines()]
+    assert [(row["what"], Path(row["path"]).name, row["n"]) for row in rows] == [
+        ("began", "a.pt", 1),
+        ("began", "last.pt", 2),
+        ("ended", "last.pt", 2),
+        ("ended", "a.pt", 1),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -109,7 +110,8 @@ def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
         path = saved(tmp_path, step)
         made = proof.build(verify(path), manifest.About("job", "run-1"))
         assert manifests.put(made)
-        assert copies.keep(made, retain.Policy(3)).copy is not None
+        shutil.copyfile(path, tmp_path / "latest.pt")  # copies are kept of what is written again and again
+        assert copies.keep(proof.build(verify(str(tmp_path / "latest.pt"))), retain.Policy(3)).copy is not None
         was = made.identity
         now = [was.dev, was.ino, was.size, was.mtime_ns]
         flags = {"cut": False, "fresh": True, "loose": False}
@@ -126,6 +128,14 @@ def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
     assert len(copies.all()) == 3, "it was only said"
     assert checkpointprune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
     assert [one.manifest.step for one in copies.all()] == [3]
+    shutil.copyfile(saved(tmp_path, 4), tmp_path / "latest.pt")
+    copies.keep(proof.build(verify(str(tmp_path / "latest.pt"))), retain.Policy(3))
+    with open(copies.all()[-1].place, "r+b") as file:  # noqa: PTH123 -- a plain string
+        file.truncate(1000)
+    capsys.readouterr()
+    assert checkpointprune.prune(keeping, "job", None, dry_run=False, as_json=True) == 1
+    assert "not proven" in rows(capsys)[0]["reason"]
+    (tmp_path / "ckpt" / "step_4.pt").unlink()
     assert len(list((tmp_path / "ckpt").iterdir())) == 3, "what is the user's is not removed by hand"
 
 

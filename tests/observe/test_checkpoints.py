@@ -14,7 +14,7 @@ import torch
 from checkpointing.catalog import Listing, find
 from checkpointing.fence import Fences
 from checkpointing.select import newest
-from checkpointing.source import Throttle
+from checkpointing.source import Interrupted, Throttle
 from checkpointing.verify import Cache
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import CheckpointRef
@@ -203,6 +203,22 @@ def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
     assert told == []
 
 
+def test_once_no_rank_is_alive_nothing_waits_for_the_throttle(tmp_path: Path) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    watcher = CheckpointWatcher(
+        lambda: find(("*.pt",), str(tmp_path)),
+        lambda found, *_: told.put(found.path),
+        Cache(),
+        interval_s=60.0,
+        quiet_s=60.0,
+        rate_bytes_per_s=1024,
+    )
+    torch.save({"w": torch.zeros(4 << 20), "step": 1}, tmp_path / "step_1.pt")  # 16 MiB at 1 KiB/s
+    watcher.start()
+    assert watcher.finish(DEADLINE_S)
+    assert told.get_nowait() == f"{tmp_path}/step_1.pt"
+
+
 def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, released = threading.Event(), threading.Event()
 
@@ -220,6 +236,52 @@ def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - begun < 2.0
     released.set()
     assert watcher.stop(DEADLINE_S)
+
+
+def test_a_failure_of_its_own_is_told_once_and_watching_goes_on(tmp_path: Path) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    looks = 0
+
+    def look() -> Listing:
+        nonlocal looks
+        looks += 1
+        if looks <= 2:
+            raise ValueError("no listing")
+        return find(("*.pt",), str(tmp_path))
+
+    def verified(found: Verification, _reading: Reading, _news: bool) -> None:  # noqa: FBT001  the watcher's
+        if found.step == 10:
+            raise ValueError("no copy")
+        told.put(found.path)
+
+    save(tmp_path / "step_10.pt", 10)
+    watcher = CheckpointWatcher(look, verified, Cache(), interval_s=0.01, quiet_s=0.0, on_trouble=told.put)
+    watcher.start()
+    assert told.get(timeout=DEADLINE_S) == "the checkpoints could not be looked at: ValueError: no listing"
+    assert told.get(timeout=DEADLINE_S) == f"{tmp_path}/step_10.pt: ValueError: no copy"
+    save(tmp_path / "step_20.pt", 20)
+    assert told.get(timeout=DEADLINE_S) == f"{tmp_path}/step_20.pt"
+    assert watcher.stop(DEADLINE_S)
+    assert told.empty()
+
+
+def test_who_is_interrupted_by_the_stop_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    reading_on = threading.Event()
+
+    def verified(_found: Verification, reading: Reading, _news: bool) -> None:  # noqa: FBT001  the watcher's
+        reading_on.set()
+        while not reading.interrupted():
+            pass
+        raise Interrupted
+
+    save(tmp_path / "step_10.pt", 10)
+    watcher = CheckpointWatcher(lambda: find(("*.pt",), str(tmp_path)), verified, Cache(), quiet_s=0.0, on_trouble=raised.append)
+    watcher.start()
+    assert reading_on.wait(DEADLINE_S)
+    assert watcher.stop(DEADLINE_S)
+    assert raised == []
 
 
 def test_a_watcher_that_never_started_stops() -> None:

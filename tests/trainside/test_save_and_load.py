@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from checkpointing import durable, load_latest, placing, save
+from checkpointing import durable, load_latest, placing, proof, save
+from checkpointing.copies import Copies
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verify import verify
 
@@ -319,6 +320,31 @@ def test_what_the_supervisor_hands_out_comes_first_and_nothing_newer_is_taken(tm
     assert found is not None
     assert found.step == 1
     assert [Path(path).name for path, _ in found.passed_over] == ["step-00000002.pt"]
+
+
+def test_what_is_handed_out_is_for_its_own_directory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gen", "disc"):
+        for step in (1, 2):
+            save({"step": step, "of": name}, tmp_path / name, step=step)
+    monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", str(tmp_path / "gen" / "step-00000001.pt"))
+    found = [load_latest(tmp_path / name) for name in ("gen", "disc")]
+    assert [(one.state["of"], one.step) for one in found if one] == [("gen", 1), ("disc", 2)]
+    (tmp_path / "link").symlink_to("gen")
+    linked = load_latest(tmp_path / "link")
+    assert linked is not None
+    assert linked.step == 1
+
+
+def test_a_kept_copy_is_handed_out_for_the_directory_that_it_is_a_copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "here" / "step-00000001.pt"
+    save({"step": 1}, path.parent, step=1)
+    copy = Copies(str(tmp_path), 1 << 30).keep(proof.build(verify(str(path)))).copy
+    assert copy is not None
+    path.write_bytes(path.read_bytes()[:-100])
+    monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", copy.place)
+    found = load_latest(path.parent)
+    assert found is not None
+    assert found.path == copy.place
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -17,6 +17,7 @@ import torch
 from checkpointing import Snapshotter, load_latest, persist, save, segment
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verify import verify
+from tests.checkpointing.mounts import tmpfs
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -171,6 +172,27 @@ def test_a_new_directory_of_the_same_name_is_another_one_though_it_has_the_same_
     (rescued,) = persist.rescue(str(directory), shm=shm)
     assert "its directory is gone" in rescued.problem
     assert list(directory.iterdir()) == []
+
+
+def test_a_directory_that_is_not_mounted_keeps_the_memory(tmp_path: Path, shm: str) -> None:
+    with tmpfs(tmp_path / "disk", 1 << 20) as disk:
+        path = die_after(shm, disk / "ckpt", "s.snapshot(state_of(1), step=1)")
+    (rescued,) = persist.rescue(str(disk / "ckpt"), shm=shm)
+    assert ("is not mounted" in rescued.problem, os.path.exists(path)) == (True, True)  # noqa: PTH110 -- a string
+    (disk / "ckpt").mkdir()  # somebody begins anew without it
+    (rescued,) = persist.rescue(str(disk / "ckpt"), shm=shm)
+    assert "its directory is gone" in rescued.problem
+
+
+def test_a_snapshot_of_another_version_is_left_to_that_one(tmp_path: Path, shm: str) -> None:
+    directory = tmp_path / "ckpt"
+    path = Path(die_after(shm, directory, "s.snapshot(state_of(1), step=1)"))
+    memory = bytearray(path.read_bytes())
+    memory[8] = 2
+    path.write_bytes(memory)
+    (rescued,) = persist.rescue(str(directory), shm=shm)
+    assert ("version 2" in rescued.problem, path.exists()) == (True, True)
+    assert persist.discard(str(directory), shm=shm) == [str(path)]
 
 
 def test_a_directory_that_cannot_be_looked_at_keeps_the_memory(tmp_path: Path, shm: str) -> None:

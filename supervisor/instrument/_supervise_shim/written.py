@@ -10,7 +10,8 @@ memory than the `PATHS` newest of it.
 from __future__ import annotations
 
 import os
-from _thread import allocate_lock
+from _thread import RLock
+from itertools import count
 from time import time
 
 from .layout import quiet
@@ -38,8 +39,10 @@ class Written:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._lines: list[str] = []
-        self._lock = allocate_lock()  # saves in the background end in other threads; a forked child, being disarmed, never comes to it
-        self._number = 0
+        self._lock = RLock()  # saves in the background end in other threads; a forked child, being disarmed, never comes to it
+        self._later: list[Callable[[], None]] = []  # what is to be noted, in order
+        self._busy = False
+        self._number = count(1)
         self._bytes = 0
         self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
         self._made: dict[str, tuple[int, int]] = {}  # directory → device and inode, of the newest that were made here
@@ -53,11 +56,14 @@ class Written:
         if path is None or not self._identity.armed or path.endswith(PARTS):
             return None
         was, file = stat_of(path), not isinstance(target, (str, bytes, os.PathLike))
-        with self._lock:
-            self._number += 1
+        number = next(self._number)
+
+        def note() -> None:
             self._renew(path)
-            self._note(path, "began", n=self._number, via=via, was=was, file=file, **self._known_above(path))
-            return self._number, path
+            self._note(path, "began", n=number, via=via, was=was, file=file, **self._known_above(path))
+
+        self._in_turn(note)
+        return number, path
 
     @quiet
     def ended(self, token: tuple[int, str] | None, *, well: bool) -> None:
@@ -65,18 +71,18 @@ class Written:
         if token is not None and self._identity.armed:
             number, path = token
             now = stat_of(path)
-            with self._lock:
-                self._note(path, "ended", n=number, well=well, now=now)
+            self._in_turn(lambda: self._note(path, "ended", n=number, well=well, now=now))
 
     @quiet
     def renamed(self, source: Any, target: Any) -> None:  # noqa: ANN401 - see above
         """Note that what was saved has another name now: the file itself, or a directory above it."""
-        if not (self._newest or self._made) or not self._identity.armed:
+        if not (self._newest or self._made or self._later) or not self._identity.armed:
             return
         before, after = path_of(source), path_of(target)
         if before is None or after is None:
             return
-        with self._lock:
+
+        def note() -> None:
             for path in [path for path in self._made if path == before or path.startswith(before + os.sep)]:
                 self._made[after + path[len(before) :]] = self._made.pop(path)
             for path in [path for path in self._newest if path == before or path.startswith(before + os.sep)]:
@@ -85,24 +91,30 @@ class Written:
                 self._renew(name)
                 self._note(name, "renamed", was=path, now=stat_of(name), **self._known_above(name))
 
+        self._in_turn(note)
+
     @quiet
     def was_made(self, target: Any) -> None:  # noqa: ANN401 - see above
         """Note a directory that this process made: what is in it is younger than that."""
         path = path_of(target)
         now = None if path is None or not self._identity.armed else stat_of(path)
-        if path is not None and now is not None:
-            with self._lock:
-                self._made.pop(path, None)
-                while len(self._made) >= DIRECTORIES:
-                    del self._made[next(iter(self._made))]
-                self._made[path] = now[0], now[1]
+        if path is None or now is None:
+            return
+
+        def note() -> None:
+            self._made.pop(path, None)
+            while len(self._made) >= DIRECTORIES:
+                del self._made[next(iter(self._made))]
+            self._made[path] = now[0], now[1]
+
+        self._in_turn(note)
 
     @quiet
     def watch(self) -> None:
         """Have os.replace, os.rename and os.mkdir tell; pathlib and shutil go through them. Once, when torch is there."""
         self._rename = os.replace
-        for name, tell, count in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
-            setattr(os, name, self._telling(getattr(os, name), tell, count))
+        for name, tell, given in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
+            setattr(os, name, self._telling(getattr(os, name), tell, given))
         from .looked import Looked  # noqa: PLC0415 - for processes that import torch only
 
         self._looked = Looked(self._identity)
@@ -124,6 +136,19 @@ class Written:
         import functools  # noqa: PLC0415 - not at every start; torch has it by now
 
         return as_good_as(inner, functools.wraps(inner)(wrapper))
+
+    def _in_turn(self, note: Callable[[], None]) -> None:
+        """Do one thing after the other, also where a signal's handler saves while this thread is at one of them: that comes after it."""
+        self._later.append(note)
+        with self._lock:
+            if self._busy:  # by this very thread: whoever is in the middle of it goes on once the handler is through
+                return
+            self._busy = True
+            try:
+                while self._later:
+                    self._later.pop(0)()
+            finally:
+                self._busy = False
 
     def _known_above(self, path: str) -> dict[str, Any]:
         """Say what was asked for or listed of a path and above it, and which of the directories were made here."""
@@ -149,8 +174,7 @@ class Written:
     @quiet
     def write(self) -> None:
         """Write what is noted, if this process is a rank by now."""
-        with self._lock:
-            self._write()
+        self._in_turn(self._write)
 
     def _write(self) -> None:
         if not self._lines:

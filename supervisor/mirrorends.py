@@ -1,0 +1,111 @@
+"""What a run does with its mirrors before its first attempt and after its last.
+
+In: the job's checkpoints on this node, what restores from the mirrors, what watches and what sends. Out: a checkpoint in its place where
+nothing here is good, or a SuperviseError where nobody knows what there is to resume from; lines for people. Both ends take as long as a
+disk and a network do: the beginning runs in a thread, while the caller keeps its lease and hears signals.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from supervisor import restoring
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.mirrorlink import mirrors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from supervisor.checkpoints import JobCheckpoints
+    from supervisor.job import Job
+    from supervisor.mirrorlink import MirrorLink
+    from supervisor.observe.checkpoints import CheckpointWatcher
+
+_LOOK_S: Final = 0.2
+#: A look of the watcher at what it knows already; more is only given where somebody does not wait for us.
+_LEAST_S: Final = 0.5
+_CONFIG: Final = frozenset({"other_job", "in_the_way"})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What became of asking the mirrors. `among`: there are checkpoints on this disk, and none of them is good."""
+
+    answer: restoring.Answer
+    among: bool
+
+
+def bring(checkpoints: JobCheckpoints, restore: Callable[[], restoring.Answer]) -> Brought | None:
+    """Ask the mirrors where nothing on this disk is good; None where something is, or may be. Reads files."""
+    listing = checkpoints.listing()
+    if listing.problems or (listing.candidates and checkpoints.has_good()):
+        return None
+    return Brought(restore(), bool(listing.candidates))
+
+
+def tell(brought: Brought, say: Callable[[str], None]) -> None:
+    """Say what was brought. Raises SuperviseError where nothing was, and nothing is here either."""
+    answer = brought.answer
+    if answer.kind == "restored":
+        step = "" if answer.step is None else f" of step {answer.step}"
+        why = "none on this disk is good" if brought.among else "there was no checkpoint on this disk"
+        say(f"restored {answer.path}{step} from {answer.mirror}: {why}")
+    elif answer.kind != "nothing" and brought.among:
+        say(f"none of the checkpoints on this disk is good, and none could be restored: {answer.message}")  # the selection says which
+    elif answer.kind != "nothing":
+        raise SuperviseError(
+            f"no checkpoint on this disk, and none could be restored: {answer.message}",
+            hint=answer.hint or "without --mirror the training starts from scratch",
+            exit_code=ExitCode.CONFIG if answer.kind in _CONFIG else ExitCode.REQUEUE,
+        )
+
+
+def beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threading.Event) -> T | None:
+    """Do `work` in a thread, and `meanwhile` again and again until it is done; None once it is given up. Raises what the work does."""
+    done = threading.Event()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 -- it is the caller's
+            errors.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="restore", daemon=True).start()
+    while not done.wait(_LOOK_S):
+        if given_up.is_set():
+            return None
+        meanwhile()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def lines(job: Job) -> list[str]:
+    """Say at the start what goes where."""
+    patterns = ", ".join(job.settings.checkpoints.paths)
+    what = f"{patterns} and " if patterns else ""
+    place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
+    return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint"]
+
+
+def finish(mirror: MirrorLink, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> None:
+    """Give the mirror `left_s` seconds for what was saved last, and say what it has not got."""
+    until = time.monotonic() + left_s
+    if watcher is not None:
+        if not watcher.finish(max(left_s, _LEAST_S)):
+            say("what was saved last was not read to its end, and is not in the mirror: the next start of the job sends it")
+        watcher.stop(0.1)
+    left = mirror.close(max(0.0, until - time.monotonic()))
+    if left:
+        kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
+        say(f"{kept} not in the mirror yet, and spooled in {spool} for the next start")

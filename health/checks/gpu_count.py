@@ -18,7 +18,7 @@ NEEDS = ("nvml", "pci")
 
 
 def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Judge the count, and name what is missing."""
+    """Judge the count, and name what is missing. A driver that was not heard out says nothing of a GPU that it did not come to."""
     if now.table("nvml.init").get("code") != 0:
         return  # gpu_driver says why
     seen = {subject: str(now.table("gpu.identity", subject).get("pci") or "") for subject in gpus.all_of(now)}
@@ -29,8 +29,9 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
         f"bus: {'not read' if there is None else len(there)}",
         f"/dev/nvidia*: {len(files) if isinstance(files, list) else 'not read'}",
     )
-    missing = [old for old in gpus.all_of(before) if old not in seen] if before is not None else []
-    hidden = [pci for pci in there or () if pci not in seen.values()]
+    heard = gpus.heard_out(now)
+    missing = [old for old in gpus.all_of(before) if old not in seen] if heard and before is not None else []
+    hidden = [pci for pci in there or () if pci not in seen.values()] if heard else []
     command = "nvidia-smi -L; lspci -d 10de: ; dmesg | grep -i -e nvrm -e xid"
     for old in missing:
         why = f"{gpus.called(before or now, old)}: there when the job started, and not any more"
@@ -41,6 +42,9 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
         why = f"on the bus, and does not answer: {', '.join(gone)}"
     elif hidden and not _container(files, seen):
         why = f"on the bus, and not seen by the driver: {', '.join(hidden)}"
+    elif not heard:
+        yield CheckResult(NAME, HOST, Result.UNKNOWN, "the driver did not come to name all GPUs", evidence)
+        return
     else:
         yield CheckResult(NAME, HOST, Result.OK if seen else Result.SKIPPED, f"{len(seen)} GPUs", evidence)
         return

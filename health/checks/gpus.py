@@ -18,6 +18,12 @@ def all_of(now: Readings) -> Iterator[str]:
         yield reading.subject
 
 
+def heard_out(now: Readings) -> bool:
+    """Tell whether the driver was asked for every GPU that it counts; else one that is not named here may be there all the same."""
+    answered = now.table("probe.outcome", "probe:nvml").get("state") == "answered"
+    return answered and now.count("nvml.count") == len(now.of("gpu.identity"))
+
+
 def called(now: Readings, subject: str) -> str:
     """Return what people call a GPU: its number and PCI address."""
     identity = now.table("gpu.identity", subject)

@@ -35,9 +35,11 @@ def bus(root: Path, *gpus: str, switches: int = 0, gone: str = "", files: int | 
     return Ask(root=str(root))
 
 
-def seen(*gpus: str, init: int = 0) -> Readings:
+def seen(*gpus: str, init: int = 0, count: int | None = None, state: str = "answered") -> Readings:
     """Return what the driver would say."""
     rows = [Reading("nvml", "host", "nvml.init", {"code": init, "words": "words"})]
+    rows.append(Reading("nvml", "host", "nvml.count", len(gpus) if count is None else count, "" if count != -1 else "refused"))
+    rows.append(Reading("runner", "probe:nvml", "probe.outcome", {"state": state}))
     rows += [Reading("nvml", f"gpu:GPU-{at}", "gpu.identity", {"index": at, "pci": gpu, "name": "FAKE"}) for at, gpu in enumerate(gpus)]
     return Readings(rows)
 
@@ -69,6 +71,21 @@ def test_the_count(  # noqa: PLR0913, PLR0917 -- a table's columns
     one = said("gpu_count", now)
     assert (one.result, one.blocks) == (result, result is Result.FAILED)
     assert words in one.reason
+
+
+@pytest.mark.parametrize(
+    "now",
+    [seen(state="hung"), seen(A, state="hung"), seen(A, B, state="not_started"), seen(A, count=2), seen(count=-1)],
+    ids=["hung before the first", "hung at the second", "died after the last", "looked up one of two", "no count"],
+)
+def test_a_driver_that_was_not_heard_out_has_lost_no_gpu(now: Readings, tmp_path: Path) -> None:
+    ask = bus(tmp_path, A, B)
+    for before in (None, seen(A, B)):
+        one = said("gpu_count", now + Readings(pci.read(ask)), before)
+        assert (one.subject, one.result, one.blocks) == ("host", Result.UNKNOWN, False)
+    (tmp_path / f"sys/bus/pci/devices/{B}/config").write_bytes(b"\xff" * 64)
+    one = said("gpu_count", now + Readings(pci.read(ask)), seen(A, B))
+    assert (one.result, one.blocks) == (Result.FAILED, True), "the bus has a word of its own"
 
 
 @pytest.mark.parametrize(

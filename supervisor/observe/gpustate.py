@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from health import xids
+from health.checks import gpus
 from health.kernellog.memory import REPEATED, Event, Memory
 from health.model import Readings, delta
 from supervisor.classify.gpustate import CLAIMS, SOURCE
@@ -60,7 +61,10 @@ def heard(now: Readings) -> Iterator[Heard]:
 
 
 def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) -> Iterator[Evidence]:
-    """Yield what is otherwise than when the attempt began. ranks: by UUID, of those GPUs whose rank is known."""
+    """Yield what is otherwise than when the attempt began. ranks: by UUID, of those GPUs whose rank is known.
+
+    A GPU that is not listed is lost only where the driver was asked for all of them: one that hung did not come to it.
+    """
     if before is None:
         return
     code = now.table("nvml.init").get("code")
@@ -68,9 +72,10 @@ def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) ->
         words = "not loaded any more" if code != max(_GONE) else "of another version than its library"
         yield _fact("driver_gone", f"the NVIDIA driver is {words}", _t(before, "nvml.init"), {})
     listed = {reading.subject for reading in now.of("gpu.identity")}
+    in_full = code == 0 and gpus.heard_out(now)
     for reading in before.of("gpu.identity"):
         subject = reading.subject
-        for name, what, fields in _of_gpu(now, before, subject, there=subject in listed or code != 0):
+        for name, what, fields in _of_gpu(now, before, subject, there=subject in listed or not in_full):
             whose = {"gpu_uuid": _uuid(subject), "hardware": "yes"}
             fact = _fact(name, f"{_called(before, subject)}: {what}", reading.t, whose | fields)
             yield replace(fact, rank=ranks.get(_uuid(subject)))

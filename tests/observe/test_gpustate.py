@@ -21,8 +21,8 @@ CATALOGUE, _ = signatures.read()
 DEATH = Evidence("exit", "signal", "6", rank=1, t=200.0)
 
 
-def node(t: float = 100.0, *, gone: bool = False, init: int = 0, **of_b: Any) -> Readings:  # noqa: ANN401  values of readings
-    """Readings of two GPUs, those of the second as given."""
+def node(t: float = 100.0, *, gone: bool = False, hung: bool = False, init: int = 0, **of_b: Any) -> Readings:  # noqa: ANN401  values of readings
+    """Readings of two GPUs, those of the second as given. hung: the driver did not come to the second."""
     usual: dict[str, Any] = {
         "gpu.errors": [],
         "gpu.recovery_action": 0,
@@ -34,7 +34,9 @@ def node(t: float = 100.0, *, gone: bool = False, init: int = 0, **of_b: Any) ->
         "gpu.nvlinks": [{"link": 0, "active": True, "recovery": 0}, {"link": 1, "active": True, "recovery": 3}],
     }
     rows = [Reading("nvml", HOST, "nvml.init", {"code": init}, t=t)]
-    for index, uuid in enumerate((A, B)[: 1 if gone else 2] if not init else ()):
+    rows.append(Reading("runner", "probe:nvml", "probe.outcome", {"state": "hung" if hung else "answered"}, t=t))
+    rows.append(Reading("nvml", HOST, "nvml.count", 1 if gone else 2, t=t))
+    for index, uuid in enumerate((A, B)[: 1 if gone or hung else 2] if not init else ()):
         values = usual | ({f"gpu.{name}": value for name, value in of_b.items()} if uuid == B else {})
         rows.append(Reading("nvml", f"gpu:{uuid}", "gpu.identity", {"index": index, "pci": f"0000:1{index}:00.0"}, t=t))
         rows += [Reading("nvml", f"gpu:{uuid}", name, value, t=t) for name, value in values.items()]
@@ -102,6 +104,7 @@ def test_what_was_so_when_the_attempt_began_is_no_evidence_of_its_end(ill: dict[
 
 def test_a_gpu_that_is_well_and_one_of_which_nothing_is_known_are_no_evidence() -> None:
     assert list(gpustate.changed(node(150.0), node(), {})) == []
+    assert list(gpustate.changed(node(150.0, hung=True), node(), {})) == []
     assert list(gpustate.changed(node(150.0, ecc_uncorrected_volatile=5), None, {})) == []
 
 

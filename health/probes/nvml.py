@@ -94,7 +94,9 @@ class NvmlSession:
         self._hearing: tuple[threading.Event, threading.Thread] | None = None
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what is read now."""
+        """Yield what is read now, what was heard first of all: it is in no second process, and the driver's calls may hang."""
+        heard: dict[str, list[Json]] = {}
+        yield from self._heard(heard)
         if self._stale or (self._nvml is not None and self._counted() != len(self._gpus)):
             self.close()
         if self._nvml is None:
@@ -117,7 +119,7 @@ class NvmlSession:
         if self._pairs is None:
             self._pairs = self._read_pairs(alive)
         yield Reading(NAME, HOST, "gpu.pairs", self._pairs)
-        yield from self._heard()
+        yield from self._heard(heard)
 
     def close(self) -> None:
         """Close the library."""
@@ -375,13 +377,15 @@ class NvmlSession:
         self._hearing = (stop, thread)
         thread.start()
 
-    def _heard(self) -> Iterator[Reading]:
-        by_gpu: dict[str, list[Json]] = {}
+    def _heard(self, by_gpu: dict[str, list[Json]]) -> Iterator[Reading]:
+        """Yield the events of each GPU that has new ones, those of this read that are in `by_gpu` included."""
+        new: set[str] = set()
         while self._events:
             subject, event = self._events.popleft()
             by_gpu.setdefault(subject, []).append(event)
-        for subject, events in by_gpu.items():
-            yield Reading(NAME, subject, "gpu.events", events)
+            new.add(subject)
+        for subject in sorted(new):
+            yield Reading(NAME, subject, "gpu.events", [*by_gpu[subject]])
 
 
 def _address(info: Any) -> str:  # noqa: ANN401 -- ctypes' own

@@ -21,6 +21,7 @@ from supervisor.core.model import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from health.model import Json
     from supervisor.classify.catalogue import Catalogue
@@ -74,18 +75,19 @@ def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) ->
     listed = {reading.subject for reading in now.of("gpu.identity")}
     in_full = code == 0 and gpus.heard_out(now)
     for reading in before.of("gpu.identity"):
-        subject = reading.subject
-        for name, what, fields in _of_gpu(now, before, subject, there=subject in listed or not in_full):
+        subject, unnamed = reading.subject, f"gpu:#{before.table('gpu.identity', reading.subject).get('index')}"
+        codes = (_codes(now, subject) | _codes(now, unnamed)) - _codes(before, subject)
+        there = subject in listed or unnamed in listed or not in_full
+        for name, what, fields in _of_gpu(now, before, subject, codes if there else _LOST):
             whose = {"gpu_uuid": _uuid(subject), "hardware": "yes"}
             fact = _fact(name, f"{_called(before, subject)}: {what}", reading.t, whose | fields)
             yield replace(fact, rank=ranks.get(_uuid(subject)))
 
 
-def _of_gpu(now: Readings, before: Readings, subject: str, *, there: bool) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield name, words and figures of each change of one GPU."""
-    codes = _codes(now, subject) - _codes(before, subject)
-    if not there or codes & _LOST:
-        yield "lost", "it fell off the bus, or does not answer any more", {"nvml_error": str(min(codes & _LOST, default=15))}
+def _of_gpu(now: Readings, before: Readings, subject: str, codes: AbstractSet[int]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield name, words and figures of each change of one GPU. codes: NVML's errors that it did not have before."""
+    if codes & _LOST:
+        yield "lost", "it fell off the bus, or does not answer any more", {"nvml_error": str(min(codes & _LOST))}
         return
     if _RESET in codes:
         yield "reset_required", "it must be reset before it can be used", {"nvml_error": str(_RESET)}

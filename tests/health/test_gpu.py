@@ -14,7 +14,7 @@ import pytest
 from health import registry
 from health.judging import judge
 from health.model import Ask, Readings, Repair, Result
-from health.probes import nvmlcalls
+from health.probes import nvml, nvmlcalls
 from health.runner import Runner
 
 if TYPE_CHECKING:
@@ -294,6 +294,12 @@ def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str
     assert said.result is result
     assert words in said.reason
     assert not runner.sample(("nvml",), Ask()).of("gpu.events"), "each is told once"
+
+
+def test_what_was_heard_is_told_before_the_driver_is_asked_anything() -> None:
+    listening = nvml.session()
+    listening._events.append((GPU.format(0), {"kind": "xid", "data": 79}))  # noqa: SLF001  as its thread does
+    assert next(listening.read(Ask())).value == [{"kind": "xid", "data": 79}]
 
 
 @pytest.mark.process

@@ -105,6 +105,19 @@ def test_what_was_so_when_the_attempt_began_is_no_evidence_of_its_end(ill: dict[
 def test_a_gpu_that_is_well_and_one_of_which_nothing_is_known_are_no_evidence() -> None:
     assert list(gpustate.changed(node(150.0), node(), {})) == []
     assert list(gpustate.changed(node(150.0, hung=True), node(), {})) == []
+
+
+@pytest.mark.parametrize(("code", "facts"), [(999, ["lost"]), (16, ["reset_required"]), (4, [])])
+@pytest.mark.parametrize("state", ["answered", "hung"])
+def test_a_gpu_that_cannot_be_named_any_more_is_told_from_one_that_may_not_be_looked_at(code: int, facts: list[str], state: str) -> None:
+    unnamed = [
+        Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": ""}),
+        Reading("nvml", "gpu:#1", "gpu.errors", [{"code": code, "call": "nvmlDeviceGetHandleByIndex"}]),
+        Reading("nvml", HOST, "nvml.count", 2),
+        Reading("runner", "probe:nvml", "probe.outcome", {"state": state}),
+    ]
+    found = tuple(gpustate.changed(node(150.0, gone=True) + Readings(unnamed), node(), {B: 1}))
+    assert [(one.name, one.rank) for one in found] == [(name, 1) for name in facts]
     assert list(gpustate.changed(node(150.0, ecc_uncorrected_volatile=5), None, {})) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -66,12 +67,14 @@ def test_changes_are_told_once_with_what_is_well_again_and_a_failure_has_its_evi
     told: list[Finding] = []
     looks = watch(told.extend)
     looks.look((), 0)
+    fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})  # a rank
     looks.begin()
     fake_nvml.set({"1.temperature": 95})
     wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a change")
     fake_nvml.set({"1.temperature": 40, "0.ecc_unc_vol": 1})
     wait_for(lambda: {("gpu_temperature", "ok"), ("gpu_ecc", "failed")} <= {(one.check, one.result) for one in told}, "both changes")
     assert len([one for one in told if one.check == "gpu_temperature"]) == 2
+    assert "gpu_memory" not in {one.check for one in told}
     (fact,) = looks.after({UUID.format(0): 3})
     assert (fact.name, fact.rank, dict(fact.fields)["gpu_uuid"]) == ("ecc_uncorrected", 3, UUID.format(0))
     assert looks.uncorrected(UUID.format(0)) == 1
@@ -86,6 +89,37 @@ def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvm
     (fact,) = looks.after({})
     assert (fact.source, fact.name) == ("observer", "overdue")
     assert fact.text.startswith("nvml: ")
+
+
+@pytest.mark.process
+def test_what_a_driver_told_before_it_hung_counts(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    looks = watch()
+    looks.look((), 0)
+    fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
+    assert [(one.source, one.name, one.rank) for one in looks.after({UUID.format(1): 3})] == [
+        ("nvml", "lost", 3),
+        ("observer", "overdue", None),
+    ]
+
+
+@pytest.mark.process
+def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_answered(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("supervisor.observe.health.DEADLINE_S", 0.7)
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": 60_000, "0.ecc_unc_vol": 2})
+    assert any(one.subject == "probe:nvml" for one in looks.look((), 0).findings)
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": None})
+    monkeypatch.setattr("supervisor.observe.health.DEADLINE_S", 8.0)
+    looks.begin()
+    wait_for(lambda: any(one.check == "gpu_ecc" for one in told), "a sample")
+    fake_nvml.set({"0.ecc_unc_vol": 3})
+    wait_for(lambda: any((one.check, one.result) == ("gpu_ecc", "failed") for one in told), "what moved")
+    assert "1 uncorrectable memory error since the job's start" in told[-1].reason
 
 
 def test_where_it_is_off_nothing_is_looked_at(watch: Callable[..., HealthWatch]) -> None:

@@ -127,14 +127,18 @@ def _of_links(now: Readings, before: Readings, subject: str) -> Iterator[tuple[s
 
 
 def xid_facts(told: Iterable[Heard], memory: Memory, names: Readings, ranks: Mapping[str, int], catalogue: Catalogue) -> Iterator[Evidence]:
-    """Yield the Xids of this attempt, claimed as lines of the kernel's log would be. memory: of the last day, these included."""
+    """Yield the Xids of this attempt, claimed as lines of the kernel's log would be. memory: of the last day, these included.
+
+    Of a GPU that is the only one in use none is suspected for what it repeats: a fault of the program would look the same.
+    """
+    in_use = set(ranks) or {_uuid(reading.subject) for reading in names.of("gpu.identity")}
     for one in told:
         entry = xids.lookup(one.code)
         name = f": {entry.name}" if entry is not None else ""
         text = f"{_called(names, one.subject)}: Xid {one.code}{name}"
         # the kernel's own form, because its rows know every code
         record = Evidence("kernel", "record", f"NVRM: Xid (PCI:{one.pci.rpartition('.')[0] or one.pci}): {one.code}, told by NVML", t=one.t)
-        repeated = _repeated(one, memory)
+        repeated = _repeated(one, memory) if in_use - {_uuid(one.subject)} else ""
         for fact in claims(record, catalogue):
             fields = {"hardware": _hardware(entry, repeated=bool(repeated)), **({"xid_repeated": repeated} if repeated else {})}
             claim = fact.claim
@@ -151,9 +155,9 @@ def xid_facts(told: Iterable[Heard], memory: Memory, names: Readings, ranks: Map
 
 
 def remember(told: Iterable[Heard], memory: Memory) -> None:
-    """Put Xids into the memory of the node."""
+    """Put Xids into the memory of the node, each burst as one."""
     for one in told:
-        memory.add(Event(one.code, _uuid(one.subject), one.t))
+        memory.add_once(Event(one.code, _uuid(one.subject), one.t))
 
 
 def _repeated(one: Heard, memory: Memory) -> str:

@@ -162,8 +162,10 @@ def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cau
         (((B, 31, 100.0), (A, 31, 40_000.0), (B, 31, 40_001.0)), "unknown"),
         (((B, 31, 100.0), (B, 31, 100_000.0)), "unknown"),
         (((B, 31, 100.0), (B, 13, 40_000.0)), "unknown"),
+        (((B, 31, 100.0), (B, 31, 100.001), (B, 31, 250.0), (B, 31, 400.0)), "unknown"),
+        (((B, 31, 100.0), (B, 31, 100.001), (B, 31, 40_000.0)), "suspected"),
     ],
-    ids=["again on one GPU", "on several GPUs", "after more than a day", "another code"],
+    ids=["again on one GPU", "on several GPUs", "after more than a day", "another code", "one burst", "again after a burst"],
 )
 def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str, int, float], ...], hardware: str) -> None:
     now, memory = told(*events), Memory()
@@ -174,3 +176,11 @@ def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str,
     assert dict(fact.fields)["hardware"] == hardware
     assert fact.claim is not None
     assert (fact.claim.weight >= consent.SURE) == (hardware == "suspected")
+
+
+@pytest.mark.parametrize(("ranks", "hardware"), [({B: 0}, "unknown"), ({A: 0, B: 1}, "suspected")], ids=["one GPU in use", "two"])
+def test_the_only_gpu_in_use_is_not_suspected_for_what_no_other_did(ranks: dict[str, int], hardware: str) -> None:
+    now, memory = told((B, 31, 100.0), (B, 31, 40_000.0)), Memory()
+    heard = tuple(gpustate.heard(now))
+    gpustate.remember(heard, memory)
+    assert {dict(fact.fields)["hardware"] for fact in gpustate.xid_facts(heard, memory, now, ranks, CATALOGUE)} == {hardware}

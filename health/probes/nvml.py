@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 NAME: Final = "nvml"
 _OK, _UNINITIALIZED, _INVALID, _UNSUPPORTED, _NO_PERMISSION, _NO_FUNCTION = 0, 1, 2, 3, 4, 13
+_NO_POWER, _IRQ = 8, 11
 _NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _OLD_STRUCT, _UNKNOWN = 9, 14, 15, 16, 18, 25, 999
 #: Errors that say something of the GPU or the driver, not of the call.
-_VERDICTS: Final = frozenset({_NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _UNKNOWN})
+_VERDICTS: Final = frozenset({_NO_POWER, _IRQ, _NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _UNKNOWN})
 #: After these the library's handles may be of a driver that is no more.
 _ANEW: Final = frozenset({_UNINITIALIZED, _NOT_LOADED, _LOST, _RESET, _MISMATCH, _UNKNOWN})
 _PROBLEMS: Final = {_INVALID: NOT_SUPPORTED, _UNSUPPORTED: NOT_SUPPORTED, _NO_FUNCTION: NOT_SUPPORTED, _OLD_STRUCT: NOT_SUPPORTED,
@@ -69,13 +70,14 @@ class _Refused(Exception):  # noqa: N818 -- an answer, not a fault of ours
 class _Gpu:
     """One GPU of a session."""
 
-    __slots__ = ("errors", "fields", "handle", "index", "links", "pci", "static", "subject")
+    __slots__ = ("errors", "fields", "handle", "index", "links", "pci", "refused", "static", "subject")
 
     def __init__(self, index: int, handle: Any, uuid: str, pci: str) -> None:  # noqa: ANN401 -- ctypes' own
         self.index, self.handle, self.pci = index, handle, pci
         self.subject = f"gpu:{uuid}" if uuid else f"gpu:#{index}"
         self.static: dict[str, Reading] = {}
         self.errors: list[Json] = []
+        self.refused = ""  # why there is no handle
         self.links: int | None = None
         #: link counters that the driver knows; None before the first answer
         self.fields: tuple[int, ...] | None = None
@@ -173,6 +175,7 @@ class NvmlSession:
         gpu = _Gpu(index, handle, uuid, pci)
         self._names[index] = (uuid, pci)
         if refused is not None:
+            gpu.refused = "" if handle is not None else str(refused)
             self._note(gpu, "nvmlDeviceGetHandleByIndex" if handle is None else "nvmlDeviceGetUUID", refused)
         return gpu
 
@@ -180,7 +183,8 @@ class NvmlSession:
         if "gpu.name" not in gpu.static and gpu.handle is not None:
             gpu.static["gpu.name"] = self._reading(gpu.subject, "gpu.name", self._nvml.nvmlDeviceGetName, gpu.handle)
         name = gpu.static["gpu.name"].value if "gpu.name" in gpu.static else ""
-        yield Reading(NAME, gpu.subject, "gpu.identity", {"index": gpu.index, "pci": gpu.pci, "name": name})
+        identity: dict[str, Json] = {"index": gpu.index, "pci": gpu.pci, "name": name}
+        yield Reading(NAME, gpu.subject, "gpu.identity", identity | ({"refused": gpu.refused} if gpu.refused else {}))
         yield Reading(NAME, gpu.subject, "gpu.errors", list(gpu.errors))
 
     def _recovery_action(self, gpu: _Gpu) -> Iterator[Reading]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from health.model import Json
     from supervisor.classify.catalogue import Catalogue
 
-_LOST: Final = frozenset({15, 999})
+#: Of these 8 and 11 say why a GPU cannot be looked up.
+_LOST: Final = frozenset({8, 11, 15, 999})
 _RESET: Final = 16
 _GONE: Final = frozenset({9, 18})
 _LOOKED_UP: Final = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
@@ -64,7 +65,7 @@ def heard(now: Readings) -> Iterator[Heard]:
 def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) -> Iterator[Evidence]:
     """Yield what is otherwise than when the attempt began. ranks: by UUID, of those GPUs whose rank is known.
 
-    A GPU that is not listed is lost only where the driver was asked for all of them: one that hung did not come to it.
+    A GPU that is not listed is lost only where the driver named as many as it counts: one that hung did not come to it.
     """
     if before is None:
         return
@@ -73,11 +74,11 @@ def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) ->
         words = "not loaded any more" if code != max(_GONE) else "of another version than its library"
         yield _fact("driver_gone", f"the NVIDIA driver is {words}", _t(before, "nvml.init"), {})
     listed = {reading.subject for reading in now.of("gpu.identity")}
-    in_full = code == 0 and gpus.heard_out(now)
+    all_named = code == 0 and gpus.all_named(now)
     for reading in before.of("gpu.identity"):
         subject, unnamed = reading.subject, f"gpu:#{before.table('gpu.identity', reading.subject).get('index')}"
         codes = (_codes(now, subject) | _codes(now, unnamed)) - _codes(before, subject)
-        there = subject in listed or unnamed in listed or not in_full
+        there = subject in listed or unnamed in listed or not all_named
         for name, what, fields in _of_gpu(now, before, subject, codes if there else _LOST):
             whose = {"gpu_uuid": _uuid(subject), "hardware": "yes"}
             fact = _fact(name, f"{_called(before, subject)}: {what}", reading.t, whose | fields)

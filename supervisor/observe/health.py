@@ -104,7 +104,7 @@ class HealthWatch:
             results = judge(now, self._baseline, self._set.limits, self._set.checks)
             self._begin_from(now)
             self._last = now if now.of("gpu.identity") else None
-            self._before = self._last if gpus.heard_out(now) else None
+            self._before = self._last if _in_full(now) else None
             findings = tuple(self._named(_finding(one)) for one in results if one.result in {Result.DEGRADED, Result.FAILED})
             self._told |= {one.about: _TOLD[Result(one.result)] for one in findings}
         return Looked(now, findings[:MOST], f"not looked at, because it hung before: {skipped}" if skipped else "")
@@ -208,7 +208,7 @@ class HealthWatch:
         gpustate.remember(new, self._memory)
         self._heard += new
         if now.of("gpu.identity"):
-            in_full = gpus.heard_out(now)
+            in_full = _in_full(now)
             self._before = self._before or (now if in_full else None)
             self._last = now if in_full else _over(self._last, now)
 
@@ -234,6 +234,10 @@ class HealthWatch:
         finally:
             if mine:
                 self._turn.release()
+
+
+def _in_full(now: Readings) -> bool:
+    return now.table(OUTCOME, "probe:nvml").get("state") == "answered" and gpus.all_named(now)
 
 
 def _over(old: Readings | None, new: Readings) -> Readings:

@@ -64,6 +64,8 @@ ROWS = (
     Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 9}, FAILED, "not loaded any more", Repair.RESTART_DRIVER, blocks=True),
     Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 18}, FAILED, "different versions", Repair.RESTART_DRIVER, blocks=True),
     Row("gpu_errors", {"1.lost": 1}, OK, "answers"),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 8}, FAILED, "too little power", Repair.DRAIN, blocks=True),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 11}, FAILED, "interrupts do not arrive", Repair.REBOOT, blocks=True),
     Row("gpu_recovery", {}, OK, "none needed"),
     Row("gpu_recovery", {"old_driver": 1}, SKIPPED, "does not tell"),
     Row("gpu_recovery", {"0.field.230": 1}, FAILED, "reset of the GPU", Repair.RESET_GPU, blocks=True),

@@ -53,6 +53,8 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
     assert [one for one in first.findings if one.blocks] == []
     assert first.problem == ""
     assert [gpu.uuid for gpu in gpus.of_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
+    half = Readings(one for one in first.readings if (one.name, one.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
+    assert gpus.of_nvml(half, {}) == (), "one that hung before the last"
     fake_nvml.set({"1.lost": 1})
     second = looks.look((), 0)
     blocking = {one.check: one.gpu for one in second.findings if one.blocks}

@@ -37,6 +37,9 @@ OUTCOME: Final = "probe.outcome"
 _START_S: Final = 20.0
 #: How long we wait for one that was killed to be gone: D state shows itself at once.
 _KILLED_S: Final = 0.3
+#: We waited longer than we asked to: we were stopped (a suspended job, a paused VM), and so may they have been.
+_STOPPED_S: Final = 0.5
+_SLICE_S: Final = 0.25
 #: No answer is as long as that: whatever writes it is no prober of ours.
 _LONGEST_ANSWER: Final = 64 << 20
 _CHUNK: Final = 1 << 16
@@ -227,12 +230,18 @@ class Runner:
             for fd in open_jobs:
                 selector.register(fd, selectors.EVENT_READ)
             while open_jobs:
+                began = time.monotonic()
+                left = min(_SLICE_S, max(0.0, min(job.deadline for job in open_jobs.values()) - began))
+                heard = {key.fd for key, _ in selector.select(left)}  # also where the time is up: who answered in time is not late
+                stopped_s = time.monotonic() - began - left
+                for fd in heard:
+                    _hear(open_jobs[fd])
                 now = time.monotonic()
-                for job in [job for job in open_jobs.values() if job.deadline <= now]:
-                    job.outcome = _late(job)
-                left = min(job.deadline for job in open_jobs.values()) - now
-                for key, _ in selector.select(max(0.0, left)) if left > 0 else []:
-                    _hear(open_jobs[key.fd])
+                for fd, job in open_jobs.items():
+                    if stopped_s > _STOPPED_S:
+                        job.deadline += stopped_s
+                    if not job.outcome and job.deadline <= now and (fd not in heard or job.deadline + _STOPPED_S <= now):
+                        job.outcome = _late(job)
                 for fd in [fd for fd, job in open_jobs.items() if job.outcome]:
                     selector.unregister(fd)
                     del open_jobs[fd]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -131,6 +132,24 @@ def test_a_probe_that_is_short_of_cpu_is_no_finding(tmp_path: Path) -> None:
     said = next(one for one in judge(runner.sweep(("foreign",), Ask(deadline_s=0.5))) if one.subject == "probe:foreign")
     assert said.result is Result.UNKNOWN
     assert "still running" in said.reason
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("pause_s", [0.0, 0.5], ids=["it answers meanwhile", "it is stopped too"])
+def test_who_asks_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tmp_path: Path) -> None:
+    reading = f"time.sleep({pause_s})\n yield Reading('foreign', 'host', 'a', 1)\n"
+    stop = "import subprocess, sys; subprocess.run(['sh', '-c', f'kill -STOP {os.getppid()}; sleep 1.6; kill -CONT {os.getppid()}'])"
+    runner = plugged(tmp_path, f"def read(ask):\n {stop}\n {reading}")
+    ask = (
+        f"import sys; sys.path[:0] = {[word for word in sys.path if word]!r}\n"
+        "from health.model import Ask\nfrom health.runner import OUTCOME, Runner\n"
+        f"now = Runner({{'foreign': 'foreign_probe'}}).sweep(('foreign',), Ask(deadline_s=1.2))\n"
+        "print(now.table(OUTCOME, 'probe:foreign')['state'], now.value('a'))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])}
+    done = subprocess.run([sys.executable, "-c", ask], env=environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    assert done.stdout.split() == ["answered", "1"]
+    runner.close()
 
 
 @pytest.mark.process

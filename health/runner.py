@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -88,12 +89,14 @@ class _Process:
         return answers
 
     def end(self) -> bool:
-        """Kill it. Returns whether it is gone."""
+        """Kill it, with what it started. Returns whether it is gone."""
         for pipe in (self.popen.stdin, self.popen.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        self.popen.kill()
+        if self.popen.poll() is None:  # not waited for, so that the number is still its group's
+            with contextlib.suppress(OSError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(_KILLED_S)
         return self.popen.poll() is not None

@@ -20,6 +20,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -54,6 +55,7 @@ PACKAGES: Final = (
     "xformers",
 )
 _LIBRARIES: Final = ("nvidia-nccl-", "nvidia-cudnn-", "nvidia-cuda-runtime-", "nvidia-cublas-")
+#: Of all that git is asked: less than this probe's deadline.
 _GIT_S: Final = 3.0
 
 
@@ -111,10 +113,11 @@ def _code(directory: str) -> Reading:
     program = shutil.which("git")
     if program is None:
         return Reading(NAME, HOST, "env.code", None, "git is not here")
+    until = time.monotonic() + _GIT_S
     try:
-        told = _git(program, directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").split("\n")
-        changed = _git(program, directory, "status", "--porcelain", "--untracked-files=no")
-        difference = _git(program, directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv") if changed else ""
+        told = _git(until, program, directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").split("\n")
+        changed = _git(until, program, directory, "status", "--porcelain", "--untracked-files=no")
+        difference = _git(until, program, directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv") if changed else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         return Reading(NAME, HOST, "env.code", None, f"git: {error}")
     except subprocess.CalledProcessError as error:
@@ -126,7 +129,7 @@ def _code(directory: str) -> Reading:
     return Reading(NAME, HOST, "env.code", value)
 
 
-def _git(program: str, directory: str, *words: str) -> str:
+def _git(until: float, program: str, directory: str, *words: str) -> str:
     """Return what git says. It writes nothing, not even its index, and whose tree is not ours it does not look into (safe.directory)."""
     done = subprocess.run(  # noqa: S603 -- git, found on the PATH
         [program, "-C", directory, "-c", "core.fsmonitor=false", *words],
@@ -135,7 +138,7 @@ def _git(program: str, directory: str, *words: str) -> str:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=_GIT_S,
+        timeout=max(0.0, until - time.monotonic()),
         check=True,
     )
     return done.stdout.rstrip("\n")

@@ -18,6 +18,7 @@ from health.judging import blocking, judge
 from health.model import Ask, CheckResult, Reading, Readings, Repair, Result, worst
 from health.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,6 +216,25 @@ def test_the_worst_comes_first() -> None:
     said.append(CheckResult("d", "host", Result.FAILED, "", blocks=True))
     order = [(one.check, one.result.value) for one in worst(said)]
     assert order == [("d", "failed"), ("c", "failed"), ("c", "degraded"), ("c", "unknown"), ("c", "ok"), ("c", "skipped")]
+
+
+@pytest.mark.parametrize(("name", "result"), [("nvml", Result.FAILED), ("disk", Result.FAILED), ("environment", Result.DEGRADED)])
+@pytest.mark.parametrize("process", ["S", "D"])
+def test_a_slow_tree_of_files_condemns_no_node(name: str, result: Result, process: str) -> None:
+    now = Readings([Reading("runner", f"probe:{name}", OUTCOME, {"state": "hung", "deadline_s": 5.0, "process": process, "pid": 1})])
+    assert [one.result for one in probes.check(now, None, Thresholds())] == [result]
+
+
+@pytest.mark.process
+def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    program = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    runner = plugged(
+        tmp_path,
+        f"def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n import subprocess; subprocess.run(['sh', '-c', '{program}'])\n",
+    )
+    assert runner.sweep(("foreign",), Ask(deadline_s=1.0)).table(OUTCOME, "probe:foreign")["state"] == "hung"
+    pid = (tmp_path / "pid").read_text().strip()
+    wait_for(lambda: _state(pid) in {"", "Z"}, "its end", 20)
 
 
 def test_a_probe_that_answered_is_ok() -> None:

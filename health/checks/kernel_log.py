@@ -82,4 +82,5 @@ def _judged(row: dict[str, Json]) -> CheckResult | None:
         (str(row.get("line", "")),),
         repair,
         "dmesg -T",
+        event=" ".join(str(one) for one in (row.get("kind"), row.get("code"), subject) if one),
     )

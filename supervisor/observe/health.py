@@ -87,7 +87,7 @@ class HealthWatch:
         self._based: set[str] = set()  # the probes whose readings are in it
         self._before: Readings | None = None  # of this attempt
         self._last: Readings | None = None
-        self._told: dict[tuple[str, str], int] = {}
+        self._told: dict[tuple[str, str, str], int] = {}
         self._memory = Memory()
         self._heard: list[gpustate.Heard] = []
         self._stop: threading.Event | None = None
@@ -105,9 +105,10 @@ class HealthWatch:
             self._begin_from(now)
             self._last = now if now.of("gpu.identity") else None
             self._before = self._last if _in_full(now) else None
-            findings = tuple(self._named(_finding(one)) for one in results if one.result in {Result.DEGRADED, Result.FAILED})
-            self._told |= {one.about: _TOLD[Result(one.result)] for one in findings}
-        return Looked(now, findings[:MOST], f"not looked at, because it hung before: {skipped}" if skipped else "")
+            ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
+            findings = tuple(self._named(_finding(one)) for one in ill[:MOST])
+            self._told = {one.about: _TOLD[Result(one.result)] for one in findings}
+        return Looked(now, findings, f"not looked at, because it hung before: {skipped}" if skipped else "")
 
     def _begin_from(self, now: Readings) -> None:
         """Keep what each probe read when it first answered: what moves is judged against it."""
@@ -214,13 +215,14 @@ class HealthWatch:
 
     def _changes(self, results: Sequence[CheckResult]) -> tuple[Finding, ...]:
         """Return the results that are otherwise than they were told last. UNKNOWN is no news: what was, may be so still."""
-        now: dict[tuple[str, str], CheckResult] = {}
+        now: dict[tuple[str, str, str], Finding] = {}
         for one in results:  # worst first, and the worst of a check's several words on one thing counts
             if one.result in _TOLD:
-                now.setdefault((one.check, one.subject), one)
-        found = tuple(_finding(one) for about, one in now.items() if _TOLD[one.result] != self._told.get(about, 0))
-        self._told |= {one.about: _TOLD[Result(one.result)] for one in found}
-        return found[:MOST]
+                finding = self._named(_finding(one))
+                now.setdefault(finding.about, finding)
+        new = [one for about, one in now.items() if _TOLD[Result(one.result)] != self._told.get(about, 0)]
+        self._told |= {one.about: _TOLD[Result(one.result)] for one in new[:MOST]}
+        return tuple(new[:MOST])  # the others next time
 
     def _ask(self, deadline_s: float, paths: Sequence[str] = (), need_bytes: int = 0) -> Ask:
         return Ask(deadline_s=deadline_s, paths=tuple(paths), environ=self._job.environ, cookie=self._job.cookie, need_bytes=need_bytes)
@@ -267,7 +269,8 @@ def _text(path: Path) -> str:
 
 
 def _finding(one: CheckResult) -> Finding:
-    return Finding(one.check, one.subject, one.result.value, one.reason[:MOST_CHARACTERS], one.command[:MOST_CHARACTERS], one.blocks)
+    reason, command = one.reason[:MOST_CHARACTERS], one.command[:MOST_CHARACTERS]
+    return Finding(one.check, one.subject, one.result.value, reason, command, one.blocks, one.event)
 
 
 def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequence[str]) -> tuple[Finding, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from health.model import HOST, Reading, Readings
+from health.model import HOST, CheckResult, Reading, Readings, Result
 from supervisor import signatures
 from supervisor.core.model import Finding
 from supervisor.gpuledger import Entry, GpuLedger, is_well_again
@@ -122,6 +122,31 @@ def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_a
     fake_nvml.set({"0.ecc_unc_vol": 3})
     wait_for(lambda: any((one.check, one.result) == ("gpu_ecc", "failed") for one in told), "what moved")
     assert "1 uncorrectable memory error since the job's start" in told[-1].reason
+
+
+def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[..., HealthWatch]) -> None:
+    changes = watch()._changes  # noqa: SLF001  what a sample ends with
+    oom = CheckResult("kernel_log", "kernel", Result.FAILED, "oom", event="oom global")
+    disk = CheckResult("kernel_log", "kernel", Result.FAILED, "nvme0 is dead", event="nvme removed nvme0")
+    hot = CheckResult("gpu_temperature", "gpu:GPU-a", Result.DEGRADED, "hot")
+    assert [one.reason for one in changes([oom, hot])] == ["oom", "hot"]
+    assert [one.reason for one in changes([oom, disk, replace(hot, reason="hotter")])] == ["nvme0 is dead"]
+    assert [one.result for one in changes([replace(hot, result=Result.OK)])] == ["ok"]
+
+
+def test_what_is_too_much_for_once_is_told_the_next_time(watch: Callable[..., HealthWatch]) -> None:
+    changes = watch()._changes  # noqa: SLF001  likewise
+    many = [CheckResult("gpu_temperature", f"gpu:GPU-{n}", Result.DEGRADED, "hot") for n in range(50)]
+    assert [len(changes(many)) for _ in range(3)] == [40, 10, 0]
+
+
+@pytest.mark.process
+def test_an_event_of_an_earlier_attempt_is_news_again_in_the_next(watch: Callable[..., HealthWatch]) -> None:
+    looks = watch()
+    xid = CheckResult("gpu_events", "gpu:GPU-a", Result.FAILED, "Xid 48", event="xid 48")
+    assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
+    looks.look((), 0)
+    assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
 
 
 def test_where_it_is_off_nothing_is_looked_at(watch: Callable[..., HealthWatch]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -61,13 +62,20 @@ class _Process:
         return self.popen.stdout.fileno()
 
     def request(self, name: str, module: str, ask: Ask) -> bool:
-        """Ask one thing. False where the process is gone."""
+        """Ask one thing. False where the process is gone, or does not read."""
         assert self.popen.stdin is not None  # noqa: S101 -- a pipe was asked for
         self.asked += 1
         row: dict[str, Json] = {"id": self.asked, "probe": name, "module": module, "ask": ask.to_json()}
+        fd, left = self.popen.stdin.fileno(), json.dumps(row).encode("ascii") + b"\n"
+        until = time.monotonic() + (ask.deadline_s if self.ready else _START_S)
         try:
-            self.popen.stdin.write(json.dumps(row).encode("ascii") + b"\n")
-            self.popen.stdin.flush()
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            while left:
+                if not room.poll(max(0.0, until - time.monotonic()) * 1000):
+                    return False
+                with contextlib.suppress(BlockingIOError):
+                    left = left[os.write(fd, left) :]
         except OSError:
             return False
         return True
@@ -200,7 +208,9 @@ class Runner:
             found.append(_outcome(name, {"state": "not_started", "why": f"no process could be started: {error.strerror or error}"}))
             return None
         process = _Process(popen)
-        os.set_blocking(process.fd(), False)
+        for pipe in (popen.stdin, popen.stdout):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
         return process
 
     def _freed(self, name: str, found: list[Reading]) -> bool:
@@ -219,11 +229,13 @@ class Runner:
         row = registry.PROBES.get(name)
         deadline_s = ask.deadline_s if row is None else min(row.deadline_s, ask.deadline_s)
         begun = time.monotonic()
-        job = _Job(name, replace(ask, deadline_s=deadline_s), self._plugged.get(name, ""), process, begun, begun + deadline_s)
+        environ = ask.environ if row is None else _few(ask.environ) if name == "environment" else {}
+        asked = replace(ask, deadline_s=deadline_s, environ=environ)
+        job = _Job(name, asked, self._plugged.get(name, ""), process, begun, begun + deadline_s)
         if not process.ready:
             job.deadline = begun + _START_S
         if not process.request(name, job.module, job.ask):
-            job.outcome = {"state": "not_started", "why": "the process is gone"}
+            job.outcome = {"state": "not_started", "why": "the process is gone, or does not read"}
         return job
 
     def _wait(self, jobs: list[_Job]) -> None:
@@ -254,6 +266,13 @@ class Runner:
             self._stuck[job.name] = _Stuck(job.process, job.begun, job.outcome)
         seconds = round(time.monotonic() - job.begun, 3)
         return [*job.readings, _outcome(job.name, {"seconds": seconds, "deadline_s": job.ask.deadline_s, **job.outcome})]
+
+
+def _few(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the only probe of ours that reads variables wants: those of a job may be many, and some are secrets."""
+    from health.probes import environment  # noqa: PLC0415  it brings importlib.metadata, which takes time
+
+    return environment.told(environ)
 
 
 def _answer(line: bytes) -> dict[str, Json]:

@@ -30,7 +30,7 @@ from health.model import HOST, NOT_SUPPORTED, Json, Reading
 from health.probes import texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from health.model import Ask
 
@@ -63,10 +63,14 @@ def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is known, the code last: a work tree on a slow disk takes long."""
     yield Reading(NAME, HOST, "env.python", sys.executable)
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
-    wanted = {key: value for key, value in sorted(ask.environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
-    yield Reading(NAME, HOST, "env.variables", {**wanted})
-    told = ask.options.get("code")
-    yield _code(told if isinstance(told, str) else os.getcwd())  # noqa: PTH109 -- a name
+    yield Reading(NAME, HOST, "env.variables", {**told(ask.environ)})
+    place = ask.options.get("code")
+    yield _code(place if isinstance(place, str) else os.getcwd())  # noqa: PTH109 -- a name
+
+
+def told(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables of a job that are read."""
+    return {key: value for key, value in sorted(environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
 
 
 def _secret(key: str) -> bool:

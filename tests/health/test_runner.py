@@ -237,6 +237,24 @@ def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     wait_for(lambda: _state(pid) in {"", "Z"}, "its end", 20)
 
 
+@pytest.mark.process
+def test_a_job_of_many_variables_is_asked_for_few(tmp_path: Path) -> None:
+    many = {f"SERVICE_{n}": "x" * 1000 for n in range(200)} | {"NCCL_DEBUG": "WARN"}
+    runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', len(ask.environ))\n")
+    now = runner.sweep(("environment", "foreign"), Ask(environ=many))
+    assert now.value("env.variables") == {"NCCL_DEBUG": "WARN"}
+    assert now.value("a") == 201, "more than a pipe holds"
+
+
+@pytest.mark.process
+def test_a_process_that_does_not_read_is_not_written_to_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("health.runner._START_S", 0.5)
+    (tmp_path / "deaf.py").write_text("import time\ntime.sleep(600)\n", "ascii")
+    monkeypatch.setattr("health.runner._PROBER", tmp_path / "deaf.py")
+    now = plugged(tmp_path, "").sweep(("foreign",), Ask(environ={"A": "x" * 100_000}))
+    assert now.table(OUTCOME, "probe:foreign")["state"] == "not_started"
+
+
 def test_a_probe_that_answered_is_ok() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered", "seconds": 0.1})])
     assert [one.result for one in probes.check(now, None, Thresholds())] == [Result.OK]

@@ -278,6 +278,25 @@ def test_a_gpu_that_cannot_be_looked_up_is_named_by_what_it_was(fake_nvml: FakeN
 
 
 @pytest.mark.process
+def test_a_gpu_that_stays_lost_does_not_open_the_library_again_and_again(fake_nvml: FakeNvml, runner: Runner, tmp_path: Path) -> None:
+    fake_nvml.set({"calls": tmp_path / "calls"})
+    runner.sample(("nvml",), Ask())
+    fake_nvml.set({"1.lost": 1})
+    for _ in range(10):
+        assert found(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 1).result is FAILED
+    fake_nvml.set({"1.lost": None, "0.err.nvmlDeviceGetTemperature": 999})
+    for _ in range(10):
+        results = judge(runner.sample(("nvml",), Ask()))
+        assert found(results, "gpu_errors", 0).result is UNKNOWN
+    fake_nvml.set({"0.err.nvmlDeviceGetTemperature": None})
+    for _ in range(2):
+        assert found(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 0).result is OK
+    calls = (tmp_path / "calls").read_text().split()
+    assert calls.count("Init") <= 6
+    assert calls.count("EventSetFree") == calls.count("EventSetCreate") - 1
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("event", "result", "words"),
     [
@@ -300,7 +319,7 @@ def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str
 
 def test_what_was_heard_is_told_before_the_driver_is_asked_anything() -> None:
     listening = nvml.session()
-    listening._events.append((GPU.format(0), {"kind": "xid", "data": 79}))  # noqa: SLF001  as its thread does
+    listening._events.heard.append((GPU.format(0), {"kind": "xid", "data": 79}))  # noqa: SLF001  as its thread does
     assert next(listening.read(Ask())).value == [{"kind": "xid", "data": 79}]
 
 

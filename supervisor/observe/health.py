@@ -10,9 +10,9 @@ It is off where there is no NVIDIA GPU to be seen, but for the room on the disks
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -190,18 +190,21 @@ class HealthWatch:
 
     def _sample_until(self, stop: threading.Event, every_s: float) -> None:
         while not stop.is_set():
-            with self._turns(every_s) as mine:
+            changes: tuple[Finding, ...] = ()
+            with self._turns(every_s) as mine, contextlib.suppress(OSError):  # no descriptor to be had: there may be at the next
                 if mine and not stop.is_set():
-                    now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
-                    self._took(now)
-                    self._note_hung(now)
-                    changes = self._changes(judge(now, self._baseline, self._set.limits, self._sampled))
-                    self._begin_from(now)
-                else:
-                    changes = ()
+                    changes = self._sample()
             if changes and not stop.is_set():
                 self._on_change(changes)
             stop.wait(every_s)
+
+    def _sample(self) -> tuple[Finding, ...]:
+        now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
+        self._took(now)
+        self._note_hung(now)
+        changes = self._changes(judge(now, self._baseline, self._set.limits, self._sampled))
+        self._begin_from(now)
+        return changes
 
     def _took(self, now: Readings) -> None:
         """Remember what a sample saw."""
@@ -227,7 +230,7 @@ class HealthWatch:
     def _ask(self, deadline_s: float, paths: Sequence[str] = (), need_bytes: int = 0) -> Ask:
         return Ask(deadline_s=deadline_s, paths=tuple(paths), environ=self._job.environ, cookie=self._job.cookie, need_bytes=need_bytes)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _turns(self, wait_s: float) -> Iterator[bool]:
         """Give the runner to one at a time; False where it is not to be had in time."""
         mine = self._turn.acquire(timeout=wait_s)

@@ -124,6 +124,29 @@ def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_a
     assert "1 uncorrectable memory error since the job's start" in told[-1].reason
 
 
+@pytest.mark.process
+def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[int] = []
+
+    def full() -> None:
+        failed.append(1)
+        raise OSError(24, "Too many open files")
+
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    looks.look((), 0)
+    fake_nvml.set({"1.temperature": 95})
+    with monkeypatch.context() as patch:
+        patch.setattr("health.runner.selectors.DefaultSelector", full)
+        looks.begin()
+        wait_for(lambda: failed, "a sample that fails")
+    wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a later one")
+
+
 def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[..., HealthWatch]) -> None:
     changes = watch()._changes  # noqa: SLF001  what a sample ends with
     oom = CheckResult("kernel_log", "kernel", Result.FAILED, "oom", event="oom global")

@@ -207,6 +207,14 @@ result nvmlDeviceGetPciInfo_v3(void *handle, pci *out) {
 }
 
 /* ---- heat, clocks, power, PCIe ---- */
+typedef struct { u32 version; int degrees; } margin;
+result nvmlDeviceGetMarginTemperature(void *handle, margin *out) {
+  GPU(handle);
+  char value[64];
+  if (!find_of(gpu, "margin", value, sizeof value)) return UNSUPPORTED;
+  out->degrees = atoi(value);
+  return OK;
+}
 result nvmlDeviceGetTemperature(void *handle, int sensor, u32 *out) {
   GPU(handle);
   (void)sensor;

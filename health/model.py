@@ -125,7 +125,8 @@ class CheckResult:
     """What one check says of one subject.
 
     reason: a sentence without a final dot. evidence: the values it stands on. command: what a person types to repair it or to see more.
-    blocks: no attempt should be started while this holds.
+    blocks: no attempt should be started while this holds. event: what happened, by a name of its own (`xid 79`), "" for a state: of one
+    subject several may be told, and one that is not told any more is not over.
     """
 
     check: str
@@ -136,6 +137,7 @@ class CheckResult:
     repair: Repair = Repair.NONE
     command: str = ""
     blocks: bool = False
+    event: str = ""
 
     def to_json(self) -> dict[str, Json]:
         """Return it as JSON."""

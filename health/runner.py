@@ -18,7 +18,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +39,9 @@ OUTCOME: Final = "probe.outcome"
 _START_S: Final = 20.0
 #: How long we wait for one that was killed to be gone: D state shows itself at once.
 _KILLED_S: Final = 0.3
+#: We waited longer than we asked to: we were stopped (a suspended job, a paused VM), and so may they have been.
+_STOPPED_S: Final = 0.5
+_SLICE_S: Final = 0.25
 #: No answer is as long as that: whatever writes it is no prober of ours.
 _LONGEST_ANSWER: Final = 64 << 20
 _CHUNK: Final = 1 << 16
@@ -57,13 +62,20 @@ class _Process:
         return self.popen.stdout.fileno()
 
     def request(self, name: str, module: str, ask: Ask) -> bool:
-        """Ask one thing. False where the process is gone."""
+        """Ask one thing. False where the process is gone, or does not read."""
         assert self.popen.stdin is not None  # noqa: S101 -- a pipe was asked for
         self.asked += 1
         row: dict[str, Json] = {"id": self.asked, "probe": name, "module": module, "ask": ask.to_json()}
+        fd, left = self.popen.stdin.fileno(), json.dumps(row).encode("ascii") + b"\n"
+        until = time.monotonic() + (ask.deadline_s if self.ready else _START_S)
         try:
-            self.popen.stdin.write(json.dumps(row).encode("ascii") + b"\n")
-            self.popen.stdin.flush()
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            while left:
+                if not room.poll(max(0.0, until - time.monotonic()) * 1000):
+                    return False
+                with contextlib.suppress(BlockingIOError):
+                    left = left[os.write(fd, left) :]
         except OSError:
             return False
         return True
@@ -85,12 +97,14 @@ class _Process:
         return answers
 
     def end(self) -> bool:
-        """Kill it. Returns whether it is gone."""
+        """Kill it, with what it started. Returns whether it is gone."""
         for pipe in (self.popen.stdin, self.popen.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        self.popen.kill()
+        if self.popen.poll() is None:  # not waited for, so that the number is still its group's
+            with contextlib.suppress(OSError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(_KILLED_S)
         return self.popen.poll() is not None
@@ -194,7 +208,9 @@ class Runner:
             found.append(_outcome(name, {"state": "not_started", "why": f"no process could be started: {error.strerror or error}"}))
             return None
         process = _Process(popen)
-        os.set_blocking(process.fd(), False)
+        for pipe in (popen.stdin, popen.stdout):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
         return process
 
     def _freed(self, name: str, found: list[Reading]) -> bool:
@@ -213,11 +229,13 @@ class Runner:
         row = registry.PROBES.get(name)
         deadline_s = ask.deadline_s if row is None else min(row.deadline_s, ask.deadline_s)
         begun = time.monotonic()
-        job = _Job(name, replace(ask, deadline_s=deadline_s), self._plugged.get(name, ""), process, begun, begun + deadline_s)
+        environ = ask.environ if row is None else _few(ask.environ) if name == "environment" else {}
+        asked = replace(ask, deadline_s=deadline_s, environ=environ)
+        job = _Job(name, asked, self._plugged.get(name, ""), process, begun, begun + deadline_s)
         if not process.ready:
             job.deadline = begun + _START_S
         if not process.request(name, job.module, job.ask):
-            job.outcome = {"state": "not_started", "why": "the process is gone"}
+            job.outcome = {"state": "not_started", "why": "the process is gone, or does not read"}
         return job
 
     def _wait(self, jobs: list[_Job]) -> None:
@@ -227,12 +245,18 @@ class Runner:
             for fd in open_jobs:
                 selector.register(fd, selectors.EVENT_READ)
             while open_jobs:
+                began = time.monotonic()
+                left = min(_SLICE_S, max(0.0, min(job.deadline for job in open_jobs.values()) - began))
+                heard = {key.fd for key, _ in selector.select(left)}  # also where the time is up: who answered in time is not late
+                stopped_s = time.monotonic() - began - left
+                for fd in heard:
+                    _hear(open_jobs[fd])
                 now = time.monotonic()
-                for job in [job for job in open_jobs.values() if job.deadline <= now]:
-                    job.outcome = _late(job)
-                left = min(job.deadline for job in open_jobs.values()) - now
-                for key, _ in selector.select(max(0.0, left)) if left > 0 else []:
-                    _hear(open_jobs[key.fd])
+                for fd, job in open_jobs.items():
+                    if stopped_s > _STOPPED_S:
+                        job.deadline += stopped_s
+                    if not job.outcome and job.deadline <= now and (fd not in heard or job.deadline + _STOPPED_S <= now):
+                        job.outcome = _late(job)
                 for fd in [fd for fd, job in open_jobs.items() if job.outcome]:
                     selector.unregister(fd)
                     del open_jobs[fd]
@@ -242,6 +266,13 @@ class Runner:
             self._stuck[job.name] = _Stuck(job.process, job.begun, job.outcome)
         seconds = round(time.monotonic() - job.begun, 3)
         return [*job.readings, _outcome(job.name, {"seconds": seconds, "deadline_s": job.ask.deadline_s, **job.outcome})]
+
+
+def _few(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the only probe of ours that reads variables wants: those of a job may be many, and some are secrets."""
+    from health.probes import environment  # noqa: PLC0415  it brings importlib.metadata, which takes time
+
+    return environment.told(environ)
 
 
 def _answer(line: bytes) -> dict[str, Json]:

@@ -325,7 +325,8 @@ class Executor:
                 findings, problem = (), f"this node could not be looked at: {type(error).__name__}: {error}"
             if problem:
                 self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", f"health: {problem}")))
-            self._loop.post(HealthChecked(self._loop.clock.now(), action.attempt, findings, *self._workshop.size()))
+            now, late = self._loop.clock.now(), self._loop.state.attempt != action.attempt  # the attempt began without it
+            self._loop.post(HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, *self._workshop.size()))
 
         self.in_thread("health-check", work)
 

@@ -11,9 +11,10 @@ import pytest
 
 from supervisor.clock import Clock
 from supervisor.core import actions as act
-from supervisor.core.inbox import GpusListed
-from supervisor.core.model import Gpu
+from supervisor.core.inbox import GpusListed, HealthChanged, HealthChecked
+from supervisor.core.model import Finding, Gpu
 from supervisor.executor import Executor
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,3 +70,20 @@ def test_the_world_size_reaches_what_is_written_into_files() -> None:
     executor._loop.state = SimpleNamespace(stage="starting", attempt=2, ranks=())  # noqa: SLF001
     executor._begin(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3))  # noqa: SLF001  past what waits for the journal
     assert executor._job.knobs.apply.call_args.args[3] == 3  # noqa: SLF001
+
+
+@pytest.mark.parametrize(("attempt", "event"), [(1, HealthChecked), (2, HealthChanged)], ids=["in time", "the attempt began without it"])
+def test_what_a_look_found_is_told_also_where_it_came_too_late(attempt: int, event: type) -> None:
+    parts = _Parts(lambda _action, _errors: ())
+    executor: Any = parts.executor
+    assert executor.settle(10)
+    shm = Finding("host_shm", "host", "degraded", "little is left")
+    executor._workshop.size, executor._workshop.health_paths = lambda: (1, 1), lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
+    executor.health = SimpleNamespace(has_gpus=False, look=lambda *_: SimpleNamespace(findings=(shm,), problem=""))
+    executor._job.environ = {}  # noqa: SLF001  the job's
+    executor._loop.state = SimpleNamespace(attempt=attempt, gpus=())  # noqa: SLF001
+    executor.perform(act.CheckHealth(1))
+    wait_for(lambda: any(isinstance(one, event) for one in parts.posted), "the answer", 20)
+    (told,) = [one for one in parts.posted if isinstance(one, HealthChecked | HealthChanged)]
+    assert type(told) is event
+    assert told.findings == (shm,)

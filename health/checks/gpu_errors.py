@@ -19,7 +19,9 @@ NEEDS = ("nvml",)
 
 #: By NVML's code: result, words, repair, whether it holds a start back. 999 is what a GPU off the bus answers when looked up.
 _SAID = {
+    8: (Result.FAILED, "it has too little power: its cables are not attached well", Repair.DRAIN, True),
     9: (Result.FAILED, "its driver is not loaded any more", Repair.RESTART_DRIVER, True),
+    11: (Result.FAILED, "its interrupts do not arrive", Repair.REBOOT, True),
     14: (Result.DEGRADED, "its InfoROM is corrupted: the memory of its faults and settings", Repair.REPLACE, False),
     15: (Result.FAILED, "it is lost: it fell off the bus, or does not answer", Repair.REBOOT, True),
     16: (Result.FAILED, "it must be reset before it can be used", Repair.RESET_GPU, True),
@@ -34,6 +36,10 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
     for subject in gpus.all_of(now):
         rows = now.rows("gpu.errors", subject)
         evidence = tuple(f"{row.get('call')}: NVML error {row.get('code')}: {row.get('words')}" for row in rows)
+        refused = now.table("gpu.identity", subject).get("refused")
+        if not rows and refused:
+            yield CheckResult(NAME, subject, Result.UNKNOWN, f"{gpus.called(now, subject)} may not be looked at: {refused}")
+            continue
         if not rows:
             yield CheckResult(NAME, subject, Result.OK, f"{gpus.called(now, subject)} answers")
             continue
@@ -46,6 +52,6 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
 
 
 def _gravity(row: dict[str, Json]) -> int:
-    order = (14, 999, 16, 9, 18, 15)
+    order = (14, 999, 11, 8, 16, 9, 18, 15)
     code = row.get("code")
     return order.index(code) if isinstance(code, int) and code in order else -1

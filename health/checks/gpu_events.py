@@ -49,7 +49,8 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
             why = f"{gpus.called(now, reading.subject)}: {words}"
             evidence = (f"{event.get('kind')} {event.get('data')} at {event.get('t')}, {event.get('pci')}",)
             command = gpus.reset_command(now, reading.subject) if repair is Repair.RESET_GPU else "dmesg | grep -i -e nvrm -e xid"
-            yield CheckResult(NAME, reading.subject, result, why, evidence, repair, command)
+            about = f"{event.get('kind')} {event.get('data')}" if event.get("kind") == "xid" else str(event.get("kind"))
+            yield CheckResult(NAME, reading.subject, result, why, evidence, repair, command, event=about)
 
 
 def _logged(now: Readings, event: dict[str, Json]) -> bool:

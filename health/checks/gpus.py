@@ -18,6 +18,11 @@ def all_of(now: Readings) -> Iterator[str]:
         yield reading.subject
 
 
+def all_named(now: Readings) -> bool:
+    """Tell whether every GPU that the driver counts is named here; else one that is not may be there all the same: the driver hung."""
+    return now.count("nvml.count") == len(now.of("gpu.identity"))
+
+
 def called(now: Readings, subject: str) -> str:
     """Return what people call a GPU: its number and PCI address."""
     identity = now.table("gpu.identity", subject)
@@ -37,9 +42,9 @@ def reset_command(now: Readings, subject: str) -> str:
 
 
 def answers(now: Readings, subject: str) -> bool:
-    """Tell whether a GPU is there at all: of one that is lost, another check speaks."""
+    """Tell whether a GPU is there at all: of one that is lost, or may not be looked at, another check speaks."""
     codes = {row.get("code") for row in now.rows("gpu.errors", subject)}
-    return not codes & {15, 999}
+    return not codes & {15, 999} and not now.table("gpu.identity", subject).get("refused")
 
 
 def unread(check: str, now: Readings, name: str, subject: str) -> CheckResult | None:

@@ -53,7 +53,9 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
 
 
 def _key(row: dict[str, Json]) -> tuple[Json, ...]:
-    return row.get("kind"), row.get("code"), row.get("pci"), row.get("subject"), row.get("line_number"), row.get("count")
+    """Return what an event is known by. Not its line's number, nor how many lines it has: a copy of the log is read from its end."""
+    at = row.get("last_time")
+    return row.get("kind"), row.get("code"), row.get("pci"), row.get("subject"), row.get("line") if at is None else at
 
 
 def _judged(row: dict[str, Json]) -> CheckResult | None:
@@ -80,4 +82,5 @@ def _judged(row: dict[str, Json]) -> CheckResult | None:
         (str(row.get("line", "")),),
         repair,
         "dmesg -T",
+        event=" ".join(str(one) for one in (row.get("kind"), row.get("code"), subject) if one),
     )

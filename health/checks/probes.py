@@ -1,4 +1,7 @@
-"""Did every probe answer? One that hangs is a fault of what it asks, and the only trace of it that some faults leave."""
+"""Did every probe answer? One that hangs is a fault of what it asks, and the only trace of it that some faults leave.
+
+Some ask programs, servers and trees of files of the user's own, which may be slow on a node that is well: they condemn none.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 
 NAME = "probes"
 NEEDS: tuple[str, ...] = ()
+#: git and what is installed, resolvers, other nodes, chronyc, journalctl.
+_MAY_BE_SLOW = frozenset({"environment", "names", "reach", "ports", "clock", "kernel_log"})
 
 
 def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
@@ -32,6 +37,8 @@ def _judged(subject: str, told: dict[str, Json]) -> CheckResult:
     evidence = (f"process {told.get('pid')}: state {told.get('process') or 'unknown'}, in {told.get('wchan') or 'unknown'}",)
     late = f"probe {name} did not answer in {told.get('deadline_s', seconds)} s{after}"
     command = f"cat /proc/{told.get('pid')}/stack"
+    if name in _MAY_BE_SLOW:
+        return CheckResult(NAME, subject, Result.DEGRADED, f"{late}: what it asks is slow or gone", evidence)
     if told.get("process") == "D":
         where = f": stuck in the kernel at {told.get('wchan') or 'a place that it does not tell'}"
         return CheckResult(NAME, subject, Result.FAILED, late + where, evidence, Repair.REBOOT, command)

@@ -64,6 +64,14 @@ class Memory:
         """Remember an event."""
         self._events.append(event)
 
+    def add_once(self, event: Event) -> None:
+        """Remember an event; one that is of the burst of an earlier one is that, and lasts until now."""
+        for one in reversed(self._events):
+            if (one.code, one.gpu) == (event.code, event.gpu) and same_burst(event.code, one.t, event.t):
+                one.t = event.t
+                return
+        self._events.append(event)
+
     def past(self, event: Event) -> Past:
         """Return how an event stands among those of its code, within 24 h before and after it."""
         alike = [one for one in self._events if one.code == event.code and _near(one.t, event.t, DAY_S)]

@@ -20,6 +20,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -29,7 +30,7 @@ from health.model import HOST, NOT_SUPPORTED, Json, Reading
 from health.probes import texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from health.model import Ask
 
@@ -54,6 +55,7 @@ PACKAGES: Final = (
     "xformers",
 )
 _LIBRARIES: Final = ("nvidia-nccl-", "nvidia-cudnn-", "nvidia-cuda-runtime-", "nvidia-cublas-")
+#: Of all that git is asked: less than this probe's deadline.
 _GIT_S: Final = 3.0
 
 
@@ -61,10 +63,14 @@ def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is known, the code last: a work tree on a slow disk takes long."""
     yield Reading(NAME, HOST, "env.python", sys.executable)
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
-    wanted = {key: value for key, value in sorted(ask.environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
-    yield Reading(NAME, HOST, "env.variables", {**wanted})
-    told = ask.options.get("code")
-    yield _code(told if isinstance(told, str) else os.getcwd())  # noqa: PTH109 -- a name
+    yield Reading(NAME, HOST, "env.variables", {**told(ask.environ)})
+    place = ask.options.get("code")
+    yield _code(place if isinstance(place, str) else os.getcwd())  # noqa: PTH109 -- a name
+
+
+def told(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables of a job that are read."""
+    return {key: value for key, value in sorted(environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
 
 
 def _secret(key: str) -> bool:
@@ -111,10 +117,11 @@ def _code(directory: str) -> Reading:
     program = shutil.which("git")
     if program is None:
         return Reading(NAME, HOST, "env.code", None, "git is not here")
+    until = time.monotonic() + _GIT_S
     try:
-        told = _git(program, directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").split("\n")
-        changed = _git(program, directory, "status", "--porcelain", "--untracked-files=no")
-        difference = _git(program, directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv") if changed else ""
+        told = _git(until, program, directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").split("\n")
+        changed = _git(until, program, directory, "status", "--porcelain", "--untracked-files=no")
+        difference = _git(until, program, directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv") if changed else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         return Reading(NAME, HOST, "env.code", None, f"git: {error}")
     except subprocess.CalledProcessError as error:
@@ -126,7 +133,7 @@ def _code(directory: str) -> Reading:
     return Reading(NAME, HOST, "env.code", value)
 
 
-def _git(program: str, directory: str, *words: str) -> str:
+def _git(until: float, program: str, directory: str, *words: str) -> str:
     """Return what git says. It writes nothing, not even its index, and whose tree is not ours it does not look into (safe.directory)."""
     done = subprocess.run(  # noqa: S603 -- git, found on the PATH
         [program, "-C", directory, "-c", "core.fsmonitor=false", *words],
@@ -135,7 +142,7 @@ def _git(program: str, directory: str, *words: str) -> str:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=_GIT_S,
+        timeout=max(0.0, until - time.monotonic()),
         check=True,
     )
     return done.stdout.rstrip("\n")

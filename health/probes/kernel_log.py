@@ -1,9 +1,10 @@
 """The kernel's log: what it says of trouble since the boot, as far back as it is kept.
 
 In: /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Out, of `kernel`: `kernel.findings` (a list of
-findings, each with `age_s`, None where its time is not known), `kernel.source`, `kernel.overruns` (how often records were overwritten
-before they were read). Where nothing can be read `kernel.findings` has the reasons as its problem: silence of a log that nobody reads is
-not health. What a session has read it does not read again: its judge remembers, and so do the Xids' rules of repetition.
+findings, each with `last_time`, the log's own of its last line, and `age_s`, None where these are not known), `kernel.source`,
+`kernel.overruns` (how often records were overwritten before they were read). Where nothing can be read `kernel.findings` has the reasons as
+its problem: silence of a log that nobody reads is not health. What a session has read it does not read again: its judge remembers, and so
+do the Xids' rules of repetition.
 """
 
 from __future__ import annotations
@@ -144,5 +145,5 @@ def _rows(found: tuple[Finding, ...], now: float | None) -> Json:
     for one in found:
         last = one.last_t if one.last_t is not None else one.t
         age = round(max(0.0, now - last), 1) if now is not None and last is not None else None
-        rows.append({**one.to_json(), "age_s": age})
+        rows.append({**one.to_json(), "last_time": last, "age_s": age})
     return rows

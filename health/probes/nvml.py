@@ -6,22 +6,22 @@ whose error is a verdict on the GPU), the rows of nvmlcalls.py, `gpu.nvlinks`, `
 
 Each call that the GPU or the driver does not know costs its own reading only (`not_supported`): MIG, GeForce and old drivers answer what
 they can. A call may hang for ever; what was read before it is out by then. The session is the state: an open library, handles, what
-does not change, and a thread that hears events. It opens the library anew after an error that a reset of a GPU or driver would explain.
+does not change, and who hears events (nvmlevents.py). It opens the library anew after an error that a reset of a GPU or driver would
+explain, once for the same errors in a while.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 import time
-from collections import deque
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, Json, Reading
 from health.probes import holders
-from health.probes.nvmlcalls import EVENTS, FIELDS, LINK_COUNTERS, LINK_FIELDS, MOST_LINKS, RECOVERY_ACTION, ROWS, Row
+from health.probes.nvmlcalls import FIELDS, LINK_COUNTERS, LINK_FIELDS, MOST_LINKS, RECOVERY_ACTION, ROWS, Row
+from health.probes.nvmlevents import Events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 
 NAME: Final = "nvml"
 _OK, _UNINITIALIZED, _INVALID, _UNSUPPORTED, _NO_PERMISSION, _NO_FUNCTION = 0, 1, 2, 3, 4, 13
+_NO_POWER, _IRQ = 8, 11
 _NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _OLD_STRUCT, _UNKNOWN = 9, 14, 15, 16, 18, 25, 999
 #: Errors that say something of the GPU or the driver, not of the call.
-_VERDICTS: Final = frozenset({_NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _UNKNOWN})
+_VERDICTS: Final = frozenset({_NO_POWER, _IRQ, _NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _UNKNOWN})
+_LOOKED_UP: Final = frozenset({"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"})
 #: After these the library's handles may be of a driver that is no more.
 _ANEW: Final = frozenset({_UNINITIALIZED, _NOT_LOADED, _LOST, _RESET, _MISMATCH, _UNKNOWN})
 _PROBLEMS: Final = {_INVALID: NOT_SUPPORTED, _UNSUPPORTED: NOT_SUPPORTED, _NO_FUNCTION: NOT_SUPPORTED, _OLD_STRUCT: NOT_SUPPORTED,
                     _NO_PERMISSION: PERMISSION, _LOST: GONE}  # fmt: skip
-_EVENT_WAIT_MS: Final = 1000
-_MOST_EVENTS: Final = 1000
+#: After which the library is opened anew for errors that it was opened anew for already: opening it takes time, and events are missed.
+_ANEW_S: Final = 300.0
 _P2P_READ, _P2P_NVLINK = 0, 2
 _FIELD_TYPES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
@@ -69,13 +71,14 @@ class _Refused(Exception):  # noqa: N818 -- an answer, not a fault of ours
 class _Gpu:
     """One GPU of a session."""
 
-    __slots__ = ("errors", "fields", "handle", "index", "links", "pci", "static", "subject")
+    __slots__ = ("errors", "fields", "handle", "index", "links", "pci", "refused", "static", "subject")
 
     def __init__(self, index: int, handle: Any, uuid: str, pci: str) -> None:  # noqa: ANN401 -- ctypes' own
         self.index, self.handle, self.pci = index, handle, pci
         self.subject = f"gpu:{uuid}" if uuid else f"gpu:#{index}"
         self.static: dict[str, Reading] = {}
         self.errors: list[Json] = []
+        self.refused = ""  # why there is no handle
         self.links: int | None = None
         #: link counters that the driver knows; None before the first answer
         self.fields: tuple[int, ...] | None = None
@@ -90,21 +93,23 @@ class NvmlSession:
         self._names: dict[int, tuple[str, str]] = {}
         self._pairs: Json = None
         self._stale = False
-        self._events: deque[tuple[str, dict[str, Json]]] = deque(maxlen=_MOST_EVENTS)
-        self._hearing: tuple[threading.Event, threading.Thread] | None = None
+        self._events = Events()
+        self._opened_for: tuple[frozenset[tuple[int, Json]] | None, float] = (None, 0.0)
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what is read now."""
-        if self._stale or (self._nvml is not None and self._counted() != len(self._gpus)):
+        """Yield what is read now, what was heard first of all: it is in no second process, and the driver's calls may hang."""
+        heard: dict[str, list[Json]] = {}
+        yield from self._events.told(heard)
+        if self._nvml is not None and (self._counted() != len(self._gpus) or self._is_to_be_opened_anew()):
             self.close()
         if self._nvml is None:
             opened = yield from self._open()
             if not opened:
                 return
-            if ask.lasting:
-                self._listen()
         else:
             yield Reading(NAME, HOST, "nvml.init", {"code": _OK, "words": ""})
+        if ask.lasting:
+            self._events.listen(self._nvml, self._gpus)
         yield self._reading(HOST, "nvml.driver", self._nvml.nvmlSystemGetDriverVersion)
         yield self._reading(HOST, "nvml.count", self._nvml.nvmlDeviceGetCount)
         for gpu in self._gpus:
@@ -117,19 +122,30 @@ class NvmlSession:
         if self._pairs is None:
             self._pairs = self._read_pairs(alive)
         yield Reading(NAME, HOST, "gpu.pairs", self._pairs)
-        yield from self._heard()
+        yield from self._events.told(heard)
 
     def close(self) -> None:
         """Close the library."""
-        if self._hearing is not None:
-            stop, thread = self._hearing
-            stop.set()
-            thread.join(2 * _EVENT_WAIT_MS / 1000)  # it waits in the library
-            self._hearing = None
+        self._events.end()
         if self._nvml is not None:
             with contextlib.suppress(Exception):  # a driver that is gone cannot be shut down
                 self._nvml.nvmlShutdown()
         self._nvml, self._gpus, self._pairs, self._stale = None, [], None, False
+
+    def _is_to_be_opened_anew(self) -> bool:
+        """Tell whether errors ask for it that it was not opened for a moment ago; where not, forget those that a call will repeat."""
+        if not self._stale:
+            return False
+        codes = frozenset((gpu.index, row["code"]) for gpu in self._gpus for row in gpu.errors if isinstance(row, dict))
+        known, since = self._opened_for
+        if codes != known or time.monotonic() - since >= _ANEW_S:
+            self._opened_for = (codes, time.monotonic())
+            return True
+        self._stale = False
+        for gpu in (gpu for gpu in self._gpus if gpu.handle is not None):
+            rows = [row for row in gpu.errors if isinstance(row, dict)]
+            gpu.errors = [row for row in rows if row["code"] not in _ANEW or row["call"] in _LOOKED_UP]
+        return False
 
     def _open(self) -> Generator[Reading, None, bool]:
         """Open the library. Returns whether it is open."""
@@ -171,6 +187,7 @@ class NvmlSession:
         gpu = _Gpu(index, handle, uuid, pci)
         self._names[index] = (uuid, pci)
         if refused is not None:
+            gpu.refused = "" if handle is not None else str(refused)
             self._note(gpu, "nvmlDeviceGetHandleByIndex" if handle is None else "nvmlDeviceGetUUID", refused)
         return gpu
 
@@ -178,7 +195,8 @@ class NvmlSession:
         if "gpu.name" not in gpu.static and gpu.handle is not None:
             gpu.static["gpu.name"] = self._reading(gpu.subject, "gpu.name", self._nvml.nvmlDeviceGetName, gpu.handle)
         name = gpu.static["gpu.name"].value if "gpu.name" in gpu.static else ""
-        yield Reading(NAME, gpu.subject, "gpu.identity", {"index": gpu.index, "pci": gpu.pci, "name": name})
+        identity: dict[str, Json] = {"index": gpu.index, "pci": gpu.pci, "name": name}
+        yield Reading(NAME, gpu.subject, "gpu.identity", identity | ({"refused": gpu.refused} if gpu.refused else {}))
         yield Reading(NAME, gpu.subject, "gpu.errors", list(gpu.errors))
 
     def _recovery_action(self, gpu: _Gpu) -> Iterator[Reading]:
@@ -201,7 +219,7 @@ class NvmlSession:
                 yield from self._verdict(gpu, row.functions[0], refused)
                 if refused.code == _LOST:
                     return  # each further call may take its time to say the same
-            if row.static:
+            if row.static and (refused is None or refused.code not in _ANEW):
                 gpu.static[row.name] = reading
         for name, call in (("gpu.fields", self._read_fields), ("gpu.nvlinks", self._read_links),
                            ("gpu.fabric", self._read_fabric), ("gpu.sram", self._read_sram)):  # fmt: skip
@@ -344,44 +362,6 @@ class NvmlSession:
     def _verdict(self, gpu: _Gpu, call: str, refused: _Refused) -> Iterator[Reading]:
         if self._note(gpu, call, refused):
             yield Reading(NAME, gpu.subject, "gpu.errors", list(gpu.errors))
-
-    def _listen(self) -> None:
-        """Hear events from now on, in a thread: each is delivered once, and its time is that of its arrival."""
-        nvml, stop = self._nvml, threading.Event()
-        try:
-            events = self._ask(nvml.nvmlEventSetCreate)
-            for gpu in self._gpus:
-                with contextlib.suppress(_Refused):
-                    known = self._ask(nvml.nvmlDeviceGetSupportedEventTypes, gpu.handle)
-                    self._ask(nvml.nvmlDeviceRegisterEvents, gpu.handle, known & sum(EVENTS), events)
-        except _Refused:
-            return
-        by_handle = {ctypes.cast(gpu.handle, ctypes.c_void_p).value: gpu for gpu in self._gpus if gpu.handle is not None}
-
-        def hear() -> None:
-            while not stop.is_set():
-                try:
-                    event = nvml.nvmlEventSetWait_v2(events, _EVENT_WAIT_MS)
-                except nvml.NVMLError_Timeout:
-                    continue
-                except nvml.NVMLError:
-                    return  # the driver is gone: the next read sees that for itself
-                gpu = by_handle.get(ctypes.cast(event.device, ctypes.c_void_p).value)
-                kind = EVENTS.get(int(event.eventType), f"{event.eventType:#x}")
-                if gpu is not None:
-                    self._events.append((gpu.subject, {"kind": kind, "data": int(event.eventData), "t": time.time(), "pci": gpu.pci}))
-
-        thread = threading.Thread(target=hear, name="nvml-events", daemon=True)
-        self._hearing = (stop, thread)
-        thread.start()
-
-    def _heard(self) -> Iterator[Reading]:
-        by_gpu: dict[str, list[Json]] = {}
-        while self._events:
-            subject, event = self._events.popleft()
-            by_gpu.setdefault(subject, []).append(event)
-        for subject, events in by_gpu.items():
-            yield Reading(NAME, subject, "gpu.events", events)
 
 
 def _address(info: Any) -> str:  # noqa: ANN401 -- ctypes' own

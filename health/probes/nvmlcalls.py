@@ -69,6 +69,8 @@ ROWS: Final = (
     Row("gpu.slowdown_c", ("nvmlDeviceGetTemperatureThreshold",), (1,), static=True),
     Row("gpu.memory_max_c", ("nvmlDeviceGetTemperatureThreshold",), (2,), static=True),
     Row("gpu.max_c", ("nvmlDeviceGetTemperatureThreshold",), (3,), static=True),
+    # from Ada on in place of the thresholds, which newer drivers tell no more (nvml.h at nvmlDeviceGetTemperatureThreshold)
+    Row("gpu.margin_c", ("nvmlDeviceGetMarginTemperature",)),
     Row("gpu.throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")),
     Row("gpu.busy_percent", ("nvmlDeviceGetUtilizationRates",), shape=_busy),
     Row("gpu.clock_sm_mhz", ("nvmlDeviceGetClockInfo",), (1,)),

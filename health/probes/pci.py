@@ -2,12 +2,14 @@
 
 In: /sys/bus/pci/devices, /dev/nvidia[0-9]*. Out: `pci.gpus` (a list of tables: address, driver, current_link_width and its like),
 `pci.config` with the problem GONE of subject `pci:ADDRESS` where a device's config space reads as all ones, `dev.gpus` (numbers of the
-device files). Nothing is kept; nothing hangs but the reading of a device that hangs the bus.
+device files that we may open: a device cgroup shows all, and lets some be opened). Nothing is kept; nothing hangs but the reading of a
+device that hangs the bus.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -47,7 +49,9 @@ def read(ask: Ask) -> Iterator[Reading]:
         yield Reading(NAME, HOST, "pci.gpus", found)
     numbers: list[Json] = []
     with contextlib.suppress(OSError):
-        numbers += sorted(int(match[1]) for one in Path(ask.at("/dev")).iterdir() if (match := re.fullmatch(r"nvidia(\d+)", one.name)))
+        files = [(match, one) for one in Path(ask.at("/dev")).iterdir() if (match := re.fullmatch(r"nvidia(\d+)", one.name))]
+        # without opening it, which wakes the GPU: the kernel asks the device cgroup here too (inode_permission)
+        numbers += sorted(int(match[1]) for match, one in files if os.access(one, os.R_OK | os.W_OK))
     yield Reading(NAME, HOST, "dev.gpus", numbers)
 
 

@@ -1,21 +1,22 @@
 """This node gets worse, or well again, while the job runs. See core/decide.py for the rules.
 
 It is told once, and acted on when the next attempt begins (preflight.py): health alone ends no healthy attempt, unless --evict-on names the
-check. Then the attempt is fenced as if a rank had failed, and the finding is what it failed of.
+check. Then the attempt is fenced as if a rank had failed, and the finding is what it failed of; one that was seen before its ranks were
+there is remembered until they are.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import failing, preflight
+from supervisor.core import failing, lifecycle, preflight
 from supervisor.core.actions import Alert, Say
 from supervisor.core.preflight import WORSE
 from supervisor.core.state import JobState, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import HealthChanged
+    from supervisor.core.inbox import AttemptStarted, HealthChanged
 
     Step = tuple[JobState, tuple[Action, ...]]
 
@@ -37,10 +38,28 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
         actions.append(Say("info", f"health: over: {preflight.told(well)}"))
     reasons = tuple(one for one in worse if one.check in state.policy.evict_on)
     fenced = bool(reasons) and state.stage is Stage.RUNNING
+    waits = bool(reasons) and state.stage is Stage.STARTING
+    if state.stage is Stage.STARTING:
+        state = changed(state, evicted=tuple({one.about: one for one in (*state.evicted, *reasons) if one.about in after}.values()))
     if worse:
-        then = "the attempt is ended (--evict-on)" if fenced else "the job goes on; it is acted on at the next restart"
+        then = "the job goes on; it is acted on at the next restart"
+        if fenced or waits:
+            then = f"the attempt is ended{' once its ranks are there' * waits} (--evict-on)"
         actions.append(Alert("node_health", state.attempt, f"health: {preflight.told(worse)}; {then}"))
     if not fenced:
         return state, tuple(actions)
-    state, more = failing.fence(changed(state, evicted=reasons), event.t, None, f"health: {preflight.told(reasons)}")
+    state, more = _evict(changed(state, evicted=reasons), event.t)
     return state, (*actions, *more)
+
+
+def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
+    """The ranks exist; end them where this node became ill before."""
+    state, actions = lifecycle.on_attempt_started(state, event)
+    if state.stage is not Stage.RUNNING or not state.evicted:
+        return state, actions
+    state, more = _evict(state, event.t)
+    return state, (*actions, *more)
+
+
+def _evict(state: JobState, t: float) -> Step:
+    return failing.fence(state, t, None, f"health: {preflight.told(state.evicted)}")

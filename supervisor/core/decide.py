@@ -78,7 +78,7 @@ HANDLERS: dict[type, Handler] = {
     LauncherStarted: lifecycle.on_launcher_started,
     LauncherFellBack: lifecycle.on_launcher_fell_back,
     CheckpointSelected: beginning.on_checkpoint_selected,
-    AttemptStarted: lifecycle.on_attempt_started,
+    AttemptStarted: ailing.on_attempt_started,
     ProgressObserved: lifecycle.on_progress_observed,
     CheckpointVerified: lifecycle.on_checkpoint_verified,
     StartCeilingPassed: lifecycle.on_start_ceiling_passed,

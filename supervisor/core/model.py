@@ -147,7 +147,7 @@ class Finding:
     """What a health check says of one thing of this node, as far as a decision, or a person, needs it (docs/health.md).
 
     subject: as health/model.py names it (`gpu:UUID`, `path:/data`, `host`). result: ok, degraded or failed. command: what repairs it, or
-    shows more. blocks: no attempt is to be begun on it.
+    shows more. blocks: no attempt is to be begun on it. event: what happened (`xid 79`), "" for a state.
     """
 
     check: str
@@ -156,6 +156,7 @@ class Finding:
     reason: str
     command: str = ""
     blocks: bool = False
+    event: str = ""
 
     @property
     def gpu(self) -> str:
@@ -164,9 +165,9 @@ class Finding:
         return name if kind == "gpu" and not name.startswith("#") else ""
 
     @property
-    def about(self) -> tuple[str, str]:
+    def about(self) -> tuple[str, str, str]:
         """What is compared from one look to the next."""
-        return self.check, self.subject
+        return self.check, self.subject, self.event
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,16 +61,18 @@ def judged(state: JobState, t: float) -> Judged:
     blocking = [one for one in findings if one.blocks and not (one.gpu in known and one.gpu not in usable)]  # out of use already
     ours = {one.gpu: one for one in reversed(blocking) if one.gpu in usable}  # of several of one GPU the first, which is the worst
     others = [one for one in blocking if one.gpu not in usable]
-    state, actions = _told(state, [one for one in findings if one not in blocking])
+    words = [one for one in findings if one not in blocking]
     hopeless = next((one for one in others if not _of_a_gpu(one)), None)
     if hopeless is not None:
+        state, actions = _told(state, words)
         return Judged(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))
     if not ours and not others:
-        return Judged(state, actions, None)
+        return Judged(*_told(state, words), None)
     state, quarantined = _left_out(state, ours)
     first = next(iter([*ours.values(), *others]))
-    state, fewer, why = _ranks(state, t, len(usable) - len(ours), len(usable) + len(others))
+    state, fewer, why = _ranks(state, t, len(usable) - len(ours), len(usable) + len({one.subject for one in others}))
     stop = _stop(first, why, state.policy.clears if ours else "") if why else None
+    state, actions = _told(state, [*others, *words] if stop is None else words)
     return Judged(state, (*actions, *quarantined, *fewer), stop)
 
 

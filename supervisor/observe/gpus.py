@@ -23,6 +23,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from health.checks.gpus import all_named
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -71,7 +73,12 @@ def look(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Seen:
 
 
 def of_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[Listed, ...]:
-    """Return the same from NVML's readings: nvidia-smi numbers them as NVML does. A GPU that NVML cannot name is none that can be used."""
+    """Return the same from NVML's readings: nvidia-smi numbers them as NVML does. A GPU that NVML cannot name is none that can be used.
+
+    Empty where NVML hung before it came to the last: what it named is not all that there is.
+    """
+    if not all_named(now):
+        return ()
     rows = []
     for reading in now.of("gpu.identity"):
         told, uuid = now.table("gpu.identity", reading.subject), reading.subject.removeprefix("gpu:")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from health import xids
+from health.checks import gpus
 from health.kernellog.memory import REPEATED, Event, Memory
 from health.model import Readings, delta
 from supervisor.classify.gpustate import CLAIMS, SOURCE
@@ -20,11 +21,13 @@ from supervisor.core.model import Evidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from health.model import Json
     from supervisor.classify.catalogue import Catalogue
 
-_LOST: Final = frozenset({15, 999})
+#: Of these 8 and 11 say why a GPU cannot be looked up.
+_LOST: Final = frozenset({8, 11, 15, 999})
 _RESET: Final = 16
 _GONE: Final = frozenset({9, 18})
 _LOOKED_UP: Final = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
@@ -60,7 +63,10 @@ def heard(now: Readings) -> Iterator[Heard]:
 
 
 def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) -> Iterator[Evidence]:
-    """Yield what is otherwise than when the attempt began. ranks: by UUID, of those GPUs whose rank is known."""
+    """Yield what is otherwise than when the attempt began. ranks: by UUID, of those GPUs whose rank is known.
+
+    A GPU that is not listed is lost only where the driver named as many as it counts: one that hung did not come to it.
+    """
     if before is None:
         return
     code = now.table("nvml.init").get("code")
@@ -68,19 +74,21 @@ def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) ->
         words = "not loaded any more" if code != max(_GONE) else "of another version than its library"
         yield _fact("driver_gone", f"the NVIDIA driver is {words}", _t(before, "nvml.init"), {})
     listed = {reading.subject for reading in now.of("gpu.identity")}
+    all_named = code == 0 and gpus.all_named(now)
     for reading in before.of("gpu.identity"):
-        subject = reading.subject
-        for name, what, fields in _of_gpu(now, before, subject, there=subject in listed or code != 0):
+        subject, unnamed = reading.subject, f"gpu:#{before.table('gpu.identity', reading.subject).get('index')}"
+        codes = (_codes(now, subject) | _codes(now, unnamed)) - _codes(before, subject)
+        there = subject in listed or unnamed in listed or not all_named
+        for name, what, fields in _of_gpu(now, before, subject, codes if there else _LOST):
             whose = {"gpu_uuid": _uuid(subject), "hardware": "yes"}
             fact = _fact(name, f"{_called(before, subject)}: {what}", reading.t, whose | fields)
             yield replace(fact, rank=ranks.get(_uuid(subject)))
 
 
-def _of_gpu(now: Readings, before: Readings, subject: str, *, there: bool) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield name, words and figures of each change of one GPU."""
-    codes = _codes(now, subject) - _codes(before, subject)
-    if not there or codes & _LOST:
-        yield "lost", "it fell off the bus, or does not answer any more", {"nvml_error": str(min(codes & _LOST, default=15))}
+def _of_gpu(now: Readings, before: Readings, subject: str, codes: AbstractSet[int]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield name, words and figures of each change of one GPU. codes: NVML's errors that it did not have before."""
+    if codes & _LOST:
+        yield "lost", "it fell off the bus, or does not answer any more", {"nvml_error": str(min(codes & _LOST))}
         return
     if _RESET in codes:
         yield "reset_required", "it must be reset before it can be used", {"nvml_error": str(_RESET)}
@@ -120,14 +128,18 @@ def _of_links(now: Readings, before: Readings, subject: str) -> Iterator[tuple[s
 
 
 def xid_facts(told: Iterable[Heard], memory: Memory, names: Readings, ranks: Mapping[str, int], catalogue: Catalogue) -> Iterator[Evidence]:
-    """Yield the Xids of this attempt, claimed as lines of the kernel's log would be. memory: of the last day, these included."""
+    """Yield the Xids of this attempt, claimed as lines of the kernel's log would be. memory: of the last day, these included.
+
+    Of a GPU that is the only one in use none is suspected for what it repeats: a fault of the program would look the same.
+    """
+    in_use = set(ranks) or {_uuid(reading.subject) for reading in names.of("gpu.identity")}
     for one in told:
         entry = xids.lookup(one.code)
         name = f": {entry.name}" if entry is not None else ""
         text = f"{_called(names, one.subject)}: Xid {one.code}{name}"
         # the kernel's own form, because its rows know every code
         record = Evidence("kernel", "record", f"NVRM: Xid (PCI:{one.pci.rpartition('.')[0] or one.pci}): {one.code}, told by NVML", t=one.t)
-        repeated = _repeated(one, memory)
+        repeated = _repeated(one, memory) if in_use - {_uuid(one.subject)} else ""
         for fact in claims(record, catalogue):
             fields = {"hardware": _hardware(entry, repeated=bool(repeated)), **({"xid_repeated": repeated} if repeated else {})}
             claim = fact.claim
@@ -144,9 +156,9 @@ def xid_facts(told: Iterable[Heard], memory: Memory, names: Readings, ranks: Map
 
 
 def remember(told: Iterable[Heard], memory: Memory) -> None:
-    """Put Xids into the memory of the node."""
+    """Put Xids into the memory of the node, each burst as one."""
     for one in told:
-        memory.add(Event(one.code, _uuid(one.subject), one.t))
+        memory.add_once(Event(one.code, _uuid(one.subject), one.t))
 
 
 def _repeated(one: Heard, memory: Memory) -> str:

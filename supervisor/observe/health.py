@@ -10,18 +10,19 @@ It is off where there is no NVIDIA GPU to be seen, but for the room on the disks
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health import registry
+from health.checks import gpus
 from health.judging import judge
 from health.kernellog.memory import Memory
 from health.model import Ask, Readings, Result
-from health.runner import OUTCOME, Runner
+from health.runner import OUTCOME, Runner, asked
 from supervisor.core.model import Evidence, Finding
 from supervisor.healthset import healthset
 from supervisor.observe import gpustate
@@ -45,11 +46,15 @@ _CLOSING_S: Final = 0.5
 #: What tells of a GPU's end.
 AFTER: Final = ("nvml",)
 DISKS: Final = ("disk",)
+#: What is judged before an attempt only: while it runs its own ranks hold the memory, and in a container they have other pids for NVML.
+NOT_SAMPLED: Final = frozenset({"gpu_memory"})
 MOST: Final = 40
 MOST_CHARACTERS: Final = 300
 NVML: Final = "libnvidia-ml.so.1"
 _MARKS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
+#: How a probe ends of whose readings no more are to come.
+_ENDED: Final = frozenset({"answered", "failed"})
 _TOLD: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
 
 
@@ -70,6 +75,7 @@ class HealthWatch:
         settings = job.settings
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
         self._set = healthset(settings)
+        self._sampled = {name: check for name, check in self._set.checks.items() if name not in NOT_SAMPLED}
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.probes += tuple(self._set.plugged.probes) * self.has_gpus
@@ -78,29 +84,41 @@ class HealthWatch:
         self._turn = threading.Lock()  # of the runner
         self._hung: set[str] = set()
         self._baseline: Readings | None = None
+        self._based: set[str] = set()  # the probes whose readings are in it
         self._before: Readings | None = None  # of this attempt
         self._last: Readings | None = None
-        self._told: dict[tuple[str, str], int] = {}
+        self._told: dict[tuple[str, str, str], int] = {}
         self._memory = Memory()
         self._heard: list[gpustate.Heard] = []
         self._stop: threading.Event | None = None
 
     def look(self, paths: Sequence[str], need_bytes: int) -> Looked:
         """Look at all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process."""
-        asked = tuple(name for name in self.probes if name not in self._hung)
+        wanted = tuple(name for name in self.probes if name not in self._hung)
         with self._turns(_START_TURN_S) as mine:
             if not mine:
                 return Looked(Readings(), (), "who looks at this node is stuck in an earlier look")
-            now = self._runner.sweep(asked, self._ask(DEADLINE_S, paths, need_bytes))
-        skipped = ", ".join(sorted(self._hung))
-        self._note_hung(now)
-        results = judge(now, self._baseline, self._set.limits, self._set.checks)
-        if self._baseline is None:
-            self._baseline = now
-        self._before = self._last = now if now.of("gpu.identity") else None
-        findings = tuple(self._named(_finding(one)) for one in results if one.result in {Result.DEGRADED, Result.FAILED})
-        self._told |= {one.about: _TOLD[Result(one.result)] for one in findings}
-        return Looked(now, findings[:MOST], f"not looked at, because it hung before: {skipped}" if skipped else "")
+            now = self._runner.sweep(wanted, self._ask(DEADLINE_S, paths, need_bytes))
+            skipped = ", ".join(sorted(self._hung))
+            self._note_hung(now)
+            results = judge(now, self._baseline, self._set.limits, self._set.checks)
+            self._begin_from(now)
+            self._last = now if now.of("gpu.identity") else None
+            self._before = self._last if _in_full(now) else None
+            ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
+            findings = tuple(self._named(_finding(one)) for one in ill[:MOST])
+            self._told = {one.about: _TOLD[Result(one.result)] for one in findings}
+        return Looked(now, findings, f"not looked at, because it hung before: {skipped}" if skipped else "")
+
+    def _begin_from(self, now: Readings) -> None:
+        """Keep what each probe read when it first answered: what moves is judged against it."""
+        late = {name for name in asked(now) if now.table(OUTCOME, f"probe:{name}").get("state") not in _ENDED}
+        new = asked(now) - late - self._based
+        if self._baseline is None:  # a package's probe may give its readings another name than its own
+            self._baseline = Readings(one for one in now if one.probe not in late)
+        elif new:
+            self._baseline += Readings(one for one in now if one.probe in new)
+        self._based |= new
 
     def _note_hung(self, now: Readings) -> None:
         for one in now.of(OUTCOME):
@@ -151,8 +169,6 @@ class HealthWatch:
             return ()
         now, problem = self._last_look()
         told = (Evidence("observer", "overdue", f"nvml: {problem}"),) if problem else ()
-        if now is None:
-            return told
         catalogue, _ = self._signatures()
         xids = gpustate.xid_facts(tuple(self._heard), self._memory, now, ranks, catalogue)
         return (*gpustate.changed(now, self._before, ranks), *xids, *told)
@@ -161,29 +177,34 @@ class HealthWatch:
         """Return how many uncorrectable errors a GPU has counted since its last reset, None where nobody knows."""
         return None if self._last is None else self._last.count("gpu.ecc_uncorrected_volatile", f"gpu:{uuid}")
 
-    def _last_look(self) -> tuple[Readings | None, str]:
+    def _last_look(self) -> tuple[Readings, str]:
+        """Return what is known of the GPUs now, and why that is not all of today, "" where it is."""
         with self._turns(_TURN_S) as mine:
             if not mine:
-                return self._last, "a sample is under way and does not end; what the one before it saw is used"
+                return self._last or Readings(), "a sample is under way and does not end; what the one before it saw is used"
             now = self._runner.sample(AFTER, self._ask(AFTER_S))
+            self._took(now)
         if now.table(OUTCOME, "probe:nvml").get("state") != "answered":
-            return self._last, "no answer; what the last sample saw is used"
-        self._took(now)
+            return _over(self._last, now), "no answer in time; what it did not come to is of the last sample"
         return now, ""
 
     def _sample_until(self, stop: threading.Event, every_s: float) -> None:
         while not stop.is_set():
-            with self._turns(every_s) as mine:
+            changes: tuple[Finding, ...] = ()
+            with self._turns(every_s) as mine, contextlib.suppress(OSError):  # no descriptor to be had: there may be at the next
                 if mine and not stop.is_set():
-                    now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
-                    self._took(now)
-                    self._note_hung(now)
-                    changes = self._changes(judge(now, self._baseline, self._set.limits, self._set.checks))
-                else:
-                    changes = ()
+                    changes = self._sample()
             if changes and not stop.is_set():
                 self._on_change(changes)
             stop.wait(every_s)
+
+    def _sample(self) -> tuple[Finding, ...]:
+        now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
+        self._took(now)
+        self._note_hung(now)
+        changes = self._changes(judge(now, self._baseline, self._set.limits, self._sampled))
+        self._begin_from(now)
+        return changes
 
     def _took(self, now: Readings) -> None:
         """Remember what a sample saw."""
@@ -191,23 +212,25 @@ class HealthWatch:
         gpustate.remember(new, self._memory)
         self._heard += new
         if now.of("gpu.identity"):
-            self._before = self._before or now
-            self._last = now
+            in_full = _in_full(now)
+            self._before = self._before or (now if in_full else None)
+            self._last = now if in_full else _over(self._last, now)
 
     def _changes(self, results: Sequence[CheckResult]) -> tuple[Finding, ...]:
         """Return the results that are otherwise than they were told last. UNKNOWN is no news: what was, may be so still."""
-        now: dict[tuple[str, str], CheckResult] = {}
+        now: dict[tuple[str, str, str], Finding] = {}
         for one in results:  # worst first, and the worst of a check's several words on one thing counts
             if one.result in _TOLD:
-                now.setdefault((one.check, one.subject), one)
-        found = tuple(_finding(one) for about, one in now.items() if _TOLD[one.result] != self._told.get(about, 0))
-        self._told |= {one.about: _TOLD[Result(one.result)] for one in found}
-        return found[:MOST]
+                finding = self._named(_finding(one))
+                now.setdefault(finding.about, finding)
+        new = [one for about, one in now.items() if _TOLD[Result(one.result)] != self._told.get(about, 0)]
+        self._told |= {one.about: _TOLD[Result(one.result)] for one in new[:MOST]}
+        return tuple(new[:MOST])  # the others next time
 
     def _ask(self, deadline_s: float, paths: Sequence[str] = (), need_bytes: int = 0) -> Ask:
         return Ask(deadline_s=deadline_s, paths=tuple(paths), environ=self._job.environ, cookie=self._job.cookie, need_bytes=need_bytes)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _turns(self, wait_s: float) -> Iterator[bool]:
         """Give the runner to one at a time; False where it is not to be had in time."""
         mine = self._turn.acquire(timeout=wait_s)
@@ -216,6 +239,16 @@ class HealthWatch:
         finally:
             if mine:
                 self._turn.release()
+
+
+def _in_full(now: Readings) -> bool:
+    return now.table(OUTCOME, "probe:nvml").get("state") == "answered" and gpus.all_named(now)
+
+
+def _over(old: Readings | None, new: Readings) -> Readings:
+    """Return the newest of each reading."""
+    newest = {(one.name, one.subject): one for one in (*(old or ()), *new)}
+    return Readings(newest.values())
 
 
 def has_gpus(environ: Mapping[str, str]) -> bool:
@@ -239,7 +272,8 @@ def _text(path: Path) -> str:
 
 
 def _finding(one: CheckResult) -> Finding:
-    return Finding(one.check, one.subject, one.result.value, one.reason[:MOST_CHARACTERS], one.command[:MOST_CHARACTERS], one.blocks)
+    reason, command = one.reason[:MOST_CHARACTERS], one.command[:MOST_CHARACTERS]
+    return Finding(one.check, one.subject, one.result.value, reason, command, one.blocks, one.event)
 
 
 def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequence[str]) -> tuple[Finding, ...]:

@@ -192,13 +192,15 @@ def test_an_nvml_that_hangs_neither_delays_nor_ends_a_healthy_job(supervise: Cal
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("call", ["nvmlDeviceGetFieldValues", "nvmlDeviceGetUUID"], ids=["behind the names", "before the names"])
 def test_an_nvml_that_hangs_from_the_start_holds_no_attempt_back_for_long(
-    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+    call: str, supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:
-    four_gpus.set({"all.hang_ms.nvmlDeviceGetFieldValues": 600_000})
+    four_gpus.set({f"all.hang_ms.{call}": 600_000})
     began = time.monotonic()
     run = supervise(*torchrun(2), JOB, "--steps=3", **around(four_gpus))
     run.wait_for_line("probe nvml did not answer")
     assert time.monotonic() - began < 14
     assert run.exit_code() == 0
+    assert ledger(run) == []
     run.wait_for_nothing_left()

@@ -35,9 +35,10 @@ def bus(root: Path, *gpus: str, switches: int = 0, gone: str = "", files: int | 
     return Ask(root=str(root))
 
 
-def seen(*gpus: str, init: int = 0) -> Readings:
+def seen(*gpus: str, init: int = 0, count: int | None = None) -> Readings:
     """Return what the driver would say."""
     rows = [Reading("nvml", "host", "nvml.init", {"code": init, "words": "words"})]
+    rows.append(Reading("nvml", "host", "nvml.count", len(gpus) if count is None else count, "" if count != -1 else "refused"))
     rows += [Reading("nvml", f"gpu:GPU-{at}", "gpu.identity", {"index": at, "pci": gpu, "name": "FAKE"}) for at, gpu in enumerate(gpus)]
     return Readings(rows)
 
@@ -48,7 +49,7 @@ def said(check: str, now: Readings, before: Readings | None = None) -> CheckResu
     return results[0]
 
 
-A, B = "0000:10:00.0", "0000:11:00.0"
+A, B, C = "0000:10:00.0", "0000:11:00.0", "0000:12:00.0"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,49 @@ def test_the_count(  # noqa: PLR0913, PLR0917 -- a table's columns
     one = said("gpu_count", now)
     assert (one.result, one.blocks) == (result, result is Result.FAILED)
     assert words in one.reason
+
+
+@pytest.mark.parametrize(
+    "now",
+    [Readings(list(seen())[:1]), seen(count=2), seen(A, count=2), seen(count=-1)],
+    ids=["hung before the count", "before the first", "at the second", "no count"],
+)
+def test_a_driver_that_was_not_heard_out_has_lost_no_gpu(now: Readings, tmp_path: Path) -> None:
+    ask = bus(tmp_path, A, B)
+    for before in (None, seen(A, B)):
+        one = said("gpu_count", now + Readings(pci.read(ask)), before)
+        assert (one.subject, one.result, one.blocks) == ("host", Result.UNKNOWN, False)
+    (tmp_path / f"sys/bus/pci/devices/{B}/config").write_bytes(b"\xff" * 64)
+    one = said("gpu_count", now + Readings(pci.read(ask)), seen(A, B))
+    assert (one.result, one.blocks) == (Result.FAILED, True), "the bus has a word of its own"
+
+
+def test_each_gpu_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    on_bus = Readings(pci.read(bus(tmp_path, A, B, C, gone=B)))
+    check = registry.checks()["gpu_count"].check
+    errors = [Reading("nvml", "gpu:GPU-1", "gpu.errors", [{"code": 15}])]
+    assert list(check(seen(A, B, C) + Readings(errors) + on_bus, None, Thresholds())) == [], "gpu_errors speaks of it"
+    assert [one.subject for one in check(seen(A, B, C) + on_bus, None, Thresholds())] == ["gpu:GPU-1"]
+    assert [one.subject for one in check(seen(A) + on_bus, None, Thresholds())] == [f"pci:{B}", f"pci:{C}"]
+    nameless = [
+        Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": "", "refused": "words"}),
+        Reading("nvml", "gpu:#1", "gpu.errors", [{"code": 15}]),
+        Reading("nvml", "host", "nvml.count", 2),
+    ]
+    assert len(list(check(seen(A) + Readings(nameless) + on_bus, None, Thresholds()))) == 1, "one of two without a name"
+    three = Readings([Reading("nvml", "host", "nvml.count", 3)])
+    assert list(check(seen(A, C) + Readings(nameless) + three + on_bus, seen(A, C, B), Thresholds())) == []
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["not listed", "listed, and refused"])
+def test_a_cgroup_that_gives_one_gpu_hides_the_others_and_loses_none(refused: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a parameter
+    ask = bus(tmp_path, A, B, files=1)
+    (tmp_path / "dev/nvidia1").symlink_to("nowhere")  # there, and not to be opened; root may open all else
+    others = [Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": "", "name": "", "refused": "Insufficient Permissions"})]
+    now = seen(A, count=1 + refused) + Readings(others * refused) + Readings(pci.read(ask))
+    assert said("gpu_count", now).result is Result.OK
+    assert [one.result for one in registry.checks()["gpu_errors"].check(now, None, Thresholds())][1:] == [Result.UNKNOWN] * refused
+    assert {one.subject for one in registry.checks()["gpu_recovery"].check(now, None, Thresholds())} == {"gpu:GPU-0"}
 
 
 @pytest.mark.parametrize(

@@ -193,3 +193,14 @@ def test_the_code_is_read_from_a_real_work_tree(tmp_path: Path) -> None:
     assert (dirty.table("env.code")["head"], dirty.table("env.code")["dirty"]) == (row["head"], 1)
     [found] = said("env_code", dirty, clean)
     assert found.result is DEGRADED
+
+
+@pytest.mark.process
+def test_all_that_git_is_asked_has_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "git").write_text("#!/bin/sh\nsleep 0.6; echo /a; echo b; echo c\n", "ascii")
+    (tmp_path / "git").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(environment, "_GIT_S", 1.0)
+    (code,) = [one for one in environment.read(Ask(options={"code": str(tmp_path)})) if one.name == "env.code"]
+    assert code.problem.startswith("git: ")
+    assert "timed out" in code.problem

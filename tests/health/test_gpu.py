@@ -14,7 +14,7 @@ import pytest
 from health import registry
 from health.judging import judge
 from health.model import Ask, Readings, Repair, Result
-from health.probes import nvmlcalls
+from health.probes import nvml, nvmlcalls
 from health.runner import Runner
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ ROWS = (
     Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 9}, FAILED, "not loaded any more", Repair.RESTART_DRIVER, blocks=True),
     Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 18}, FAILED, "different versions", Repair.RESTART_DRIVER, blocks=True),
     Row("gpu_errors", {"1.lost": 1}, OK, "answers"),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 8}, FAILED, "too little power", Repair.DRAIN, blocks=True),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 11}, FAILED, "interrupts do not arrive", Repair.REBOOT, blocks=True),
     Row("gpu_recovery", {}, OK, "none needed"),
     Row("gpu_recovery", {"old_driver": 1}, SKIPPED, "does not tell"),
     Row("gpu_recovery", {"0.field.230": 1}, FAILED, "reset of the GPU", Repair.RESET_GPU, blocks=True),
@@ -160,6 +162,10 @@ ROWS = (
     Row("gpu_replays", {"0.pcie_replays": 100}, OK, "few", before={"0.pcie_replays": 98}),
     Row("gpu_temperature", {}, OK, "41 °C"),
     Row("gpu_temperature", {"0.temperature": 88}, DEGRADED, "slows itself down at 89", Repair.DRAIN),
+    Row("gpu_temperature", {"0.err.nvmlDeviceGetTemperatureThreshold": 3}, SKIPPED, "at how much it slows itself down"),
+    Row("gpu_temperature", {"0.err.nvmlDeviceGetTemperatureThreshold": 3, "0.field.82": 60}, OK, "its driver does not tell"),
+    Row("gpu_temperature", {"0.err.nvmlDeviceGetTemperatureThreshold": 3, "0.margin": 46}, OK, "41 °C"),
+    Row("gpu_temperature", {"0.err.nvmlDeviceGetTemperatureThreshold": 3, "0.margin": 2}, DEGRADED, "itself down at 43 °C", Repair.DRAIN),
     Row("gpu_temperature", {"0.field.82": 96}, DEGRADED, "its memory is at 96", Repair.DRAIN),
     Row("gpu_temperature", {"0.field.82": 90, "all.temperature_limit.2": 0}, OK, "41 °C"),
     Row("gpu_throttle", {}, OK, "not held back"),
@@ -276,6 +282,25 @@ def test_a_gpu_that_cannot_be_looked_up_is_named_by_what_it_was(fake_nvml: FakeN
 
 
 @pytest.mark.process
+def test_a_gpu_that_stays_lost_does_not_open_the_library_again_and_again(fake_nvml: FakeNvml, runner: Runner, tmp_path: Path) -> None:
+    fake_nvml.set({"calls": tmp_path / "calls"})
+    runner.sample(("nvml",), Ask())
+    fake_nvml.set({"1.lost": 1})
+    for _ in range(10):
+        assert found(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 1).result is FAILED
+    fake_nvml.set({"1.lost": None, "0.err.nvmlDeviceGetTemperature": 999})
+    for _ in range(10):
+        results = judge(runner.sample(("nvml",), Ask()))
+        assert found(results, "gpu_errors", 0).result is UNKNOWN
+    fake_nvml.set({"0.err.nvmlDeviceGetTemperature": None})
+    for _ in range(2):
+        assert found(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 0).result is OK
+    calls = (tmp_path / "calls").read_text().split()
+    assert calls.count("Init") <= 6
+    assert calls.count("EventSetFree") == calls.count("EventSetCreate") - 1
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("event", "result", "words"),
     [
@@ -294,6 +319,12 @@ def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str
     assert said.result is result
     assert words in said.reason
     assert not runner.sample(("nvml",), Ask()).of("gpu.events"), "each is told once"
+
+
+def test_what_was_heard_is_told_before_the_driver_is_asked_anything() -> None:
+    listening = nvml.session()
+    listening._events.heard.append((GPU.format(0), {"kind": "xid", "data": 79}))  # noqa: SLF001  as its thread does
+    assert next(listening.read(Ask())).value == [{"kind": "xid", "data": 79}]
 
 
 @pytest.mark.process

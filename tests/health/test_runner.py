@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from health.judging import blocking, judge
 from health.model import Ask, CheckResult, Reading, Readings, Repair, Result, worst
 from health.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,6 +136,24 @@ def test_a_probe_that_is_short_of_cpu_is_no_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("pause_s", [0.0, 0.5], ids=["it answers meanwhile", "it is stopped too"])
+def test_who_asks_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tmp_path: Path) -> None:
+    reading = f"time.sleep({pause_s})\n yield Reading('foreign', 'host', 'a', 1)\n"
+    stop = "import subprocess, sys; subprocess.run(['sh', '-c', f'kill -STOP {os.getppid()}; sleep 1.6; kill -CONT {os.getppid()}'])"
+    runner = plugged(tmp_path, f"def read(ask):\n {stop}\n {reading}")
+    ask = (
+        f"import sys; sys.path[:0] = {[word for word in sys.path if word]!r}\n"
+        "from health.model import Ask\nfrom health.runner import OUTCOME, Runner\n"
+        f"now = Runner({{'foreign': 'foreign_probe'}}).sweep(('foreign',), Ask(deadline_s=1.2))\n"
+        "print(now.table(OUTCOME, 'probe:foreign')['state'], now.value('a'))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])}
+    done = subprocess.run([sys.executable, "-c", ask], env=environ, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    assert done.stdout.split() == ["answered", "1"]
+    runner.close()
+
+
+@pytest.mark.process
 def test_the_prober_ends_with_whoever_asks(fake_nvml: FakeNvml) -> None:
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
     read, write = os.pipe()
@@ -196,6 +216,43 @@ def test_the_worst_comes_first() -> None:
     said.append(CheckResult("d", "host", Result.FAILED, "", blocks=True))
     order = [(one.check, one.result.value) for one in worst(said)]
     assert order == [("d", "failed"), ("c", "failed"), ("c", "degraded"), ("c", "unknown"), ("c", "ok"), ("c", "skipped")]
+
+
+@pytest.mark.parametrize(("name", "result"), [("nvml", Result.FAILED), ("disk", Result.FAILED), ("environment", Result.DEGRADED)])
+@pytest.mark.parametrize("process", ["S", "D"])
+def test_a_slow_tree_of_files_condemns_no_node(name: str, result: Result, process: str) -> None:
+    now = Readings([Reading("runner", f"probe:{name}", OUTCOME, {"state": "hung", "deadline_s": 5.0, "process": process, "pid": 1})])
+    assert [one.result for one in probes.check(now, None, Thresholds())] == [result]
+
+
+@pytest.mark.process
+def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    program = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    runner = plugged(
+        tmp_path,
+        f"def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n import subprocess; subprocess.run(['sh', '-c', '{program}'])\n",
+    )
+    assert runner.sweep(("foreign",), Ask(deadline_s=1.0)).table(OUTCOME, "probe:foreign")["state"] == "hung"
+    pid = (tmp_path / "pid").read_text().strip()
+    wait_for(lambda: _state(pid) in {"", "Z"}, "its end", 20)
+
+
+@pytest.mark.process
+def test_a_job_of_many_variables_is_asked_for_few(tmp_path: Path) -> None:
+    many = {f"SERVICE_{n}": "x" * 1000 for n in range(200)} | {"NCCL_DEBUG": "WARN"}
+    runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', len(ask.environ))\n")
+    now = runner.sweep(("environment", "foreign"), Ask(environ=many))
+    assert now.value("env.variables") == {"NCCL_DEBUG": "WARN"}
+    assert now.value("a") == 201, "more than a pipe holds"
+
+
+@pytest.mark.process
+def test_a_process_that_does_not_read_is_not_written_to_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("health.runner._START_S", 0.5)
+    (tmp_path / "deaf.py").write_text("import time\ntime.sleep(600)\n", "ascii")
+    monkeypatch.setattr("health.runner._PROBER", tmp_path / "deaf.py")
+    now = plugged(tmp_path, "").sweep(("foreign",), Ask(environ={"A": "x" * 100_000}))
+    assert now.table(OUTCOME, "probe:foreign")["state"] == "not_started"
 
 
 def test_a_probe_that_answered_is_ok() -> None:

@@ -21,8 +21,8 @@ CATALOGUE, _ = signatures.read()
 DEATH = Evidence("exit", "signal", "6", rank=1, t=200.0)
 
 
-def node(t: float = 100.0, *, gone: bool = False, init: int = 0, **of_b: Any) -> Readings:  # noqa: ANN401  values of readings
-    """Readings of two GPUs, those of the second as given."""
+def node(t: float = 100.0, *, gone: bool = False, hung: bool = False, init: int = 0, **of_b: Any) -> Readings:  # noqa: ANN401  values of readings
+    """Readings of two GPUs, those of the second as given. hung: the driver did not come to the second."""
     usual: dict[str, Any] = {
         "gpu.errors": [],
         "gpu.recovery_action": 0,
@@ -34,7 +34,8 @@ def node(t: float = 100.0, *, gone: bool = False, init: int = 0, **of_b: Any) ->
         "gpu.nvlinks": [{"link": 0, "active": True, "recovery": 0}, {"link": 1, "active": True, "recovery": 3}],
     }
     rows = [Reading("nvml", HOST, "nvml.init", {"code": init}, t=t)]
-    for index, uuid in enumerate((A, B)[: 1 if gone else 2] if not init else ()):
+    rows.append(Reading("nvml", HOST, "nvml.count", 1 if gone else 2, t=t))
+    for index, uuid in enumerate((A, B)[: 1 if gone or hung else 2] if not init else ()):
         values = usual | ({f"gpu.{name}": value for name, value in of_b.items()} if uuid == B else {})
         rows.append(Reading("nvml", f"gpu:{uuid}", "gpu.identity", {"index": index, "pci": f"0000:1{index}:00.0"}, t=t))
         rows += [Reading("nvml", f"gpu:{uuid}", name, value, t=t) for name, value in values.items()]
@@ -102,6 +103,19 @@ def test_what_was_so_when_the_attempt_began_is_no_evidence_of_its_end(ill: dict[
 
 def test_a_gpu_that_is_well_and_one_of_which_nothing_is_known_are_no_evidence() -> None:
     assert list(gpustate.changed(node(150.0), node(), {})) == []
+    assert list(gpustate.changed(node(150.0, hung=True), node(), {})) == []
+
+
+@pytest.mark.parametrize(("code", "facts"), [(999, ["lost"]), (16, ["reset_required"]), (4, [])])
+@pytest.mark.parametrize("count", [2, 3], ids=["all named", "hung behind it"])
+def test_a_gpu_that_cannot_be_named_any_more_is_told_from_one_that_may_not_be_looked_at(code: int, facts: list[str], count: int) -> None:
+    unnamed = [
+        Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": ""}),
+        Reading("nvml", "gpu:#1", "gpu.errors", [{"code": code, "call": "nvmlDeviceGetHandleByIndex"}]),
+        Reading("nvml", HOST, "nvml.count", count),
+    ]
+    found = tuple(gpustate.changed(node(150.0, gone=True) + Readings(unnamed), node(), {B: 1}))
+    assert [(one.name, one.rank) for one in found] == [(name, 1) for name in facts]
     assert list(gpustate.changed(node(150.0, ecc_uncorrected_volatile=5), None, {})) == []
 
 
@@ -146,8 +160,10 @@ def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cau
         (((B, 31, 100.0), (A, 31, 40_000.0), (B, 31, 40_001.0)), "unknown"),
         (((B, 31, 100.0), (B, 31, 100_000.0)), "unknown"),
         (((B, 31, 100.0), (B, 13, 40_000.0)), "unknown"),
+        (((B, 31, 100.0), (B, 31, 100.001), (B, 31, 250.0), (B, 31, 400.0)), "unknown"),
+        (((B, 31, 100.0), (B, 31, 100.001), (B, 31, 40_000.0)), "suspected"),
     ],
-    ids=["again on one GPU", "on several GPUs", "after more than a day", "another code"],
+    ids=["again on one GPU", "on several GPUs", "after more than a day", "another code", "one burst", "again after a burst"],
 )
 def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str, int, float], ...], hardware: str) -> None:
     now, memory = told(*events), Memory()
@@ -158,3 +174,11 @@ def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str,
     assert dict(fact.fields)["hardware"] == hardware
     assert fact.claim is not None
     assert (fact.claim.weight >= consent.SURE) == (hardware == "suspected")
+
+
+@pytest.mark.parametrize(("ranks", "hardware"), [({B: 0}, "unknown"), ({A: 0, B: 1}, "suspected")], ids=["one GPU in use", "two"])
+def test_the_only_gpu_in_use_is_not_suspected_for_what_no_other_did(ranks: dict[str, int], hardware: str) -> None:
+    now, memory = told((B, 31, 100.0), (B, 31, 40_000.0)), Memory()
+    heard = tuple(gpustate.heard(now))
+    gpustate.remember(heard, memory)
+    assert {dict(fact.fields)["hardware"] for fact in gpustate.xid_facts(heard, memory, now, ranks, CATALOGUE)} == {hardware}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from health.model import HOST, Reading, Readings
+from health.model import HOST, CheckResult, Reading, Readings, Result
 from supervisor import signatures
 from supervisor.core.model import Finding
 from supervisor.gpuledger import Entry, GpuLedger, is_well_again
@@ -52,6 +53,8 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
     assert [one for one in first.findings if one.blocks] == []
     assert first.problem == ""
     assert [gpu.uuid for gpu in gpus.of_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
+    half = Readings(one for one in first.readings if (one.name, one.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
+    assert gpus.of_nvml(half, {}) == (), "one that hung before the last"
     fake_nvml.set({"1.lost": 1})
     second = looks.look((), 0)
     blocking = {one.check: one.gpu for one in second.findings if one.blocks}
@@ -66,12 +69,14 @@ def test_changes_are_told_once_with_what_is_well_again_and_a_failure_has_its_evi
     told: list[Finding] = []
     looks = watch(told.extend)
     looks.look((), 0)
+    fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})  # a rank
     looks.begin()
     fake_nvml.set({"1.temperature": 95})
     wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a change")
     fake_nvml.set({"1.temperature": 40, "0.ecc_unc_vol": 1})
     wait_for(lambda: {("gpu_temperature", "ok"), ("gpu_ecc", "failed")} <= {(one.check, one.result) for one in told}, "both changes")
     assert len([one for one in told if one.check == "gpu_temperature"]) == 2
+    assert "gpu_memory" not in {one.check for one in told}
     (fact,) = looks.after({UUID.format(0): 3})
     assert (fact.name, fact.rank, dict(fact.fields)["gpu_uuid"]) == ("ecc_uncorrected", 3, UUID.format(0))
     assert looks.uncorrected(UUID.format(0)) == 1
@@ -86,6 +91,85 @@ def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvm
     (fact,) = looks.after({})
     assert (fact.source, fact.name) == ("observer", "overdue")
     assert fact.text.startswith("nvml: ")
+
+
+@pytest.mark.process
+def test_what_a_driver_told_before_it_hung_counts(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    looks = watch()
+    looks.look((), 0)
+    fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
+    assert [(one.source, one.name, one.rank) for one in looks.after({UUID.format(1): 3})] == [
+        ("nvml", "lost", 3),
+        ("observer", "overdue", None),
+    ]
+
+
+@pytest.mark.process
+def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_answered(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("supervisor.observe.health.DEADLINE_S", 0.7)
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": 60_000, "0.ecc_unc_vol": 2})
+    assert any(one.subject == "probe:nvml" for one in looks.look((), 0).findings)
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": None})
+    monkeypatch.setattr("supervisor.observe.health.DEADLINE_S", 8.0)
+    looks.begin()
+    wait_for(lambda: any(one.check == "gpu_ecc" for one in told), "a sample")
+    fake_nvml.set({"0.ecc_unc_vol": 3})
+    wait_for(lambda: any((one.check, one.result) == ("gpu_ecc", "failed") for one in told), "what moved")
+    assert "1 uncorrectable memory error since the job's start" in told[-1].reason
+
+
+@pytest.mark.process
+def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[int] = []
+
+    def full() -> None:
+        failed.append(1)
+        raise OSError(24, "Too many open files")
+
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    looks.look((), 0)
+    fake_nvml.set({"1.temperature": 95})
+    with monkeypatch.context() as patch:
+        patch.setattr("health.runner.selectors.DefaultSelector", full)
+        looks.begin()
+        wait_for(lambda: failed, "a sample that fails")
+    wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a later one")
+
+
+def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[..., HealthWatch]) -> None:
+    changes = watch()._changes  # noqa: SLF001  what a sample ends with
+    oom = CheckResult("kernel_log", "kernel", Result.FAILED, "oom", event="oom global")
+    disk = CheckResult("kernel_log", "kernel", Result.FAILED, "nvme0 is dead", event="nvme removed nvme0")
+    hot = CheckResult("gpu_temperature", "gpu:GPU-a", Result.DEGRADED, "hot")
+    assert [one.reason for one in changes([oom, hot])] == ["oom", "hot"]
+    assert [one.reason for one in changes([oom, disk, replace(hot, reason="hotter")])] == ["nvme0 is dead"]
+    assert [one.result for one in changes([replace(hot, result=Result.OK)])] == ["ok"]
+
+
+def test_what_is_too_much_for_once_is_told_the_next_time(watch: Callable[..., HealthWatch]) -> None:
+    changes = watch()._changes  # noqa: SLF001  likewise
+    many = [CheckResult("gpu_temperature", f"gpu:GPU-{n}", Result.DEGRADED, "hot") for n in range(50)]
+    assert [len(changes(many)) for _ in range(3)] == [40, 10, 0]
+
+
+@pytest.mark.process
+def test_an_event_of_an_earlier_attempt_is_news_again_in_the_next(watch: Callable[..., HealthWatch]) -> None:
+    looks = watch()
+    xid = CheckResult("gpu_events", "gpu:GPU-a", Result.FAILED, "Xid 48", event="xid 48")
+    assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
+    looks.look((), 0)
+    assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
 
 
 def test_where_it_is_off_nothing_is_looked_at(watch: Callable[..., HealthWatch]) -> None:

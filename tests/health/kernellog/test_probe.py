@@ -119,7 +119,10 @@ def test_only_what_is_recent_and_critical_is_a_failure(row: dict[str, Json], tol
 
 def test_what_was_there_at_the_baseline_is_not_told_again() -> None:
     assert _results([_row()], before=[_row(age_s=5.0)]) == [(Result.OK, Repair.NONE)]
-    assert _results([_row(count=2)], before=[_row()]) == [(Result.FAILED, Repair.REBOOT)]
+    assert _results([_row(line=XID + " again")], before=[_row()]) == [(Result.FAILED, Repair.REBOOT)]
+    was = _row(last_time=100.0, line_number=4999, count=3)
+    assert _results([_row(last_time=100.0, line="a later one", line_number=1, count=1)], before=[was]) == [(Result.OK, Repair.NONE)]
+    assert _results([_row(last_time=101.0)], before=[was]) == [(Result.FAILED, Repair.REBOOT)]
 
 
 def test_many_findings_are_told_as_some_and_a_number() -> None:

@@ -68,10 +68,12 @@ def _doctor(
     from health.model import Ask  # noqa: PLC0415
     from supervisor import identity  # noqa: PLC0415
     from supervisor.healthset import healthset  # noqa: PLC0415
+    from supervisor.launch import rendezvous  # noqa: PLC0415
 
+    meeting = rendezvous.of(settings.job.command, os.environ)
     here = identity.working_directory()
     paths = (here, here / settings.job.state_dir)
-    ask = Ask(paths=tuple(str(path) for path in paths if path.exists()), environ=dict(os.environ))
+    ask = Ask(paths=tuple(str(path) for path in paths if path.exists()), environ=dict(os.environ), hosts=meeting.hosts, ports=meeting.ports)
     chosen = healthset(settings)
     looking = doctor.Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=watch_s is not None)
     return doctor.run(looking, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)

@@ -24,6 +24,7 @@ from health.model import Ask, Readings, Result
 from health.runner import OUTCOME, Runner
 from supervisor.core.model import Evidence, Finding
 from supervisor.healthset import healthset
+from supervisor.launch import rendezvous
 from supervisor.observe import gpustate
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class HealthWatch:
         settings = job.settings
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
         self._set = healthset(settings)
+        self._meeting = rendezvous.of(job.command, job.environ)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.probes += tuple(self._set.plugged.probes) * self.has_gpus
@@ -91,7 +93,8 @@ class HealthWatch:
         with self._turns(_START_TURN_S) as mine:
             if not mine:
                 return Looked(Readings(), (), "who looks at this node is stuck in an earlier look")
-            now = self._runner.sweep(asked, self._ask(DEADLINE_S, paths, need_bytes))
+            ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._meeting.hosts, ports=self._meeting.ports)
+            now = self._runner.sweep(asked, ask)
         skipped = ", ".join(sorted(self._hung))
         self._note_hung(now)
         results = judge(now, self._baseline, self._set.limits, self._set.checks)

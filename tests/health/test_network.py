@@ -84,8 +84,11 @@ def listen(error: str = "", *holders: Json) -> dict[tuple[str, str], Json]:
     return {("listen:29500", "listen.state"): {"free": not error, "error": error, "holders": [*holders]}}
 
 
-def holder(*, ours: bool = False) -> Json:
-    return {"pid": 77, "command": "python", "state": "listening", "user": "0", "ours": ours}
+def holder(*, ours: bool = False, may_be: bool = False) -> Json:
+    return {"pid": 77, "command": "python", "state": "listening", "user": "0", "ours": ours, "may_be_ours": may_be}
+
+
+CLOSING: Json = {"pid": None, "command": "", "state": "time-wait", "user": "0", "ours": False}
 
 
 def chosen(variable: str, value: str, **more: Json) -> dict[tuple[str, str], Json]:
@@ -153,7 +156,10 @@ TABLE = [
     Row("net_ports", listen("EADDRINUSE"), "listen:29500", FAILED, "nobody that can be seen", Repair.CONFIGURE),
     Row("net_ports", listen("EACCES"), "listen:29500", FAILED, "EACCES", Repair.CONFIGURE),
     Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", OK, "held by this job", before=listen()),
-    Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", FAILED, "process 77", Repair.CONFIGURE),
+    Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", OK, "held by this job"),
+    Row("net_ports", listen("EADDRINUSE", holder(may_be=True)), "listen:29500", UNKNOWN, "a job that runs here"),
+    Row("net_ports", listen("EADDRINUSE", CLOSING, holder(ours=True)), "listen:29500", OK, "held by this job"),
+    Row("net_ports", listen("EADDRINUSE", holder(ours=True), holder()), "listen:29500", FAILED, "process 77", Repair.CONFIGURE),
     Row("net_interfaces", {**nic(), (HOST, "env.variables"): {}}, HOST, OK, "left to NCCL"),
     Row("net_interfaces", chosen("NCCL_SOCKET_IFNAME", "eth"), HOST, OK, "is there"),
     Row("net_interfaces", chosen("NCCL_SOCKET_IFNAME", "^docker,lo"), HOST, OK, "is there"),
@@ -373,3 +379,32 @@ def test_a_port_that_another_holds_is_told_with_its_holder() -> None:
         assert f"process {other.pid} (" in found.reason
         other.kill()
     assert Readings(ports.read(Ask(ports=(taken,)))).table("listen.state", f"listen:{taken}")["free"] is True
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("variables", "cookie", "result"),
+    [
+        ({"SUPERVISE_JOB_COOKIE": "c00kie"}, "c00kie", OK),
+        ({"SUPERVISE_JOB_COOKIE": "another"}, "c00kie", FAILED),
+        ({"SUPERVISE_JOB_COOKIE": "another"}, "", UNKNOWN),
+        ({"MASTER_PORT": "{port}"}, "", UNKNOWN),
+        ({"PET_RDZV_ENDPOINT": "n0:{port}"}, "", UNKNOWN),
+        ({"MASTER_PORT": "{port}"}, "c00kie", FAILED),
+        ({"MASTER_PORT": "1"}, "", FAILED),
+    ],
+    ids=["this-job", "another-job", "a-job", "told-it", "endpoint", "told-it-and-not-ours", "told-another"],
+)
+def test_a_port_that_the_job_itself_holds_is_no_conflict(variables: dict[str, str], cookie: str, result: Result) -> None:
+    with listener() as free:
+        pass
+    told = {name: value.format(port=free) for name, value in variables.items()}
+    script = LISTEN.replace('("0.0.0.0", 0)', f'("0.0.0.0", {free})')
+    kept = {name: value for name, value in os.environ.items() if name not in {"SUPERVISE_JOB_COOKIE", "MASTER_PORT"}}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | told) as other:  # noqa: S603 -- ours
+        assert other.stdout is not None
+        assert int(other.stdout.readline()) == free
+        [found] = said("net_ports", Readings(ports.read(Ask(ports=(free,), cookie=cookie)))).values()
+        other.kill()
+    assert found.result is result, found

@@ -68,8 +68,8 @@ def nic(subject: str = ETH, **more: Json) -> dict[tuple[str, str], Json]:
     return {(subject, "nic.state"): {**row, **more}, (HOST, "nic.names"): ["eth0", "eth1", "lo"]}
 
 
-def packets(count: int, errors: int) -> dict[tuple[str, str], Json]:
-    return {**nic(), (ETH, "nic.counters"): {"rx_packets": count, "tx_packets": 0, "rx_errors": errors, "rx_dropped": 0}}
+def packets(count: int, errors: int, **more: Json) -> dict[tuple[str, str], Json]:
+    return {**nic(), (ETH, "nic.counters"): {"rx_packets": count, "tx_packets": 0, "rx_errors": errors, **more}}
 
 
 def name(host: str, *addresses: str, seconds: float = 0.001, own: bool = False) -> dict[tuple[str, str], Json]:
@@ -128,11 +128,14 @@ TABLE = [
     Row("net_ethernet", nic(speed_mb_s=10000), ETH, DEGRADED, "runs at 10000 Mb/s, and at 25000", Repair.REPLACE, before=nic()),
     Row("net_ethernet", packets(1_000_000, 5000), ETH, DEGRADED, "lost 5000 of 1000000", Repair.DRAIN, before=packets(0, 0)),
     Row("net_ethernet", packets(1_000_000, 90), ETH, OK, "is up", before=packets(0, 0)),
+    Row("net_ethernet", packets(200, 0, rx_dropped=900), ETH, OK, "is up", before=packets(0, 0)),  # a switch's LLDP
+    Row("net_ethernet", packets(200, 0, rx_missed_errors=900), ETH, DEGRADED, "lost 900", Repair.DRAIN, before=packets(0, 0)),
     Row("net_ethernet", nic(virtual=True), HOST, SKIPPED, "a container, perhaps"),
     Row("net_ethernet", {}, HOST, UNKNOWN, "not read"),
     Row("net_mtu", {**nic(), **nic("nic:eth1")}, HOST, OK, "have one MTU"),
     Row("net_mtu", {**nic(), **nic("nic:eth1"), **nic("nic:eth2", mtu=1500)}, HOST, DEGRADED, "eth2: another MTU", Repair.CONFIGURE),
     Row("net_mtu", {**nic(), **nic("nic:eth1", mtu=1500, speed_mb_s=1000)}, HOST, OK, "have one MTU"),
+    Row("net_mtu", {**nic(mtu=4092, speed_mb_s=None), **nic("nic:eth1", mtu=1500, speed_mb_s=None)}, HOST, OK, "have one MTU"),
     Row("net_mtu", nic(virtual=True), HOST, SKIPPED, "is up"),
     Row("net_names", name("n1", "10.0.0.1"), "name:n1", OK, "n1 is resolved"),
     Row("net_names", name("n1", "10.0.0.1", seconds=5.0), "name:n1", DEGRADED, "took 5.0 s", Repair.CONFIGURE),

@@ -4,6 +4,7 @@ In: importlib.metadata and torch/version.py of the interpreter that runs this, /
 (default: the working directory). Out, of `host`:
 
     env.versions   a table: python, kernel, driver, torch, torch_git, cuda, nccl, packages by name
+    env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
     env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
@@ -61,6 +62,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is known, the code last: a work tree on a slow disk takes long."""
     yield Reading(NAME, HOST, "env.python", sys.executable)
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
+    yield Reading(NAME, HOST, "env.compat", _compat(ask))
     wanted = {key: value for key, value in sorted(ask.environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
     yield Reading(NAME, HOST, "env.variables", {**wanted})
     told = ask.options.get("code")
@@ -85,6 +87,20 @@ def _versions(ask: Ask) -> dict[str, Json]:
         if name.startswith("nvidia-nccl-"):
             found.setdefault("nccl", distribution.version)
     return found
+
+
+def _compat(ask: Ask) -> str:
+    """Return the newest libcuda that stands in for the driver's, where the linker may find it. Its name ends in its version."""
+    told = ask.environ.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
+    places = [Path(ask.at(word)) for word in told.split(":") if word.startswith("/")]
+    for pattern in ("cuda*/compat", "cuda*/compat/lib"):
+        places += sorted(Path(ask.at("/usr/local")).glob(pattern))
+    files = (file.resolve() for place in places for file in place.glob("libcuda.so.1") if "compat" in file.resolve().parts)
+    return str(max(files, key=lambda file: _numbers(file.name), default=""))
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(word) for word in name.split(".") if word.isdecimal()]
 
 
 def _torch() -> dict[str, Json]:

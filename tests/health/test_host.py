@@ -181,6 +181,10 @@ def test_every_check_of_the_host_has_each_of_its_answers_held_here() -> None:
         assert {OK, DEGRADED} <= {row.result for row in TABLE if row.check == name}
 
 
+def test_what_takes_two_minutes_to_tell_is_looked_at_while_a_job_runs() -> None:
+    assert set(registry.checks()["host_processes"].NEEDS) <= set(registry.sampled())
+
+
 def tree(root: Path, files: Mapping[str, str]) -> Ask:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

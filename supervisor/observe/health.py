@@ -21,6 +21,7 @@ from health import registry
 from health.judging import judge
 from health.kernellog.memory import Memory
 from health.model import Ask, Readings, Result
+from health.probes import pci
 from health.runner import OUTCOME, Runner
 from supervisor.core.model import Evidence, Finding
 from supervisor.healthset import healthset
@@ -50,7 +51,6 @@ MOST: Final = 40
 MOST_CHARACTERS: Final = 300
 NVML: Final = "libnvidia-ml.so.1"
 _MARKS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-_NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 _TOLD: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
 
 
@@ -228,17 +228,9 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
     if any(Path(place, NVML).exists() for place in environ.get("LD_LIBRARY_PATH", "").split(":") if place):
         return True
     try:
-        devices = list(Path("/sys/bus/pci/devices").iterdir())
+        return any(True for _ in pci.gpus(Path("/sys/bus/pci/devices")))
     except OSError:
         return False
-    return any(_text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_DISPLAY) for one in devices)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
 
 
 def _finding(one: CheckResult) -> Finding:

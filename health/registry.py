@@ -52,7 +52,7 @@ PROBES: Final[Mapping[str, ProbeRow]] = {
     "kernel_log": ProbeRow("health.probes.kernel_log", sampled=True),
     "host": ProbeRow("health.probes.host", sampled=True),
     "clock": ProbeRow("health.probes.clock"),
-    "processes": ProbeRow("health.probes.processes"),
+    "processes": ProbeRow("health.probes.processes", sampled=True),
     "cpu": ProbeRow("health.probes.cpu", sampled=True),
     "cgroup": ProbeRow("health.probes.cgroup", sampled=True),
     "disk": ProbeRow("health.probes.disk", deadline_s=8.0),

@@ -272,7 +272,7 @@ def _few(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return what the only probe of ours that reads variables wants: those of a job may be many, and some are secrets."""
     from health.probes import environment  # noqa: PLC0415  it brings importlib.metadata, which takes time
 
-    return environment.told(environ)
+    return environment.needed(environ)
 
 
 def _answer(line: bytes) -> dict[str, Json]:

@@ -19,6 +19,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from health.model import Repair
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -41,6 +43,16 @@ class Action(StrEnum):
     RESET = "reset"
     REBOOT = "reboot"
     DRAIN = "drain"
+
+
+#: What that is for a person or a fleet.
+REPAIRS: Mapping[Action, Repair] = MappingProxyType({
+    Action.IGNORE: Repair.NONE,
+    Action.RESTART: Repair.RESTART_JOB,
+    Action.RESET: Repair.RESET_GPU,
+    Action.REBOOT: Repair.REBOOT,
+    Action.DRAIN: Repair.DRAIN,
+})  # fmt: skip
 
 
 class Retry(StrEnum):

@@ -6,8 +6,11 @@ repaired before a job is started here. What can fail is a SuperviseError. Nothin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,6 +18,12 @@ from supervisor import stdio
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.invocation import add, given, options, shared
 from supervisor.nodes_command import check_nodes, node_options, refuse_without_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: How long declared checkpoints are listed: on a disk that is well a fraction of it.
+_LISTED_S: Final = 5.0
 
 
 def add_to(group: click.Group) -> None:
@@ -52,7 +61,9 @@ def _doctor(
 
     pin_our_packages()
     nodes = bool(values.pop("nodes"))
-    _refuse_both({"--nodes": nodes, "--kernel-log": kernel_log is not None}, {"--watch": watch_s is not None, "--fix": fix})
+    _refuse_both(
+        {"--nodes": nodes, "--kernel-log": kernel_log is not None}, {"--watch": watch_s is not None, "--fix": fix, "--all": in_full}
+    )
     if nodes:
         return check_nodes(values, as_json=as_json)
     refuse_without_nodes(values)
@@ -67,14 +78,41 @@ def _doctor(
     from health import doctor  # noqa: PLC0415
     from health.model import Ask  # noqa: PLC0415
     from supervisor import identity  # noqa: PLC0415
-    from supervisor.healthset import healthset  # noqa: PLC0415
+    from supervisor.healthset import directories, healthset  # noqa: PLC0415
+    from supervisor.launch import rendezvous  # noqa: PLC0415
 
+    meeting = rendezvous.of(settings.job.command, os.environ)
     here = identity.working_directory()
-    paths = (here, here / settings.job.state_dir)
-    ask = Ask(paths=tuple(str(path) for path in paths if path.exists()), environ=dict(os.environ))
+    patterns = settings.checkpoints.paths
+    paths = (*(str(path) for path in (here, here / settings.job.state_dir) if path.exists()), *directories(patterns, str(here)))
+    ask = Ask(
+        paths=tuple(dict.fromkeys(paths)),
+        environ=dict(os.environ),
+        hosts=meeting.hosts,
+        ports=meeting.ports,
+        need_bytes=_largest(patterns, str(here)),
+    )
     chosen = healthset(settings)
     looking = doctor.Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=watch_s is not None)
     return doctor.run(looking, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
+
+
+def _largest(patterns: Sequence[str], cwd: str) -> int:
+    """Return how large the largest checkpoint is that is there; 0 where none is, or where the disk does not tell in time."""
+    from checkpointing.catalog import find  # noqa: PLC0415  for this command only
+    from checkpointing.model import CheckpointingError  # noqa: PLC0415
+
+    sizes: list[int] = []
+
+    def look() -> None:
+        with contextlib.suppress(CheckpointingError, OSError):
+            sizes.extend(found.identity.size for found in find(patterns, cwd).candidates)
+
+    if patterns:  # in a thread: a server that is gone answers nobody, and that is what is to be told
+        looking = threading.Thread(target=look, name="checkpoints", daemon=True)
+        looking.start()
+        looking.join(_LISTED_S)
+    return max(sizes, default=0)
 
 
 def _refuse_both(instead: dict[str, bool], of_this_node: dict[str, bool]) -> None:

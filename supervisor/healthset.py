@@ -1,11 +1,12 @@
-"""What a site adds to health: thresholds of its own, and the checks and probes of packages that it lists.
+"""What is looked at for a job: what a site adds to health, thresholds and packages' checks and probes, and where checkpoints are written.
 
-In: the settings. Out: a HealthSet. What can fail: a name that there is not, a value that is none, a package that cannot be imported
-(SuperviseError naming the setting). Nothing is kept.
+In: the settings. Out: a HealthSet, directories. What can fail: a name that there is not, a value that is none, a package that cannot be
+imported (SuperviseError naming the setting). Nothing is kept.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +17,8 @@ from health.thresholds import Thresholds, thresholds
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.settings import Settings
 
 
@@ -47,6 +50,12 @@ def healthset(settings: Settings) -> HealthSet:
         if not hasattr(modules[name], "NEEDS") or not hasattr(modules[name], "check"):
             raise _wrong(settings, "plugins", f"{name}: its module has no NEEDS, or no check()", "Repair the package, or leave it out.")
     return HealthSet(limits, plugged, registry.checks(plugged.checks))
+
+
+def directories(patterns: Iterable[str], cwd: str) -> tuple[str, ...]:
+    """Return the directories to which declared checkpoints are written; those of a pattern that begins within one are not told apart."""
+    beginnings = (os.path.expanduser(pattern.partition("*")[0]) for pattern in patterns)  # noqa: PTH111  patterns
+    return tuple(dict.fromkeys(os.path.join(cwd, os.path.dirname(beginning)) for beginning in beginnings))  # noqa: PTH118, PTH120  patterns
 
 
 def _wrong(settings: Settings, key: str, why: str, hint: str) -> SuperviseError:

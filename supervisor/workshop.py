@@ -21,6 +21,7 @@ from supervisor.core.model import Gpu, Launcher
 from supervisor.gpuledger import Entry, GpuLedger
 from supervisor.guardian import descent
 from supervisor.guardian.libc import return_free_memory
+from supervisor.healthset import directories
 from supervisor.launch import heritage, plain, sweep, torchrun
 from supervisor.launch.elastic_session import ElasticSession
 from supervisor.launch.guardian import Guardian
@@ -175,8 +176,7 @@ class Workshop:
 
     def health_paths(self) -> tuple[tuple[str, ...], int]:
         """Return the directories to which checkpoints are written, and how large the largest is that is there. Reads directories."""
-        checkpoints, cwd = self._job.settings.checkpoints, str(self._job.cwd)
-        paths = tuple(dict.fromkeys(os.path.join(cwd, os.path.dirname(pattern.partition("*")[0])) for pattern in checkpoints.paths))  # noqa: PTH118, PTH120  patterns
+        paths = directories(self._job.settings.checkpoints.paths, str(self._job.cwd))
         with contextlib.suppress(CheckpointingError, OSError):
             return paths, max((found.identity.size for found in self.checkpoints.listing().candidates), default=0)
         return paths, 0

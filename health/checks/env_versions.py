@@ -35,6 +35,11 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
         yield CheckResult(NAME, HOST, Result.UNKNOWN, why, evidence)
     elif driver is not None and oldest is not None and driver < oldest:
         why = f"torch is built for CUDA {row['cuda']}, which needs driver {oldest} or newer, and {row['driver']} is loaded"
+        compat = now.text("env.compat")
+        if (_major(compat.rpartition("/libcuda.so.")[2]) or 0) >= oldest:  # on GPUs of data centres, and not with every older driver
+            look = 'python -c "import torch; torch.cuda.init()"'
+            yield CheckResult(NAME, HOST, Result.UNKNOWN, f"{why}; {compat} may stand in for it", evidence, command=look)
+            return
         yield CheckResult(
             NAME, HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, "install a newer driver, or a torch for an older CUDA"
         )

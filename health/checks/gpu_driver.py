@@ -20,7 +20,7 @@ NEEDS = ("nvml", "pci")
 _MISMATCH, _NO_LIBRARY, _NOT_LOADED = 18, 12, 9
 
 
-def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Judge how the library could be opened."""
     reading = now.one("nvml.init")
     there = gpus.bus_gpus(now)
@@ -45,6 +45,9 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
     elif code in (_NO_LIBRARY, _NOT_LOADED) and not there:
         known = "no NVIDIA GPU is on the bus" if there == () else "no NVIDIA driver"
         yield CheckResult(NAME, HOST, Result.SKIPPED, known)
+    elif code == _NOT_LOADED and (loaded := _loaded(now, before)):
+        why = f"the driver {loaded} is loaded and may not be used from here: a container that was given no GPU, perhaps"
+        yield CheckResult(NAME, HOST, Result.UNKNOWN, why, (f"NVML error {code}: {words}",), command="ls -l /dev/nvidia*")
     elif code in (_NO_LIBRARY, _NOT_LOADED):
         count = len(there or ())
         what = "no driver is loaded" if code == _NOT_LOADED else "its library is not there"
@@ -53,3 +56,9 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
         yield CheckResult(NAME, HOST, result, why, (f"NVML error {code}: {words}",), Repair.RESTART_DRIVER, "modprobe nvidia; nvidia-smi")
     else:
         yield CheckResult(NAME, HOST, Result.UNKNOWN, f"NVML could not be opened: {words}", (f"NVML error {code}",), command="nvidia-smi")
+
+
+def _loaded(now: Readings, before: Readings | None) -> str:
+    """Return the version of the loaded module, "" for none. While a job runs it is not read again: what was, holds."""
+    known = now if now.one("driver.loaded") is not None or before is None else before
+    return known.text("driver.loaded")

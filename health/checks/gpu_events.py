@@ -22,13 +22,6 @@ NAME = "gpu_events"
 NEEDS = ("nvml",)
 #: The log and the event of one Xid are stamped by two processes, each when it comes to it.
 _SAME_S = 5.0
-_REPAIRS = {
-    xids.Action.IGNORE: Repair.NONE,
-    xids.Action.RESTART: Repair.RESTART_JOB,
-    xids.Action.RESET: Repair.RESET_GPU,
-    xids.Action.REBOOT: Repair.REBOOT,
-    xids.Action.DRAIN: Repair.DRAIN,
-}
 _KINDS = {
     "ecc_double_bit": (Result.FAILED, "an uncorrectable memory error", Repair.RESET_GPU),
     "ecc_single_bit_storm": (Result.DEGRADED, "a storm of corrected memory errors", Repair.NONE),
@@ -77,6 +70,6 @@ def _judged(event: dict[str, Json]) -> tuple[Result, str, Repair]:
     words = f"Xid {code}: {xid.meaning}"
     if xid.echo or xid.origin is xids.Origin.APP:
         return Result.OK, words, Repair.NONE
-    repair = _REPAIRS[xid.action]
+    repair = xids.REPAIRS[xid.action]
     grave = xid.action in (xids.Action.RESET, xids.Action.REBOOT, xids.Action.DRAIN)
     return (Result.FAILED if grave and xid.origin is not xids.Origin.EITHER else Result.DEGRADED), words, repair

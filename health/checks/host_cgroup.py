@@ -41,8 +41,7 @@ def _memory(now: Readings, before: Readings | None, limits: Thresholds) -> Itera
     row = now.table("cgroup.memory")
     limit, used = said.figure(row, "limit"), said.figure(row, "used")
     if limit and used is not None and used > limits.cgroup_memory_share * limit:
-        # what is used holds file caches too, which are given up before anybody is killed
-        why = f"{used / limit:.0%} of the control group's memory limit is in use, file caches included"
+        why = f"{used / limit:.0%} of the control group's memory limit is in use, file caches left out"
         evidence = (f"{said.mib(used)} of {said.mib(limit)}",)
         yield CheckResult(NAME, HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"cat {row.get('path')}/memory.stat")
 

@@ -17,32 +17,36 @@ NAME = "host_processes"
 NEEDS = ("processes", "host")
 
 
-def check(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+def check(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Judge processes, and both tables."""
     unread = said.unread(NAME, now, "processes.counts", "processes")
-    found = [*_stuck(now, limits), *_zombies(now, limits), *_tables(now, limits)]
+    found = [*_stuck(now, before, limits), *_zombies(now, before, limits), *_tables(now, limits)]
     if unread is not None:
         found.append(unread)
     yield from found or [CheckResult(NAME, HOST, Result.OK, f"{now.table('processes.counts').get('all')} processes, none stuck")]
 
 
-def _stuck(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
+def _stuck(now: Readings, before: Readings | None, limits: Thresholds) -> Iterator[CheckResult]:
     for row in now.rows("processes.stuck"):
         since, age = said.figure(row, "since_s") or 0.0, said.figure(row, "age_s") or 0.0
+        if before is not None and since < limits.stuck_told_s:
+            continue  # while the job runs it is seen again
         where = f" at {row['wchan']}" if row.get("wchan") else ""
         what = f"{'a process of this job' if row.get('ours') else 'process'} {row.get('pid')} ({row.get('command')})"
         evidence = (f"started {age:.0f} s ago", f"seen so for {since:.0f} s")
-        why = f"{what} waits in the kernel{where} and cannot be ended"
         long = since >= limits.stuck_age_s
+        why = f"{what} waits in the kernel{where} and {'cannot be ended' if long else f'did not run for {max(since, 1.0):.0f} s'}"
         repair = Repair.REBOOT if long else Repair.NONE
         yield CheckResult(
             NAME, HOST, Result.FAILED if long else Result.DEGRADED, why, evidence, repair, f"cat /proc/{row.get('pid')}/stack"
         )
 
 
-def _zombies(now: Readings, limits: Thresholds) -> Iterator[CheckResult]:
+def _zombies(now: Readings, before: Readings | None, limits: Thresholds) -> Iterator[CheckResult]:
     rows = now.rows("processes.zombies")
-    old = [row for row in rows if (said.figure(row, "age_s") or 0.0) >= limits.zombie_age_s]
+    # its age is since its start: when it died the kernel does not tell, and while a job runs it is seen again
+    since = "age_s" if before is None else "since_s"
+    old = [row for row in rows if (said.figure(row, since) or 0.0) >= limits.zombie_age_s]
     count = said.figure(now.table("processes.counts"), "zombies") or 0
     parents = ", ".join(dict.fromkeys(str(row.get("parent")) for row in rows))
     look = f"ps -fp {parents.replace(', ', ',')}"

@@ -64,7 +64,8 @@ def _judged(row: dict[str, Json]) -> CheckResult | None:
     recent = isinstance(age, int | float) and age <= RECENT_S
     if severity == "info" or (severity == "warning" and not recent):
         return None
-    failed = severity == "critical" and recent
+    # where a restart of the job is all that is to be done, the node is well again: nobody could repair anything
+    failed = severity == "critical" and recent and row.get("repair") != Repair.RESTART_JOB
     pci, subject = row.get("pci"), row.get("subject")
     code = f"{row.get('kind')} {row.get('code')}"
     where = " ".join(str(one) for one in (pci, subject) if one)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 NAME = "net_ethernet"
 NEEDS = ("ethernet",)
-_ERRORS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
+#: Not rx_dropped: packets of a protocol that nobody here speaks count there, such as a switch's LLDP (rtnl_link_stats64).
+_ERRORS = ("rx_errors", "tx_errors", "rx_missed_errors", "tx_dropped")
 _PACKETS = ("rx_packets", "tx_packets")
 #: Fewer errors than this are no rate.
 _LEAST_ERRORS = 100

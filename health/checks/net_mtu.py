@@ -25,7 +25,8 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
         yield CheckResult(NAME, HOST, Result.SKIPPED, "no Ethernet port of this machine's own is up")
         return
     wrong = False
-    for speed in dict.fromkeys(str(row.get("speed_mb_s")) for row in up.values()):
+    for speed in dict.fromkeys(str(row.get("speed_mb_s")) for row in up.values() if row.get("speed_mb_s")):
+        # of unknown speed: they need have nothing to do with each other, and one of them may be the way in
         mtus = {name: int(str(row["mtu"])) for name, row in up.items() if str(row.get("speed_mb_s")) == speed}
         counts = Counter(mtus.values())
         if len(counts) < 2:  # noqa: PLR2004 -- two differ

@@ -16,8 +16,8 @@ NAME = "net_ports"
 NEEDS = ("ports",)
 
 
-def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Judge each port; once the job has started they are its own."""
+def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Judge each port. One that the job itself holds is its own, and without a job it cannot be told which that is."""
     states = now.of("listen.state")
     if not states:
         yield CheckResult(NAME, HOST, Result.SKIPPED, "no port is known that the job will listen on")
@@ -31,8 +31,12 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
             yield CheckResult(NAME, one.subject, Result.FAILED, why, (), Repair.CONFIGURE, "choose another port, above 1024")
             continue
         holders = ", ".join(map(_told, rows)) or "nobody that can be seen from here"
-        if before is not None and rows and all(row.get("ours") is True for row in rows):
+        if rows and all(row.get("ours") is True for row in rows):
             yield CheckResult(NAME, one.subject, Result.OK, f"port {port} is held by this job", (holders,))
+            continue
+        if any(row.get("may_be_ours") is True for row in rows):
+            why = f"port {port} is held by a job that runs here, this one or another: {holders}"
+            yield CheckResult(NAME, one.subject, Result.UNKNOWN, why, (), Repair.NONE, f"ss -tanp sport = :{port}")
             continue
         why = f"port {port} is taken: {holders}"
         yield CheckResult(NAME, one.subject, Result.FAILED, why, (), Repair.CONFIGURE, f"ss -tanp sport = :{port}")
@@ -40,7 +44,9 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
 
 def _rows(now: Readings, subject: str) -> list[dict[str, Json]]:
     rows = now.table("listen.state", subject).get("holders")
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    # where somebody listens, it is he: connections that he took, or that are not quite closed, have the same port
+    return [row for row in found if row.get("state") == "listening"] or found
 
 
 def _told(row: dict[str, Json]) -> str:

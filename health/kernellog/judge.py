@@ -1,7 +1,8 @@
 """Judges the messages of one kernel's log: which of them are findings, which belong together, and what is to be done.
 
-In: entries, in their order (`take`). Out: the findings so far, in the order in which they began (`findings`), as often as asked. The state
-is the owner's: one Judge for each log. Nothing fails. Ordinary messages give nothing.
+In: entries, in their order (`take`). Out: the findings so far, in the order in which they began (`findings`), as often as asked; of a log
+with more than MOST_STORIES the oldest are counted only (`forgotten`). The state is the owner's: one Judge for each log. Nothing fails.
+Ordinary messages give nothing.
 
     bursts   of one form, on one device: one finding with a count
     stories  the lines that the kernel writes of one OOM kill, one AER error, one SXid, one NFS outage: one finding
@@ -14,20 +15,21 @@ is the owner's: one Judge for each log. Nothing fails. Ordinary messages give no
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog import memory, registers, xidjudge
 from health.kernellog.finding import Entry, Finding, Severity, worse
 from health.kernellog.forms import Match, Role
-from health.kernellog.memory import DAY_S, Event, Memory
+from health.kernellog.memory import DAY_S, Event, Memory, Sorted
 from health.kernellog.patterns import recognise
 from health.kernellog.story import FIELDS, OOM, Story, begun, may_be, plain_pci
 from health.kernellog.xidjudge import Around
 from health.model import Repair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: Within how many seconds of its last line a message of the same kind on the same device is of the same finding.
 BURST_S: Final = {
@@ -48,6 +50,7 @@ BOOTING_S: Final = 300.0
 #: Carrier losses of one interface that are a finding: 3 within an hour (gpud's flap), or 5 within a day (Azure NHC's default).
 FLAPS: Final = ((3, 3600.0), (5, DAY_S))
 MOST_STORIES: Final = 20_000
+_ANNOUNCES: Final = 154
 
 #: What kinds a part may belong to, where it is not its own.
 _BELONGS: Final = {"gpu_uuid": {"xid", "nvrm"}, "crash_dump": {"xid", "nvrm"}, "logged": {"mce", "edac", "apei"}}
@@ -68,6 +71,8 @@ class Judge:
         self._active: set[tuple[str, str]] = set()
         self._booted: dict[str, float | None] = {}
         self._first: Entry | None = None
+        self._found: tuple[Finding, ...] | None = None  # until there is more
+        self.forgotten: Counter[Severity] = Counter()
 
     def take_all(self, entries: Iterable[Entry]) -> None:
         """Take many."""
@@ -78,11 +83,15 @@ class Judge:
         """Take one message."""
         self._first = self._first or entry
         if entry.text.startswith("Linux version "):
+            self._found = None
             self._boot(entry)
             return
         match = recognise(entry.text, sure=entry.sure)
-        if match is None or len(self._stories) >= MOST_STORIES:
+        if match is None:
             return
+        self._found = None
+        if len(self._stories) >= MOST_STORIES:
+            self._forget()
         kind = match.form.kind
         if kind == "xid":
             self._xid(entry, match)
@@ -99,8 +108,22 @@ class Judge:
 
     def findings(self) -> tuple[Finding, ...]:
         """Return what was found so far, in the order in which it began."""
-        kept = [self._finding(story) for story in self._stories if not story.dropped]
-        return tuple(sorted((*kept, *self._flapping()), key=lambda one: one.number))
+        if self._found is None:
+            self._found = tuple(sorted((*self._judged(self._stories), *self._flapping()), key=lambda one: one.number))
+        return self._found
+
+    def _judged(self, stories: Iterable[Story]) -> list[Finding]:
+        known, announced = self._memory.sorted(), self._announced()
+        return [self._finding(story, known, announced) for story in stories if not story.dropped]
+
+    def _forget(self) -> None:
+        """Make room: the oldest tenth is counted, by severity, and not told one by one."""
+        old = self._stories[: MOST_STORIES // 10]
+        self.forgotten.update(one.severity for one in self._judged(old))
+        self._stories = self._stories[len(old) :]
+        gone = {id(story) for story in old}
+        self._open = {key: story for key, story in self._open.items() if id(story) not in gone}
+        self._oom = {host: story for host, story in self._oom.items() if id(story) not in gone}
 
     def _whole(self, entry: Entry, match: Match) -> Story:
         story = begun(entry, match)
@@ -272,10 +295,10 @@ class Judge:
     def _last(self, wanted: Callable[[Story], bool]) -> Story | None:
         return next((one for one in reversed(self._stories[-256:]) if not one.dropped and wanted(one)), None)
 
-    def _finding(self, story: Story) -> Finding:
+    def _finding(self, story: Story, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Finding:
         same_gpu, fields = "", {key: value for key, value in story.fields.items() if key not in {"killed", "first_time"}}
         if story.event is not None and isinstance(story.code, int):
-            judged = xidjudge.judge(story.code, story.rest, self._around(story))
+            judged = xidjudge.judge(story.code, story.rest, _around(story, known, announced))
             story.severity, story.repair, story.meaning, story.reason = judged.severity, judged.repair, judged.meaning, judged.reason
             same_gpu, fields = judged.same_gpu, fields | {"origin": judged.origin}
             decoded = registers.decode(story.code, story.rest)
@@ -299,19 +322,13 @@ class Judge:
             tuple(fields.items()),
         )
 
-    def _around(self, story: Story) -> Around:
-        event = story.event
-        assert event is not None  # noqa: S101  an Xid's story has one
-        gpu = event.gpu
-        announced = None
-        for other in self._stories:
-            if other.code == 154 and other.event is not None and other.event.gpu == gpu and _within(other.entry.t, event.t, BOOTING_S):  # noqa: PLR2004
-                decoded = registers.decode(154, other.rest)
-                announced = decoded.repair if decoded is not None else announced
-        detail = memory.DETAIL_OF.get(event.code)
-        before = self._memory.before(event, frozenset({detail}) if detail is not None else None)
-        previous = _PREVIOUS.search(story.rest)
-        return Around(self._memory.past(event), before, announced, previous[1] if previous else "")
+    def _announced(self) -> dict[str, list[tuple[float | None, Repair]]]:
+        """Return the repairs that the driver announced, by GPU, with their times."""
+        found: dict[str, list[tuple[float | None, Repair]]] = {}
+        for story in self._stories:
+            if story.code == _ANNOUNCES and story.event is not None and (decoded := registers.decode(_ANNOUNCES, story.rest)) is not None:
+                found.setdefault(story.event.gpu, []).append((story.entry.t, decoded.repair))
+        return found
 
     def _flapping(self) -> list[Finding]:
         found = []
@@ -344,6 +361,16 @@ class Judge:
                 )
             )
         return found
+
+
+def _around(story: Story, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Around:
+    event = story.event
+    assert event is not None  # noqa: S101  an Xid's story has one
+    repair = next((one for t, one in reversed(announced.get(event.gpu, ())) if _within(t, event.t, BOOTING_S)), None)
+    detail = memory.DETAIL_OF.get(event.code)
+    before = known.before(event, frozenset({detail}) if detail is not None else None)
+    previous = _PREVIOUS.search(story.rest)
+    return Around(known.past(event), before, repair, previous[1] if previous else "")
 
 
 def _same_verdict(code: int, one: str, other: str) -> bool:

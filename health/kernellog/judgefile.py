@@ -15,8 +15,9 @@ import json
 import os
 import sys
 import zlib
+from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedReader, FileIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -69,10 +70,11 @@ class LogFormError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a saved log gave. messages: how many of its lines can be the kernel's."""
+    """What a saved log gave. messages: how many of its lines can be the kernel's. forgotten: older findings, of which no more is known."""
 
     findings: tuple[Finding, ...]
     messages: int
+    forgotten: Mapping[Severity, int] = field(default_factory=dict)
 
 
 @contextmanager
@@ -124,19 +126,24 @@ def judge_stream(stream: TextIO) -> Judged:
             messages += 1
     except lines.LogTooLongError as error:
         raise LogFormError(str(error), "Save it one object a line: `journalctl -k -o json > FILE`.") from error
-    return Judged(judged.findings(), messages)
+    return Judged(judged.findings(), messages, judged.forgotten)
 
 
 def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:
     """Print the findings of a saved log. Returns the exit code. Raises OSError where nothing can be printed."""
-    found = judged.findings
+    found, forgotten = judged.findings, sum(judged.forgotten.values())
     if as_json:
         out.writelines(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in found)
     elif not judged.messages:
         out.write("no message of a kernel is in this log: nothing can be said of the node\n")
     else:
         out.write(_as_text(found))
-    return FOUND if any(one.severity is Severity.CRITICAL for one in found) else 0
+    if forgotten:
+        told = ", ".join(f"{judged.forgotten[one]} {one.value}" for one in reversed(ORDER) if judged.forgotten.get(one))
+        said = f"{forgotten} older findings are not shown ({told}): judge the log in parts to see them"
+        print(said, file=sys.stderr if as_json else out)
+    critical = judged.forgotten.get(Severity.CRITICAL) or any(one.severity is Severity.CRITICAL for one in found)
+    return FOUND if critical else 0
 
 
 def _as_text(found: Sequence[Finding]) -> str:

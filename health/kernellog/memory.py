@@ -14,11 +14,16 @@ Rules, with their sources (NVIDIA's WORKFLOW_XID_13 and _31 in the Xid catalogue
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from health import xids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DAY_S: Final = 86400.0
 #: Within how many seconds lines of one code on one GPU are one event.
@@ -74,20 +79,70 @@ class Memory:
 
     def past(self, event: Event) -> Past:
         """Return how an event stands among those of its code, within 24 h before and after it."""
-        alike = [one for one in self._events if one.code == event.code and _near(one.t, event.t, DAY_S)]
-        same = [one for one in alike if one.gpu == event.gpu]
-        place = [one for one in same if not event.place or not one.place or one.place & event.place]
-        return Past(len(same), len({one.gpu for one in alike}), len(place))
+        return self.sorted().past(event)
+
+    def sorted(self) -> Sorted:
+        """Return all that is remembered now, for many questions at once."""
+        return Sorted(self._events)
+
+
+class Sorted:
+    """Events by code, GPU, place and time: each question costs a search, and not a look at every event."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        """Sort them. What changes of an event later is not seen."""
+        self._events = tuple(events)
+        known = [one.t for one in self._events if one.t is not None]
+        # their times, where they stand in their order; else each is looked at
+        self._times = known if len(known) == len(self._events) and known == sorted(known) else None
+        self._by_code: dict[int, dict[str, dict[frozenset[str], _Times]]] = {}
+        for one in self._events:
+            self._by_code.setdefault(one.code, {}).setdefault(one.gpu, {}).setdefault(one.place, _Times()).add(one.t)
+        for gpus in self._by_code.values():
+            for places in gpus.values():
+                for times in places.values():
+                    times.known.sort()
+
+    def past(self, event: Event) -> Past:
+        """Return how an event stands among those of its code, within 24 h before and after it."""
+        gpus = self._by_code.get(event.code, {})
+        same = {place: times.near(event.t, DAY_S) for place, times in gpus.get(event.gpu, {}).items()}
+        where = sum(1 for places in gpus.values() if any(times.near(event.t, DAY_S) for times in places.values()))
+        alike = sum(count for place, count in same.items() if not event.place or not place or place & event.place)
+        return Past(sum(same.values()), where, alike)
 
     def before(self, event: Event, codes: frozenset[int] | None, within_s: float = ECHO_S) -> Event | None:
         """Return the first other event shortly before this one, on whatever GPU: of these codes (None: of any that is no echo)."""
-        for one in self._events:
+        begin = 0 if self._times is None or event.t is None else bisect_left(self._times, event.t - within_s)
+        for one in islice(self._events, begin, None):
             if one is event:
+                break
+            if self._times is not None and event.t is not None and one.t is not None and one.t > event.t + within_s:
                 break
             wanted = one.code in codes if codes is not None else one.code not in ECHOES
             if wanted and one.code != event.code and _near(one.t, event.t, within_s):
                 return one
         return None
+
+
+@dataclass(slots=True)
+class _Times:
+    """When events were. unknown: how many have no time, which are near to all."""
+
+    known: list[float] = field(default_factory=list)
+    unknown: int = 0
+
+    def add(self, t: float | None) -> None:
+        if t is None:
+            self.unknown += 1
+        else:
+            self.known.append(t)
+
+    def near(self, t: float | None, within_s: float) -> int:
+        """Return how many are within so many seconds."""
+        if t is None:
+            return len(self.known) + self.unknown
+        return bisect_right(self.known, t + within_s) - bisect_left(self.known, t - within_s) + self.unknown
 
 
 def _near(one: float | None, other: float | None, within_s: float) -> bool:

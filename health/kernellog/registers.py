@@ -19,6 +19,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from health import recovery
 from health.model import Repair
 
 if TYPE_CHECKING:
@@ -55,20 +56,6 @@ _LINK5 = re.compile(
 )
 _RECOVERY = re.compile(
     r"recovery action changed from (?:0x)?[0-9a-fA-F]+ \((?P<before>[^)]*)\) to (?:0x)?(?P<to>[0-9a-fA-F]+) \((?P<after>[^)]*)\)"
-)
-
-#: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (nvml.h): none, reset, reboot, drain P2P, drain and reset, IMEX domain, bus reset, system reboot.
-ANNOUNCED: Final[Mapping[int, Repair]] = MappingProxyType(
-    {
-        0: Repair.NONE,
-        1: Repair.RESET_GPU,
-        2: Repair.REBOOT,
-        3: Repair.DRAIN,
-        4: Repair.RESET_GPU,
-        5: Repair.RESTART_DRIVER,
-        6: Repair.REBOOT,
-        7: Repair.REBOOT,
-    }
 )
 
 
@@ -161,7 +148,8 @@ def _announced(rest: str) -> Decoded | None:
     match = _RECOVERY.search(rest)
     if match is None:
         return None
-    repair = ANNOUNCED.get(int(match["to"], 16), Repair.DRAIN)
+    action = int(match["to"], 16)
+    repair = recovery.asked(action).repair if action != recovery.NONE else Repair.NONE
     return Decoded(Verdict.FOLLOW, f"the driver asks for: {match['after']}", repair)
 
 

@@ -23,13 +23,6 @@ from health.xids import Action, Origin, Part, Retry
 if TYPE_CHECKING:
     from health.xids import Xid
 
-_REPAIRS: Final = {
-    Action.IGNORE: Repair.NONE,
-    Action.RESTART: Repair.RESTART_JOB,
-    Action.RESET: Repair.RESET_GPU,
-    Action.REBOOT: Repair.REBOOT,
-    Action.DRAIN: Repair.DRAIN,
-}
 _SEVERITIES: Final = {
     Action.IGNORE: Severity.INFO,
     Action.RESTART: Severity.ERROR,
@@ -95,7 +88,7 @@ def _by_catalogue(entry: Xid) -> Judged:
     reason = "have the GPU reset when the job is started again" if entry.code == _REMAPPED else ""
     if entry.code in xids.UNUSED:
         reason = "not raised by A100 and newer GPUs: the vendor's support is to be asked"
-    return Judged(severity, _REPAIRS[entry.action], f"{entry.name}: {entry.meaning}", reason, entry.retry.value, entry.origin.value)
+    return Judged(severity, xids.REPAIRS[entry.action], f"{entry.name}: {entry.meaning}", reason, entry.retry.value, entry.origin.value)
 
 
 def _announcement(base: Judged, decoded: registers.Decoded | None) -> Judged:

@@ -34,7 +34,7 @@ if __name__ == "__main__" and not __package__:
 from health.nodecheck import plan, report
 from health.nodecheck.model import Fault, FaultKind
 from health.nodecheck.peers import Options, Peers
-from health.nodecheck.warden import PipeVoice, Warden
+from health.nodecheck.warden import PipeVoice, Warden, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 NO_REPORT: Final = 75
 _PR_SET_PDEATHSIG: Final = 1
 _LEAVE_S: Final = 5.0
+#: For torch to be loaded, and for all to leave, beside the deadline.
+_START_S: Final = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -185,7 +187,7 @@ def _print(told: dict[str, Json], *, as_json: bool) -> None:
 
 
 def _start_ranks(given: argparse.Namespace) -> int:
-    """Start the ranks of this node as torchrun would, and return the worst of their exit codes."""
+    """Start the ranks of this node as torchrun would. Returns what who has the report knows; NO_REPORT where a rank ended otherwise."""
     if given.nnodes > 1 and not given.master:
         sys.stderr.write("node check failed: --nnodes without --master: name a free port of the node of rank 0, HOST:PORT, on every node\n")
         return 2
@@ -200,13 +202,26 @@ def _start_ranks(given: argparse.Namespace) -> int:
             numbers = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": given.nnodes * count, "MASTER_PORT": port}
             environ = {**os.environ, **{name: str(value) for name, value in numbers.items()}, "MASTER_ADDR": host}
             ranks.append(subprocess.Popen(argv, env=environ))  # noqa: S603  this very program
-        codes = {abs(one.wait()) for one in ranks}
-        return report.UNFIT if report.UNFIT in codes else max(codes)  # who has the report knows best
+        until = time.monotonic() + given.deadline + _START_S
+        codes = {_ended(one, until) for one in ranks}
+        return report.UNFIT if report.UNFIT in codes else NO_REPORT if any(codes) else 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
         for one in ranks:
             one.terminate()
+        for one in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(1)
+
+
+def _ended(rank: subprocess.Popen[bytes], until: float) -> int:
+    """Return the exit code of a rank; NO_REPORT of one that is not through by then: it hangs where nothing of ours watches over it yet."""
+    try:
+        return rank.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        sys.stderr.write(f"node check failed: process {rank.pid} does not end: it is {state_of(rank.pid)}\n")
+        return NO_REPORT
 
 
 def _free_port() -> int:

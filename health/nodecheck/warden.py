@@ -40,6 +40,8 @@ _PROBES: Final = ("environment", "ethernet")
 _COMPARED: Final = ("env.versions", "env.variables", "env.code", "nic.state", OUTCOME)
 #: After the deadline: for the report to be written and read.
 _GRACE_S: Final = 5.0
+#: What SIGKILL takes where it takes effect at all.
+_DIE_S: Final = 1.0
 
 
 class PipeVoice:
@@ -136,9 +138,9 @@ class Warden:
                 how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 self._gone(f"its process was {how}; last: {self._sign.step}" if code < 0 else f"its process {how}; last: {self._sign.step}")
         elif silent_s > (self._options.silence_s if self._samples else self._options.join_s + self._options.silence_s):
-            where = state_of(self._pid)
+            # told before it is ended: what is stuck in the kernel may take until the next boot to die
+            self._gone(f"hangs for {silent_s:.0f} s, {state_of(self._pid)}; last: {self._sign.step}")
             self.kill()
-            self._gone(f"hangs for {silent_s:.0f} s, {where}; last: {self._sign.step}")
 
     def _gone(self, why: str) -> None:
         self._sign = replace(self._sign, gone=why)
@@ -150,11 +152,14 @@ class Warden:
         self._peers.leave_sign(self._rank, self._sign)
 
     def kill(self) -> None:
-        """End the process, if it is there."""
-        if not self._ended:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._ended = True
+        """End the process, if it is there. One that is stuck in the kernel is left to init: it dies when the kernel lets it go."""
+        if self._ended:
+            return
+        self._ended = True
+        os.kill(self._pid, signal.SIGKILL)
+        until = time.monotonic() + _DIE_S
+        while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < until:
+            time.sleep(_DIE_S / 20)
 
     # --- the lead -------------------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """The control group that we are in, and those above it, as they limit us.
 
 In: /proc/self/cgroup, /sys/fs/cgroup, of version 2 or 1. Out, of `host`: `cgroup.memory` (bytes: limit, used of the group with the least
-left; and its path), `cgroup.oom_kills` (of our own group), `cgroup.cpu` (quota in processors, None for none; periods and throttled, of the
-group with a quota; path), `cgroup.pids` (limit, used). Where no controller is to be seen: `not_supported`. In a container our group is
-the root of what can be seen; limits above it cannot be. Nothing is kept.
+left; and its path; file caches left out, which are given up before anybody is killed), `cgroup.oom_kills` (of our own group),
+`cgroup.cpu` (quota in processors, None for none; periods and throttled, of the group with a quota; path), `cgroup.pids` (limit, used).
+Where no controller is to be seen: `not_supported`. In a container our group is the root of what can be seen; limits above it cannot be.
+Nothing is kept.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _ROOT: Final = "/sys/fs/cgroup"
 #: Version 1 writes no limit as the largest whole number of pages.
 _NO_LIMIT: Final = 1 << 60
 _LEVELS: Final = 16
+#: Of memory.stat; memory that is shared (/dev/shm) is in neither.
+_CACHES: Final = ("inactive_file", "active_file")
 
 
 def read(ask: Ask) -> Iterator[Reading]:
@@ -31,7 +34,8 @@ def read(ask: Ask) -> Iterator[Reading]:
     second = (Path(ask.at(_ROOT)) / "cgroup.controllers").exists()
     places = {name: _places(ask, name, second=second) for name in ("memory", "cpu", "pids")}
     yield _made("cgroup.memory", _tightest(places["memory"], _names(second, "memory.max", "memory.limit_in_bytes"),
-                                           _names(second, "memory.current", "memory.usage_in_bytes")))  # fmt: skip
+                                           _names(second, "memory.current", "memory.usage_in_bytes"),
+                                           tuple(_names(second, name, f"total_{name}") for name in _CACHES)))  # fmt: skip
     yield _made("cgroup.oom_kills", _kills(places["memory"], second=second))
     yield _made("cgroup.cpu", _cpu(places["cpu"], second=second))
     yield _made("cgroup.pids", _tightest(places["pids"], "pids.max", "pids.current"))
@@ -65,7 +69,7 @@ def _places(ask: Ask, controller: str, *, second: bool) -> list[Path]:
     return [one for one in found if one.is_dir()]
 
 
-def _tightest(places: list[Path], limit_file: str, used_file: str) -> Json:
+def _tightest(places: list[Path], limit_file: str, used_file: str, caches: tuple[str, ...] = ()) -> Json:
     best: dict[str, Json] | None = None
     least = 0
     seen = False
@@ -74,6 +78,9 @@ def _tightest(places: list[Path], limit_file: str, used_file: str) -> Json:
         seen = seen or bool(texts.text(place / used_file))
         if limit is None or used is None or limit >= _NO_LIMIT:
             continue
+        if caches:
+            stat = texts.table(place / "memory.stat")
+            used -= min(used, sum(size for name in caches if isinstance(size := stat.get(name), int)))
         if best is None or limit - used < least:
             best, least = {"limit": limit, "used": used, "path": str(place)}, limit - used
     return best if best is not None else ({"limit": None, "used": None, "path": ""} if seen else None)

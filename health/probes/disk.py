@@ -8,8 +8,8 @@ In: ask.paths, ask.need_bytes, /proc/mounts. Out, of `path:PATH`:
     path.mount  point, kind, source, options
 
 Each path has a process of its own (onepath.py): a server that is gone holds up the process that asks it for ever, in state D where the
-mount is hard, and the other paths are none the worse for it. One that cannot be ended is left behind, and a session asks no other for the
-same path while it lives. ask.options["disk"] = {"write_bytes": 0} writes nothing.
+mount is hard, and the other paths are none the worse for it. One that cannot be ended is left behind, and no other is asked for the same
+path while it lives, whoever started it: it is known by its name (onepath.mark). ask.options["disk"] = {"write_bytes": 0} writes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import os
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.model import Json, Reading
-from health.probes import texts
+from health.probes import onepath, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,8 @@ _RESERVE_S: Final = 1.0
 _LEAST_S: Final = 0.2
 _GONE_S: Final = 0.2
 _PROGRAM: Final = Path(__file__).with_name("onepath.py")
+#: SIGKILL and SIGALRM, as the kernel writes sets of signals.
+_ENDING: Final = 1 << (signal.SIGKILL - 1) | 1 << (signal.SIGALRM - 1)
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -72,37 +75,36 @@ def read(ask: Ask) -> Iterator[Reading]:
 
 
 def session() -> Paths:
-    """Return what remembers the paths whose process cannot be ended."""
+    """Return what looks at paths again and again."""
     return Paths()
 
 
 class Paths:
-    """Looks at paths, and owns the processes that hang."""
+    """Looks at paths, and keeps those of its processes that hang, so that they are waited for when they end."""
 
     def __init__(self) -> None:
-        self._stuck: dict[str, _Look] = {}
+        self._hanging: list[subprocess.Popen[bytes]] = []
 
     def read(self, ask: Ask) -> Iterator[Reading]:
         """Yield what each path says, those that answer first."""
         mounts = _mounts(ask)
+        self._hanging = [one for one in self._hanging if one.poll() is None]
         deadline = time.monotonic() + max(_LEAST_S, ask.deadline_s - _RESERVE_S)
         looks: list[_Look] = []
         for path in dict.fromkeys(ask.paths):
             yield _mount(path, mounts)
-            stuck = self._stuck.get(path)
-            if stuck is not None and stuck.popen.poll() is None:
-                yield _hung(stuck)
+            if (stuck := _left_behind(ask, onepath.mark(path))) is not None:
+                yield _hung(ask, path, stuck)
                 continue
-            self._stuck.pop(path, None)
             try:
                 looks.append(self._start(ask, path, deadline))
             except OSError as error:
                 yield Reading(NAME, f"path:{path}", "path.state", None, f"no process could be started: {error.strerror}")
-        yield from self._heard(looks, deadline, ask.need_bytes)
+        yield from self._heard(looks, deadline, ask)
 
     def close(self) -> None:
         """Let go. Those that hang end by themselves as soon as the kernel lets them: each has an alarm set."""
-        self._stuck.clear()
+        self._hanging.clear()
 
     def _start(self, ask: Ask, path: str, deadline: float) -> _Look:
         options = ask.options.get("disk")
@@ -116,7 +118,7 @@ class Paths:
         )
         return _Look(path, popen)
 
-    def _heard(self, looks: list[_Look], deadline: float, need: int) -> Iterator[Reading]:
+    def _heard(self, looks: list[_Look], deadline: float, ask: Ask) -> Iterator[Reading]:
         waiting = {look.fd(): look for look in looks}
         with selectors.DefaultSelector() as selector:
             for fd in waiting:
@@ -129,13 +131,15 @@ class Paths:
                     selector.unregister(key.fd)
                     del waiting[key.fd]
                     _end(look)
-                    yield from _told(look, need)
+                    yield from _told(look, ask.need_bytes)
         for look in waiting.values():
-            state = _hung(look)  # before it is killed: where it waits is the finding
+            state = _hung(
+                ask, look.path, look.popen.pid, next(reversed(look.told), "")
+            )  # before it is killed: where it waits is the finding
             if not _end(look):
-                self._stuck[look.path] = look
+                self._hanging.append(look.popen)
             yield state
-            yield from _answers(look, need)
+            yield from _answers(look, ask.need_bytes)
 
 
 def _end(look: _Look) -> bool:
@@ -166,12 +170,34 @@ def _answers(look: _Look, need: int) -> Iterator[Reading]:
             yield Reading(NAME, f"path:{look.path}", f"path.{name}", {**row, "need": need} if name == "space" else row)
 
 
-def _hung(look: _Look) -> Reading:
-    proc = f"/proc/{look.popen.pid}"
+def _hung(ask: Ask, path: str, pid: int, after: str = "") -> Reading:
+    proc = ask.at(f"/proc/{pid}")
     state = texts.text(f"{proc}/stat").rpartition(")")[2].split()
-    row: dict[str, Json] = {"answers": False, "hung": True, "pid": look.popen.pid, "state": state[0] if state else "",
-                            "wchan": texts.text(f"{proc}/wchan").strip("0"), "after": next(reversed(look.told), "")}  # fmt: skip
-    return Reading(NAME, f"path:{look.path}", "path.state", row)
+    row: dict[str, Json] = {"answers": False, "hung": True, "pid": pid, "state": state[0] if state else "",
+                            "wchan": texts.text(f"{proc}/wchan").strip("0"), "after": after}  # fmt: skip
+    return Reading(NAME, f"path:{path}", "path.state", row)
+
+
+def _left_behind(ask: Ask, mark: str) -> int | None:
+    """Return a process of ours for this path that was ended, and that the kernel does not let go; None where there is none."""
+    try:
+        names = os.listdir(ask.at("/proc"))  # noqa: PTH208 -- names
+    except OSError:
+        return None
+    for name in names:
+        if not name.isdecimal():
+            continue
+        head, _, tail = texts.text(ask.at(f"/proc/{name}/stat")).rpartition(")")
+        if head.endswith(f"({mark}") and tail.split()[:1] == ["D"] and _is_ended(ask.at(f"/proc/{name}/status")):
+            return int(name)
+    return None
+
+
+def _is_ended(status: str) -> bool:
+    """Whether a process of our own user has a signal before it that ends it: one that merely waits for its disk has none."""
+    rows = dict(line.split(":", 1) for line in texts.text(status).splitlines() if ":" in line)
+    pending = [int(rows.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd")]
+    return rows.get("Uid", "").split()[:1] == [str(os.getuid())] and any(one & _ENDING for one in pending)
 
 
 def _mounts(ask: Ask) -> list[tuple[str, str, str, str]]:

@@ -4,6 +4,7 @@ In: importlib.metadata and torch/version.py of the interpreter that runs this, /
 (default: the working directory). Out, of `host`:
 
     env.versions   a table: python, kernel, driver, torch, torch_git, cuda, nccl, packages by name
+    env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
     env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 NAME: Final = "environment"
 PREFIXES: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "CUDA_", "NVIDIA_", "PYTORCH_", "TORCH_DISTRIBUTED_")
 NAMES: Final = ("TP_SOCKET_IFNAME", "LD_PRELOAD", "MALLOC_ARENA_MAX", "TORCH_CPP_LOG_LEVEL")
+_LINKER: Final = ("LD_LIBRARY_PATH",)
 #: What a training step is made of; `nvidia-*` are torch's own CUDA libraries.
 PACKAGES: Final = (
     "accelerate",
@@ -63,6 +65,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is known, the code last: a work tree on a slow disk takes long."""
     yield Reading(NAME, HOST, "env.python", sys.executable)
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
+    yield Reading(NAME, HOST, "env.compat", _compat(ask))
     yield Reading(NAME, HOST, "env.variables", {**told(ask.environ)})
     place = ask.options.get("code")
     yield _code(place if isinstance(place, str) else os.getcwd())  # noqa: PTH109 -- a name
@@ -71,6 +74,11 @@ def read(ask: Ask) -> Iterator[Reading]:
 def told(environ: Mapping[str, str]) -> dict[str, str]:
     """Return those variables of a job that are read."""
     return {key: value for key, value in sorted(environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
+
+
+def needed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return all of a job's variables that are looked at here."""
+    return told(environ) | {key: environ[key] for key in _LINKER if key in environ}
 
 
 def _secret(key: str) -> bool:
@@ -91,6 +99,20 @@ def _versions(ask: Ask) -> dict[str, Json]:
         if name.startswith("nvidia-nccl-"):
             found.setdefault("nccl", distribution.version)
     return found
+
+
+def _compat(ask: Ask) -> str:
+    """Return the newest libcuda that stands in for the driver's, where the linker may find it. Its name ends in its version."""
+    told = ask.environ.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
+    places = [Path(ask.at(word)) for word in told.split(":") if word.startswith("/")]
+    for pattern in ("cuda*/compat", "cuda*/compat/lib"):
+        places += sorted(Path(ask.at("/usr/local")).glob(pattern))
+    files = (file.resolve() for place in places for file in place.glob("libcuda.so.1") if "compat" in file.resolve().parts)
+    return str(max(files, key=lambda file: _numbers(file.name), default=""))
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(word) for word in name.split(".") if word.isdecimal()]
 
 
 def _torch() -> dict[str, Json]:

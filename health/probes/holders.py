@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from health.model import Ask, Json
 
-_COOKIE: Final = b"SUPERVISE_JOB_COOKIE="
+COOKIE: Final = "SUPERVISE_JOB_COOKIE"
 
 
 def described(held: Iterable[tuple[int, int]], ask: Ask) -> list[Json]:
@@ -37,12 +37,16 @@ def _row(pid: int, size: int, ask: Ask) -> dict[str, Json]:
 def _ours(proc: Path, pid: int, ask: Ask) -> str:
     if pid in ask.pids_ours:
         return "job"
-    found = [
-        word.removeprefix(_COOKIE).decode("ascii", "replace") for word in _bytes(proc / "environ").split(b"\0") if word.startswith(_COOKIE)
-    ]
-    if not found:
+    found = environment(proc).get(COOKIE)
+    if found is None:
         return ""
-    return "cookie" if ask.cookie and found[0] == ask.cookie else "other job"
+    return "cookie" if ask.cookie and found == ask.cookie else "other job"
+
+
+def environment(proc: Path | str) -> dict[str, str]:
+    """Return the variables with which a process was started, empty where they may not be read."""
+    words = (word.partition("=") for word in reversed(_bytes(Path(proc, "environ")).decode("ascii", "replace").split("\0")))
+    return {name: value for name, equals, value in words if equals}  # of one that is there twice the first, as getenv finds it
 
 
 def _bytes(path: Path) -> bytes:

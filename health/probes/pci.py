@@ -33,14 +33,12 @@ def read(ask: Ask) -> Iterator[Reading]:
     found: list[Json] = []
     devices = Path(ask.at("/sys/bus/pci/devices"))
     try:
-        addresses = sorted(devices.iterdir())
+        addresses = sorted(gpus(devices))
     except OSError as error:
         problem = PERMISSION if isinstance(error, PermissionError) else f"{devices}: {error.strerror}"
         yield Reading(NAME, HOST, "pci.gpus", problem=problem)
     else:
         for device in addresses:
-            if _text(device / "vendor") != _NVIDIA or not _text(device / "class").startswith(_DISPLAY):
-                continue
             row: dict[str, Json] = {"address": device.name, "driver": _driver(device)}
             row.update({name: _text(device / name) for name in _FILES})
             found.append(row)
@@ -53,6 +51,11 @@ def read(ask: Ask) -> Iterator[Reading]:
         # without opening it, which wakes the GPU: the kernel asks the device cgroup here too (inode_permission)
         numbers += sorted(int(match[1]) for match, one in files if os.access(one, os.R_OK | os.W_OK))
     yield Reading(NAME, HOST, "dev.gpus", numbers)
+
+
+def gpus(devices: Path) -> Iterator[Path]:
+    """Yield the directories of NVIDIA's GPUs among those of all devices. Raises OSError."""
+    return (one for one in devices.iterdir() if _text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_DISPLAY))
 
 
 def _text(path: Path) -> str:

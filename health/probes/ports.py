@@ -1,8 +1,9 @@
 """Whether the ports that the job will listen on are free, and who holds those that are not.
 
 In: ask.ports, /proc/net/tcp and tcp6, /proc/PID/fd. Out, of `listen:PORT`: `listen.state` (free, error, holders: a list of tables pid,
-command, user, ours, state). A port is tried as torch's store does, with SO_REUSEADDR, and let go at once. Who holds it is known for
-processes of this network namespace that we may look into; a connection that was made from the port holds it too. Nothing is kept.
+command, user, state, ours, may_be_ours where the asker knows of no job). A port is tried as torch's store does, with SO_REUSEADDR, and
+let go at once. Who holds it is known for processes of this network namespace that we may look into; a connection that was made from the
+port holds it too. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.model import Json, Reading
-from health.probes import texts
+from health.probes import holders, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "ports"
 _STATES: Final = {"01": "connected", "0A": "listening", "06": "time-wait", "08": "close-wait"}
+#: Variables that tell ranks, and agents, the port on which they meet.
+_TOLD: Final = ("MASTER_PORT", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
 _LOCAL, _STATE, _USER, _INODE = 1, 3, 7, 9
 
 
@@ -34,9 +37,9 @@ def read(ask: Ask) -> Iterator[Reading]:
         return
     states = {port: _tried(port) for port in ports}
     taken = [port for port, error in states.items() if error == "EADDRINUSE"]
-    holders = _holders(ask, taken) if taken else {}
+    held = _holders(ask, taken) if taken else {}
     for port, error in states.items():
-        value: dict[str, Json] = {"free": not error, "error": error, "holders": holders.get(port, [])}
+        value: dict[str, Json] = {"free": not error, "error": error, "holders": held.get(port, [])}
         yield Reading(NAME, f"listen:{port}", "listen.state", value)
 
 
@@ -74,12 +77,23 @@ def _holders(ask: Ask, ports: list[int]) -> dict[int, list[Json]]:
             named.add(inode)
             port, state, user = sockets[inode]
             row: dict[str, Json] = {"pid": int(pid), "command": texts.text(ask.at(f"/proc/{pid}/comm")), "state": state, "user": user}
-            row["ours"] = int(pid) in ask.pids_ours
+            row |= _whose(int(pid), port, ask)
             found[port].append(row)
     for inode, (port, state, user) in sockets.items():
         if inode not in named:  # another user's process, or another namespace's
             found[port].append({"pid": None, "command": "", "state": state, "user": user, "ours": False})
     return found
+
+
+def _whose(pid: int, port: int, ask: Ask) -> dict[str, Json]:
+    """Return whether a process is the job's; and, where nobody knows which the job is, whether it may be: of a job, or told this port."""
+    words = holders.environment(ask.at(f"/proc/{pid}"))
+    cookie = words.get(holders.COOKIE, "")
+    told = any(words.get(name, "").rpartition(":")[2] == str(port) for name in _TOLD)
+    return {
+        "ours": pid in ask.pids_ours or bool(cookie and cookie == ask.cookie),
+        "may_be_ours": not ask.cookie and (bool(cookie) or told),
+    }
 
 
 def _inodes(directory: Path) -> set[str]:

@@ -2,8 +2,9 @@
 
 In: /proc. Out, of `host`: `processes.zombies` and `processes.stuck`, lists of tables (pid, parent, command, age_s since its start, since_s,
 wchan, ours), the oldest MOST first, and `processes.counts` (all, zombies, stuck). A disk makes processes wait in state D all the time, so
-that one counts as stuck only if it did not run between two looks, LOOK_S apart. For how long the kernel does not tell: `since_s` is since
-it was first seen so, which a session remembers. Threads of the kernel's own are left out: some rest in state D for ever.
+that one counts as stuck only if it did not run between two looks, LOOK_S apart, and ALONE_S where nobody looks again (ask.lasting). For
+how long the kernel does not tell: `since_s` is since it was first seen so, which a session remembers, of zombies too. Threads of the
+kernel's own are left out: some rest in state D for ever.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 NAME: Final = "processes"
 MOST: Final = 20
 LOOK_S: Final = 0.2
+ALONE_S: Final = 1.0
 #: The parent of the kernel's own threads.
 _KERNEL: Final = 2
 
@@ -47,12 +49,12 @@ def read(ask: Ask) -> Iterator[Reading]:
 
 
 def session() -> Processes:
-    """Return what remembers since when each has been stuck."""
+    """Return what remembers since when each has been stuck or dead."""
     return Processes()
 
 
 class Processes:
-    """Looks, and remembers: first seen stuck at, by (pid, start, switches)."""
+    """Looks, and remembers: first seen so at, by (pid, start, switches)."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[int, float, str], float] = {}
@@ -68,9 +70,12 @@ class Processes:
         stuck = [one for one in seen if one.state == "D" and one.parent != _KERNEL]
         if stuck:
             time.sleep(LOOK_S)
-            stuck = [again for one in stuck if (again := _one(one.path)) is not None and _key(again) == _key(one) and again.state == "D"]
+            stuck = _still(stuck)
+        if stuck and not ask.lasting:
+            time.sleep(ALONE_S - LOOK_S)
+            stuck = _still(stuck)
         now, up = time.monotonic(), _uptime(ask)
-        self._since = {_key(one): self._since.get(_key(one), now) for one in stuck}
+        self._since = {_key(one): self._since.get(_key(one), now) for one in (*stuck, *zombies)}
         ours = frozenset(ask.pids_ours)
         yield Reading(NAME, HOST, "processes.counts", {"all": len(seen), "zombies": len(zombies), "stuck": len(stuck)})
         for name, some in (("processes.zombies", zombies), ("processes.stuck", stuck)):
@@ -95,6 +100,11 @@ class Processes:
 def _look(ask: Ask) -> list[_Seen]:
     proc = ask.at("/proc")
     return [one for name in os.listdir(proc) if name.isdecimal() and (one := _one(f"{proc}/{name}")) is not None]  # noqa: PTH208 -- names
+
+
+def _still(stuck: list[_Seen]) -> list[_Seen]:
+    """Return those that did not run meanwhile."""
+    return [again for one in stuck if (again := _one(one.path)) is not None and _key(again) == _key(one) and again.state == "D"]
 
 
 def _one(path: str) -> _Seen | None:

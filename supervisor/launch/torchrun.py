@@ -72,7 +72,7 @@ def size(command: Torchrun | None, environ: Mapping[str, str]) -> tuple[int, int
     """Return the ranks of a node and the number of nodes, 0 for what the command and torchrun's variables do not say in figures."""
     if command is None:
         return 0, 0
-    own = command.args[: _script_index(command.args)]
+    own = own_arguments(command)
 
     def told(option: str) -> int:
         flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
@@ -132,6 +132,11 @@ def stock_argv(command: Torchrun, nproc: int | None = None) -> list[str]:
     at = _script_index(command.args)
     ours = [NO_RESTARTS] if nproc is None else [f"--nproc-per-node={nproc}", NO_RESTARTS]
     return [*command.head, *command.args[:at], *ours, *command.args[at:]]
+
+
+def own_arguments(command: Torchrun) -> tuple[str, ...]:
+    """Return what stands before the script: torchrun's own options."""
+    return command.args[: _script_index(command.args)]
 
 
 def script_arguments(command: Torchrun) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from health import xids
+from health import recovery, xids
 from health.checks import gpus
 from health.kernellog.memory import REPEATED, Event, Memory
 from health.model import Readings, delta
@@ -32,15 +32,6 @@ _RESET: Final = 16
 _GONE: Final = frozenset({9, 18})
 _LOOKED_UP: Final = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
 _UNKNOWN: Final = 999
-_ACTIONS: Final = {
-    1: "a reset of the GPU",
-    2: "a reboot of the node",
-    3: "that traffic between GPUs ends",
-    4: "a reset once the job is over",
-    5: "a recovery of the IMEX domain",
-    6: "a reset of the bus",
-    7: "a reboot of the whole system",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ def _of_gpu(now: Readings, before: Readings, subject: str, codes: AbstractSet[in
     yield from _of_links(now, before, subject)
     action = now.count("gpu.recovery_action", subject) or 0
     if action and action != (before.count("gpu.recovery_action", subject) or 0):
-        yield "recovery_action", f"the driver asks for {_ACTIONS.get(action, f'action {action}')}", {"recovery_action": str(action)}
+        yield "recovery_action", f"the driver asks for {recovery.asked(action).words}", {"recovery_action": str(action)}
 
 
 def _of_links(now: Readings, before: Readings, subject: str) -> Iterator[tuple[str, str, dict[str, str]]]:

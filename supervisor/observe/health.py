@@ -22,9 +22,11 @@ from health.checks import gpus
 from health.judging import judge
 from health.kernellog.memory import Memory
 from health.model import Ask, Readings, Result
+from health.probes import pci
 from health.runner import OUTCOME, Runner, asked
 from supervisor.core.model import Evidence, Finding
 from supervisor.healthset import healthset
+from supervisor.launch import rendezvous
 from supervisor.observe import gpustate
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ MOST: Final = 40
 MOST_CHARACTERS: Final = 300
 NVML: Final = "libnvidia-ml.so.1"
 _MARKS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-_NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 #: How a probe ends of whose readings no more are to come.
 _ENDED: Final = frozenset({"answered", "failed"})
 _TOLD: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
@@ -76,6 +77,7 @@ class HealthWatch:
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
         self._set = healthset(settings)
         self._sampled = {name: check for name, check in self._set.checks.items() if name not in NOT_SAMPLED}
+        self._meeting = rendezvous.of(job.command, job.environ)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.probes += tuple(self._set.plugged.probes) * self.has_gpus
@@ -98,7 +100,8 @@ class HealthWatch:
         with self._turns(_START_TURN_S) as mine:
             if not mine:
                 return Looked(Readings(), (), "who looks at this node is stuck in an earlier look")
-            now = self._runner.sweep(wanted, self._ask(DEADLINE_S, paths, need_bytes))
+            ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._meeting.hosts, ports=self._meeting.ports)
+            now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)
             results = judge(now, self._baseline, self._set.limits, self._set.checks)
@@ -258,17 +261,9 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
     if any(Path(place, NVML).exists() for place in environ.get("LD_LIBRARY_PATH", "").split(":") if place):
         return True
     try:
-        devices = list(Path("/sys/bus/pci/devices").iterdir())
+        return any(True for _ in pci.gpus(Path("/sys/bus/pci/devices")))
     except OSError:
         return False
-    return any(_text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_DISPLAY) for one in devices)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
 
 
 def _finding(one: CheckResult) -> Finding:

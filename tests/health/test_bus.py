@@ -146,6 +146,17 @@ def test_a_mismatch_names_the_loaded_module(tmp_path: Path) -> None:
     assert "loaded module: 570.86.15" in one.evidence
 
 
+def test_a_driver_that_is_loaded_and_not_given_to_a_container_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    ask = bus(tmp_path, A)
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n", "ascii")
+    first = seen(init=9) + Readings([*pci.read(ask), *driver.read(ask)])
+    one = said("gpu_driver", first)
+    assert (one.result, one.blocks) == (Result.UNKNOWN, False)
+    assert "the driver 570.86.15 is loaded and may not be used from here" in one.reason
+    assert said("gpu_driver", seen(init=9) + Readings(pci.read(ask)), before=first).result is Result.UNKNOWN, "a sample"
+
+
 @pytest.mark.parametrize(
     ("row", "told"),
     [

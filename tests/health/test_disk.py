@@ -203,6 +203,50 @@ def test_a_path_that_hangs_is_a_finding_and_holds_up_no_other(tmp_path: Path, mo
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("state", "pending", "user", "asked"),
+    [
+        ("D", "0000000000000100", None, False),
+        ("D", "0000000000002000", None, False),
+        ("D", "0000000000000000", None, True),
+        ("S", "0000000000000100", None, True),
+        ("D", "0000000000000100", os.getuid() + 1, True),
+    ],
+    ids=["killed", "alarmed", "it-works-on-it", "going", "another-user"],
+)
+def test_one_that_was_left_behind_at_a_path_is_told_and_no_other_is_put_beside_it(
+    state: str,
+    pending: str,
+    user: int | None,
+    asked: bool,  # noqa: FBT001 -- a parameter
+    tmp_path: Path,
+) -> None:
+    place, proc = tmp_path / "data", tmp_path / "proc/70"
+    place.mkdir()
+    proc.mkdir(parents=True)
+    (proc / "stat").write_text(f"70 ({onepath.mark(str(place))}) {state} 1 70 70\n", "ascii")
+    mine = os.getuid() if user is None else user
+    (proc / "status").write_text(f"Name:\tx\nUid:\t{mine}\t0\t0\t0\nSigPnd:\t{pending}\nShdPnd:\t0000000000000000\n", "ascii")
+    (proc / "wchan").write_text("rpc_wait_bit_killable", "ascii")
+    now = Readings(disk.read(Ask(paths=(str(place),), root=str(tmp_path))))
+    row = now.table("path.state", f"path:{place}")
+    assert row["answers"] is asked
+    assert asked or (row["pid"], row["wchan"]) == (70, "rpc_wait_bit_killable")
+    assert judged("disk_paths", now)[f"path:{place}"].result is (OK if asked else FAILED)
+
+
+@pytest.mark.process
+def test_who_looks_at_a_path_is_called_so_that_it_is_known_again(tmp_path: Path) -> None:
+    script = "import sys; from health.probes import onepath; onepath.main(); print(open('/proc/self/comm').read())"
+    done = subprocess.run(  # noqa: S603 -- ours
+        [sys.executable, "-c", script, str(tmp_path), "0", "30"], capture_output=True, text=True, timeout=60, check=True,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout.split()[-1] == onepath.mark(str(tmp_path))
+    assert len(onepath.mark(str(tmp_path))) == 15
+
+
+@pytest.mark.process
 def test_the_probe_of_a_path_ends_itself_when_nobody_is_left_to_do_it(tmp_path: Path) -> None:
     program = Path(disk.__file__).with_name("onepath.py")
     fifo = tmp_path / "pipe"

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -77,6 +78,27 @@ def test_json_is_one_object(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     assert sum(told["counts"].values()) == len(told["results"])
 
 
+def test_the_job_s_own_paths_port_and_room_are_looked_at(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with (kept / "step_1.pt").open("wb") as huge:
+        huge.truncate(shutil.disk_usage(tmp_path).free + (1 << 40))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        environ = {key: value for key, value in os.environ.items() if key not in {"MASTER_PORT", "PET_MASTER_PORT"}}
+        environ |= {"SUPERVISE_CHECKPOINTS": "kept/*.pt", "SUPERVISE_COMMAND": f"torchrun --master-port {port} train.py"}
+        done = doctor("--json", cwd=tmp_path, environ=environ)
+    told = {(row["check"], row["subject"]): row for row in json.loads(done.stdout)["results"]}
+    assert told["disk_paths", f"path:{kept}"]["result"] == "ok"
+    room = told["disk_space", f"path:{kept}"]
+    assert (room["result"], room["blocks"]) == ("failed", True)
+    assert "one checkpoint takes" in room["reason"]
+    assert f"port {port} is taken: process {os.getpid()} (" in told["net_ports", f"listen:{port}"]["reason"]
+    assert done.returncode == 69
+
+
 def test_it_works_without_a_gpu_and_says_so(tmp_path: Path) -> None:
     environ = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")}
     done = doctor("--json", cwd=tmp_path, environ=environ)
@@ -105,6 +127,8 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
         ("--nodes --kernel-log -", "--nodes does not look at this node: --kernel-log says nothing beside it"),
         ("--nodes --fix", "--nodes does not look at this node: --fix says nothing beside it"),
         ("--kernel-log - --watch 1", "--kernel-log does not look at this node: --watch says nothing beside it"),
+        ("--kernel-log - --all", "--kernel-log does not look at this node: --all says nothing beside it"),
+        ("--nodes --all", "--nodes does not look at this node: --all says nothing beside it"),
         ("--nnodes 3", "--nnodes says nothing without --nodes"),
         ("--nodes --nnodes 3", "--nnodes needs --node-rank and --master"),
         ("--nodes --nnodes 2 --node-rank 2 --master a:1", "--node-rank 2 is not below --nnodes 2"),

@@ -50,6 +50,14 @@ TABLE = [
     Row("env_versions", versions(), OK, "torch 2.9.0, cuda 12.8, nccl 2.27.3, driver 570.1"),
     Row("env_versions", versions(driver="515.65"), FAILED, "needs driver 525 or newer, and 515.65 is loaded", Repair.CONFIGURE),
     Row("env_versions", versions(cuda="13.0", driver="570.1"), FAILED, "needs driver 580", Repair.CONFIGURE),
+    Row("env_versions", {**versions(cuda="13.0", driver="570.1"), "env.compat": "/c/compat/libcuda.so.580.65.06"}, UNKNOWN, "may stand in"),
+    Row(
+        "env_versions",
+        {**versions(cuda="13.0", driver="570.1"), "env.compat": "/c/compat/libcuda.so.575.1"},
+        FAILED,
+        "needs driver 580",
+        Repair.CONFIGURE,
+    ),
     Row("env_versions", versions(cuda="", driver="570.1"), DEGRADED, "built without CUDA", Repair.CONFIGURE),
     Row("env_versions", versions(cuda="", driver=""), OK, "torch 2.9.0"),
     Row("env_versions", versions(torch=""), UNKNOWN, "torch is not installed"),
@@ -159,6 +167,23 @@ def test_variables_that_torch_is_said_to_ignore_are_in_none_of_its_files() -> No
     for name in env_variables.RENAMED:
         assert f'"{name}"' in told, "read under its old name still"
         assert f'"TORCH_{name}"' in told
+
+
+def test_the_newest_library_for_an_older_driver_is_found_and_the_driver_s_own_is_none(tmp_path: Path) -> None:
+    def library(directory: str, version: str) -> None:
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / f"libcuda.so.{version}").touch()
+        (tmp_path / directory / "libcuda.so.1").symlink_to(f"libcuda.so.{version}")
+
+    def read(**environ: str) -> str:
+        return Readings(environment.read(Ask(root=str(tmp_path), environ={"LD_LIBRARY_PATH": "/own", **environ}))).text("env.compat")
+
+    library("own", "590.1")
+    assert read() == ""
+    library("usr/local/cuda-12.8/compat", "570.99")
+    assert read().endswith("/cuda-12.8/compat/libcuda.so.570.99")
+    library("opt/compat", "580.65.06")
+    assert read(LD_LIBRARY_PATH="/own::/opt/compat").endswith("/opt/compat/libcuda.so.580.65.06")
 
 
 def test_variables_of_others_and_secrets_are_not_read() -> None:

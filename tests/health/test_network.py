@@ -68,8 +68,8 @@ def nic(subject: str = ETH, **more: Json) -> dict[tuple[str, str], Json]:
     return {(subject, "nic.state"): {**row, **more}, (HOST, "nic.names"): ["eth0", "eth1", "lo"]}
 
 
-def packets(count: int, errors: int) -> dict[tuple[str, str], Json]:
-    return {**nic(), (ETH, "nic.counters"): {"rx_packets": count, "tx_packets": 0, "rx_errors": errors, "rx_dropped": 0}}
+def packets(count: int, errors: int, **more: Json) -> dict[tuple[str, str], Json]:
+    return {**nic(), (ETH, "nic.counters"): {"rx_packets": count, "tx_packets": 0, "rx_errors": errors, **more}}
 
 
 def name(host: str, *addresses: str, seconds: float = 0.001, own: bool = False) -> dict[tuple[str, str], Json]:
@@ -84,8 +84,11 @@ def listen(error: str = "", *holders: Json) -> dict[tuple[str, str], Json]:
     return {("listen:29500", "listen.state"): {"free": not error, "error": error, "holders": [*holders]}}
 
 
-def holder(*, ours: bool = False) -> Json:
-    return {"pid": 77, "command": "python", "state": "listening", "user": "0", "ours": ours}
+def holder(*, ours: bool = False, may_be: bool = False) -> Json:
+    return {"pid": 77, "command": "python", "state": "listening", "user": "0", "ours": ours, "may_be_ours": may_be}
+
+
+CLOSING: Json = {"pid": None, "command": "", "state": "time-wait", "user": "0", "ours": False}
 
 
 def chosen(variable: str, value: str, **more: Json) -> dict[tuple[str, str], Json]:
@@ -125,11 +128,14 @@ TABLE = [
     Row("net_ethernet", nic(speed_mb_s=10000), ETH, DEGRADED, "runs at 10000 Mb/s, and at 25000", Repair.REPLACE, before=nic()),
     Row("net_ethernet", packets(1_000_000, 5000), ETH, DEGRADED, "lost 5000 of 1000000", Repair.DRAIN, before=packets(0, 0)),
     Row("net_ethernet", packets(1_000_000, 90), ETH, OK, "is up", before=packets(0, 0)),
+    Row("net_ethernet", packets(200, 0, rx_dropped=900), ETH, OK, "is up", before=packets(0, 0)),  # a switch's LLDP
+    Row("net_ethernet", packets(200, 0, rx_missed_errors=900), ETH, DEGRADED, "lost 900", Repair.DRAIN, before=packets(0, 0)),
     Row("net_ethernet", nic(virtual=True), HOST, SKIPPED, "a container, perhaps"),
     Row("net_ethernet", {}, HOST, UNKNOWN, "not read"),
     Row("net_mtu", {**nic(), **nic("nic:eth1")}, HOST, OK, "have one MTU"),
     Row("net_mtu", {**nic(), **nic("nic:eth1"), **nic("nic:eth2", mtu=1500)}, HOST, DEGRADED, "eth2: another MTU", Repair.CONFIGURE),
     Row("net_mtu", {**nic(), **nic("nic:eth1", mtu=1500, speed_mb_s=1000)}, HOST, OK, "have one MTU"),
+    Row("net_mtu", {**nic(mtu=4092, speed_mb_s=None), **nic("nic:eth1", mtu=1500, speed_mb_s=None)}, HOST, OK, "have one MTU"),
     Row("net_mtu", nic(virtual=True), HOST, SKIPPED, "is up"),
     Row("net_names", name("n1", "10.0.0.1"), "name:n1", OK, "n1 is resolved"),
     Row("net_names", name("n1", "10.0.0.1", seconds=5.0), "name:n1", DEGRADED, "took 5.0 s", Repair.CONFIGURE),
@@ -153,7 +159,10 @@ TABLE = [
     Row("net_ports", listen("EADDRINUSE"), "listen:29500", FAILED, "nobody that can be seen", Repair.CONFIGURE),
     Row("net_ports", listen("EACCES"), "listen:29500", FAILED, "EACCES", Repair.CONFIGURE),
     Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", OK, "held by this job", before=listen()),
-    Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", FAILED, "process 77", Repair.CONFIGURE),
+    Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", OK, "held by this job"),
+    Row("net_ports", listen("EADDRINUSE", holder(may_be=True)), "listen:29500", UNKNOWN, "a job that runs here"),
+    Row("net_ports", listen("EADDRINUSE", CLOSING, holder(ours=True)), "listen:29500", OK, "held by this job"),
+    Row("net_ports", listen("EADDRINUSE", holder(ours=True), holder()), "listen:29500", FAILED, "process 77", Repair.CONFIGURE),
     Row("net_interfaces", {**nic(), (HOST, "env.variables"): {}}, HOST, OK, "left to NCCL"),
     Row("net_interfaces", chosen("NCCL_SOCKET_IFNAME", "eth"), HOST, OK, "is there"),
     Row("net_interfaces", chosen("NCCL_SOCKET_IFNAME", "^docker,lo"), HOST, OK, "is there"),
@@ -373,3 +382,32 @@ def test_a_port_that_another_holds_is_told_with_its_holder() -> None:
         assert f"process {other.pid} (" in found.reason
         other.kill()
     assert Readings(ports.read(Ask(ports=(taken,)))).table("listen.state", f"listen:{taken}")["free"] is True
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("variables", "cookie", "result"),
+    [
+        ({"SUPERVISE_JOB_COOKIE": "c00kie"}, "c00kie", OK),
+        ({"SUPERVISE_JOB_COOKIE": "another"}, "c00kie", FAILED),
+        ({"SUPERVISE_JOB_COOKIE": "another"}, "", UNKNOWN),
+        ({"MASTER_PORT": "{port}"}, "", UNKNOWN),
+        ({"PET_RDZV_ENDPOINT": "n0:{port}"}, "", UNKNOWN),
+        ({"MASTER_PORT": "{port}"}, "c00kie", FAILED),
+        ({"MASTER_PORT": "1"}, "", FAILED),
+    ],
+    ids=["this-job", "another-job", "a-job", "told-it", "endpoint", "told-it-and-not-ours", "told-another"],
+)
+def test_a_port_that_the_job_itself_holds_is_no_conflict(variables: dict[str, str], cookie: str, result: Result) -> None:
+    with listener() as free:
+        pass
+    told = {name: value.format(port=free) for name, value in variables.items()}
+    script = LISTEN.replace('("0.0.0.0", 0)', f'("0.0.0.0", {free})')
+    kept = {name: value for name, value in os.environ.items() if name not in {"SUPERVISE_JOB_COOKIE", "MASTER_PORT"}}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | told) as other:  # noqa: S603 -- ours
+        assert other.stdout is not None
+        assert int(other.stdout.readline()) == free
+        [found] = said("net_ports", Readings(ports.read(Ask(ports=(free,), cookie=cookie)))).values()
+        other.kill()
+    assert found.result is result, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,14 @@ UUID = "GPU-00000000-0000-4000-8000-{:012d}"
 def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa: F811  a fixture
     made: list[HealthWatch] = []
 
-    def make(on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True) -> HealthWatch:
+    def make(
+        on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True, command: tuple[str, ...] = ()
+    ) -> HealthWatch:
         settings = SimpleNamespace(
             health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=(), thresholds=(), plugins=()),
             checkpoints=SimpleNamespace(paths=()),
         )
-        job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="")
+        job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="", command=command)
         catalogue = signatures.read()[0]
         made.append(HealthWatch(job, lambda: (catalogue, SimpleNamespace(hits=lambda _b: True)), on_change))  # type: ignore[arg-type,return-value]
         return made[-1]
@@ -181,6 +184,18 @@ def test_where_it_is_off_nothing_is_looked_at(watch: Callable[..., HealthWatch])
 def test_the_library_is_found_where_the_job_would_find_it(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").touch()
     assert has_gpus({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
+
+
+@pytest.mark.process
+def test_a_port_of_the_rendezvous_that_another_holds_is_told_before_an_attempt(watch: Callable[..., HealthWatch]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        looks = watch(command=("python", "-m", "torch.distributed.run", f"--master-port={port}", "train.py"))
+        (told,) = [one for one in looks.look((), 0).findings if one.check == "net_ports"]
+    assert (told.subject, told.blocks) == (f"listen:{port}", False)
+    assert f"port {port} is taken: process {os.getpid()} (" in told.reason
 
 
 OF_A = Finding("gpu_errors", "gpu:GPU-a", "failed", "lost", blocks=True)

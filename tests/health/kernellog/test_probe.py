@@ -107,6 +107,7 @@ def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tm
         (_row(), [(Result.FAILED, Repair.REBOOT)]),
         (_row(age_s=3 * 86400.0), [(Result.DEGRADED, Repair.NONE)]),
         (_row(age_s=None), [(Result.DEGRADED, Repair.NONE)]),
+        (_row(kind="oom", code="global", repair="restart_job"), [(Result.DEGRADED, Repair.NONE)]),
         (_row(severity="error"), [(Result.DEGRADED, Repair.NONE)]),
         (_row(severity="warning"), [(Result.DEGRADED, Repair.NONE)]),
         (_row(severity="warning", age_s=3 * 86400.0), [(Result.OK, Repair.NONE)]),

@@ -110,6 +110,29 @@ def test_a_node_that_could_not_be_read_is_unknown_and_not_alike() -> None:
 
 
 @pytest.mark.process
+def test_who_cannot_be_killed_is_told_where_it_hangs_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in state D: SIGKILL is sent, and nobody can be waited for. Played at the system's door."""
+    waited: list[int] = []
+
+    def waitpid(_: int, flags: int) -> tuple[int, int]:
+        waited.append(flags)
+        return 0, 0
+
+    board, options = _Table(), Options(1, deadline_s=100, join_s=0, trial_s=0)
+    hear, speak = os.pipe()
+    with ExitStack() as stack:
+        stack.callback(os.close, hear)
+        stack.callback(os.close, speak)
+        measuring = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "waitpid", waitpid)
+            told = Warden(0, measuring.pid, hear, board, options, first=False).watch()
+    assert set(waited) == {os.WNOHANG}, "a wait that may never end"
+    (one, *_) = (one for one in told["results"] if one["subject"] == "rank:0")  # type: ignore[index, union-attr]  # JSON of ours
+    assert "hangs for 0 s, " in one["reason"], one  # type: ignore[index, operator]
+
+
+@pytest.mark.process
 def test_wardens_read_one_environment_a_node_and_the_report_waits_for_it() -> None:
     board, options = _Table(), Options(3, deadline_s=100)
     with ExitStack() as stack:

@@ -1,0 +1,98 @@
+"""Where the ranks of a command meet: the host that they ask for, and the port that this node listens on for them.
+
+In: a command, its environment, this host's name. Out: a Rendezvous: nothing, where nothing is sure. Nothing fails, and nothing is owned.
+What is asked of it is whether the host answers and the port is free, so that a port is named only where a process of this command binds it
+by itself: of torchrun's static rendezvous on the node of rank 0, and of ranks that find MASTER_PORT in their environment in rank 0. The
+c10d one looks for whoever serves already, which may be another agent on this very host; `--standalone` takes a port that is free.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from health.probes.names import split
+from supervisor.core import knobs
+from supervisor.launch import torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: torch.distributed.run: --master-addr, --master-port; torch.distributed.elastic's c10d and etcd: the port where the endpoint has none.
+_STATIC: Final = ("127.0.0.1", "29500")
+_PORTS: Final = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
+_OPTIONS: Final = ("standalone", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port", "node-rank")
+#: Who starts ranks tells them their numbers so.
+_RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_LOCAL: Final = ("localhost", "::1", "")
+_LAST_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """hosts: `host:port` of another node (an IPv6 address in brackets). ports: that this node will listen on."""
+
+    hosts: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+NOWHERE: Final = Rendezvous()
+
+
+def of(command: Sequence[str], environ: Mapping[str, str], hostname: str = "") -> Rendezvous:
+    """Return where the ranks of a command meet. hostname: this host's, by default its own."""
+    here = hostname or socket.gethostname()
+    found = torchrun.recognise(command, path=environ.get("PATH"))
+    return _of_ranks(environ, here) if found is None else _of_torchrun(found, environ, here)
+
+
+def _of_ranks(environ: Mapping[str, str], here: str) -> Rendezvous:
+    """Return where ranks meet that find all in their environment (torch's `env://`)."""
+    host, port = environ.get("MASTER_ADDR", ""), _number(environ.get("MASTER_PORT", ""))
+    if not host or not port or "TORCHELASTIC_RUN_ID" in environ:  # ranks of an agent, which serves already
+        return NOWHERE
+    # which rank of several on this host serves, and has perhaps begun to, cannot be told without its number
+    if next((environ[name] for name in _RANKS if name in environ), "") == "0":
+        return Rendezvous((), (port,))
+    return _elsewhere(host, port, here)
+
+
+def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: str) -> Rendezvous:
+    own = torchrun.own_arguments(command)
+    if any(_abbreviates(word) for word in own):
+        return NOWHERE
+
+    def told(option: str, default: str) -> str:
+        flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
+        return knobs.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or default
+
+    if "--standalone" in own or environ.get("PET_STANDALONE", "0") not in {"", "0"}:
+        return NOWHERE
+    backend, endpoint = told("rdzv-backend", "static"), told("rdzv-endpoint", "")
+    alone = torchrun.size(command, environ)[1] == 1
+    if backend == "static":
+        host, port = split(endpoint) if endpoint else (told("master-addr", _STATIC[0]), _number(told("master-port", _STATIC[1])))
+        if told("node-rank", "0") == "0":
+            return Rendezvous((), (port,)) if port else NOWHERE
+        return NOWHERE if alone else _elsewhere(host, port, here)
+    if backend not in _PORTS or not endpoint or (alone and backend == "c10d"):
+        return NOWHERE
+    host, port = split(endpoint)
+    return _elsewhere(host, port if port is not None else _PORTS[backend], here)
+
+
+def _elsewhere(host: str, port: int | None, here: str) -> Rendezvous:
+    if host in _LOCAL or host.startswith("127.") or host.partition(".")[0] == here.partition(".")[0] or not port:
+        return NOWHERE
+    return Rendezvous((f"[{host}]:{port}" if ":" in host else f"{host}:{port}",))
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and int(text[:6]) <= _LAST_PORT else None
+
+
+def _abbreviates(word: str) -> bool:
+    """Whether argparse takes the word for one of the options: --master-p is --master-port."""
+    name = word.partition("=")[0].replace("_", "-")
+    return len(name) > len("--m") and any(f"--{option}".startswith(name) and name != f"--{option}" for option in _OPTIONS)

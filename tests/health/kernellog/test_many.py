@@ -1,0 +1,80 @@
+"""A log with very many findings: the newest are told, the oldest counted, and each costs the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from io import StringIO
+
+import pytest
+
+from health.kernellog import judge as judging
+from health.kernellog.finding import Entry, Severity
+from health.kernellog.judge import Judge
+from health.kernellog.judgefile import judge_stream, show
+from health.kernellog.memory import DAY_S, ECHO_S, ECHOES, Event, Memory, Past
+
+#: Ten times what it takes; where each finding looks at every other it takes five times as long as this.
+SLOWEST_S = 2.0
+
+
+def _xid(number: int, code: int = 79) -> str:
+    return f"[{1000 + 200 * number}.000000] NVRM: Xid (PCI:0000:{number % 8:02x}:00): {code}, pid=1, GPU has fallen off the bus."
+
+
+def test_thousands_of_xids_are_judged_in_a_moment() -> None:
+    judge = Judge()
+    for number in range(8000):
+        judge.take(Entry(_xid(number).partition("] ")[2], "", number, 200.0 * number))
+    begun = time.process_time()
+    found = judge.findings()
+    assert time.process_time() - begun < SLOWEST_S
+    assert len(found) == 8000
+    assert judge.findings() is found, "nothing came since"
+    judge.take(Entry(_xid(0).partition("] ")[2], "", 8000, 200.0 * 8000))
+    assert len(judge.findings()) == 8001
+
+
+def test_of_more_than_can_be_held_the_newest_are_told_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(judging, "MOST_STORIES", 20)
+    judged = judge_stream(StringIO("\n".join(_xid(number, 79 if number < 4 else 31) for number in range(50))))
+    assert judged.findings[-1].number == 50
+    assert len(judged.findings) + sum(judged.forgotten.values()) == 50
+    assert judged.forgotten[Severity.CRITICAL] == 4
+    out = StringIO()
+    assert show(judged, as_json=False, out=out) == 69, "what is critical is not forgotten"
+    assert "older findings are not shown (4 critical, " in out.getvalue()
+    out = StringIO()
+    assert show(judged, as_json=True, out=out) == 69
+    assert [json.loads(line)["line_number"] for line in out.getvalue().splitlines()][-1] == 50
+    assert "older findings are not shown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("timed", [1.0, 0.7], ids=["in-order", "some-without-a-time"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_sorted_answers_as_looking_at_every_event_does(seed: int, timed: float) -> None:
+    chance = random.Random(seed)  # noqa: S311  a table that is the same each time
+    memory = Memory()
+    events: list[Event] = []
+    for at in range(120):
+        t = 900.0 * at if chance.random() < timed else None
+        place = frozenset(chance.sample(["1/2", "1/3", "2/2"], chance.randint(0, 2)))
+        events.append(Event(chance.choice([13, 31, 43, 48, 171]), chance.choice("abc"), t, place))
+        memory.add(events[-1])
+
+    def near(one: Event, other: Event, within_s: float) -> bool:
+        return one.t is None or other.t is None or abs(one.t - other.t) <= within_s
+
+    known = memory.sorted()
+    for at, event in enumerate(events):
+        alike = [one for one in events if one.code == event.code and near(one, event, DAY_S)]
+        same = [one for one in alike if one.gpu == event.gpu]
+        place = [one for one in same if not event.place or not one.place or one.place & event.place]
+        assert known.past(event) == Past(len(same), len({one.gpu for one in alike}), len(place))
+        for codes in (None, frozenset({48})):
+            before = [one for one in events[:at] if one.code != event.code and near(one, event, 20 * ECHO_S)]
+            wanted = [one for one in before if (one.code in codes if codes is not None else one.code not in ECHOES)]
+            assert known.before(event, codes, 20 * ECHO_S) == (wanted[0] if wanted else None)

@@ -1,0 +1,80 @@
+"""Where ranks meet, as the command and its environment say: a port only where a process of this command binds it by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from supervisor.launch.rendezvous import NOWHERE, Rendezvous, of
+
+RUN = ("python", "-m", "torch.distributed.run")
+C10D = ("--nnodes=2", "--rdzv-backend=c10d")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", Rendezvous((), (29500,))),
+        ("--master-port 1234", Rendezvous((), (1234,))),
+        ("--master_port=1234 --master_addr n7 --nnodes 2", Rendezvous((), (1234,))),
+        ("--rdzv-endpoint=n7:1234 --nnodes 2", Rendezvous((), (1234,))),
+        ("--nnodes 2 --node-rank 1 --master-addr n7 --master-port 1234", Rendezvous(("n7:1234",))),
+        ("--nnodes 2 --node-rank 1 --master-addr fd00::7 --master-port 1234", Rendezvous(("[fd00::7]:1234",))),
+        ("--nnodes 2 --node-rank 1", NOWHERE),
+        ("--nnodes 2 --node-rank 1 --master-addr n1", NOWHERE),
+        ("--nnodes 2 --node-rank 1 --master-addr n1.cluster", NOWHERE),
+        ("--standalone", NOWHERE),
+        ("--stand", NOWHERE),
+        ("--master-p 1234", NOWHERE),
+        ("--master-port 0", NOWHERE),
+        ("--rdzv-endpoint n7", NOWHERE),
+        ("--rdzv-backend c10d --rdzv-endpoint n7:1234", NOWHERE),
+        ("--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint n7:1234", Rendezvous(("n7:1234",))),
+        ("--nnodes 2 --rdzv_backend c10d --rdzv_endpoint n7", Rendezvous(("n7:29400",))),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint n1:1234", NOWHERE),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint localhost:0", NOWHERE),
+        ("--rdzv-backend etcd-v2 --rdzv-endpoint keys:2379", Rendezvous(("keys:2379",))),
+        ("--rdzv-backend own --rdzv-endpoint keys:2379", NOWHERE),
+    ],
+)
+def test_of_torchrun(options: str, expected: Rendezvous) -> None:
+    assert of([*RUN, *options.split(), "train.py", "--master-port", "77"], {}, "n1") == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PET_MASTER_PORT": "1234"}, Rendezvous((), (1234,))),
+        ({"PET_STANDALONE": "1"}, NOWHERE),
+        ({"PET_NNODES": "2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "n7:1234"}, Rendezvous(("n7:1234",))),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n7", "PET_MASTER_PORT": "1234"}, Rendezvous(("n7:1234",))),
+        ({"MASTER_ADDR": "n7", "MASTER_PORT": "1234", "RANK": "1"}, Rendezvous((), (29500,))),  # it reads none of these
+    ],
+    ids=["port", "standalone", "c10d", "static", "of-ranks"],
+)
+def test_of_torchruns_own_variables(environ: dict[str, str], expected: Rendezvous) -> None:
+    assert of([*RUN, "train.py"], environ, "n1") == expected
+
+
+MASTER = {"MASTER_ADDR": "n7", "MASTER_PORT": "1234"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, NOWHERE),
+        (MASTER, Rendezvous(("n7:1234",))),
+        ({**MASTER, "RANK": "3"}, Rendezvous(("n7:1234",))),
+        ({**MASTER, "RANK": "0"}, Rendezvous((), (1234,))),
+        ({**MASTER, "SLURM_PROCID": "0"}, Rendezvous((), (1234,))),
+        ({**MASTER, "SLURM_PROCID": "0", "RANK": "4"}, Rendezvous(("n7:1234",))),
+        ({**MASTER, "MASTER_ADDR": "n1"}, NOWHERE),
+        ({**MASTER, "MASTER_ADDR": "127.0.0.1", "RANK": "1"}, NOWHERE),
+        ({**MASTER, "RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, NOWHERE),
+        ({**MASTER, "MASTER_PORT": "x"}, NOWHERE),
+        ({**MASTER, "MASTER_PORT": "99999999"}, NOWHERE),
+    ],
+    ids=["none", "no-rank", "rank-3", "rank-0", "slurm", "both", "here", "loopback", "under-an-agent", "no-port", "too-large"],
+)
+@pytest.mark.parametrize("command", [("python", "train.py"), ()], ids=["plain", "no-command"])
+def test_of_ranks(command: tuple[str, ...], environ: dict[str, str], expected: Rendezvous) -> None:
+    assert of(command, environ, "n1") == expected

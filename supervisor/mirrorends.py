@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.2
 #: A look of the watcher at what it knows already; more is only given where somebody does not wait for us.
 _LEAST_S: Final = 0.5
-_CONFIG: Final = frozenset({"other_job", "in_the_way"})
+_CONFIG: Final = frozenset({"other_job", "in_the_way", "elsewhere"})
 
 T = TypeVar("T")
 
@@ -55,7 +55,8 @@ def tell(brought: Brought, say: Callable[[str], None]) -> None:
     if answer.kind == "restored":
         step = "" if answer.step is None else f" of step {answer.step}"
         why = "none on this disk is good" if brought.among else "there was no checkpoint on this disk"
-        say(f"restored {answer.path}{step} from {answer.mirror}: {why}")
+        what = f"restored {answer.path}{step} from {answer.mirror}: {why}"
+        say(what if answer.bytes else f"{answer.path}{step} is here already, whole and the same as in {answer.mirror}: nothing was brought")
     elif answer.kind != "nothing" and brought.among:
         say(f"none of the checkpoints on this disk is good, and none could be restored: {answer.message}")  # the selection says which
     elif answer.kind != "nothing":

@@ -3,8 +3,8 @@
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
 the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, and at the end one of {"ev": "restored", "path", "step", "mirror", "bytes",
-"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (there is
-something else, or the place is none of the job's), no_space, failed.
+"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (something
+else is there), elsewhere (the place is none of the job's), no_space, failed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def main() -> int:
         restoring.OtherJob: "other_job",
         restoring.Unreachable: "unreachable",
         restoring.InTheWay: "in_the_way",
-        restoring.Elsewhere: "in_the_way",
+        restoring.Elsewhere: "elsewhere",
         restoring.NoSpace: "no_space",
     }
     order = json.load(sys.stdin)

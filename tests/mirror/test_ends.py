@@ -50,8 +50,15 @@ def test_only_who_has_nothing_is_ended_by_a_mirror_that_gives_nothing() -> None:
     with pytest.raises(SuperviseError, match="no checkpoint on this disk") as raised:
         mirrorends.tell(mirrorends.Brought(refused, among=False), said.append)
     assert raised.value.exit_code == ExitCode.REQUEUE
-    mirrorends.tell(mirrorends.Brought(Answer("restored", "/a.pt", 3, "file:/m"), among=True), said.append)
-    assert said[1:] == ["restored /a.pt of step 3 from file:/m: none on this disk is good"]
+    mirrorends.tell(mirrorends.Brought(Answer("restored", "/a.pt", 3, "file:/m", 10), among=True), said.append)
+    mirrorends.tell(mirrorends.Brought(Answer("restored", "/a.pt", 3, "file:/m", 0), among=False), said.append)
+    assert said[1:] == [
+        "restored /a.pt of step 3 from file:/m: none on this disk is good",
+        "/a.pt of step 3 is here already, whole and the same as in file:/m: nothing was brought",
+    ]
+    with pytest.raises(SuperviseError) as raised:
+        mirrorends.tell(mirrorends.Brought(Answer("elsewhere", message="not this job's"), among=False), said.append)
+    assert raised.value.exit_code == ExitCode.CONFIG
 
 
 def test_while_it_is_brought_others_are_served_and_a_stop_is_heard() -> None:

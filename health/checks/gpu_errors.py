@@ -10,7 +10,7 @@ from health.model import CheckResult, Repair, Result
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from health.model import Json, Readings
+    from health.model import Readings
     from health.thresholds import Thresholds
 
 NAME = "gpu_errors"
@@ -28,7 +28,8 @@ _SAID = {
     18: (Result.FAILED, "library and kernel module of the driver are of different versions", Repair.RESTART_DRIVER, True),
     999: (Result.FAILED, "the driver cannot say which GPU it is: it fell off the bus, or its firmware is stuck", Repair.REBOOT, True),
 }
-_LOOKED_UP = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
+#: Worst last.
+_GRAVITY = (14, 999, 11, 8, 16, 9, 18, 15)
 
 
 def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
@@ -43,15 +44,12 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
         if not rows:
             yield CheckResult(NAME, subject, Result.OK, f"{gpus.called(now, subject)} answers")
             continue
-        code = max((row for row in rows), key=_gravity).get("code")
-        result, words, repair, blocks = _SAID[code] if isinstance(code, int) and code in _SAID else _SAID[999]
-        if code == 999 and not any(row.get("call") in _LOOKED_UP for row in rows):  # noqa: PLR2004 -- NVML_ERROR_UNKNOWN
-            result, words, repair, blocks = Result.UNKNOWN, "one call failed for a reason that the driver does not tell", Repair.NONE, False
+        result, words, repair, blocks = Result.UNKNOWN, "one call failed for a reason that the driver does not tell", Repair.NONE, False
+        if codes := gpus.errors(now, subject):
+            result, words, repair, blocks = _SAID.get(max(codes, key=_gravity), _SAID[999])
         command = gpus.reset_command(now, subject) if repair is Repair.RESET_GPU else "nvidia-smi -L; dmesg | grep -i -e nvrm -e xid"
         yield CheckResult(NAME, subject, result, f"{gpus.called(now, subject)}: {words}", evidence, repair, command, blocks)
 
 
-def _gravity(row: dict[str, Json]) -> int:
-    order = (14, 999, 11, 8, 16, 9, 18, 15)
-    code = row.get("code")
-    return order.index(code) if isinstance(code, int) and code in order else -1
+def _gravity(code: int) -> int:
+    return _GRAVITY.index(code) if code in _GRAVITY else -1

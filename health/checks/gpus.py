@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, CheckResult, Result
 
@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from health.model import Readings
+
+_UNKNOWN: Final = 999
+_LOOKED_UP: Final = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
 
 
 def all_of(now: Readings) -> Iterator[str]:
@@ -43,8 +46,13 @@ def reset_command(now: Readings, subject: str) -> str:
 
 def answers(now: Readings, subject: str) -> bool:
     """Tell whether a GPU is there at all: of one that is lost, or may not be looked at, another check speaks."""
-    codes = {row.get("code") for row in now.rows("gpu.errors", subject)}
-    return not codes & {15, 999} and not now.table("gpu.identity", subject).get("refused")
+    return not errors(now, subject) & {15, 999} and not now.table("gpu.identity", subject).get("refused")
+
+
+def errors(now: Readings, subject: str) -> set[int]:
+    """Return NVML's errors that say something of a GPU: 999 is what one off the bus answers when looked up, and elsewhere says nothing."""
+    rows = now.rows("gpu.errors", subject)
+    return {code for row in rows if isinstance(code := row.get("code"), int) and (code != _UNKNOWN or row.get("call") in _LOOKED_UP)}
 
 
 def unread(check: str, now: Readings, name: str, subject: str) -> CheckResult | None:

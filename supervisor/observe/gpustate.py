@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _LOST: Final = frozenset({8, 11, 15, 999})
 _RESET: Final = 16
 _GONE: Final = frozenset({9, 18})
-_LOOKED_UP: Final = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
-_UNKNOWN: Final = 999
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) ->
     all_named = code == 0 and gpus.all_named(now)
     for reading in before.of("gpu.identity"):
         subject, unnamed = reading.subject, f"gpu:#{before.table('gpu.identity', reading.subject).get('index')}"
-        codes = (_codes(now, subject) | _codes(now, unnamed)) - _codes(before, subject)
+        codes = (gpus.errors(now, subject) | gpus.errors(now, unnamed)) - gpus.errors(before, subject)
         there = subject in listed or unnamed in listed or not all_named
         for name, what, fields in _of_gpu(now, before, subject, codes if there else _LOST):
             whose = {"gpu_uuid": _uuid(subject), "hardware": "yes"}
@@ -173,15 +171,6 @@ def _hardware(entry: xids.Xid | None, *, repeated: bool) -> str:
 def _fact(name: str, text: str, t: float, fields: Mapping[str, str]) -> Evidence:
     # nobody saw when it happened: after this reading, and before what the ranks died of
     return Evidence(SOURCE, name, text, t=t, fields=tuple(fields.items()), claim=CLAIMS[name])
-
-
-def _codes(now: Readings, subject: str) -> set[int]:
-    found: set[int] = set()
-    for row in now.rows("gpu.errors", subject):
-        code = row.get("code")
-        if isinstance(code, int) and (code != _UNKNOWN or row.get("call") in _LOOKED_UP):
-            found.add(code)
-    return found
 
 
 def _remapped(now: Readings, subject: str) -> tuple[int, bool, bool]:

@@ -61,6 +61,8 @@ ROWS = (
     Row("gpu_errors", {"0.err.nvmlDeviceGetRemappedRows": 16}, FAILED, "must be reset", Repair.RESET_GPU, blocks=True),
     Row("gpu_errors", {"0.err.nvmlDeviceGetEccMode": 14}, DEGRADED, "InfoROM is corrupted", Repair.REPLACE),
     Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 999}, UNKNOWN, "one call failed"),
+    Row("gpu_errors", {"0.err.nvmlDeviceGetEccMode": 14, "0.err.nvmlDeviceGetTemperature": 999}, DEGRADED, "InfoROM", Repair.REPLACE),
+    Row("gpu_recovery", {"0.field.230": 1, "0.err.nvmlDeviceGetTemperature": 999}, FAILED, "a reset", Repair.RESET_GPU, blocks=True),
     Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 9}, FAILED, "not loaded any more", Repair.RESTART_DRIVER, blocks=True),
     Row("gpu_errors", {"0.err.nvmlDeviceGetTemperature": 18}, FAILED, "different versions", Repair.RESTART_DRIVER, blocks=True),
     Row("gpu_errors", {"1.lost": 1}, OK, "answers"),

@@ -118,7 +118,7 @@ def test_a_start_on_a_fresh_node_is_told_how_to_declare_the_place(tmp_path: Path
     cwd.mkdir()
     job = Job("job", "run-1", "node", ("true",), cwd, dict(os.environ), settings, tmp_path / "state", tmp_path / "scratch", "cookie")
     refused = restoring.restore(job, lambda _line: None)
-    assert (refused.kind, path.parent.exists()) == ("in_the_way", False)
+    assert (refused.kind, path.parent.exists()) == ("elsewhere", False)
     assert f"--checkpoints '{path.parent}/step_[0-9]*.pt'" in refused.hint
     paths = (f"{path.parent}/step_[0-9]*.pt",)
     declared = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, paths=paths))

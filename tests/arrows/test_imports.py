@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,12 @@ def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-ALL = [one for path in sources() for one in imports_of(path.read_text("utf-8"), module_name(path), is_package=path.name == "__init__.py")]
+@functools.cache
+def imports() -> tuple[Import, ...]:
+    """Every import of ours: read once, and only where a test asks."""
+    return tuple(
+        one for path in sources() for one in imports_of(path.read_text("utf-8"), module_name(path), is_package=path.name == "__init__.py")
+    )
 
 
 def told(wrong: list[Import]) -> str:
@@ -115,9 +121,9 @@ def told(wrong: list[Import]) -> str:
 
 
 def test_there_is_something_to_look_at() -> None:
-    importers = {one.importer for one in ALL}
+    importers = {one.importer for one in imports()}
     assert {"supervisor.core.decide", "supervisor.cli", "checkpointing.select"} <= importers
-    assert any(within(one.importer, "supervisor.agent") and one.target.startswith("torch") for one in ALL)
+    assert any(within(one.importer, "supervisor.agent") and one.target.startswith("torch") for one in imports())
 
 
 @pytest.mark.parametrize(
@@ -138,14 +144,14 @@ def test_every_way_to_import_is_seen(source: str, targets: list[str]) -> None:
 
 @pytest.mark.parametrize("package", ["health", "checkpointing"])
 def test_what_stands_alone_never_imports_the_supervisor(package: str) -> None:
-    wrong = [one for one in ALL if within(one.importer, package) and within(one.target, "supervisor")]
+    wrong = [one for one in imports() if within(one.importer, package) and within(one.target, "supervisor")]
     assert not wrong, told(wrong)
 
 
 def test_the_pure_part_imports_itself_and_what_cannot_touch_the_world() -> None:
     wrong = [
         one
-        for one in ALL
+        for one in imports()
         if within(one.importer, PURE)
         and not within(one.target, PURE)
         and one.target not in {"supervisor", "health"}
@@ -167,7 +173,7 @@ def test_the_pure_part_opens_and_prints_nothing() -> None:
 
 
 def test_torch_is_imported_where_it_is_named_only() -> None:
-    wrong = [one for one in ALL if within(one.target, "torch") and not within(one.importer, TORCH_ALLOWED)]
+    wrong = [one for one in imports() if within(one.target, "torch") and not within(one.importer, TORCH_ALLOWED)]
     assert not wrong, told(wrong)
 
 
@@ -176,7 +182,7 @@ def test_what_must_stay_light_imports_the_standard_library_only() -> None:
     light = ("supervisor.guardian", "supervisor.instrument")
     wrong = [
         one
-        for one in ALL
+        for one in imports()
         if within(one.importer, light)
         and one.target.split(".")[0] not in sys.stdlib_module_names
         and not within(one.target, (*light, "guardian"))  # the guardian is run by its directory, as a package of that name
@@ -193,7 +199,7 @@ def test_no_module_bears_a_name_of_supervisords() -> None:
 def test_nothing_relies_on_what_the_shared_package_file_holds() -> None:
     """The package file of `supervisor` belongs to whichever distribution was installed last."""
     modules = {module_name(path) for path in sources()}
-    wrong = [one for one in ALL if one.target.count(".") == 1 and within(one.target, "supervisor") and one.target not in modules]
+    wrong = [one for one in imports() if one.target.count(".") == 1 and within(one.target, "supervisor") and one.target not in modules]
     assert not wrong, told(wrong)
     statements = ast.parse((ROOT / "supervisor" / "__init__.py").read_text("utf-8")).body
     assert [type(one) for one in statements] == [ast.Expr, ast.Import, ast.Assign]

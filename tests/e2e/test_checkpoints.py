@@ -37,7 +37,8 @@ def fast(place: Path) -> Path:
     return config
 
 
-@pytest.mark.parametrize("style", ["steps", pytest.param("tmp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["steps", "tmp"])
 def test_a_torn_checkpoint_of_its_own_is_out_of_the_way_of_a_script_that_resumes_by_itself(
     supervise: Callable[..., Supervised], tmp_path: Path, style: str
 ) -> None:

@@ -270,6 +270,7 @@ def test_a_torch_that_does_not_fit_is_said_once_and_run_as_it_is(supervise: Call
     assert {"renamed": "_initialize_workers", "deleted": "get_subprocess_handler"}[change] in told[0]
 
 
+@pytest.mark.slow
 def test_a_wrapper_in_bash_named_torchrun_is_run_as_it_is(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "bin" / "torchrun"
     script.parent.mkdir()

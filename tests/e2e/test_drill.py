@@ -40,6 +40,7 @@ def said(done: subprocess.CompletedProcess[str], pattern: str) -> re.Match[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_recovered_and_the_lost_steps_are_counted(tmp_path: Path) -> None:
     done = drill(tmp_path, "kill", "--at-step", "7", "--rank", "1", *RESUMED, "--", *JOB)
     assert done.returncode == 0

@@ -155,6 +155,7 @@ def test_a_driver_that_does_not_fit_its_library_is_no_node_for_a_gpu_job(supervi
     assert anyway.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_health_alone_ends_no_healthy_job_and_warns_once(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
     run = supervise(*torchrun(2), JOB, "--immune", "--steps=80", **around(four_gpus))
     wait_for_training(run)

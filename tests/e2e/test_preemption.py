@@ -95,6 +95,7 @@ def test_a_script_that_knows_nothing_is_stopped_in_good_time(supervise: Callable
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_time_is_over(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, "--save-ms=60000", **PATHS, **LEFT)
     wait_for_ask(run)

@@ -119,7 +119,8 @@ def test_memory_that_truly_runs_out_above_8_ends_at_8_with_the_loss_curve_of_an_
     run.wait_for_nothing_left()
 
 
-@pytest.mark.parametrize("words", ["cuda", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["cuda", "host"])
 def test_without_the_declared_knob_the_arguments_stay_and_it_stops_with_the_line_that_would_arm_it(
     supervise: Callable[..., Supervised], tmp_path: Path, words: str
 ) -> None:
@@ -311,6 +312,7 @@ suspects.main(each_step)
 """
 
 
+@pytest.mark.slow
 def test_a_deterministic_bug_gets_two_attempts_and_once_it_is_mended_a_new_start_is_not_refused(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
@@ -331,6 +333,7 @@ def test_a_deterministic_bug_gets_two_attempts_and_once_it_is_mended_a_new_start
     assert len(words_of(tmp_path / "at_end")) == 2
 
 
+@pytest.mark.slow
 def test_an_import_that_fails_once_torch_and_the_group_are_there_is_not_tried_again(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
@@ -345,7 +348,8 @@ def test_an_import_that_fails_once_torch_and_the_group_are_there_is_not_tried_ag
 # --- budgets
 
 
-@pytest.mark.parametrize("name", ["step-{}.pt", pytest.param("step-{}-of-[].pt", marks=pytest.mark.slow)], ids=["one name", "new names"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["step-{}.pt", "step-{}-of-[].pt"], ids=["one name", "new names"])
 def test_a_script_that_saves_at_step_0_and_dies_at_step_1_ends_in_4_attempts(
     supervise: Callable[..., Supervised], tmp_path: Path, name: str
 ) -> None:

@@ -27,7 +27,7 @@ def agent_of(run: Supervised) -> int:
     return int(Path(f"/proc/{run.rank_pids()[0]}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-@pytest.mark.parametrize("time", range(3))
+@pytest.mark.parametrize("time", [0, *(pytest.param(time, marks=pytest.mark.slow) for time in (1, 2))])
 def test_a_job_that_ends_while_supervise_is_stopped_is_not_run_again(supervise: Callable[..., Supervised], time: int) -> None:
     del time  # the order in which two threads wake up is nobody's choice
     run = supervise(

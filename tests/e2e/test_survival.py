@@ -113,7 +113,7 @@ def silent_store() -> Iterator[socket.socket]:
     ("who", "launcher"),
     [
         ("guardian", "torchrun"),
-        ("agent", "torchrun"),
+        pytest.param("agent", "torchrun", marks=pytest.mark.slow),
         pytest.param("guardian", "accelerate", marks=pytest.mark.slow),
         pytest.param("agent", "accelerate", marks=pytest.mark.slow),
     ],

@@ -135,6 +135,7 @@ raise ValueError('at the end')
 """
 
 
+@pytest.mark.slow
 def test_foreign_optimizers_torch_compile_and_an_error_while_training(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOOK + COMPILED)

@@ -249,6 +249,7 @@ def test_nonsense_is_refused_and_the_next_command_is_heard(place: Place) -> None
         process.wait_for("uploaded")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_size(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "big.pt"
     path.parent.mkdir()

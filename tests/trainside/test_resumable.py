@@ -46,6 +46,7 @@ def weights_after(steps: int, cwd: Path) -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_under_supervise_a_rank_that_is_killed_costs_no_step_but_the_one_it_was_in(tmp_path: Path) -> None:
     weights = weights_after(60, tmp_path)
     job = ["torchrun", "--standalone", "--nproc-per-node=2", str(EXAMPLE), "--steps=60", "--save-every=1000", "--step-ms=50"]

@@ -60,6 +60,7 @@ def test_a_sharded_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(t
     assert names_in(tmp_path / "ckpt") == ["step-00000004"]
 
 
+@pytest.mark.slow
 def test_ranks_do_not_wait_for_ever_for_one_that_does_not_come(tmp_path: Path) -> None:
     first, second = ranks("absent", 2, tmp_path)
     for one in (first, second):

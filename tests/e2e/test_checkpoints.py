@@ -74,6 +74,7 @@ def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callab
     assert_untouched(run, before)
 
 
+@pytest.mark.slow
 def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     mirror, node = tmp_path / "mirror", tmp_path / "node"
     node.mkdir()

@@ -80,10 +80,11 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("ways", [["exception", "segv"], pytest.param(list(WAYS), marks=pytest.mark.slow)], ids=["two", "all"])
+@pytest.mark.slow
 def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkpoint(
-    supervise: Callable[..., Supervised], tmp_path: Path, ways: list[str]
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
+    ways = list(WAYS)
     before = (
         f"ways, attempt = {ways!r}, int(os.environ['SUPERVISE_JOB_ATTEMPT'])\n"
         "if attempt <= len(ways):\n"
@@ -258,7 +259,8 @@ def recovers_by_stock_torchrun(run: Supervised) -> None:
 STEADY = ["--steps=200", "--step-ms=20", "--digest=digest", *SAVING]
 
 
-@pytest.mark.parametrize("change", [pytest.param("renamed"), pytest.param("deleted", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["renamed", "deleted"])
 def test_a_torch_that_does_not_fit_is_said_once_and_run_as_it_is(supervise: Callable[..., Supervised], tmp_path: Path, change: str) -> None:
     (tmp_path / "site").mkdir()
     patch = f"import sys\nif any('supervisor/agent' in word for word in sys.orig_argv):\n    {RENAMED[change]}"

@@ -105,6 +105,7 @@ def loads(place: Path) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_an_older_checkpoint_taken_and_the_original_put_back(tmp_path: Path) -> None:
     job = [*JOB[:-1], "--save-every=60"]  # so many that the drill is over before the job comes round to the damaged one's step again
     done = drill(tmp_path, "bitrot", "--yes", "--at-step", "125", *RESUMED, "--", *job)

@@ -181,6 +181,7 @@ def test_evict_on_ends_the_attempt_at_once_and_takes_the_gpu_out_of_use(supervis
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow
 def test_an_nvml_that_hangs_neither_delays_nor_ends_a_healthy_job(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
     run = supervise(*torchrun(2), JOB, "--steps=60", **around(four_gpus))
     wait_for_training(run)

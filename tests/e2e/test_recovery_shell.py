@@ -206,6 +206,7 @@ def test_where_the_user_allows_fewer_the_job_goes_on_with_the_others_at_the_same
     assert again.attempts() == 1
 
 
+@pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_gpu_that_fails(supervise: Callable[..., Supervised], three_gpus: str) -> None:
     run = supervise(*torchrun(2), JOB, *FAULT, PATH=three_gpus, **FAST)
     assert run.exit_code() == 0

@@ -92,7 +92,8 @@ def recover(start: Callable[..., Supervised], place: Path, kind: str, nodes: int
     return runs
 
 
-@pytest.mark.parametrize(("kind", "nodes"), [KINDS[3], *(pytest.param(*kind, marks=pytest.mark.slow) for kind in KINDS[:3])])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "nodes"), KINDS)
 def test_a_dead_rank_is_recovered_from(
     supervise: Callable[..., Supervised], tmp_path: Path, uninterrupted: bytes, kind: str, nodes: int
 ) -> None:
@@ -148,6 +149,7 @@ def test_twenty_of_twenty_restarts_recover_where_torchruns_own_do_not(  # noqa: 
         pytest.fail(f"this test is invalid: plain torchrun failed in only {failed} of {COUNT}, so it shows nothing: {ends}")
 
 
+@pytest.mark.slow
 def test_a_second_node_that_joins_is_let_in_through_a_new_attempt(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     elastic = ["torchrun", "--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     elastic += ["--rdzv-id=e2e", "--rdzv-conf=last_call_timeout=1"]
@@ -205,6 +207,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.slow
 def test_a_half_written_error_file_of_torch_is_survived(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(HALF_WRITTEN.format(jobs=str(JOBS), job=NO_TORCH, pids=f"{tmp_path}/pids"))
     run = supervise("torchrun", "--standalone", "--nproc-per-node=2", str(tmp_path / "job.py"), "--steps=3", f"--pids={tmp_path}/pids")

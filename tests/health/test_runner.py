@@ -227,12 +227,12 @@ def test_a_slow_tree_of_files_condemns_no_node(name: str, result: Result, proces
 
 @pytest.mark.process
 def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    program = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    program = f"sleep 600 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait"
     runner = plugged(
         tmp_path,
         f"def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n import subprocess; subprocess.run(['sh', '-c', '{program}'])\n",
     )
-    assert runner.sweep(("foreign",), Ask(deadline_s=1.0)).table(OUTCOME, "probe:foreign")["state"] == "hung"
+    assert runner.sweep(("foreign",), Ask(deadline_s=3.0)).table(OUTCOME, "probe:foreign")["state"] == "hung"
     pid = (tmp_path / "pid").read_text().strip()
     wait_for(lambda: _state(pid) in {"", "Z"}, "its end", 20)
 

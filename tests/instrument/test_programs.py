@@ -105,7 +105,9 @@ def lay_out(place: Path, module: str, text: str) -> None:
 @pytest.mark.parametrize(
     "fails", [pytest.param(False, id="at the first step", marks=pytest.mark.slow), pytest.param(True, id="out of memory before it")]
 )
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in {"lightning", "megatron", "torchtitan"} else name for name in FRAMEWORKS]
+)
 def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, name: str, *, fails: bool) -> None:
     module, text, script, wanted = FRAMEWORKS[name]
     lay_out(tmp_path, module, text)

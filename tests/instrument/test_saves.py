@@ -79,7 +79,7 @@ def free_port() -> int:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_rank_is_told_at_the_same_call(attempt: Attempt, tmp_path: Path, nodes: int) -> None:
     port, world = free_port(), 2
     jobs = [attempt.job_dir, *(tmp_path / f"job-{node}" for node in range(1, nodes))]

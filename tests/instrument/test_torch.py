@@ -188,6 +188,7 @@ def test_the_ranks_of_a_launcher_are_instrumented_and_it_is_not(attempt: Attempt
     assert [(error.rank, error.message) for error in attempt.errors().errors] == [(1, "rank one")]
 
 
+@pytest.mark.slow
 def test_the_one_process_of_a_launcher_that_names_no_rank_claims_when_it_trains(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANK)

@@ -202,6 +202,7 @@ def test_the_same_content_is_sent_once(place: Place) -> None:
         assert process.wait_for("uploaded")["sent"] == 0
 
 
+@pytest.mark.slow
 def test_what_was_taken_away_behind_our_back_is_sent_again_before_it_is_vouched_for(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     described = save(path)

@@ -71,6 +71,7 @@ def test_the_cap_on_bandwidth_holds(place: Place) -> None:
         assert process.wait_for("uploaded")["seconds"] > 12 / 4 - 1
 
 
+@pytest.mark.slow
 def test_one_mirror_that_is_away_does_not_hold_up_the_other(place: Place) -> None:
     path, other = place.home / "ckpt" / "step_1.pt", place.home / "nfs"
     other.mkdir()

@@ -32,6 +32,7 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+@pytest.mark.slow
 def test_rank_0_saves_for_all_and_what_fails_there_is_raised_on_all(tmp_path: Path) -> None:
     first, second = ranks("whole", 2, tmp_path)
     assert first["first"] == second["first"] == str(tmp_path / "ckpt" / "step-00000001.pt")
@@ -77,6 +78,7 @@ def test_ranks_with_a_disk_of_their_own_load_the_newest_that_all_of_them_have_wh
     }
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_load_stops_the_others(tmp_path: Path) -> None:
     first, second = ranks("alone_in_trouble", 2, tmp_path)
     assert first["failed"][0] == second["failed"][0] == "CheckpointingError"

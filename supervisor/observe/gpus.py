@@ -34,6 +34,7 @@ DEADLINE_S: Final = 10.0
 _QUERY: Final = ("--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
 _LINE: Final = re.compile(r"(\d+), *(GPU-[0-9A-Za-z-]+), *([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f]), *(.*)")
 _MOST_BYTES: Final = 1 << 20
+_START_S: Final = 0.5  # how long whoever gives up waits for a start that is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,30 +136,39 @@ def _asked(environ: Mapping[str, str], deadline_s: float) -> str | None:
     """Return what nvidia-smi writes, "" where it cannot be run, None where it does not end within the deadline."""
     answer: list[bytes] = []
     running: list[subprocess.Popen[bytes]] = []
+    given_up = threading.Event()
+    starting = threading.Lock()  # so that one which is being started is not missed by who ends it
 
     def ask() -> None:
-        try:
-            process = subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
-                ["nvidia-smi", *_QUERY],  # noqa: S607 -- the job's own PATH, as the job itself would find it
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError:
-            return
-        running.append(process)
+        with starting:
+            if given_up.is_set():
+                return
+            try:
+                process = subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
+                    ["nvidia-smi", *_QUERY],  # noqa: S607 -- the job's own PATH, as the job itself would find it
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError:
+                return
+            running.append(process)
         assert process.stdout is not None  # noqa: S101 -- a pipe was asked for
         with process.stdout as out:
             answer.append(out.read(_MOST_BYTES))
         process.wait()
 
     def kill() -> None:
+        given_up.set()
+        started = starting.acquire(timeout=_START_S)
         for process in running:
             if process.returncode is None:  # not waited for, so that the number is still its group's
                 with contextlib.suppress(OSError):
                     os.killpg(process.pid, signal.SIGKILL)  # it may be a wrapper's child that hangs
+        if started:
+            starting.release()
 
     thread = threading.Thread(target=ask, name="nvidia-smi", daemon=True)  # its wait may never end: D state hears no KILL
     try:

@@ -69,24 +69,24 @@ DECLARED, LEARNED = ["ckpt/*.pt", "/scratch/run/**/model-*", "~/saves"], ["/lear
 @pytest.mark.parametrize(
     ("path", "may"),
     [
-        ("/work/job/ckpt/step_1.pt", True),
-        ("/work/job/runs/a/b/checkpoint-5", True),
+        ("/srv/job/ckpt/step_1.pt", True),
+        ("/srv/job/runs/a/b/checkpoint-5", True),
         ("/scratch/run/model-5", True),
         ("/scratch/run/a/b/model-5", True),
         ("/home/me/saves/step_1.pt", True),
         ("/learned/step_7.pt", True),
         ("/named/ckpt/step_1.pt", True),
         ("/named/runs/a/checkpoint-5", True),
-        ("/work/data/step_1.pt", True),
+        ("/srv/data/step_1.pt", True),
         ("/named/ckpt.pt", True),
         ("/named/step_1.pt", False),
         ("/named/ckpt/.git/hooks", False),
-        ("/work/other/ckpt/step_1.pt", False),
-        ("/work/job-2/ckpt/step_1.pt", False),
-        ("/work/job/../other/step_1.pt", False),
-        ("/work/job/.venv/lib/x.pt", False),
-        ("/work/job/venv/lib/python3/site-packages/x.pth", False),
-        ("/work/job/torch.py", False),
+        ("/srv/other/ckpt/step_1.pt", False),
+        ("/srv/job-2/ckpt/step_1.pt", False),
+        ("/srv/job/../other/step_1.pt", False),
+        ("/srv/job/.venv/lib/x.pt", False),
+        ("/srv/job/venv/lib/python3/site-packages/x.pth", False),
+        ("/srv/job/torch.py", False),
         ("/scratch/run/.hidden/model-5", False),
         ("/scratch/run/a/other-5", False),
         ("/home/me/.bashrc", False),
@@ -98,7 +98,7 @@ DECLARED, LEARNED = ["ckpt/*.pt", "/scratch/run/**/model-*", "~/saves"], ["/lear
 )
 def test_what_is_the_jobs_is_told_by_names(path: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a parameter
     monkeypatch.setenv("HOME", "/home/me")
-    refused = refusal(path, "/work/job", DECLARED, LEARNED, COMMAND)
+    refused = refusal(path, "/srv/job", DECLARED, LEARNED, COMMAND)
     assert (refused is None) is may
     assert refused is None or "--to DIR" in refused[1]
 

@@ -19,6 +19,7 @@ import glob
 import json
 import os
 import stat
+import time
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +40,7 @@ HANDED_OVER: Final = "SUPERVISE_JOB_RESUME_FROM"
 HANDED_STEP: Final = "SUPERVISE_JOB_RESUME_STEP"
 _LIMIT_S: Final = 3600.0
 _MOST_LOOKS: Final = 100
+_GRAIN_NS: Final = 20_000_000  # of a file system's times, with room
 _ALL_IS_REFUSED: Final = "look at each with `supervise checkpoints verify`, put a good one there, or move them away to start from scratch"
 _NOT_READABLE: Final = (
     "if it holds objects of your own, allow their classes by torch.serialization.add_safe_globals, or trust its pickle: weights_only=False"
@@ -149,6 +151,7 @@ class _Proposer:
             if found.verdict is Verdict.VERIFIED:
                 return _Proposal(handed, found.step, _whole(found.identity))
             self._refused.append((handed, found.reason))
+        changed = self._changed_ns()
         listing = self._list()
         for _ in range(_MOST_LOOKS):
             # a training script keeps no record of torn files: each start looks at them anew
@@ -156,11 +159,24 @@ class _Proposer:
             self.passed_over = [*self._refused, *chosen.fenced, *chosen.unverifiable, *chosen.unknown]
             if chosen.chosen is not None:
                 return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
-            # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet
-            before, listing = listing, self._list()
-            if listing == before:
+            # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet,
+            # or a listing saw neither. Only what stood still between two looks, by more than the grain of its clock, is what there is
+            settled = abs(time.time_ns() - changed) > _GRAIN_NS
+            if not settled:
+                time.sleep(_GRAIN_NS / 1e9)
+            before, changed_before = listing, changed
+            changed = self._changed_ns()
+            listing = self._list()
+            if settled and (listing, changed) == (before, changed_before):
                 break
         return None
+
+    def _changed_ns(self) -> int:
+        """Return when a name last came into the directory or went from it; 0 where it is not there."""
+        try:
+            return os.stat(self._directory).st_mtime_ns  # noqa: PTH116 -- as above
+        except OSError:
+            return 0
 
     def _list(self) -> catalog.Listing:
         """List what is in the directory; where that is a file, or DCP's own directory, just that."""

@@ -2,12 +2,11 @@
 
 In: actions, from the loop's thread. Out: calls to the session, the guardian, the observers, the checkpoint selection and the narrator;
 what they answer comes back as events. Whatever can wait for a disk runs in a worker thread. Owns the guardian's handle, the session and
-the current attempt's bookkeeping; decides nothing.
+the current attempt's bookkeeping; decides nothing. What is done about the node and its GPUs is in nodecare.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import random
 import threading
@@ -18,27 +17,24 @@ from supervisor.core import actions as act
 from supervisor.core.inbox import (
     AttemptEnded,
     EvidenceCollected,
-    GpusListed,
-    HealthChanged,
-    HealthChecked,
     LauncherExited,
     LauncherFellBack,
     TimerFired,
 )
 from supervisor.core.model import Cause
-from supervisor.core.model import Launcher as LauncherKind
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.launch.session import Ground
+from supervisor.nodecare import NodeCare
 from supervisor.observe import collect, heartbeats, stacks
-from supervisor.observe.health import HealthWatch, Looked, shown
 from supervisor.observe.watch import ANSWER_S, Launcher, Watch
 from supervisor.observe.weigh import weighed
+from supervisor.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from supervisor.core.model import Evidence, Finding, RankExit, RankInfo
+    from supervisor.core.model import Evidence, RankExit, RankInfo
     from supervisor.job import Job
     from supervisor.knobset import Applied
     from supervisor.launch.guardian import Guardian
@@ -55,8 +51,6 @@ ANSWER_DEADLINE_S = 1.0
 LEAVE_DEADLINE_S = 5.0
 #: What the guardian gets to end everything: more than its own grace and KILL take.
 END_DEADLINE_S = 8.0
-#: Where no thread can be had (a limit on processes that loaders use up for a moment), the next try.
-RETRY_S = 1.0
 LEAVE_GRACE_S = 2.0
 #: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
@@ -73,8 +67,8 @@ class Executor:
         self._sampler = sampler
         self._workshop = workshop
         self.watch = Watch(job, workshop.signatures, loop.clock)
-        self.health = HealthWatch(job, workshop.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
-        self._gpus_listed = False
+        self.threads = Threads(loop)
+        self.node = NodeCare(job, loop, narrator, workshop, self.threads)
         self._guardian: Guardian | None = None
         self._session: Session | None = None
         self._current: act.BeginAttempt | None = None
@@ -84,21 +78,18 @@ class Executor:
         self._gone = threading.Event()
         self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
         self._finish_asked: act.Finish | None = None
-        self._under_way: set[str] = set()
         self._told_problems: set[str] = set()  # of the checkpoints, each told once
-        self._ledger: list[threading.Event] = []  # writes to it, each set when done
-        self._unwritten: queue.SimpleQueue[act.Say] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
             act.StopRanks: self._stop_ranks,
             act.EndLauncher: self._end_launcher,
             act.CollectEvidence: self._collect,
             act.SelectCheckpoint: self._select,
-            act.CheckHealth: self._check_health,
+            act.CheckHealth: self.node.check,
             act.SetTimer: self._set_timer,
             act.DumpStacks: self._dump_stacks,
             act.PublishDecision: self._publish,
-            act.Quarantine: self._quarantine,
+            act.Quarantine: self.node.quarantine,
             act.RequestSave: self._request_save,
             act.Alert: narrator.alerted,
             act.OpenIncident: narrator.opened,
@@ -152,7 +143,7 @@ class Executor:
         self._sampler.watch(action.attempt, directory, self._loop.clock.now(), action.resume)
         self.watch.begin(action.attempt)
         self._workshop.checkpoints.began(action.attempt)
-        self.health.begin()
+        self.node.health.begin()
         self._narrator.beginning(action)
         if self._session is None:
             self._session = self._workshop.session(self._ground())
@@ -186,7 +177,7 @@ class Executor:
             self._session.end(action)
             self._loop.call_later(END_DEADLINE_S, lambda: self._end_overdue(action.attempt, guardian))
         else:
-            self.in_thread("sweep", lambda: self._sweep_without_guardian(action.attempt))
+            self.threads.start("sweep", lambda: self._sweep_without_guardian(action.attempt))
 
     def _end_overdue(self, attempt: int, guardian: Guardian) -> None:
         """The guardian's answer always comes, or the guardian's end in its place."""
@@ -252,18 +243,10 @@ class Executor:
             deaths = self._loop.state.deaths
             launcher = Launcher(lambda: self._tails(action), lambda: session.facts if session else ())
             sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
-            found = collect.together({**sources, "nvml": lambda: self.health.after(self._on_gpus(ranks))}, ANSWER_S)
+            found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
             self._loop.call_soon(lambda: self._collected(action, found, session))
 
-        self.in_thread("evidence", work)
-
-    def _on_gpus(self, ranks: tuple[RankInfo, ...]) -> dict[str, int]:
-        """Return the rank that uses each GPU, by UUID, where each has one of its own."""
-        state = self._loop.state
-        visible = [gpu.uuid for gpu in state.gpus if not state.handed or gpu.uuid in state.handed]
-        if state.policy.launcher is not LauncherKind.ELASTIC or len(ranks) > len(visible):
-            return {}
-        return {visible[rank.local_rank]: rank.rank for rank in ranks if rank.local_rank < len(visible)}
+        self.threads.start("evidence", work)
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -309,84 +292,7 @@ class Executor:
                     self._told_problems.add(problem)
                     say(problem)
 
-        self.in_thread("select", work)
-
-    def _check_health(self, action: act.CheckHealth) -> None:
-        """Look at this node. Whatever goes wrong with that holds nothing back: the answer comes, or its timer."""
-
-        def look() -> tuple[tuple[Finding, ...], str]:
-            looked = self.health.look(*self._workshop.health_paths())
-            return shown(looked.findings, self._job.environ, self._list_by(looked)), looked.problem
-
-        def work() -> None:
-            try:
-                findings, problem = look()
-            except Exception as error:  # noqa: BLE001 (whatever it is, it is ours, and no reason to hold a job back)
-                findings, problem = (), f"this node could not be looked at: {type(error).__name__}: {error}"
-            if problem:
-                self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", f"health: {problem}")))
-            now, late = self._loop.clock.now(), self._loop.state.attempt != action.attempt  # the attempt began without it
-            self._loop.post(HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, *self._workshop.size()))
-
-        self.in_thread("health-check", work)
-
-    def _list_by(self, looked: Looked) -> tuple[str, ...]:
-        """Have the GPUs listed by the first look, those that are well again put back into use; return the UUIDs that the job sees."""
-        if not self.health.has_gpus:
-            return ()
-        if not self._gpus_listed:  # once: a GPU that is lost later would move the numbers of the others
-            self._gpus_listed = True
-            with contextlib.suppress(OSError):  # of the ledger: told by run.py
-                for entry in self._workshop.release(looked.readings):
-                    self._loop.call_soon(lambda entry=entry: self._narrator.released(entry))  # type: ignore[misc] # (a bound loop variable)
-                found = self._workshop.gpus_of(looked.readings) or self._workshop.gpus()
-                if found:
-                    self._loop.post(GpusListed(self._loop.clock.now(), found))
-                    return tuple(gpu.uuid for gpu in found)
-        return tuple(gpu.uuid for gpu in self._loop.state.gpus)
-
-    def list_gpus(self) -> None:
-        """Have the GPUs listed; answered by GpusListed where there are any. From the loop's thread, or before it runs."""
-
-        def work() -> None:
-            with contextlib.suppress(OSError):  # of the ledger, which was read a moment ago
-                found = self._workshop.gpus()
-                if found:
-                    self._loop.post(GpusListed(self._loop.clock.now(), found))
-
-        self.in_thread("gpus", work)
-
-    def _quarantine(self, action: act.Quarantine) -> None:
-        self._narrator.quarantined(action)
-        written = threading.Event()
-        self._ledger.append(written)
-
-        def work() -> None:
-            try:
-                errors = self.health.uncorrected(action.gpu.uuid)
-                found = self._workshop.quarantine(action, -1 if errors is None else errors)
-                if found:  # where none were listed the core's own list stays
-                    self._loop.post(GpusListed(self._loop.clock.now(), found))
-            except OSError as error:
-                name = action.gpu.uuid or action.gpu.pci
-                text = f"GPU {name} is out of use for this run only: {self._workshop.ledger.path} could not be written: {error}"
-                self._unwritten.put(act.Say("warning", text))
-                self._loop.call_soon(self._say_unwritten)
-            finally:
-                written.set()
-
-        self.in_thread("ledger", work)
-
-    def settle(self, deadline_s: float) -> bool:
-        """Wait until what was put out of use is written down. False where the disk does not answer within the deadline."""
-        until = time.monotonic() + deadline_s
-        settled = all(written.wait(max(0.0, until - time.monotonic())) for written in self._ledger)
-        self._say_unwritten()  # the loop may have ended before it was told
-        return settled
-
-    def _say_unwritten(self) -> None:
-        while not self._unwritten.empty():
-            self._narrator.said(self._unwritten.get())
+        self.threads.start("select", work)
 
     def _request_save(self, action: act.RequestSave) -> None:
         """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""
@@ -407,7 +313,7 @@ class Executor:
                     found.append((beat.rank, text))
             self._loop.call_soon(lambda: self._narrator.stacks(action.attempt, found))
 
-        self.in_thread("stacks", work)
+        self.threads.start("stacks", work)
 
     def _set_timer(self, action: act.SetTimer) -> None:
         def fire() -> None:
@@ -421,7 +327,7 @@ class Executor:
         self._finish_asked = action
         self._sampler.forget()
         self.watch.stop()
-        self.in_thread("health-close", self.health.close)
+        self.threads.start("health-close", self.node.health.close)
         if self._guardian is None:
             self._leave()
         elif action.exit_code == 0:
@@ -435,24 +341,3 @@ class Executor:
     def _leave(self) -> None:
         if self._finish_asked is not None:
             self._loop.finish(self._finish_asked)
-
-    def in_thread(self, name: str, work: Callable[[], None]) -> None:
-        """Do what may wait for a disk somewhere else. Only from the loop's thread."""
-        try:
-            threading.Thread(target=work, name=name, daemon=True).start()
-        except RuntimeError:
-            self._loop.call_later(RETRY_S, lambda: self.in_thread(name, work))
-
-    def recur(self, name: str, work: Callable[[], None]) -> None:
-        """Do it in a thread, unless the last time is still under way: a disk that hangs must not gather threads."""
-        if name in self._under_way:
-            return
-        self._under_way.add(name)
-
-        def once() -> None:
-            try:
-                work()
-            finally:
-                self._under_way.discard(name)
-
-        self.in_thread(name, once)

@@ -36,7 +36,6 @@ from supervisor.core.actions import Alert
 from supervisor.core.decide import initial
 from supervisor.core.inbox import (
     CheckpointVerified,
-    GpusListed,
     JournalDegraded,
     JournalRecovered,
     StacksRequested,
@@ -178,11 +177,11 @@ class _Run:
                 self.workshop.launcher,
                 self.job.knobs.knobs,
                 self.job.knobs.allocator,
-                health=self.executor.health.enabled,
+                health=self.executor.node.health.enabled,
             )
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")
-            self._look_at_gpus()
+            self.executor.node.list_gpus()
             self.loop.post(SupervisorStarted(self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left))
             end = self.loop.run()
         finally:
@@ -236,10 +235,10 @@ class _Run:
             self.next_ping = now + (self.notifier.watchdog_interval_s() or LEASE_REFRESH_S)
         if now >= self.next_refresh:
             self.next_refresh = now + LEASE_REFRESH_S
-            self.executor.recur("lease", self._refresh_lock)
+            self.executor.threads.recur("lease", self._refresh_lock)
         if now >= self.next_record or (self.loop.state.stage is Stage.RUNNING and self.recorded_attempt != self.loop.state.attempt):
             self.next_record, self.recorded_attempt = now + RECORD_S, self.loop.state.attempt
-            self.executor.recur("processes", self._record_processes)
+            self.executor.threads.recur("processes", self._record_processes)
 
     def _record_processes(self) -> None:
         guardian = self.executor.guardian_pid
@@ -316,25 +315,6 @@ class _Run:
             self.notifier.ping()
             self._refresh_lock()
 
-    def _look_at_gpus(self) -> None:
-        """Have the GPUs listed: before the first attempt where one is out of use, beside it where none is, which is nearly always."""
-        try:
-            held = self.workshop.held_gpus()
-        except OSError as error:
-            self.terminal.say(f"the ledger of GPUs cannot be read, so none is left out: {self.workshop.ledger.path}: {error}", "warning")
-            held = ()
-        if self.executor.health.has_gpus:
-            return  # they are listed by the look before the first attempt
-        if not held:
-            self.executor.list_gpus()
-            return
-        with contextlib.suppress(OSError):
-            found = self.workshop.gpus()
-            self.loop.post(GpusListed(self.clock.now(), found))
-            if not found:
-                names = ", ".join(entry.name for entry in held)
-                self.terminal.say(f"out of use, but the GPUs of this node cannot be listed, so that it is not left out: {names}", "warning")
-
     def _catch_signals(self) -> None:
         def stop(signum: int, _frame: object) -> None:
             self.asked_to_stop.set()
@@ -356,7 +336,7 @@ class _Run:
             self.loop.post(StopRequested(self.clock.now(), signum, left_s))
 
         if self.loop.state.stop is None and preempt.must_ask(signum, self.job.environ, self.job.settings):
-            self.executor.in_thread("left", post)
+            self.executor.threads.start("left", post)
         else:
             post()
 
@@ -425,7 +405,7 @@ class _Run:
         durable = self.journal.close(CLOSE_DEADLINE_S)
         if not durable:
             self.terminal.say("the journal's last records did not reach the disk", "warning")
-        if not self.executor.settle(CLOSE_DEADLINE_S):
+        if not self.executor.node.settle(CLOSE_DEADLINE_S):
             self.terminal.say(f"the ledger of GPUs does not answer: {self.workshop.ledger.path}", "warning")
         self.narrator.close(CLOSE_DEADLINE_S)
         self.narrator.close_alerts(CLOSE_DEADLINE_S)

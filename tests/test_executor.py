@@ -1,89 +1,20 @@
-"""What the executor does with the answers of a disk: never on another thread than the loop's, and never lost."""
+"""What the executor hands on of an action."""
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import MagicMock
-
-import pytest
 
 from supervisor.clock import Clock
 from supervisor.core import actions as act
-from supervisor.core.inbox import GpusListed, HealthChanged, HealthChecked
-from supervisor.core.model import Finding, Gpu
 from supervisor.executor import Executor
-from tests.waiting import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-GPU = Gpu(0, "GPU-a", "")
-
-
-class _Parts:
-    """An executor whose loop keeps what it is given, and whose narrator notes the thread that speaks."""
-
-    def __init__(self, quarantine: Callable[[act.Quarantine, int], tuple[Gpu, ...]]) -> None:
-        self.soon: list[Callable[[], None]] = []
-        self.posted: list[Any] = []
-        self.said: list[tuple[str, str]] = []
-        loop: Any = SimpleNamespace(clock=Clock.start(), call_soon=self.soon.append, post=self.posted.append)
-        narrator: Any = MagicMock()
-        narrator.said = lambda action: self.said.append((threading.current_thread().name, action.text))
-        workshop: Any = MagicMock()
-        workshop.quarantine = quarantine
-        self.executor = Executor(MagicMock(), loop, narrator, MagicMock(), workshop)
-        self.executor.perform(act.Quarantine(1, GPU, "xid 79", "NVRM"))
-
-
-def full(_action: act.Quarantine, _errors: int) -> tuple[Gpu, ...]:
-    raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("loop_runs", [True, False], ids=["the loop runs", "the loop has ended"])
-def test_a_ledger_that_cannot_be_written_is_told_once_and_on_the_loops_thread(*, loop_runs: bool) -> None:
-    parts = _Parts(full)
-    if loop_runs:
-        assert parts.executor.settle(10)
-        assert len(parts.soon) == 1
-        parts.soon[0]()
-    else:
-        assert parts.executor.settle(10)
-    ((thread, text),) = parts.said
-    assert thread == threading.main_thread().name
-    assert "GPU-a is out of use for this run only" in text
-
-
-@pytest.mark.parametrize("listed", [(), (GPU,)], ids=["none could be listed", "listed"])
-def test_only_gpus_that_were_listed_take_the_place_of_those_that_the_core_knows(listed: tuple[Gpu, ...]) -> None:
-    parts = _Parts(lambda _action, _errors: listed)
-    assert parts.executor.settle(10)
-    assert [event.gpus for event in parts.posted if isinstance(event, GpusListed)] == ([listed] if listed else [])
 
 
 def test_the_world_size_reaches_what_is_written_into_files() -> None:
-    parts = _Parts(lambda _action, _errors: ())
-    executor: Any = parts.executor
-    executor._workshop.world_size = lambda nproc: {3: 3}[nproc]  # noqa: SLF001  the part that knows torchrun
-    executor._loop.state = SimpleNamespace(stage="starting", attempt=2, ranks=())  # noqa: SLF001
+    job, loop, workshop = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)  # type: ignore[arg-type]  # a loop that keeps its state
+    workshop.world_size = lambda nproc: {3: 3}[nproc]
+    loop.state = SimpleNamespace(stage="starting", attempt=2, ranks=())
     executor._begin(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3))  # noqa: SLF001  past what waits for the journal
-    assert executor._job.knobs.apply.call_args.args[3] == 3  # noqa: SLF001
-
-
-@pytest.mark.parametrize(("attempt", "event"), [(1, HealthChecked), (2, HealthChanged)], ids=["in time", "the attempt began without it"])
-def test_what_a_look_found_is_told_also_where_it_came_too_late(attempt: int, event: type) -> None:
-    parts = _Parts(lambda _action, _errors: ())
-    executor: Any = parts.executor
-    assert executor.settle(10)
-    shm = Finding("host_shm", "host", "degraded", "little is left")
-    executor._workshop.size, executor._workshop.health_paths = lambda: (1, 1), lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
-    executor.health = SimpleNamespace(has_gpus=False, look=lambda *_: SimpleNamespace(findings=(shm,), problem=""))
-    executor._job.environ = {}  # noqa: SLF001  the job's
-    executor._loop.state = SimpleNamespace(attempt=attempt, gpus=())  # noqa: SLF001
-    executor.perform(act.CheckHealth(1))
-    wait_for(lambda: any(isinstance(one, event) for one in parts.posted), "the answer", 20)
-    (told,) = [one for one in parts.posted if isinstance(one, HealthChecked | HealthChanged)]
-    assert type(told) is event
-    assert told.findings == (shm,)
+    assert job.knobs.apply.call_args.args[3] == 3

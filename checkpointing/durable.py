@@ -66,6 +66,14 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
+def is_at(fd: int, path: str) -> bool:
+    """Say whether what is open is what has that name now: who took a lock may have waited for somebody who removed or replaced it."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))  # noqa: PTH116 -- strings throughout the package
+    except FileNotFoundError:
+        return False
+
+
 def rename_exclusive(old: str, new: str) -> None:
     """Rename a file or directory, unless `new` exists: then FileExistsError. The caller syncs the directory.
 

@@ -85,7 +85,7 @@ def _locked(path: str, *, wait: bool) -> int | None:
         fd = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_named(fd, path + _LOCK):
+            if durable.is_at(fd, path + _LOCK):
                 return fd
         except OSError as error:
             os.close(fd)
@@ -101,10 +101,3 @@ def _unlocked(path: str, fd: int | None) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + _LOCK)  # noqa: PTH108 -- as above
         os.close(fd)
-
-
-def _is_named(fd: int, name: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(name))  # noqa: PTH116 -- as above
-    except FileNotFoundError:
-        return False

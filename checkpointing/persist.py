@@ -101,7 +101,7 @@ def _rescue(path: str, keep: int) -> Rescued | None:
         return Rescued(path, problem=f"it could not be opened: {error.strerror}")
     try:
         # anybody may put files into shared memory: only this user's are taken for snapshots
-        if os.fstat(fd).st_uid != os.geteuid() or not segment.lock(fd) or not _is_there(path, fd):
+        if os.fstat(fd).st_uid != os.geteuid() or not segment.lock(fd) or not durable.is_at(fd, path):
             return None
         found = _persist(path, fd, None, None, keep)
     except OSError as error:  # a full disk: the memory stays, for another try
@@ -113,14 +113,6 @@ def _rescue(path: str, keep: int) -> Rescued | None:
         return found
     finally:
         os.close(fd)
-
-
-def _is_there(path: str, fd: int) -> bool:
-    """Say whether nobody else rescued it between our open and our lock."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))  # noqa: PTH116 -- as above
-    except FileNotFoundError:
-        return False
 
 
 def _persist(path: str, fd: int, slot: int | None, seq: int | None, keep: int) -> Rescued:

@@ -24,9 +24,9 @@ import tenacity
 
 from checkpointing import digest, remote
 from checkpointing import manifest as manifests
-from checkpointing.backends import CHUNK_BYTES, Away, Backend, Bytes, Damaged, Exists, Missing, StoredPart, Upload, is_made_of
+from checkpointing.backends import Away, Backend, Bytes, Damaged, Exists, Missing, StoredPart, Upload, is_made_of
 from checkpointing.manifest import File
-from checkpointing.source import Interrupted
+from checkpointing.source import CHUNK_BYTES, Interrupted
 from checkpointing.spool import Entry, Held, Log
 
 if TYPE_CHECKING:

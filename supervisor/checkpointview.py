@@ -29,10 +29,10 @@ _SHOWN_REASONS = 3
 def verify(paths: Sequence[str], *, as_json: bool) -> int:
     """Print a verdict for each checkpoint that the paths stand for. Returns 0 only where all are good."""
     good = True
-    progress = _Progress(wanted=not as_json)
+    progress = stdio.StatusLine(wanted=not as_json)
     rows: list[Verification] = []
     for path in paths:
-        for found in survey.look(path, told=progress.told):
+        for found in survey.look(path, told=lambda one: progress.show(_reading(one))):
             progress.clear()
             good = good and found.verdict is Verdict.VERIFIED
             if as_json:
@@ -45,7 +45,7 @@ def verify(paths: Sequence[str], *, as_json: bool) -> int:
 
 def latest(directory: str, *, as_json: bool) -> int:
     """Print which checkpoint a resume would take, and why the newer ones were passed over. Returns 0 where there is one."""
-    progress = _Progress(wanted=not as_json)
+    progress = stdio.StatusLine(wanted=not as_json)
     glances = [verify_one(path, bulk=False) for path in survey.checkpoints_in(directory)]
     chosen: Verification | None = None
     passed: list[Verification] = []
@@ -55,7 +55,7 @@ def latest(directory: str, *, as_json: bool) -> int:
     while waiting and chosen is None:
         first = waiting.pop(0)
         if first.path not in read:
-            progress.told(first.path)
+            progress.show(_reading(first.path))
             found = survey.judged(first.path)
             progress.clear()
             read.add(first.path)
@@ -124,18 +124,5 @@ def _told(directory: str, chosen: Verification | None, passed: Sequence[Verifica
     return [*lines, "passed over:", *table(passed)] if passed else lines
 
 
-class _Progress:
-    """Says on a terminal what is being read; reading a large one takes minutes."""
-
-    def __init__(self, *, wanted: bool) -> None:
-        self._on = wanted and sys.stderr is not None and sys.stderr.isatty()
-
-    def told(self, path: str) -> None:
-        if self._on:
-            sys.stderr.write(f"\r\x1b[Kreading {clean(path)[-80:]}")
-            sys.stderr.flush()
-
-    def clear(self) -> None:
-        if self._on:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+def _reading(path: str) -> str:
+    return f"reading {clean(path)[-80:]}"

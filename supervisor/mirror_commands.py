@@ -26,7 +26,7 @@ from supervisor import learned, stdio
 from supervisor.card import clean
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.landing import refusal
-from supervisor.mirrorlink import mirrors
+from supervisor.mirrorlink import mirrors, s3_options
 from supervisor.readers import find_job, state_root
 
 if TYPE_CHECKING:
@@ -38,20 +38,6 @@ if TYPE_CHECKING:
 
 _MIB: Final = 1 << 20
 _SHOW_EVERY_S: Final = 0.2
-_STYLES: Final = {"auto": None, "always": True, "never": False}
-
-
-def s3_options(settings: Settings) -> S3Options:
-    """Give the settings of S3 as the mirror takes them."""
-    s3 = settings.checkpoints.s3
-    return S3Options(
-        endpoint=s3.endpoint,
-        region=s3.region,
-        path_style=_STYLES[s3.path_style],
-        ca_bundle=s3.ca_bundle,
-        sse=s3.sse,
-        connections=settings.checkpoints.concurrency,
-    )
 
 
 def backends_of(settings: Settings) -> tuple[Backend, ...]:
@@ -61,7 +47,8 @@ def backends_of(settings: Settings) -> tuple[Backend, ...]:
             "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"
         )
     with _told():
-        return tuple(open_backend(url, s3_options(settings)) for url in mirrors(settings))
+        options = S3Options(**s3_options(settings), connections=settings.checkpoints.concurrency)
+        return tuple(open_backend(url, options) for url in mirrors(settings))
 
 
 def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -> int:
@@ -263,7 +250,7 @@ class _Bar:
     """A line on a terminal that says how far it is. Several threads may add to it."""
 
     def __init__(self, name: str, total: int, *, wanted: bool) -> None:
-        self._on = wanted and sys.stderr is not None and sys.stderr.isatty()
+        self._line = stdio.StatusLine(wanted=wanted)
         self._name, self._total, self._done = clean(name)[-50:], total, 0
         self._began = self._shown = time.monotonic()
 
@@ -275,16 +262,13 @@ class _Bar:
         """Show where it stands, a few times a second."""
         self._done = done
         now = time.monotonic()
-        if self._on and (now - self._shown > _SHOW_EVERY_S or done >= total):
+        if self._line.is_on and (now - self._shown > _SHOW_EVERY_S or done >= total):
             self._shown = now
             rate = done / _MIB / max(now - self._began, 1e-3)
             filled = round(20 * done / max(total, 1))
             bar = "#" * filled + "-" * (20 - filled)
-            sys.stderr.write(f"\r\x1b[K{self._name} [{bar}] {done / _MIB:.0f}/{total / _MIB:.0f} MiB, {rate:.0f} MiB/s")
-            sys.stderr.flush()
+            self._line.show(f"{self._name} [{bar}] {done / _MIB:.0f}/{total / _MIB:.0f} MiB, {rate:.0f} MiB/s")
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._on:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self._line.clear()

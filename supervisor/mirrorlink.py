@@ -37,9 +37,9 @@ _HELD_TELLS: Final = 4  # so many starts in a row that meet another process: tha
 _LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deaths
 
 
-def s3_options(job: Job) -> dict[str, Any]:
+def s3_options(settings: Settings) -> dict[str, Any]:
     """Return how S3 is reached, as checkpointing.backends.S3Options takes it."""
-    s3 = job.settings.checkpoints.s3
+    s3 = settings.checkpoints.s3
     style = {"always": True, "never": False}.get(s3.path_style)
     return {"endpoint": s3.endpoint, "region": s3.region, "path_style": style, "ca_bundle": s3.ca_bundle, "sse": s3.sse}
 
@@ -66,7 +66,7 @@ class MirrorLink:
             "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,
             "keep": checkpoints.mirror_keep or None,
             "keep_every": checkpoints.keep_every or None,
-            "s3": s3_options(job),
+            "s3": s3_options(job.settings),
         }
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._changed = threading.Lock()

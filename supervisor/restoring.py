@@ -59,7 +59,7 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         "declared": list(checkpoints.paths),
         "learned": [place.pattern for place in learned.read(job.state / "checkpoints") if place.saved],
         "workers": checkpoints.concurrency,
-        "s3": s3_options(job),
+        "s3": s3_options(job.settings),
     }
     argv = [sys.executable, "-P", "-m", "supervisor.restoring"]
     try:

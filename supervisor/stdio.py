@@ -57,6 +57,23 @@ def say(text: str) -> None:
         _point_nowhere(2)
 
 
+class StatusLine:
+    """A line on stderr that is written over, and taken away at the end. Nothing is shown where it is not `wanted`, or to no terminal."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.is_on = wanted and sys.stderr is not None and sys.stderr.isatty()
+
+    def show(self, text: str) -> None:
+        """Show this in place of what was there."""
+        if self.is_on:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        self.show("")
+
+
 def flush() -> None:
     """Write out what was printed on stdout. Raises OSError where it cannot be written."""
     sys.stdout.flush()

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MD5_HEX: Final = 32
-CHUNK_BYTES: Final = 1 << 20  # of a stream: few calls, and little memory for each of the threads
 
 
 class BackendError(CheckpointingError):

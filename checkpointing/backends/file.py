@@ -17,7 +17,8 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import digest
-from checkpointing.backends import CHUNK_BYTES, Away, BackendError, Damaged, Denied, Exists, Missing, Stored, StoredPart, Upload
+from checkpointing.backends import Away, BackendError, Damaged, Denied, Exists, Missing, Stored, StoredPart, Upload
+from checkpointing.source import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,7 +20,6 @@ from urllib3.exceptions import HTTPError
 
 from checkpointing import digest
 from checkpointing.backends import (
-    CHUNK_BYTES,
     Away,
     BackendError,
     Damaged,
@@ -33,6 +32,7 @@ from checkpointing.backends import (
     Upload,
     is_made_of,
 )
+from checkpointing.source import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,6 +18,7 @@ from checkpointing.manifest import Manifest, Manifests
 from checkpointing.model import Verdict
 from checkpointing.select import Selection, Spare, newest
 from checkpointing.verify import Cache, verify
+from tests.checkpointing.clocks import Clock
 from tests.checkpointing.untouched import everything
 
 if TYPE_CHECKING:
@@ -132,19 +133,6 @@ def test_bytes_that_fit_are_proven_where_no_structure_can(bench: Bench) -> None:
     assert (selection.chosen, len(selection.unverifiable)) == (None, 1)
     bench.save("any.pt", 4)
     assert len(bench.choose(cache=Cache()).unverifiable) == 2
-
-
-class Clock:
-    """A clock that goes on by one second each time that it is asked."""
-
-    def __init__(self) -> None:
-        """Begin at zero."""
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Tell the time."""
-        self.now += 1.0
-        return self.now
 
 
 @pytest.mark.parametrize("cached", [True, False])

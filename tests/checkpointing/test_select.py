@@ -14,6 +14,7 @@ from checkpointing.fence import Fences
 from checkpointing.model import Verdict
 from checkpointing.select import Selection, newest
 from checkpointing.verify import Cache, verify
+from tests.checkpointing.clocks import Clock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,19 +176,6 @@ def test_what_cannot_be_read_is_neither_fenced_nor_forgotten(tmp_path: Path) -> 
     selection = newest(listing, Fences(tmp_path / ".state"), Cache())
     assert (selection.chosen, selection.found, selection.fenced) == (None, 1, ())
     assert selection.unknown[0][1] == "it could not be read: No such file or directory"
-
-
-class Clock:
-    """A clock that goes on by one second each time that it is asked."""
-
-    def __init__(self) -> None:
-        """Begin at zero."""
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Tell the time."""
-        self.now += 1.0
-        return self.now
 
 
 def test_a_known_file_is_believed_once_the_budget_is_spent(tmp_path: Path) -> None:

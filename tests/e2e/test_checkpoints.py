@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,25 +15,17 @@ import pytest
 from checkpointing.backends import open_backend
 from checkpointing.spool import Spool
 from checkpointing.upload import Means, upload
+from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
 from tests.mirror.process import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.e2e.conftest import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several runs, each of which imports torch
-TRAIN = str(Path(__file__).parents[1] / "jobs" / "resumes_itself.py")
-TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
-
-
-def fast(place: Path) -> Path:
-    """Return a configuration with which checkpoints are looked at often."""
-    config = place / "fast.toml"
-    config.write_text("[checkpoints]\nscan_interval_s = 0.2\nfinish_s = 20\n")
-    config.chmod(0o600)
-    return config
 
 
 @pytest.mark.slow
@@ -47,9 +38,7 @@ def test_a_torn_checkpoint_of_its_own_is_out_of_the_way_of_a_script_that_resumes
     foreign.write_bytes(b"PK\x03\x04 torn long ago, by somebody else")
     (tmp_path / "ckpt" / "notes.txt").write_text("mine")
     before = listing(tmp_path)
-    run = supervise(
-        *TORCHRUN, TRAIN, f"--style={style}", "--tear-at=30", "--steps=40", "--pace-s=0.2", options=["--config", str(fast(tmp_path))]
-    )
+    run = supervise(*TRAIN, f"--style={style}", "--tear-at=30", "--steps=40", "--pace-s=0.2", options=["--config", str(fast(tmp_path))])
     assert run.exit_code(deadline_s=180) == 0, "it did not come to its end"
     assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "20"]
     assert run.attempts() == 2
@@ -63,7 +52,7 @@ def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callab
     options = ["--config", str(fast(tmp_path))]
     (tmp_path / "best.pt").write_bytes(b"PK\x03\x04 torn long ago, by somebody else")
     before = listing(tmp_path)
-    run = supervise(*TORCHRUN, TRAIN, "--style=inplace", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
+    run = supervise(*TRAIN, "--style=inplace", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
     assert run.exit_code(deadline_s=180) == 0
     said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
     assert said == ["resumed at 0", "resumed at 20"]
@@ -80,13 +69,13 @@ def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(su
     node.mkdir()
     mirror.mkdir()
     options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--mirror", str(mirror), "--config", str(fast(tmp_path))]
-    first = supervise(*TORCHRUN, TRAIN, "--steps=20", options=options, place=node)
+    first = supervise(*TRAIN, "--steps=20", options=options, place=node)
     assert first.exit_code() == 0
     assert f"mirrored to {mirror}" in first.stderr
     assert len(list(mirror.rglob("manifest.json"))) == 2, "the last save of the run is mirrored, too"
     shutil.rmtree(node / "ckpt")
     shutil.rmtree(first.state)
-    second = supervise(*TORCHRUN, TRAIN, "--steps=30", options=options, place=node)
+    second = supervise(*TRAIN, "--steps=30", options=options, place=node)
     assert second.exit_code() == 0
     assert f"restored {node}/ckpt/step_20.pt of step 20 from" in second.stderr
     assert "resumed at 20" in second.stdout
@@ -117,10 +106,10 @@ def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise:
 @pytest.mark.slow
 def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
-    assert supervise(*TORCHRUN, TRAIN, "--steps=10", options=options).exit_code() == 0
+    assert supervise(*TRAIN, "--steps=10", options=options).exit_code() == 0
     nowhere = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "SUPERVISE_CHECKPOINTS_FINISH_S": "1"}
     nowhere["SUPERVISE_CHECKPOINTS_S3_ENDPOINT"] = "http://127.0.0.1:9"
-    run = supervise(*TORCHRUN, TRAIN, "--steps=20", options=[*options, "--mirror", "s3://bucket/prefix"], **nowhere)
+    run = supervise(*TRAIN, "--steps=20", options=[*options, "--mirror", "s3://bucket/prefix"], **nowhere)
     assert run.exit_code() == 0
     assert run.attempts() == 1
     assert "resumed at 10" in run.stdout
@@ -130,8 +119,8 @@ def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervis
 @pytest.mark.slow
 def test_only_so_many_of_its_own_stay_where_that_was_asked_for(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
-    assert supervise(*TORCHRUN, TRAIN, "--steps=20", options=options).exit_code() == 0
-    run = supervise(*TORCHRUN, TRAIN, "--steps=60", "--pace-s=0.2", options=[*options, "--keep", "1"])
+    assert supervise(*TRAIN, "--steps=20", options=options).exit_code() == 0
+    run = supervise(*TRAIN, "--steps=60", "--pace-s=0.2", options=[*options, "--keep", "1"])
     assert run.exit_code() == 0
     assert f"removed {tmp_path}/ckpt/step_30.pt" in run.stderr
     left = {path.name for path in (tmp_path / "ckpt").glob("*.pt")}

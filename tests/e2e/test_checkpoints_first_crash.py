@@ -6,29 +6,20 @@ nothing declared. Out: the next attempt goes on from the last good save, also wh
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.e2e.conftest import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several attempts, each of which imports torch
-TRAIN = str(Path(__file__).parents[1] / "jobs" / "resumes_itself.py")
-TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
-
-
-def fast(place: Path) -> Path:
-    """Return a configuration with which checkpoints are looked at often."""
-    config = place / "fast.toml"
-    config.write_text("[checkpoints]\nscan_interval_s = 0.2\nfinish_s = 20\n")
-    config.chmod(0o600)
-    return config
 
 
 @pytest.mark.slow
@@ -42,7 +33,7 @@ def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_sa
     options = ["--config", str(fast(tmp_path))]
     before = listing(tmp_path)
     words = ["--style=inplace", "--swallow", f"--seeks={seeks}", "--tear-at=20", "--steps=30", "--pace-s=0.5"]
-    run = supervise(*TORCHRUN, TRAIN, *words, options=options)
+    run = supervise(*TRAIN, *words, options=options)
     assert run.exit_code(deadline_s=240) == 0
     said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
     assert said == ["resumed at 0", "resumed at 10"]
@@ -56,7 +47,7 @@ def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_sa
 @pytest.mark.slow
 def test_where_nobody_was_seen_to_look_for_it_the_torn_file_is_tried_once(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--config", str(fast(tmp_path))]
-    run = supervise(*TORCHRUN, TRAIN, "--style=inplace", "--seeks=open", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
+    run = supervise(*TRAIN, "--style=inplace", "--seeks=open", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
     assert run.exit_code(deadline_s=240) == 0
     said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
     assert said == ["resumed at 0", "resumed at 20"], "attempt 2 could not load the torn file, attempt 3 goes on from the copy"
@@ -68,7 +59,7 @@ def test_a_torn_checkpoint_that_a_link_leads_to_stays_where_it_is(supervise: Cal
     options = ["--config", str(fast(tmp_path))]
     (tmp_path / "ckpt").mkdir()
     words = ["--style=steps", "--latest", "--swallow", "--tear-at=30", "--steps=40", "--pace-s=0.3"]
-    run = supervise(*TORCHRUN, TRAIN, *words, options=options)
+    run = supervise(*TRAIN, *words, options=options)
     assert run.exit_code(deadline_s=240) == 0
     assert moved(run) == []
     assert "latest.pt leads to it" in run.stderr

@@ -1,0 +1,16 @@
+"""What the tests of a script that resumes by itself share: the script under torchrun, and settings with which checkpoints are seen soon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SCRIPT = str(Path(__file__).parents[1] / "jobs" / "resumes_itself.py")
+TRAIN = ["torchrun", "--standalone", "--nproc-per-node=2", SCRIPT]
+
+
+def fast(place: Path) -> Path:
+    """Return a configuration with which checkpoints are looked at often."""
+    config = place / "fast.toml"
+    config.write_text("[checkpoints]\nscan_interval_s = 0.2\nfinish_s = 20\n")
+    config.chmod(0o600)
+    return config

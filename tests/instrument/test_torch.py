@@ -145,6 +145,28 @@ def test_foreign_optimizers_torch_compile_and_an_error_while_training(attempt: A
     assert (error.exc_type, error.phase, error.steps, error.local_rank) == ("builtins.ValueError", "train", 10, 0)
 
 
+LEGACY = """
+import sys
+class Legacy:  # like that of six before 1.16: it knows find_module, and no find_spec
+    def find_module(self, name, path=None):
+        return None
+assert sys.meta_path[0].__class__.__name__ == 'Watcher'
+sys.meta_path.insert(1, Legacy())
+sys.path[:] = ['.']  # no jax here, whatever is installed
+try:
+    import jax
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_finder_of_the_old_kind_leaves_a_failed_import_what_python_makes_of_it(attempt: Attempt, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEGACY)
+    done = attempt.run("-W", "ignore", str(script), cwd=tmp_path)
+    assert done.stdout.split("\n")[0] == "ModuleNotFoundError No module named 'jax'", done.stderr
+
+
 RANK = """
 import os, pathlib, time, torch
 done = pathlib.Path(__file__).with_name('rank-0-is-done')

@@ -213,11 +213,12 @@ class Watcher:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Give what the other finders find."""
+        """Give what the other finders find; pass over those of the old kind (find_module alone), as Python itself does since 3.12."""
         if name not in self._table:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 self._tap(name, spec.loader)
                 return spec

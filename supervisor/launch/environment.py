@@ -30,6 +30,8 @@ INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 RESUME, STEP = "{resume}", "{step}"
 #: What is between us and an alert sink, or a predecessor's word to its ranks.
 _NOT_FOR_THE_JOB = ("SUPERVISE_WEBHOOK_", "SUPERVISE_JOB_")
+#: Without it @hydra.main prints a shortened traceback and calls sys.exit(1): the exception reaches no hook, and Python prints none.
+_HYDRA = "HYDRA_FULL_ERROR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,10 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: Applied, shim: st
         "SUPERVISE_JOB_DIR": str(job.scratch),
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(action.gpus)} if action.gpus else {}
+    hydra = {} if _HYDRA in job.environ else {_HYDRA: "1"}
     # what a plan sets may be one of the user's variables, PYTHONPATH among them: the instrumentation goes in front of it
     traces = tracing.variables(job.environ, job.log_dir(action.attempt)) if action.trace else {}
-    changed = {**gpus, **traces, **applied.environment}
+    changed = {**gpus, **traces, **hydra, **applied.environment}
     return changed | told | instrumentation({**job.environ, **changed}, shim)
 
 

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.core.actions import BeginAttempt
 from supervisor.core.model import Phase
+from supervisor.job import Job
+from supervisor.knobset import Applied
+from supervisor.launch.environment import attempt_variables
+from supervisor.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,3 +128,33 @@ def test_a_forked_child_can_be_quit(attempt: Attempt) -> None:
 def test_the_script_gets_the_descriptors_that_it_would_get(attempt: Attempt) -> None:
     code = "print(open('/dev/null').fileno())"
     assert attempt.run("-c", code).stdout == attempt.run("-c", code, env=attempt.bare).stdout
+
+
+HYDRA = """
+import os, sys, traceback
+
+def run_and_report(func):
+    # as hydra-core 1.3's hydra._internal.utils does it
+    try:
+        return func()
+    except Exception as ex:
+        if os.environ.get("HYDRA_FULL_ERROR", "0") == "1":
+            raise
+        sys.stderr.write(f"Error executing job with overrides: []\\n{type(ex).__name__}: {ex}\\n")
+        sys.stderr.write("\\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\\n")
+        sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(("theirs", "seen"), [({}, ["builtins.MemoryError"]), ({"HYDRA_FULL_ERROR": "0"}, [])], ids=["ours", "the user's"])
+def test_an_exception_under_hydra_is_seen_unless_the_user_chose_otherwise(
+    attempt: Attempt, tmp_path: Path, theirs: dict[str, str], seen: list[str]
+) -> None:
+    (tmp_path / "hydra_stand_in.py").write_text(HYDRA)
+    script = tmp_path / "train.py"
+    script.write_text("from hydra_stand_in import run_and_report\ndef job(): raise MemoryError('too much')\nrun_and_report(job)\n")
+    job = Job("j", "run", "n", (), tmp_path, theirs, Settings(), tmp_path, attempt.job_dir, "c")
+    given = attempt_variables(job, BeginAttempt(1, "start", None), Applied((), {}), "rank")
+    done = attempt.run(str(script), env=attempt.bare | theirs | given)
+    assert done.returncode == 1
+    assert [error.exc_type for error in attempt.errors().errors] == seen

@@ -1,4 +1,4 @@
-"""One mirror's thread: takes the newest entry that has not arrived there, brings it there, and waits when it cannot.
+"""One mirror's thread: takes what was begun, else the newest entry that has not arrived there, brings it there, and waits when it cannot.
 
 In: a spool. Out: events through `tell` (checkpointing/mirror.py lists them). A trouble is told once, when it begins, and once more when
 it is over; between the attempts the pause grows, to five minutes where the mirror is away and to half an hour where it says no: neither
@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import remote, retain
-from checkpointing.backends import Backend, BackendError, Damaged, Denied, Expired, Missing
+from checkpointing.backends import Away, Backend, BackendError, Damaged, Denied, Expired, Missing
 from checkpointing.source import Interrupted
 from checkpointing.upload import Changed, Means, upload
 
@@ -59,6 +59,7 @@ class Lane:
         self._means = means
         self._keep = keep
         self._trouble = ""
+        self.trouble: tuple[str, str] | None = None  # message and hint of what keeps the uploads waiting
         self._pause_s = 0.0
         self._swept = False
         self._untidy = False
@@ -69,15 +70,17 @@ class Lane:
     def run(self) -> None:
         """Work until told to stop."""
         while not self._means.stopped():
-            entry = self._next()
+            entry = self._spool.claim(self._backend.url)
             if entry is None:
                 self._wait(None)
                 continue
             try:
                 self._bring(entry)
+                self._spool.release(self._backend.url)
             except Interrupted:
                 return
             except Changed as error:
+                self._spool.release(self._backend.url)
                 self._spool.drop(entry)
                 self._alert(
                     "changed",
@@ -88,14 +91,14 @@ class Lane:
                 )
                 self._forget(entry)
             except BackendError as error:
+                self._spool.release(self._backend.url, failing=not isinstance(error, Away))
                 self._troubled(_kind(error), error.message, error.hint)
             except OSError as error:
-                self._troubled(
-                    "disk", f"cannot mirror: {entry.path}: {error}", "see to the disk with the checkpoints and the state directory"
-                )
-
-    def _next(self) -> Entry | None:
-        return next((entry for entry in self._spool.entries() if not self._spool.is_done(entry, self._backend.url)), None)
+                self._spool.release(self._backend.url, failing=True)
+                if self._spool.holds(entry):  # else another mirror's thread found it changed, and has let it go
+                    self._troubled(
+                        "disk", f"cannot mirror: {entry.path}: {error}", "see to the disk with the checkpoints and the state directory"
+                    )
 
     def _bring(self, entry: Entry) -> None:
         began, state = time.monotonic(), {"sent": 0, "told": time.monotonic()}
@@ -112,7 +115,7 @@ class Lane:
         self._spool.mark_done(entry, self._backend.url, self._mirrors)
         if self._trouble:
             self._tell("recovered", mirror=self._backend.url, what=self._trouble)
-        self._trouble, self._pause_s = "", 0.0
+        self._trouble, self.trouble, self._pause_s = "", None, 0.0
         self._tell(
             "uploaded",
             path=entry.path,
@@ -162,6 +165,7 @@ class Lane:
 
     def _troubled(self, kind: str, message: str, hint: str) -> None:
         first, longest = _PAUSES[kind]
+        self.trouble = message, hint
         if kind != self._trouble:
             self._trouble, self._pause_s = kind, first
             self._alert(kind, message, hint)
@@ -189,7 +193,7 @@ class Lane:
                             return
                     if left is not None and left <= 0:
                         return
-                    if end is None and self._next() is not None:
+                    if end is None and self._spool.has_for(self._backend.url):
                         return
                     self._wake.wait(left)
             finally:

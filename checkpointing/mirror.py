@@ -142,14 +142,12 @@ class Mirror:
             return
         with self._wake:
             self._wake.notify_all()
-        entries = self._spool.entries()
-        self.tell("spooled", path=path, step=step, id=entry.id, pin=entry.how, left=len(entries))
-        for old in entries[self._most :]:  # pins hold the space of what the job has removed: a cap, else the disk fills
-            self._spool.drop(old)
-            message = f"{old.path} was not mirrored: {self._most} newer ones wait already"
-            self.tell(
-                "alert", what="dropped", mirror="", message=message, hint="raise bandwidth, or save less often", path=old.path, id=old.id
-            )
+        self.tell("spooled", path=path, step=step, id=entry.id, pin=entry.how, left=len(self._spool.entries()))
+        for old in self._spool.drop_waiting(self._most, self._urls):  # pins hold the space of what the job has removed: the disk would fill
+            trouble = next((lane.trouble for lane in self._lanes if lane.trouble is not None), None)
+            why, hint = trouble or ("the uploads are slower than the saves", "raise bandwidth_mib_s, or save less often")
+            message = f"{old.path} was not mirrored, newer ones wait already: {why}"
+            self.tell("alert", what="dropped", mirror="", message=message, hint=hint, path=old.path, id=old.id)
 
     def _hurry(self) -> None:
         with self._wake:

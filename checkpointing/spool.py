@@ -135,6 +135,8 @@ class Spool:
         self._directory = directory
         self._lock = threading.Lock()
         self._entries: dict[str, Entry] = {}
+        self._under_way: dict[str, str] = {}  # mirror → id of what is being brought there
+        self._failing: dict[str, str] = {}  # mirror → id of what it would not take at the last attempt: others go first
         durable.make_directory(directory)
         self._fd = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -177,6 +179,44 @@ class Spool:
         with self._lock:
             return tuple(sorted(self._entries.values(), key=lambda entry: -entry.at))
 
+    def claim(self, mirror: str) -> Entry | None:
+        """Give what to bring to a mirror next, and hold it until `release`: what was begun there, else the newest.
+
+        The newest alone would leave each upload half done for the next, where the uploads are slower than the saves.
+        """
+        with self._lock:
+            entry = self._next(mirror)
+            if entry is not None:
+                self._under_way[mirror] = entry.id
+            return entry
+
+    def has_for(self, mirror: str) -> bool:
+        """Say whether anything has not arrived at a mirror yet."""
+        with self._lock:
+            return self._next(mirror) is not None
+
+    def release(self, mirror: str, *, failing: bool = False) -> None:
+        """End a claim. `failing`: this entry was not taken, and another one may be."""
+        with self._lock:
+            claimed = self._under_way.pop(mirror, "")
+            self._failing[mirror] = claimed if failing else ""
+
+    def drop_waiting(self, most: int, mirrors: Iterable[str]) -> list[Entry]:
+        """Drop the oldest entries beyond `most`; never the newest, what is under way, or what was begun and comes next."""
+        with self._lock:
+            stays = {*self._under_way.values(), *(entry.id for mirror in mirrors if (entry := self._next(mirror)) is not None)}
+            ordered = sorted(self._entries.values(), key=lambda entry: entry.at)
+        waiting = [entry for entry in ordered[:-1] if entry.id not in stays]
+        dropped = waiting[: max(0, len(ordered) - most)]
+        for entry in dropped:
+            self.drop(entry)
+        return dropped
+
+    def holds(self, entry: Entry) -> bool:
+        """Say whether an entry is still held."""
+        with self._lock:
+            return entry.id in self._entries
+
     def log(self, entry: Entry, mirror: str) -> Log:
         """Give the log of an entry at a mirror."""
         return Log.read(f"{entry.directory}/{_mark(mirror)}.jsonl")
@@ -198,6 +238,13 @@ class Spool:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{entry.directory}/{_ENTRY}")  # noqa: PTH108 -- first: what is left is then a leftover
         shutil.rmtree(entry.directory, ignore_errors=True)
+
+    def _next(self, mirror: str) -> Entry | None:
+        """Choose for a mirror; under the lock."""
+        waiting = [entry for entry in self._entries.values() if not self.is_done(entry, mirror)]
+        failing = self._failing.get(mirror)
+        begun = {entry.id for entry in waiting if os.path.exists(f"{entry.directory}/{_mark(mirror)}.jsonl")}  # noqa: PTH110
+        return min(waiting, key=lambda entry: (entry.id == failing, entry.id not in begun, -entry.at), default=None)
 
     def _load(self) -> None:
         """Take what an earlier process held. What a later version wrote, or cannot be read now, is passed over and stays, pins and all."""

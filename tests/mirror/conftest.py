@@ -9,7 +9,7 @@ import pytest
 
 from tests.mirror import servers
 from tests.mirror.faults import Proxy
-from tests.mirror.process import Place
+from tests.mirror.process import Directory, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,3 +44,10 @@ def place(swift: servers.Server, proxy: Proxy, tmp_path: Path, monkeypatch: pyte
     bucket = f"b{uuid.uuid4().hex[:16]}"
     swift.client().create_bucket(Bucket=bucket)
     return Place(bucket, f"http://127.0.0.1:{proxy.port}", proxy, swift.client(), tmp_path)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    """A directory as the mirror: for what has nothing to do with S3."""
+    (tmp_path / "mirror").mkdir()
+    return Directory(tmp_path / "mirror", tmp_path)

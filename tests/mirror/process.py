@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 
 PART = 5 << 20  # the least that S3 allows for a part that is not the last
 ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory as a mirror, and one for the job."""
+
+    root: Path
+    home: Path
+    s3: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """The mirror as a user would write it."""
+        return str(self.root)
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,7 @@ def describe(path: Path, step: int, *, job: str = "job") -> Path:
 class Process:
     """The mirror process. Use as a context manager: it is ended by the end of its stdin."""
 
-    def __init__(self, place: Place, *, env: dict[str, str] | None = None, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
+    def __init__(self, place: Place | Directory, *, env: dict[str, str] | None = None, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.popen = subprocess.Popen(

@@ -147,6 +147,8 @@ def test_while_the_mirror_is_away_it_is_kept_and_the_newest_goes_first(place: Pl
         for number, path in enumerate(paths, 1):
             process.mirror(path, save(path, step=number * 100), step=number * 100)
             process.wait_for("spooled")
+            if number == 1:
+                process.wait_for("alert", what="away")  # until then it is under way, and would not be dropped
         process.wait_for("alert", what="dropped", path=str(paths[0]))
     for path in paths:
         path.unlink()  # the job tidies up: the pins hold on

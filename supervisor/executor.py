@@ -128,8 +128,8 @@ class Executor:
     # attempts
 
     def _begin(self, action: act.BeginAttempt) -> None:
-        if (self._loop.state.stage, self._loop.state.attempt) != (Stage.STARTING, action.attempt):
-            self._loop.post(AttemptEnded(self._loop.clock.now(), action.attempt, "stopped"))  # a stop came while the journal was waited for
+        if not self._loop.state.awaits_ranks(action.attempt):
+            self._never_began(action.attempt)  # a stop came while the journal was waited for
             return
         self._began_ns = time.monotonic_ns()
         directory = self._job.attempt_dir(action.attempt)
@@ -156,9 +156,11 @@ class Executor:
 
     def fall_back(self, event: LauncherFellBack) -> None:
         """Run the same attempt with stock torchrun. Called before the core hears of it, so that nothing is started twice."""
+        if self._current is None or not self._loop.state.awaits_ranks(self._current.attempt):
+            return  # a stop came first: the session that is being ended answers for the attempt
         self._loop.feed(event)
         self._session = self._workshop.stock_session(self._ground())
-        if self._current is not None and self._command is not None:
+        if self._command is not None:
             self._session.begin(self._current, self._command)
 
     def _ground(self) -> Ground:
@@ -167,8 +169,14 @@ class Executor:
     def _last_look(self) -> None:
         self._sampler.look(self._loop.clock.now(), self._loop.state.ranks, last=True)
 
+    def _never_began(self, attempt: int) -> None:
+        """Answer for an attempt that was asked for and of which nothing was started."""
+        self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "stopped"))
+
     def _stop_ranks(self, action: act.StopRanks) -> None:
-        if self._session is not None and self._guardian is not None:
+        if self._current is None or self._current.attempt != action.attempt:
+            self._never_began(action.attempt)  # it waits for the journal, which may take seconds
+        elif self._session is not None and self._guardian is not None:
             self._session.stop(action)
 
     def _end_launcher(self, action: act.EndLauncher) -> None:

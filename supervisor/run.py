@@ -250,8 +250,7 @@ class _Run:
         with contextlib.suppress(OSError):
             if not self.lock.refresh():
                 self.log.write(LogEvent.LOCK_LOST, "error")
-                self.asked_to_stop.set()
-                self.loop.post(StopRequested(self.clock.now(), signal.SIGTERM))
+                self._ask_to_stop(signal.SIGTERM)
 
     # the beginning
 
@@ -317,8 +316,7 @@ class _Run:
 
     def _catch_signals(self) -> None:
         def stop(signum: int, _frame: object) -> None:
-            self.asked_to_stop.set()
-            self.loop.call_soon(lambda: self._asked_to_stop(signum))
+            self._ask_to_stop(signum)
 
         def stacks(_signum: int, _frame: object) -> None:
             self.loop.post(StacksRequested(self.clock.now()))
@@ -327,6 +325,11 @@ class _Run:
             if signum not in self.ignored:
                 signal.signal(signum, stop)
         signal.signal(signal.SIGQUIT, stacks)
+
+    def _ask_to_stop(self, signum: int) -> None:
+        """Take a wish to stop, from any thread. One that comes before the loop runs is posted by the loop, so after SupervisorStarted."""
+        self.asked_to_stop.set()
+        self.loop.call_soon(lambda: self._asked_to_stop(signum))
 
     def _asked_to_stop(self, signum: int) -> None:
         """Find out how much time is left, in a thread where a tool has to be asked, and pass the wish on."""

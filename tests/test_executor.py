@@ -8,6 +8,9 @@ from unittest.mock import MagicMock
 
 from supervisor.clock import Clock
 from supervisor.core import actions as act
+from supervisor.core.inbox import LauncherFellBack
+from supervisor.core.model import Launcher
+from supervisor.core.state import JobState, Stage, Stop
 from supervisor.executor import Executor
 
 
@@ -15,6 +18,24 @@ def test_the_world_size_reaches_what_is_written_into_files() -> None:
     job, loop, workshop = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
     executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)  # type: ignore[arg-type]  # a loop that keeps its state
     workshop.world_size = lambda nproc: {3: 3}[nproc]
-    loop.state = SimpleNamespace(stage="starting", attempt=2, ranks=())
+    loop.state = JobState(attempt=2, stage=Stage.STARTING)
     executor._begin(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3))  # noqa: SLF001  past what waits for the journal
     assert job.knobs.apply.call_args.args[3] == 3
+
+
+def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_for_it() -> None:
+    posted: list[Any] = []
+    loop = SimpleNamespace(clock=Clock.start(), post=posted.append, state=JobState(attempt=2, stage=Stage.STOPPING))
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # a loop that keeps its state
+    executor.perform(act.StopRanks(2, 15, 30.0, "stop"))
+    assert [(event.attempt, event.outcome) for event in posted] == [(2, "stopped")]
+
+
+def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> None:
+    loop, workshop = MagicMock(), MagicMock()
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
+    loop.state = JobState(attempt=1, stage=Stage.STARTING)
+    executor._begin(act.BeginAttempt(1, "start", None))  # noqa: SLF001  past what waits for the journal
+    loop.state = JobState(attempt=1, stage=Stage.STOPPING, stop=Stop(15, 1, 0.0))
+    executor.fall_back(LauncherFellBack(0.0, Launcher.STOCK, "torch does not fit"))
+    workshop.stock_session.assert_not_called()

@@ -130,6 +130,15 @@ class JobState:
     journal_degraded: bool = False
     exit_code: int | None = None
 
+    def awaits_ranks(self, attempt: int) -> bool:
+        """Whether ranks may be started as `attempt`. False once a stop was asked for, or the attempt ended in another way."""
+        return self.stage is Stage.STARTING and self.attempt == attempt
+
+    @property
+    def stops_ranks(self) -> bool:
+        """Whether somebody's wish to stop has come to the ranks: they are asked to end, or were."""
+        return self.stop is not None and not self.stop.waits
+
 
 if TYPE_CHECKING:
     from dataclasses import replace as changed

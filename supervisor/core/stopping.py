@@ -8,7 +8,8 @@ coming, and the job is to go on later, so it ends with 75. On all but INT a scri
         └──────────────────────────────────> StopRanks ─> AttemptEnded ─> Finish (75 where it saved, or was given notice)
 
 A script that does not ask is stopped at once by TERM and HUP. After a notice it trains on for as long as the time that is known to be left
-allows, and then gets TERM. A rank that fails while they are left alone ends the waiting, and a card says why.
+allows, and then gets TERM. A rank that fails while they are left alone ends the waiting, and a card says why. After any wish no rank is
+started, so an attempt whose ranks are not there yet is stopped at once, after a notice too.
 
 TERM after a notice is the announced end: the time left counts from there anew. Anything more hurries.
 """
@@ -80,13 +81,15 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
 def _first(state: JobState, event: StopRequested) -> Step:
     fenced = state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING}
     nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.ended)
-    runs = state.stage in RUNS
+    starts = state.stage is Stage.STARTING
+    trains = state.stage is Stage.RUNNING or (starts and state.saves_when_told)
     state = replace(state, stop=Stop(event.signum, 1, event.t), stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)
-    if runs:
+    if trains:
         return _in_time(state, event.t, event.signum, event.left_s)
-    return _stop(state, _sent(event.signum), min(state.policy.grace_s, _grace(state, event.left_s)))
+    grace_s = _grace(state, event.left_s)
+    return _stop(state, _sent(event.signum), grace_s if starts else min(state.policy.grace_s, grace_s))
 
 
 def _in_time(state: JobState, t: float, signum: int, left_s: float | None) -> Step:

@@ -30,7 +30,6 @@ from supervisor.core.inbox import (
     RankExited,
 )
 from supervisor.core.model import Evidence, Launcher, RankExit, RankInfo
-from supervisor.core.state import Stage
 from supervisor.launch.environment import attempt_variables, handed, job_environment
 from supervisor.launch.session import Ending, Ground
 
@@ -65,7 +64,6 @@ class ElasticSession:
         self._said_hello = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
         self._finished = False
-        self._stopping = False
         self._waiting: tuple[BeginAttempt, Applied] | None = None
         self._overrides: tuple[tuple[str, str], ...] = ()  # of the current attempt
         self._ranks: dict[int, RankInfo] = {}  # of the current attempt, by rank; and how they died
@@ -81,7 +79,7 @@ class ElasticSession:
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
         """See Session. A living agent is told to go on; otherwise one is started, and told when it has said hello."""
         self._ending.start(action.attempt)
-        self._waiting, self._stopping = (action, applied), False
+        self._waiting = (action, applied)
         self._overrides = action.overrides
         self._ranks, self._deaths = {}, {}
         if self._exited is not None:
@@ -105,16 +103,15 @@ class ElasticSession:
         if action.why == "membership":
             self._send({"do": "admit", "attempt": action.attempt})
             return
-        self._stopping = True
         if self._said_hello:
             self._tell_to_leave(action.signum, action.grace_s, 128 + action.signum)
         else:
-            self._ending.sweep("all", "stopped", action.grace_s)
+            self._ending.sweep("all", "stopped", 0.0)  # nothing of the user's runs yet, and the agent is deaf to TERM from its first line
 
     def end(self, action: EndLauncher) -> None:
         """See Session."""
         del action
-        self._ending.sweep("all", "stopped" if self._stopping else "failed", 0.0)
+        self._ending.sweep("all", "stopped" if self._ground.loop.state.stops_ranks else "failed", 0.0)
 
     def publish(self, action: PublishDecision) -> None:
         """See Session."""
@@ -162,7 +159,7 @@ class ElasticSession:
         if message is not self._exited:
             return
         self._agent_gone()
-        if self._stopping:
+        if self._ground.loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", 0.0)
         elif self._finished and message["code"] == 0:
             self._ending.done("succeeded")
@@ -305,10 +302,8 @@ class ElasticSession:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return
-        if self._ground.loop.state.stage is Stage.ENDED:  # what the agent said at its start was reason enough to go no further
-            return
         action, applied = waiting
-        if action.attempt != self._ground.loop.state.attempt:  # or for it to be begun otherwise, which it is told next
+        if not self._ground.loop.state.awaits_ranks(action.attempt):  # a stop came first, or what the agent said at its start led elsewhere
             return
         job = self._ground.job
         given = handed(job.settings, job.command, action.resume)

@@ -37,7 +37,6 @@ class PlainSession:
         self._shim = shim
         self._ending = Ending(ground)
         self._pid: int | None = None
-        self._stopping = False
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
@@ -48,7 +47,7 @@ class PlainSession:
         """See Session."""
         ground = self._ground
         self._ending.start(action.attempt)
-        self._pid, self._stopping = None, False
+        self._pid = None
         if self._ending.no_place():
             return
         given = handed(ground.job.settings, ground.job.command, action.resume)
@@ -76,7 +75,6 @@ class PlainSession:
         if action.why == "failure" or self._pid is None:
             self._ending.sweep("all", "failed" if action.why == "failure" else "stopped", action.grace_s)
             return
-        self._stopping = True
         self._ground.guardian().signal(action.signum, to="command")
         attempt = action.attempt
         self._ground.loop.call_later(action.grace_s, lambda: self._grace_over(attempt))
@@ -88,7 +86,7 @@ class PlainSession:
     def end(self, action: EndLauncher) -> None:
         """See Session."""
         del action
-        self._ending.sweep("all", "stopped" if self._stopping else "failed", KILL_GRACE_S)
+        self._ending.sweep("all", "stopped" if self._ground.loop.state.stops_ranks else "failed", KILL_GRACE_S)
 
     def publish(self, action: PublishDecision) -> None:
         """Nobody follows a plain command."""
@@ -122,7 +120,7 @@ class PlainSession:
         pid, self._pid = int(message["pid"]), None
         loop, attempt = self._ground.loop, self._ending.attempt
         self._ground.last_look()
-        if self._stopping:
+        if loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)
         elif message["code"] == 0:
             self._ending.done("succeeded")

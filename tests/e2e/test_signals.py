@@ -74,6 +74,38 @@ def test_term_ends_the_job_in_every_phase_with_143_and_is_no_failure(
     assert incidents(run) == 0
 
 
+SLOW_AGENT = """
+import pathlib, sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            pathlib.Path("imports").touch()
+            time.sleep(4)
+
+if any(word.endswith("supervisor/agent/__main__.py") for word in sys.orig_argv):
+    sys.meta_path.insert(0, Slow())
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_stop_while_the_agent_imports_torch_ends_within_a_second_or_two_and_no_rank_is_started(
+    supervise: Callable[..., Supervised], tmp_path: Path, signum: int
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SLOW_AGENT)
+    run = supervise(*LAUNCHED, *LONG, PYTHONPATH=str(tmp_path / "site"))
+    wait_for((tmp_path / "imports").exists, "the agent imports torch", 30, alive=run.alive)
+    asked = time.monotonic()
+    run.signal(signum)
+    assert run.exit_code(deadline_s=20) == 128 + signum
+    assert time.monotonic() - asked < 3  # before its torch is there
+    assert not (tmp_path / "pids").exists()
+    assert run.attempts() == 0
+    run.wait_for_nothing_left()
+
+
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
     run = supervise(*launcher, *LONG, "--save-on-term", "--save-ms=1500", "--term-file=terms")

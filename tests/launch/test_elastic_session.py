@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from supervisor.core.actions import BeginAttempt, PublishDecision
+from supervisor.core.actions import BeginAttempt, PublishDecision, StopRanks
 from supervisor.core.inbox import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, PeerDecided, RankExited
-from supervisor.core.state import JobState
+from supervisor.core.state import JobState, Stop
+from supervisor.core.state import Stage as JobStage
 from supervisor.knobset import Applied
 from supervisor.launch.elastic_session import ElasticSession, exception_line
 from supervisor.launch.session import Ground
@@ -41,9 +42,10 @@ class Stage:
     def __init__(self, directory: Path) -> None:
         self.events: list[Any] = []
         self.ended: list[str] = []
+        self.graces: list[float] = []
         self.agent: socket.socket | None = None
         self.t = 0.0
-        self.state = JobState(attempt=1)
+        self.state = JobState(attempt=1, stage=JobStage.STARTING)
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._soon: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.clock = self
@@ -101,8 +103,9 @@ class Stage:
     def log_dir(self, *_: object) -> None:
         pass
 
-    def end(self, what: str, **_: object) -> None:
+    def end(self, what: str, *, grace_s: float, **_: object) -> None:
         self.ended.append(what)
+        self.graces.append(grace_s)
 
     def from_guardian(self, **message: object) -> None:
         self.session.on_guardian(message)
@@ -175,7 +178,7 @@ def test_an_agents_end_is_told_though_something_holds_its_link_open(stage: Stage
 def test_an_attempt_that_begins_before_the_last_words_were_read_gets_an_agent_of_its_own(stage: Stage) -> None:
     stage.agent_exits(1)
     first = stage.agent
-    stage.state = JobState(attempt=2)
+    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None), AS_WRITTEN)
     assert stage.agent is not first
     stage.pass_time(10)
@@ -207,7 +210,7 @@ def test_one_that_is_killed_before_its_first_word_or_ends_after_another_has_spok
     stage.take(1)
     stage.from_guardian(ev="exited", kind="agent", attempt=1, pid=PID, code=None, signal=9)
     assert len(stage.posted(LauncherExited)) == 1
-    stage.state = JobState(attempt=2)
+    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None), AS_WRITTEN)
     stage.from_guardian(ev="spawned", kind="agent", pid=PID)
     stage.says(STARTED)
@@ -234,7 +237,7 @@ def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) ->
     stage.take(1)
     stage.hears()
     applied = Applied((*COMMAND[:3], "16", "--accum=2"), {"SUPERVISE_JOB_BATCH_SIZE": "16", "PYTHONPATH": "theirs"})
-    stage.state = JobState(attempt=2)
+    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None, (("batch_size", "16"),), gpus=("GPU-a", "GPU-c"), nproc=2), applied)
     go = stage.hears()
     assert go["script_args"] == {"from": ["--bs", "32"], "to": ["--bs", "16", "--accum=2"]}
@@ -249,7 +252,7 @@ def test_a_change_of_torchruns_own_arguments_is_refused_aloud(stage: Stage) -> N
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
-    stage.state = JobState(attempt=2)
+    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None), Applied(("torchrun", "other.py", "--bs", "16"), {}))
     assert [(event.attempt, event.code) for event in stage.posted(LauncherExited)] == [(2, 1)]
     assert any("torchrun's own arguments" in fact.text for fact in stage.session.facts)
@@ -284,11 +287,25 @@ def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_cha
 def test_a_node_that_leaves_changes_nothing_of_what_the_others_run_with(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
-    stage.state = JobState(attempt=2)
+    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None, (("batch_size", "16"),)), AS_WRITTEN)
     stage.says({"ev": "peer_decided", "attempt": 2, "kind": "restart", "exit_code": 0, "reason": "node two left the round"})
     stage.take(1)
     assert [event.overrides for event in stage.posted(PeerDecided)] == [(("batch_size", "16"),)]
+
+
+def test_a_stop_before_the_agents_first_word_kills_it_at_once_and_a_late_word_starts_nothing(stage: Stage) -> None:
+    stage.state = JobState(attempt=1, stage=JobStage.STOPPING, stop=Stop(15, 1, 0.0))
+    stage.session.stop(StopRanks(1, 15, 30.0, "stop"))
+    assert (stage.ended, stage.graces) == (["all"], [0.0])
+    stage.says(HELLO)
+    stage.take(1)
+    assert stage.agent is not None
+    stage.agent.settimeout(0.0)
+    with pytest.raises(BlockingIOError):
+        stage.agent.recv(1)
+    stage.from_guardian(ev="ended", what="all")
+    assert [event.outcome for event in stage.posted(AttemptEnded)] == ["stopped"]
 
 
 HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n    run()\n'

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".s3-servers"
-PACKAGES = ("swift", "moto[server]")
+PINNED = HERE / "servers.txt"
 KEY, SECRET = "test:tester", "testing"
 
 
@@ -51,16 +51,16 @@ def installed() -> Path:
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ready = CACHE / "servers" / ".ready"
-        if not ready.exists():
+        if not ready.exists() or ready.read_text() != PINNED.read_text():
             shutil.rmtree(CACHE / "servers", ignore_errors=True)
             venv.create(CACHE / "servers", with_pip=True)
             pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install"]
             done = subprocess.run(  # noqa: S603 -- the test's own
-                [*pip, *PACKAGES], capture_output=True, text=True, check=False
+                [*pip, "-r", str(PINNED)], capture_output=True, text=True, check=False
             )
             if done.returncode:
                 raise RuntimeError(f"the S3 servers could not be installed: {done.stderr[-2000:]}")
-            ready.touch()
+            ready.write_text(PINNED.read_text())
     return python
 
 

@@ -59,11 +59,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A checkpoint that rank 0 can verify. `whole`: its size, modification time and inode, to know the same file by on another node."""
+    """A checkpoint that rank 0 can verify. `whole`: its size and modification time (ns), to know the same file by on another node."""
 
     path: str
     step: int | None
-    whole: tuple[int, int, int]
+    whole: tuple[int, int]
 
 
 def load_latest(  # noqa: PLR0913 -- each is a choice of its own, and all but one have a default
@@ -121,7 +121,7 @@ def _agree(
         why = tuple((path, reason) for path, reason in [*lacking, *passed_over])
         if found is None:
             return None, why
-        proposal = _Proposal(found[0], found[1], tuple(found[2]))
+        proposal = _Proposal(found[0], found[1], (found[2][0], found[2][1]))
         mine = together.rank == 0 or _have(proposal)
         if together.meet(vote=mine).yes:
             return proposal, why
@@ -209,13 +209,15 @@ def _have(proposal: _Proposal) -> bool:
     here = identity_of(proposal.path)
     if here is None:
         return False
-    if _whole(here) == proposal.whole:
+    exact = proposal.whole[1] % 1_000_000_000  # a clock of whole seconds makes files alike that are not
+    if _whole(here) == proposal.whole and exact:
         return True
     return here.size == proposal.whole[0] and verify(proposal.path).verdict is Verdict.VERIFIED
 
 
-def _whole(identity: Identity) -> tuple[int, int, int]:
-    return (identity.size, identity.mtime_ns, identity.ino)
+def _whole(identity: Identity) -> tuple[int, int]:
+    """Give what all nodes see alike. An inode number is none of it: some shared file systems give each mount its own."""
+    return (identity.size, identity.mtime_ns)
 
 
 def _number(name: str) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkpointing import durable, load_latest, placing, proof, save
+from checkpointing import durable, load, load_latest, placing, proof, save
 from checkpointing.copies import Copies
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verify import verify
@@ -374,3 +374,18 @@ def test_loading_while_another_process_saves_and_prunes_finds_one_every_time(tmp
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert found.step
+
+
+@pytest.mark.parametrize(("mtime_ns", "verdicts"), [(1_700_000_000_123_456_789, (True, True)), (1_700_000_000_000_000_000, (True, False))])
+def test_a_shared_file_is_known_by_size_and_time_where_each_mount_gives_it_an_inode_of_its_own(
+    tmp_path: Path, mtime_ns: int, verdicts: tuple[bool, bool]
+) -> None:
+    shared, elsewhere = tmp_path / "step_1.pt", tmp_path / "mount" / "step_1.pt"
+    elsewhere.parent.mkdir()
+    torch.save({"step": 1}, shared)
+    elsewhere.write_bytes(b"x" * shared.stat().st_size)  # torn: shows whether it was read
+    for path in (shared, elsewhere):
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+    seen = verify(str(shared)).identity
+    proposals = [load._Proposal(str(path), 1, load._whole(seen)) for path in (shared, elsewhere)]  # noqa: SLF001 -- ranks of real nodes need two mounts
+    assert tuple(load._have(one) for one in proposals) == verdicts  # noqa: SLF001 -- as above

@@ -141,13 +141,7 @@ class Director:
                 self._attempt, self._go = command.attempt, command
                 self._changed.notify_all()
         elif isinstance(command, Stop):
-            if command.leave is not None:
-                with self._changed:
-                    self._leave = command.leave
-                    self._changed.notify_all()
-            under_way = self.ranks.stop(self._attempt, command.signum, command.grace_s, outcomes.STOPPED)
-            if command.leave is not None and not under_way:
-                self._leave_soon()
+            self._stop(command)
         elif isinstance(command, Admit):
             self._with_fence(command.attempt, lambda fence: fence.admit())
             self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
@@ -155,6 +149,19 @@ class Director:
             self.over_for_all |= command.kind == "stop"
             changes = stores.Changes(command.overrides, command.poison)
             self._with_fence(command.attempt, lambda fence: fence.publish(command.kind, command.exit_code, command.reason, changes))
+
+    def _stop(self, command: Stop) -> None:
+        if command.failure:
+            if self.ranks.fence(command.attempt, command.signum, command.grace_s):
+                self._with_fence(command.attempt, lambda fence: fence.fail(command.failure))
+            return
+        if command.leave is not None:
+            with self._changed:
+                self._leave = command.leave
+                self._changed.notify_all()
+        under_way = self.ranks.stop(self._attempt, command.signum, command.grace_s, outcomes.STOPPED)
+        if command.leave is not None and not under_way:
+            self._leave_soon()
 
     def _with_fence(self, attempt: int, do: Callable[[stores.Fence], None]) -> None:
         with self._changed:

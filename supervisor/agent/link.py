@@ -50,12 +50,17 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`leave` None) or exit with the code `leave`."""
+    """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`leave` None) or exit with the code `leave`.
+
+    failure: what the supervisor ends the attempt for, "" where it is no failure. The other nodes are fenced with it. It changes nothing
+    where the ranks are being stopped already, or have all ended well.
+    """
 
     attempt: int
     signum: int
     grace_s: float
     leave: int | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def parse(line: bytes) -> Command:
             )
         if what == "stop":
             leave = int(raw.get("exit_code") or 0) if raw.get("then", "wait") == "exit" else None
-            return Stop(attempt, int(raw["signum"]), float(raw["grace_s"]), leave)
+            return Stop(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))
         if what == "publish":
             overrides = tuple((str(name), str(value)) for name, value in raw.get("overrides", ()))
             poison = tuple(str(path) for path in raw.get("poison", ()))

@@ -223,6 +223,14 @@ class Ranks:
         self._poke()
         return True
 
+    def fence(self, attempt: int, signum: int, grace_s: float) -> bool:
+        """End the attempt as if a rank had failed. Returns False, and changes nothing, where that is under way or all ranks ended well."""
+        with self._changed:
+            now = self._now
+            if now.number != attempt or now.stopping is not None or now.outcome is not None or now.closing:
+                return False
+            return self.stop(attempt, signum, grace_s, FAILED)
+
     def alive(self) -> int:
         """How many ranks live."""
         with self._changed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from health.xids import Part, lookup
+from health.xids import Origin, Part, lookup
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
@@ -21,6 +21,17 @@ LONGEST_CODE = 4
 CAUSES: Mapping[Part, Cause] = MappingProxyType(
     {Part.MEMORY: Cause.GPU_ECC, Part.BUS: Cause.GPU_LOST, Part.LINK: Cause.NVLINK, Part.OTHER: Cause.GPU_XID_OTHER}
 )
+
+
+def read(event: str) -> tuple[Cause, str] | None:
+    """Return the cause that "xid 79" is, and whether it is hardware (yes, no, unknown); None of what names no Xid of the catalogue."""
+    kind, _, code = event.partition(" ")
+    code = code.partition(" ")[0]
+    entry = lookup(int(code)) if kind == "xid" and code.isascii() and code.isdigit() and len(code) <= LONGEST_CODE else None
+    if entry is None:
+        return None
+    sure = {Origin.HARDWARE: "yes", Origin.FABRIC: "yes", Origin.EITHER: "unknown"}
+    return CAUSES[entry.part], sure.get(entry.origin, "no")
 
 
 def explained(code: str) -> dict[str, str]:

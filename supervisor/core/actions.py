@@ -36,12 +36,16 @@ class BeginAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StopRanks:
-    """Stop this attempt's ranks and all that descends from them: `signum`, then KILL after `grace_s`. Answered by AttemptEnded."""
+    """Stop this attempt's ranks and all that descends from them: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
+
+    why: failure, membership, stop, hurry. text: what failed, for the other nodes; a failure may be one that the agent knows of already.
+    """
 
     attempt: int
     signum: int
     grace_s: float
-    why: str  # failure, membership, stop, hurry
+    why: str
+    text: str = ""
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -64,7 +64,7 @@ def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> St
         over_t=t,
     )
     actions = (
-        StopRanks(state.attempt, SIGTERM, state.policy.grace_s, "failure"),
+        StopRanks(state.attempt, SIGTERM, state.policy.grace_s, "failure", summary),
         *actions,
         CollectEvidence(state.attempt, incident.number, state.policy.evidence_deadline_s),
         teardown_timer(state, token),
@@ -160,12 +160,18 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     """Judge when the ranks are gone, the evidence is in, and our own signal had its chance to arrive."""
     if not state.ended or state.evidence is None or state.own_signal_awaited or state.incident is None:
         return state, ()
-    verdict = classify((*state.evidence, *preflight.evidence(state.evicted, state.over_t or t)))
+    evicted = preflight.evidence(state.evicted, state.over_t or t)
+    verdict = classify((*state.evidence, *evicted))
+    failed_gpus = planning.failed_gpus(state, (*state.evidence, *evicted))
+    culprit = planning.culprit_gpu(state, verdict)
+    # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
+    if culprit in planning.failed_gpus(state, evicted) or (culprit in failed_gpus and verdict.runner_up in planning.OF_ONE_GPU):
+        verdict = replace(verdict, confidence=max(verdict.confidence, preflight.SURE))
     facts = {f.name: f.text for f in state.evidence if f.source == "heartbeat" and f.rank == verdict.rank}
     step = _step(state, verdict)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
-    situation = planning.situation(state, t, verdict, planning.Place(step, before, phase))
+    situation = planning.situation(state, t, verdict, planning.Place(step, before, phase), failed_gpus)
     plan = propose(situation)
     if plan.kind is PlanKind.RESTART and not state.policy.checkpoints_declared:
         plan = beginning.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made

@@ -213,7 +213,9 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     if state.stage is Stage.STOPPING:
         return finish_stopped(state, event.outcome)
     if state.stage is Stage.FENCED:
-        return failing.judge_if_ready(state, event.t)
+        # one that was to be ended for its node's health may have come to its own end first
+        well = event.outcome == "succeeded" and not any(death.failed for death in state.deaths)
+        return _done(state) if well else failing.judge_if_ready(state, event.t)
     if state.stage is Stage.FOLLOWING:
         return failing.follow_if_ready(state, event.t)
     if state.stage is Stage.ADMITTING:
@@ -229,7 +231,8 @@ def _done(state: JobState) -> Step:
     if state.attempt > 1 and not state.resumed_reported:  # no step was ever seen: it is over before it could be told
         state, closing = _resumed(state)
     elif state.incident is not None:
-        closing = (CloseIncident(state.incident.number, state.attempt, "resolved", state.progress.step),)
+        outcome = "withdrawn" if state.evicted and state.incident.opened_t > state.began_t else "resolved"
+        closing = (CloseIncident(state.incident.number, state.attempt, outcome, state.progress.step),)
     return changed(state, stage=Stage.ENDED, incident=None, exit_code=0), (*closing, Finish(0, "done"))
 
 

@@ -7,23 +7,28 @@ the restart or stop itself. Nothing can fail.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
 from supervisor.core.actions import Alert, Quarantine, Say
 from supervisor.core.model import Cause, Launcher, Phase, Verdict
 from supervisor.core.state import changed
-from supervisor.strategies import exclude_gpu
+from supervisor.strategies import consent, exclude_gpu
 from supervisor.strategies.situation import Situation, changes, overridden, without
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from supervisor.core.actions import Action
-    from supervisor.core.model import CheckpointRef, Gpu, Knob, Plan, RankExit
+    from supervisor.core.model import CheckpointRef, Evidence, Gpu, Knob, Plan, RankExit
     from supervisor.core.state import JobState
 
 KEPT_FAILURES = 50
 KEPT_CHECKPOINTS = 10
 KEPT_FINGERPRINTS = 100
+#: What one GPU fails of by itself.
+OF_ONE_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER})
 #: Who declared a knob that no program's row brought.
 DECLARED = "declared"
 
@@ -44,7 +49,9 @@ def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | 
     return first if end is not None and end.signal in END_SIGNALS else end
 
 
-def situation(state: JobState, t: float, verdict: Verdict, place: Place) -> Situation:
+def situation(
+    state: JobState, t: float, verdict: Verdict, place: Place, failed_gpus: Mapping[str, str] = MappingProxyType({})
+) -> Situation:
     """Return what the strategies may look at."""
     return Situation(
         t=t,
@@ -76,6 +83,7 @@ def situation(state: JobState, t: float, verdict: Verdict, place: Place) -> Situ
         batchnorm=state.batchnorm,
         disputes=state.disputes,
         traced=state.traced,
+        failed_gpus=tuple(failed_gpus.items()),
     )
 
 
@@ -142,10 +150,34 @@ def culprit_gpu(state: JobState, verdict: Verdict) -> str:
         alone = (len(state.placed) == 1 and (one_by_one or index > 0 or len(visible) == 1)) or index == place
         found = visible[index] if alone and index < len(visible) else None
     elif named:
-        found = next((g for g in state.gpus if g.uuid.lower() == named.lower() or (g.pci and _pci(g.pci) == _pci(named))), None)
+        found = _known_as(state, named)
     elif one_by_one and place is not None and len(state.placed) <= len(visible):
         found = visible[place] if place < len(visible) else None
     return found.uuid if found else ""
+
+
+def _known_as(state: JobState, name: str) -> Gpu | None:
+    """Return the GPU with this UUID or PCI address."""
+    return next((g for g in state.gpus if g.uuid.lower() == name.lower() or (g.pci and _pci(g.pci) == _pci(name))), None)
+
+
+def failed_gpus(state: JobState, facts: Iterable[Evidence]) -> dict[str, str]:
+    """Return the GPUs in use that are proven to have failed by themselves, by UUID, with what proves it: a reading, and no log text.
+
+    A link that is down is told of both its ends, of which one may be well: it proves nothing here.
+    """
+    found: dict[str, str] = {}
+    for fact in facts:
+        fields, claim = dict(fact.fields), fact.claim
+        name = fields.get("gpu_uuid") or fields.get("pci", "")
+        if claim is None or fact.free_text or claim.cause not in OF_ONE_GPU or claim.weight < consent.SURE or not name:
+            continue
+        if fields.get("hardware") not in {"yes", "suspected"} or exclude_gpu.usable_again(fields.get("xid", ""), fields["hardware"]):
+            continue
+        gpu = _known_as(state, name)
+        if gpu is not None and not gpu.quarantined:
+            found.setdefault(gpu.uuid, fact.text)
+    return found
 
 
 def _pci(text: str) -> str:
@@ -176,12 +208,14 @@ def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tu
             nproc=state.nproc if plan.nproc is None else plan.nproc,
             gpus=without(state.gpus, plan, verdict.summary or "failed"),
         )
-    return state, (*_quarantined(state, out_of_use, verdict), *_alerts(state, plan, verdict, count))
+    return state, (*_quarantined(state, out_of_use, failed), *_alerts(state, plan, verdict, count))
 
 
-def _quarantined(state: JobState, out_of_use: dict[str, Gpu], verdict: Verdict) -> tuple[Action, ...]:
+def _quarantined(state: JobState, out_of_use: dict[str, Gpu], failed: Situation) -> tuple[Action, ...]:
+    verdict, proofs = failed.verdict, dict(failed.failed_gpus)
     told = verdict.because[0].text if verdict.because else verdict.summary
-    return tuple(Quarantine(state.attempt, gpu, verdict.summary, told) for gpu in out_of_use.values())
+    texts = {uuid: (verdict.summary, told) if uuid == failed.gpu else (proofs.get(uuid, told),) * 2 for uuid in out_of_use}
+    return tuple(Quarantine(state.attempt, gpu, *texts[uuid]) for uuid, gpu in out_of_use.items())
 
 
 def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[Action, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from supervisor.classify import xid
 from supervisor.core import planning
 from supervisor.core.actions import Alert, Quarantine, Say
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Launcher, Plan, PlanKind, Verdict
@@ -140,15 +141,13 @@ def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:
 
 
 def evidence(findings: Iterable[Finding], t: float) -> tuple[Evidence, ...]:
-    """Return findings as what an attempt ended of, or cannot begin for."""
-    return tuple(
-        Evidence(
-            NAME,
-            one.check,
-            one.reason,
-            t=t,
-            fields=(("gpu_uuid", one.gpu), ("hardware", "yes")) if one.gpu else (),
-            claim=Claim(CAUSES.get(one.check, Cause.NONE), SURE, transient=True),
-        )
-        for one in findings
-    )
+    """Return findings as what an attempt ended of, or cannot begin for. An Xid's cause is the catalogue's, whichever check told it."""
+    return tuple(_evidence(one, t) for one in findings)
+
+
+def _evidence(one: Finding, t: float) -> Evidence:
+    kind, _, name = one.subject.partition(":")
+    gpu = {"gpu_uuid": one.gpu} if one.gpu else {"pci": name} if kind == "pci" else {}
+    cause, hardware = xid.read(one.event) or (CAUSES.get(one.check, Cause.NONE), "yes")
+    fields = {**gpu, **({"hardware": hardware} if gpu else {}), **({"xid": one.event.split()[1]} if one.event.startswith("xid ") else {})}
+    return Evidence(NAME, one.check, one.reason, t=t, fields=tuple(fields.items()), claim=Claim(cause, SURE, transient=True))

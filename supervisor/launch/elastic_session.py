@@ -98,8 +98,10 @@ class ElasticSession:
 
     def stop(self, action: StopRanks) -> None:
         """See Session."""
-        if action.why == "failure":
-            return  # the agent fenced the attempt by itself, the moment that the rank died; the core's timer covers a deaf one
+        if action.why == "failure":  # of a rank's death the agent knows, and has fenced the attempt by itself: this changes nothing then
+            message = {"do": "stop", "attempt": action.attempt, "signum": action.signum, "grace_s": action.grace_s}
+            self._send({**message, "then": "wait", "failure": action.text or "the attempt failed"})
+            return
         if action.why == "membership":
             self._send({"do": "admit", "attempt": action.attempt})
             return

@@ -6,6 +6,7 @@ leave their own error files; their deaths are seen through the command's. See la
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.inbox import AttemptStarted, LauncherExited, RankExited
@@ -122,9 +123,9 @@ class PlainSession:
         self._ground.last_look()
         if loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)
-        elif message["code"] == 0:
+        elif message["code"] == 0 and loop.clock.at_monotonic_ns(int(message["at_ns"])) < (loop.state.over_t or math.inf):
             self._ending.done("succeeded")
-        else:
+        elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success
             death = RankExit(0, pid, int(message["at_ns"]), message["code"], message["signal"], bool(message.get("core_dumped")))
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))

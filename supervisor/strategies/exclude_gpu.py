@@ -31,13 +31,17 @@ def propose(situation: Situation) -> Plan | None:
 
     An Xid that came again within a day on this GPU and on no other is suspected to be the hardware's, whatever the catalogue says of one.
     """
-    xid = situation.fact("xid")
-    known = lookup(int(xid)) if xid.isdigit() else None
-    if known is not None and known.retry is Retry.YES and situation.fact("hardware") != "suspected":
+    if usable_again(situation.fact("xid"), situation.fact("hardware")):
         return None
     if (not situation.gpu and consent.withheld(situation)) or out_already(situation):
         return None
     return without(situation, NAME)
+
+
+def usable_again(xid: str, hardware: str) -> bool:
+    """Whether the catalogue says of the Xid that the job may use the GPU again."""
+    known = lookup(int(xid)) if xid.isdigit() else None
+    return known is not None and known.retry is Retry.YES and hardware != "suspected"
 
 
 def out_already(situation: Situation) -> bool:
@@ -48,9 +52,11 @@ def out_already(situation: Situation) -> bool:
 def without(situation: Situation, strategy: str) -> Plan:
     """Return the plan that goes on without the culprit's GPU, or the stop that names it."""
     culprit = next((gpu for gpu in situation.gpus if gpu.uuid == situation.gpu and gpu.uuid), None)
-    name = _named(situation, culprit)
-    healthy = tuple(gpu for gpu in situation.gpus if not gpu.quarantined and gpu is not culprit)
-    exclude = (culprit.uuid,) if culprit else ()
+    failed = {situation.gpu, *(uuid for uuid, _ in situation.failed_gpus)}
+    others = tuple(gpu for gpu in situation.gpus if gpu.uuid in failed and gpu is not culprit and not gpu.quarantined) if culprit else ()
+    name = " and ".join((_named(situation, culprit), *(_named(situation, gpu) for gpu in others)))
+    healthy = tuple(gpu for gpu in situation.gpus if not gpu.quarantined and gpu is not culprit and gpu not in others)
+    exclude = (culprit.uuid, *(gpu.uuid for gpu in others)) if culprit else ()
     if culprit is None:
         return _stop(situation, strategy, name, exclude, "which of this node's GPUs it is, or what others there are, is not known")
     if situation.policy.launcher is not Launcher.ELASTIC:
@@ -58,7 +64,7 @@ def without(situation: Situation, strategy: str) -> Plan:
     if situation.ranks and len(healthy) >= situation.ranks:
         return Plan(
             kind=PlanKind.RESTART,
-            reason=f"{name} is taken out of use; {len(healthy)} others are there for {situation.ranks} ranks",
+            reason=f"{name} {_are(exclude)} taken out of use; {len(healthy)} others are there for {situation.ranks} ranks",
             next_rung="",
             strategy=strategy,
             exclude=exclude,
@@ -69,7 +75,7 @@ def without(situation: Situation, strategy: str) -> Plan:
         return _stop(situation, strategy, name, exclude, plan)
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{name} is taken out of use; on with {plan.nproc} of {situation.ranks} ranks on this node",
+        reason=f"{name} {_are(exclude)} taken out of use; on with {plan.nproc} of {situation.ranks} ranks on this node",
         next_rung="",
         strategy=strategy,
         exclude=exclude,
@@ -97,7 +103,7 @@ def _unlaunched(situation: Situation, strategy: str, name: str, exclude: tuple[s
         return _stop(situation, strategy, name, exclude, why + helps)
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{name} is taken out of use; the command sees the {left} others",
+        reason=f"{name} {_are(exclude)} taken out of use; the command sees the {left} others",
         next_rung="",
         strategy=strategy,
         exclude=exclude,
@@ -150,6 +156,10 @@ def _replanned(situation: Situation, left: int, size: Knob, accum: Knob) -> Fewe
     return Fewer(nproc, batch.changes(found, size, accum), (told, *norm))
 
 
+def _are(exclude: tuple[str, ...]) -> str:
+    return "is" if len(exclude) == 1 else "are"
+
+
 def _named(situation: Situation, culprit: Gpu | None) -> str:
     if culprit is None:
         return f"GPU {situation.verdict.gpu or '(unnamed)'}"
@@ -157,7 +167,10 @@ def _named(situation: Situation, culprit: Gpu | None) -> str:
 
 
 def _until(situation: Situation) -> str:
-    return f"it stays out of use until its entry expires, or `{situation.policy.clears} {situation.gpu}`"
+    uuids = dict.fromkeys((situation.gpu, *(uuid for uuid, _ in situation.failed_gpus)))
+    back = " and ".join(f"`{situation.policy.clears} {uuid}`" for uuid in uuids)
+    stays = "it stays out of use until its entry expires" if len(uuids) == 1 else "they stay out of use until their entries expire"
+    return f"{stays}, or {back}"
 
 
 def _stop(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], why: str) -> Plan:

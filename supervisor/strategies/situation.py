@@ -31,7 +31,8 @@ class Situation:
     are good and not poisoned, oldest first; known_good: how many the last look found, the one that was taken included. steps_back: taken in
     this run. resume: what the attempt was given; loading: it failed while that was being read. recurrences: earlier failures of this
     run with the same fingerprint, with progress or without, that no change of the job answered. disputes: knobs of which a rank tells
-    another value than it was begun with. traced: the attempt wrote down what its collectives did.
+    another value than it was begun with. traced: the attempt wrote down what its collectives did. failed_gpus: UUID and proof of each GPU
+    that is proven to have failed by itself; gpu may be one of them.
     """
 
     t: float
@@ -63,6 +64,7 @@ class Situation:
     batchnorm: bool = False
     disputes: tuple[tuple[str, str, str], ...] = ()
     traced: bool = False
+    failed_gpus: tuple[tuple[str, str], ...] = ()
 
     def armed(self, name: str) -> Knob | None:
         """Return the knob if a plan may set it: the user's own declaration comes before a program's row, which must have been seen."""

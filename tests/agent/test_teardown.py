@@ -61,6 +61,27 @@ def test_peers_are_ended_within_milliseconds_and_the_unwilling_within_the_grace(
     assert agent.wait_exit() == 143
 
 
+def test_a_failure_that_the_supervisor_tells_ends_ranks_that_run_and_is_nothing_to_those_that_are_ended_already(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    agent = start("--standalone", "--nproc-per-node=2", options=("--grace-s", "2"), JOB="* sleep 1;0 deaf 2;1 wait=0 2;1 exit=3 2")
+    told = {"signum": 15, "then": "wait", "failure": "health: a GPU fell off the bus"}
+    agent.send("go", 1)
+    for rank in range(2):
+        wait_for((tmp_path / f"ready-1-{rank}").exists, f"ready-1-{rank}")
+    agent.send("stop", 1, grace_s=30.0, **told)
+    assert {agent.expect("rank_exited", 1, rank=rank)["signal"] for rank in range(2)} == {signal.SIGTERM}
+    agent.expect("stopped", 1, outcome="failed")
+
+    agent.send("go", 2)
+    died = agent.expect("rank_exited", 2, rank=1)["at_ns"]
+    agent.send("stop", 2, grace_s=0.0, **told)
+    unwilling = agent.expect("rank_exited", 2, rank=0)
+    assert unwilling["signal"] == signal.SIGKILL
+    assert (unwilling["at_ns"] - died) / 1e9 > 1.9, "the grace of its own fence is the rank's"
+    agent.expect("stopped", 2, outcome="failed")
+
+
 @pytest.mark.slow
 def test_the_latency_of_ending_peers(start: Callable[..., Any]) -> None:
     count = 20

@@ -6,6 +6,7 @@ The fake (tests/health/fake_nvml) is a test double at the library's edge: what i
 from __future__ import annotations
 
 import json
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +179,8 @@ def test_evict_on_ends_the_attempt_at_once_and_takes_the_gpu_out_of_use(supervis
     assert run.attempts() == 2
     assert [line["cause"] for line in logged(run, "plan.decided")] == ["gpu_ecc"]
     assert {line.uuid for line in trained(run) if line.attempt == 2} == {UUID.format(0), UUID.format(2)}
+    exits = [line for line in logged(run, "rank.exited") if line["attempt"] == 1]
+    assert {line["signal"] for line in exits} == {signal.SIGTERM}, "the ranks were to be asked to end, and not to be killed"
     run.wait_for_nothing_left()
 
 

@@ -248,6 +248,15 @@ def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) ->
     assert go["env"]["PYTHONPATH"] == "theirs"
 
 
+def test_a_failure_that_the_agent_may_not_know_of_is_told_to_it(stage: Stage) -> None:
+    stage.says(HELLO)
+    stage.take(1)
+    stage.hears()
+    stage.session.stop(StopRanks(1, 15, 5.0, "failure", "health: GPU 1 fell off the bus"))
+    told = {"do": "stop", "attempt": 1, "signum": 15, "grace_s": 5.0, "then": "wait", "failure": "health: GPU 1 fell off the bus"}
+    assert stage.hears() == told
+
+
 def test_a_change_of_torchruns_own_arguments_is_refused_aloud(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)

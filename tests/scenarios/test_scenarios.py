@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import inbox
 from supervisor.core.decide import HANDLERS, decide, initial
-from supervisor.core.model import CheckpointRef, Evidence, Finding, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
+from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Finding, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "phase": Phase,
     "ranks": lambda ranks: tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in ranks),
     "exit": lambda given: RankExit(**{"pid": 100 + given["rank"], "at_ns": 0, **given}),
-    "evidence": lambda facts: tuple(Evidence(**fact) for fact in facts),
+    "evidence": lambda facts: tuple(_evidence(fact) for fact in facts),
     "chosen": lambda given: CheckpointRef(**{"level": "structure", **given}),
     "checkpoint": lambda given: CheckpointRef(**{"level": "structure", **given}),
     "gpus": lambda rows: tuple(Gpu(**row) for row in rows),
@@ -57,6 +57,13 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
     "LauncherExited": {"code": None, "signal": None},
     "LauncherStarted": {"max_restarts": None},
 }
+
+
+def _evidence(row: dict[str, Any]) -> Evidence:
+    """Return a fact from its row; fields and claim are tables there."""
+    claim = row.get("claim")
+    made = {"claim": claim and Claim(Cause(claim["cause"]), claim["weight"]), "fields": tuple(map(tuple, row.get("fields", ())))}
+    return Evidence(**{**row, **made})
 
 
 def built(row: dict[str, Any]) -> inbox.Event:

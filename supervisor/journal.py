@@ -20,19 +20,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor import records, redact
+from supervisor.core.state import JobState
 from supervisor.journalfile import JournalFile, OsFiles, earlier
+from supervisor.journalstate import difference, read_past
 from supervisor.records import VERSION, Header, Note, RunBegan, event_taken
-from supervisor.replay import replay, state_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.core.actions import Action
     from supervisor.core.inbox import Event
-    from supervisor.core.state import JobState
     from supervisor.journalfile import FileOperations
+    from supervisor.journalstate import Past
     from supervisor.records import Body
-    from supervisor.replay import Replayed
 
 #: No answer of the disk for this long is said, and decisions stop waiting for it.
 ANSWER_DEADLINE_S = 5.0
@@ -42,6 +42,7 @@ RETRY_CAP_S = 5.0
 PENDING_CAP_BYTES = 32 << 20
 #: One write, so that a disk with little room left still takes something.
 BATCH_BYTES = 1 << 20
+_FRESH = JobState()
 
 
 class Listener(Protocol):
@@ -103,6 +104,7 @@ class Journal:
         self.path = path
         self._file = file
         self._listener = listener
+        self._recorded: JobState | None = None  # the last state that a record holds, whole or as a difference
         self._changed = threading.Condition()
         self._shared = _Shared(next_seq)
         self._hurry = threading.Event()
@@ -121,10 +123,18 @@ class Journal:
             return self._take(body, t, durable=durable)
 
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
-        """Take a decision: the event, what `decide` answered, and the digest of the state after it."""
-        digest = state_digest(state)
-        taken = event_taken(event, actions, attempt=state.attempt, stage=state.stage.value, digest=digest)
-        return self.append(taken, t=event.t, durable=durable)
+        """Take a decision: the event, what `decide` answered, and the state after it.
+
+        The state is written whole beside a durable decision, and where the record before it was lost; else what changed of it.
+        """
+        with self._changed:
+            whole = durable or self._recorded is None
+            fields = difference(state, _FRESH if whole or self._recorded is None else self._recorded)
+            taken = event_taken(event, actions, attempt=state.attempt, stage=state.stage.value, state=fields, whole=whole)
+            lost = self._shared.lost
+            seq = self._take(taken, event.t, durable=durable)
+            self._recorded = state if self._shared.lost == lost else None
+            return seq
 
     def health(self) -> Health:
         """Return how the journal does."""
@@ -258,9 +268,9 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     job: str,
     node: str,
     listener: Listener,
-    continues: Callable[[Replayed], bool] | None = None,
+    continues: Callable[[Past], bool] | None = None,
     files: FileOperations | None = None,
-) -> tuple[Journal, Replayed]:
+) -> tuple[Journal, Past]:
     """Read the journal at `path`, begin to write to it, and return the writer and what was in it.
 
     Where `continues` says of what was found that its run does not go on, a new file is begun, and the old one is kept beside. The caller
@@ -269,29 +279,30 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
     """
     problem = ""
     try:
-        replayed = replay(records.scan(path))
+        past = read_past(records.scan(path))
     except OSError as error:
-        replayed = replay(())
+        past = read_past(())
         problem = f"{path}: {error.strerror}"
-    if replayed.last_run is None:
-        replayed = _with_earlier(path, replayed)
-    anew = continues is not None and replayed.events > 0 and not continues(replayed)
+    if past.last_run is None:
+        past = _with_earlier(path, past)
+    anew = continues is not None and past.events > 0 and not continues(past)
     if anew:
-        replayed = replayed.begun_anew()
-    file = JournalFile(path, files or OsFiles(), set_aside=not replayed.records, anew=anew)
-    journal = Journal(path, file, 1 if anew or not replayed.records else replayed.next_seq, listener)
-    if anew or replayed.version != VERSION:
+        past = past.begun_anew()
+    file = JournalFile(path, files or OsFiles(), set_aside=not past.records, anew=anew)
+    journal = Journal(path, file, 1 if anew or not past.records else past.next_seq, listener)
+    if anew or past.version != VERSION:
         journal.append(Header(job, node), t=time.time(), durable=True)
     if problem:
         journal.append(Note("journal_unreadable", problem), t=time.time(), durable=True)
-    return journal, replayed
+    return journal, past
 
 
-def _with_earlier(path: Path, replayed: Replayed) -> Replayed:
+def _with_earlier(path: Path, past: Past) -> Past:
     """Return what is known where no run stands in the file: its beginning never reached the disk; the last run is in the file before."""
     for older in earlier(path)[:1]:
         with suppress(OSError):
-            before = replay(records.scan(older))
-            known = replace(replayed, last_run=before.last_run, last_end=before.last_end, exact=False, untold=before.untold)
+            before = read_past(records.scan(older))
+            unrecorded = before.unrecorded_incidents
+            known = replace(past, last_run=before.last_run, last_end=before.last_end, unrecorded_incidents=unrecorded)
             return replace(known, state=before.state).begun_anew()
-    return replayed
+    return past

@@ -1,6 +1,6 @@
 """What a start makes of the job's earlier runs: whether it goes on with the last one, and where the logs of the others go.
 
-In: what the journal replayed to, the job. Out: an answer, and directories renamed below the state directory; OSError where that fails.
+In: what the journal holds, the job. Out: an answer, and directories renamed below the state directory; OSError where that fails.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.job import Job
-    from supervisor.replay import Replayed
+    from supervisor.journalstate import Past
 
 KEPT_RUNS: Final = 5
 
 
-def continues(past: Replayed, job: Job) -> tuple[bool, str]:
-    """Tell whether this start goes on with the run that the journal ends with, and if it does not for its command alone, so in words."""
+def continues(past: Past, job: Job) -> tuple[bool, str]:
+    """Tell whether this start goes on with the run that the journal ends with, and if it does not although it should, why."""
     last, end = past.last_run, past.last_end
-    if last is None or not past.exact:
+    if last is None:
         return False, ""
-    if past.state.run_id != last.run_id:
-        return False, ""  # it failed before it began: nothing of it is to be continued, and nothing of the one before
     decision = identity.decide_run(end.exit_code if end else None, job.environ, ended=end is not None)
     if decision.kind != "continue":
         return False, ""
+    if past.state.run_id != last.run_id:  # it failed before it began, or its first records are damaged
+        why = f"a new run begins, because the journal holds no state of run {last.run_id} ({decision.reason})"
+        return False, why if past.problems else ""
     if last.command_digest != identity.command_digest(job.command):
         return False, f"a new run begins, because the command changed; run {last.run_id} is not continued ({decision.reason})"
     gone = {name for name, _ in past.state.overrides if not name.startswith(knobset.ENV)} - {knob.name for knob in job.knobs.knobs}

@@ -9,14 +9,16 @@ closed unions when read: nothing that a journal says can name anything else.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, is_dataclass
 from dataclasses import fields as fields_of
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, get_args
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.inbox import Event
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 2, 0
 VERSION = f"{MAJOR}.{MINOR}"
 EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(inbox.Event)}
 ACTIONS: dict[str, type[Action]] = {c.__name__: c for c in get_args(actions.Action)}
@@ -52,8 +54,8 @@ class Header:
 class RunBegan:
     """A supervisor took the job over. pid, start_ticks (field 22 of /proc/PID/stat) and boot_id name it for as long as it lives.
 
-    `scratch` is the directory in memory where its attempts' heartbeats are. `incidents_before` is set where the state before could not
-    be rebuilt: the fold begins anew, with this many incidents behind it.
+    `scratch` is the directory in memory where its attempts' heartbeats are. `incidents_before` is set where a new run begins: how many
+    incidents the job had before it.
     """
 
     run_id: str
@@ -70,13 +72,18 @@ class RunBegan:
 
 @dataclass(frozen=True, slots=True)
 class EventTaken:
-    """One event and what `decide` made of it: attempt, stage and digest are those of the state after it."""
+    """One event and what `decide` made of it: attempt and stage are those of the state after it.
+
+    state: the fields of the state after it that changed; where `whole`, all that differ from those of a fresh state. Journals of format 1
+    have neither.
+    """
 
     event: str
     data: dict[str, Any]
     attempt: int = 0
     stage: str = ""
-    digest: str = ""
+    state: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
     actions: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def first(self, name: str) -> dict[str, Any] | None:
@@ -94,7 +101,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact beside the fold. `data` holds JSON values."""
+    """A fact beside the events. `data` holds JSON values."""
 
     name: str
     text: str = ""
@@ -157,10 +164,12 @@ def wall_text(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def event_taken(event: Event, taken: Iterable[Action], *, attempt: int, stage: str, digest: str) -> EventTaken:
+def event_taken(  # noqa: PLR0913 (a record's fields)
+    event: Event, taken: Iterable[Action], *, attempt: int, stage: str, state: dict[str, Any] | None = None, whole: bool = False
+) -> EventTaken:
     """Return the record of an event: its fields and those of the actions, each under the name of its class."""
-    told = tuple((type(a).__name__, _fields(a)) for a in taken)
-    return EventTaken(type(event).__name__, _fields(event), attempt, stage, digest, told)
+    acts = tuple((type(a).__name__, _fields(a)) for a in taken)
+    return EventTaken(type(event).__name__, _fields(event), attempt, stage, state or {}, whole, acts)
 
 
 def _fields(value: Event | Action) -> dict[str, Any]:
@@ -176,6 +185,53 @@ def event_of(taken: EventTaken) -> Event:
 def action_of(name: str, data: dict[str, Any]) -> Action:
     """Return an action again. Raises as `event_of` does."""
     return msgspec.convert(data, type=ACTIONS[name])
+
+
+def fitting(value: Any, kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 (JSON on one side, any type of the core on the other)
+    """Return `value` as `kind`, without the parts of it that do not fit. Raises msgspec.ValidationError where nothing does."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        refused = error
+    if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis and isinstance(value, list):
+        kept = []
+        for one in value:
+            try:
+                kept.append(fitting(one, get_args(kind)[0], problems))
+            except msgspec.ValidationError as error:
+                problems.append(str(error))
+        return tuple(kept)
+    if isinstance(kind, UnionType):
+        return fitting(value, next(one for one in get_args(kind) if one is not type(None)), problems)
+    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and "UNKNOWN" in kind.__members__:
+        problems.append(f"{kind.__name__.lower()} {value!r} is unknown to this version")
+        return kind["UNKNOWN"]
+    if is_dataclass(kind) and isinstance(value, dict):
+        return _fitting_fields(value, kind, problems)
+    raise refused
+
+
+def _fitting_fields(value: dict[str, Any], kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 (any dataclass of the core)
+    kept = {}
+    for known in fields_of(kind):
+        if known.name not in value:
+            continue
+        try:
+            kept[known.name] = fitting(value[known.name], kinds_of(kind)[known.name], problems)
+        except msgspec.ValidationError as error:
+            if known.default is MISSING:
+                raise
+            problems.append(f"{known.name}: {error}")
+    try:
+        return kind(**kept)
+    except TypeError as error:  # a field without a default is missing
+        raise msgspec.ValidationError(str(error)) from error
+
+
+@cache
+def kinds_of(cls: Any) -> dict[str, Any]:  # noqa: ANN401 (any dataclass)
+    """Return the types of a dataclass's fields."""
+    return get_type_hints(cls)
 
 
 def encode(seq: int, t: float, wall_s: float, body: Body) -> bytes:
@@ -204,7 +260,7 @@ def unframe(line: bytes, start: int = 0) -> bytes | None:
 
 
 def decode(rec: bytes) -> Record | None:
-    """Return the record that these bytes are; None where they check and yet are no record of any 1.x."""
+    """Return the record that these bytes are; None where they check and yet are no record of a version that this one reads."""
     try:
         env = _ENVELOPE.decode(rec)
         body = _BODIES[env.kind].decode(env.body) if env.kind in _BODIES else None
@@ -281,12 +337,6 @@ def check_version(path: Path, header: Header) -> None:
     """Raise SuperviseError (78) where the file's major version is newer than this code."""
     major = header.version.partition(".")[0]
     if not major.isdigit() or int(major) > MAJOR:
-        message = f"reading the journal: {path}: format version {header.version} is newer than {VERSION}"
-        raise SuperviseError(
-            message, hint="Use the supervise that wrote it, or name another place with --state-dir.", exit_code=ExitCode.CONFIG
-        )
-
-
-def digest_of(value: object) -> str:
-    """Return the first 32 hex digits of SHA-256 over the JSON of `value` (builtins only, keys in order)."""
-    return hashlib.sha256(to_json(value)).hexdigest()[:32]
+        message = f"reading the journal: {path}: a newer supervise wrote it (format {header.version}; this one reads up to {VERSION})"
+        hint = "Install that version again (`pip install -U`), or begin anew in another directory with --state-dir."
+        raise SuperviseError(message, hint=hint, exit_code=ExitCode.CONFIG)

@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from supervisor.core.inbox import Event
     from supervisor.core.model import CheckpointRef
     from supervisor.core.state import JobState
+    from supervisor.journalstate import Past
     from supervisor.lock import Lock
     from supervisor.observe.checkpoints import CheckpointWatcher
-    from supervisor.replay import Replayed
     from supervisor.settings import Settings
 
 LEASE_REFRESH_S = 10.0
@@ -124,7 +124,7 @@ class _Run:
         self.loop = Loop(self.clock, initial(), self)
         self.continues, self.anew = False, ""
 
-        def continues(past: Replayed) -> bool:
+        def continues(past: Past) -> bool:
             self.continues, self.anew = pastruns.continues(past, job)
             return self.continues
 

@@ -1,7 +1,7 @@
 """decide(state, event) -> (state, actions): the whole judgement of the supervisor, and nothing else.
 
 No clock, no IO, no randomness, no logging: time and jitter arrive inside events. The same function runs in production, in the
-scenario tests and in replay, and that is what makes a journal an explanation instead of a log.
+scenario tests and in the simulation, and that is what makes a journal an explanation instead of a log.
 
 The rules, in words:
 

@@ -5,7 +5,7 @@ into one queue; one thread takes them out and calls `decide`. What decides must 
 on the other side. `t` is the time (see core/model.py); `attempt` is the fencing token, and an event of another attempt than the
 state's is answered with nothing.
 
-Every event that changed the state is a record in the journal, so a field added here needs a default: old journals must still replay.
+Every event that changed the state is a record in the journal, so a field added here needs a default: `why` reads old journals.
 """
 
 from __future__ import annotations

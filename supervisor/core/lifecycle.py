@@ -63,7 +63,8 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
 
 def _terms(policy: Policy) -> tuple[object, ...]:
     """Return what a change of the job stands on: what may be set, and what the user allowed; another command is another run."""
-    return policy.knobs, policy.batch_change, policy.batch_drift, policy.min_gpus, policy.allocator
+    knobs = tuple((knob.name, knob.value, knob.how, knob.counts) for knob in policy.knobs)
+    return knobs, policy.batch_change, policy.batch_drift, policy.min_gpus, policy.allocator
 
 
 def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:

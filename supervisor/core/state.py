@@ -1,7 +1,7 @@
 """The state of a supervised job: everything that `decide` remembers, as one frozen value.
 
-It is never stored: the journal stores the events, and folding `decide` over them gives this value back (supervisor/replay.py). What
-is not in here cannot influence a decision.
+The journal stores it beside each decision, and a takeover goes on with the last one (supervisor/journalstate.py). What is not in here
+cannot influence a decision. Every field has a default, so that an older journal can be read; a default is neutral and never changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shell around the core in a simulated world: a queue on a virtual clock, which answers each action as the executor would.
 
 In: a seed. Out: a Play for each of its jobs: how it ended, or what was Broken. Answers come late, twice, in another order, of attempts long
-gone, or not at all; the supervisor dies and its state is folded again from its journal. A Play owns its clock, queue, world and books.
+gone, or not at all; the supervisor dies and its state is read back as its journal holds it. A Play owns its clock, queue, world and books.
 Nothing here reads a clock, and the same seed gives the same events.
 """
 
@@ -10,12 +10,15 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from supervisor.core import actions as act
 from supervisor.core import inbox
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Evidence, Phase, RankExit
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
+from supervisor.journalstate import difference, state_of
 from supervisor.simulate import faults
 from supervisor.simulate.invariants import Watch, demand
 from supervisor.simulate.world import ABSOLUTE, BLIND, Happening, Job, World
@@ -277,8 +280,10 @@ class Play:
         for event in self.journal:
             state, _ = self.judge(state, event)
         self.folded += len(self.journal)
-        demand(state == self.state, "the state folded from the journal is another one")
-        self.state = state
+        demand(state == self.state, "the state folded from the events is another one")
+        recorded = msgspec.json.decode(msgspec.json.encode(difference(self.state, initial())))
+        self.state, problems = state_of(recorded)
+        demand(not problems and self.state == state, f"the state that a journal gives back is another one {problems}")
         self.queue.clear()
         self._still()
         self.watch.alive = False

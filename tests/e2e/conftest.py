@@ -2,7 +2,7 @@
 
 In: options and a command. Out: a `Supervised` run with its own state directory, its output in files, and questions that await their
 answer under a deadline. A test that fails shows output, journal and rank logs. Whatever carries the run's mark in its environment
-is ended after the test, by pid, after its mark was read again. Then every journal that the test's runs wrote is replayed: the fold must
+is ended after the test, by pid, after its mark was read again. Then every journal that the test's runs wrote is folded: `decide` must
 give, record by record, the state that the process had.
 """
 
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.records import Damage, scan
-from supervisor.replay import replay
 from tests.e2e.frameworks import variables
+from tests.folding import check_fold
 from tests.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _take_terminal() -> None:
 class Supervised:
     """One `supervise` process under test. `place` is its working directory; the state directory is `place`/state.
 
-    `journal_is_damaged`: set by a test that damages it on purpose, or hides it; it is not replayed then.
+    `journal_is_damaged`: set by a test that damages it on purpose, or hides it; it is not folded then.
     """
 
     def __init__(
@@ -232,16 +232,13 @@ class Supervised:
         for scratch in set(re.findall(r'"scratch":"(/dev/shm/supervise-[^"/]+)"', self.journal())):
             shutil.rmtree(scratch, ignore_errors=True)  # still there where supervise was killed
 
-    def check_replay(self) -> int:
-        """Fail where the journal does not give back the states that the process had; return how many records were folded."""
+    def check_journals(self) -> int:
+        """Fail where the journal does not give back the states that the process had; return how many events were folded."""
         folded = 0
         for path in [] if self.journal_is_damaged else sorted(self.state.glob("*/nodes/*/journal.jsonl")):
             # whoever is killed in the middle of a write leaves a torn record, which loses nothing that was decided upon
             torn_is_fine = self.process.returncode == -signal.SIGKILL
-            replayed = replay(found for found in scan(path) if not (torn_is_fine and isinstance(found, Damage) and found.torn))
-            assert replayed.problems == (), path
-            assert replayed.exact, path
-            folded += replayed.records
+            folded += check_fold(found for found in scan(path) if not (torn_is_fine and isinstance(found, Damage) and found.torn))
         return folded
 
     def account(self) -> str:
@@ -277,7 +274,7 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
     for run in runs:
         run.clear()
     for run in runs:
-        run.check_replay()
+        run.check_journals()
 
 
 @pytest.fixture(scope="session")

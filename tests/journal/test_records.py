@@ -58,7 +58,7 @@ def sample(kind: Any, number: int = 1) -> Any:
 @pytest.mark.parametrize("name", EVENTS)
 def test_every_event_comes_back_as_it_was(name: str) -> None:
     event = sample(EVENTS[name])
-    line = encode(1, 2.0, 3.0, event_taken(event, (), attempt=1, stage="running", digest="d"))
+    line = encode(1, 2.0, 3.0, event_taken(event, (), attempt=1, stage="running"))
     body = decode(unframe(line) or b"").body  # type: ignore[union-attr]
     assert isinstance(body, EventTaken)
     assert event_of(body) == event
@@ -67,7 +67,7 @@ def test_every_event_comes_back_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", ACTIONS)
 def test_every_action_comes_back_as_it_was(name: str) -> None:
     action = sample(ACTIONS[name])
-    line = encode(1, 2.0, 3.0, event_taken(inbox.StacksRequested(1.0), (action,), attempt=1, stage="running", digest="d"))
+    line = encode(1, 2.0, 3.0, event_taken(inbox.StacksRequested(1.0), (action,), attempt=1, stage="running"))
     body = decode(unframe(line) or b"").body  # type: ignore[union-attr]
     assert isinstance(body, EventTaken)
     assert action_of(*body.actions[0]) == action
@@ -167,7 +167,7 @@ def test_bytes_that_check_and_are_no_record_are_damage(tmp_path: Path) -> None:
     assert [type(f) for f in found] == [Damage, Damage, Damage, Record]
 
 
-@pytest.mark.parametrize("version", ["2.0", "10.3", "new"])
+@pytest.mark.parametrize("version", ["3.0", "10.3", "new"])
 def test_a_newer_major_version_is_refused_by_name(tmp_path: Path, version: str) -> None:
     path = written(tmp_path / "journal.jsonl", encode(1, 1.0, 1.0, Header("job", "node", version)))
     with pytest.raises(SuperviseError, match=f"{re.escape(str(path))}.*{re.escape(version)}") as caught:
@@ -177,7 +177,7 @@ def test_a_newer_major_version_is_refused_by_name(tmp_path: Path, version: str) 
 
 
 def test_a_newer_minor_version_is_read(tmp_path: Path) -> None:
-    assert len(list(scan(written(tmp_path / "j", encode(1, 1.0, 1.0, Header("job", "node", "1.9")))))) == 1
+    assert len(list(scan(written(tmp_path / "j", encode(1, 1.0, 1.0, Header("job", "node", "2.9")))))) == 1
 
 
 def test_no_file_is_an_empty_journal(tmp_path: Path) -> None:

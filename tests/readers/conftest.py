@@ -47,8 +47,8 @@ class Written:
         self.settings = replace(Settings(), job=Job(state_dir=str(root)))
         self.directory = root / job / "nodes" / self.node
         path = self.directory / "journal.jsonl"
-        self.journal, replayed = open_journal(path, job=job, node=self.node, listener=Deaf(), continues=lambda _: not anew)
-        self.state, self.before = replayed.state, replayed.incidents_before
+        self.journal, past = open_journal(path, job=job, node=self.node, listener=Deaf(), continues=lambda _: not anew)
+        self.state, self.before = past.state, past.incidents_before
         self.said: list[act.Action] = []
 
     def begin(  # noqa: PLR0913 (a run's record)

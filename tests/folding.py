@@ -1,0 +1,33 @@
+"""The state that a journal records is the fold of `decide` over its events: nothing that decides lives outside of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from supervisor.core.decide import decide, initial
+from supervisor.journalstate import state_of
+from supervisor.records import EventTaken, Record, RunBegan, event_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.records import Damage
+
+
+def check_fold(records: Iterable[Record | Damage]) -> int:
+    """Fail at the first record whose state is not what `decide` makes of the events up to it; return how many events there were."""
+    folded, recorded, events = initial(), dict[str, Any](), 0
+    for record in records:
+        assert isinstance(record, Record), str(record)
+        body = record.body
+        if isinstance(body, RunBegan) and body.incidents_before is not None:
+            folded = replace(initial(), incidents=body.incidents_before)
+        if not isinstance(body, EventTaken):
+            continue
+        events += 1
+        assert body.whole or recorded, f"record {record.seq}: the first state is not whole"
+        recorded = dict(body.state) if body.whole else recorded | body.state
+        folded, _ = decide(folded, event_of(body))
+        assert state_of(recorded) == (folded, ()), f"record {record.seq}: {body.event}"
+    return events

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import remote, retain
-from checkpointing.backends import Away, Backend, BackendError, Damaged, Denied, Expired, Missing
+from checkpointing.backends import Away, Backend, BackendError, Damaged, Denied, Expired, Missing, Skewed
 from checkpointing.source import Interrupted
 from checkpointing.upload import Changed, Means, upload
 
@@ -29,6 +29,7 @@ _PAUSES: Final[dict[str, tuple[float, float]]] = {
     "away": (1.0, 300.0),
     "damaged": (1.0, 300.0),
     "expired": (2.0, 60.0),
+    "clock": (60.0, 600.0),
     "denied": (60.0, 1800.0),
     "disk": (30.0, 600.0),
 }
@@ -201,5 +202,5 @@ class Lane:
 
 
 def _kind(error: BackendError) -> str:
-    rows = ((Expired, "expired"), (Denied, "denied"), ((Damaged, Missing), "damaged"))
+    rows = ((Skewed, "clock"), (Expired, "expired"), (Denied, "denied"), ((Damaged, Missing), "damaged"))
     return next((name for kind, name in rows if isinstance(error, kind)), "away")

@@ -17,8 +17,8 @@ Out, a line each:
     {"ev": "spooled", "path", "step", "id", "pin", "left"}    held on disk: reflink, link or path
     {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one a second and mirror
     {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    manifest and all; sent < bytes: resumed
-    {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins: away, damaged, expired, denied, disk, tidy (it
-                                                              is tried again), changed, dropped, refused (it is not), held
+    {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins: away, damaged, expired, clock, denied, disk, tidy
+                                                              (tried again), changed, dropped, refused (it is not), held
     {"ev": "recovered", "mirror", "what"}                     that trouble is over
     {"ev": "pruned", "mirror", "key", "step"}, {"ev": "swept", "mirror", "key"}    removed at the mirror; an old upload of our own
     {"ev": "idle", "left": n}                                 every mirror has all, or waits for better times; n entries are left

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from checkpointing.backends import KEYS_HINT, has_keys
 from supervisor.core.model import Knob, Launcher, Policy
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.identity import JOB_NAME_FORM, is_job_name
@@ -54,6 +55,8 @@ _NEVER_FROM_FOUND_FILE = {
     "restart.plugins": "plug-in named",  # it would be imported here
     "health.plugins": "plug-in named",
 }
+# A wrong value of these is not printed.
+_MAY_HOLD_KEYS = frozenset({"checkpoints.mirror"})
 # A key in a file is a key in a backup and in a repository.
 _NEVER_FROM_FILE = frozenset({"alerts.webhook.secret"})
 
@@ -72,9 +75,10 @@ def _placeholders_are_ours(text: str) -> bool:
 
 
 _Form = tuple[str, "Callable[[str], bool]"]
-#: What some strings must be: how it is called, and the test.
+#: What some strings must be, each one of a list: how it is called, and the test.
 _FORMS: dict[str, tuple[_Form, ...]] = {
     "job.name": ((JOB_NAME_FORM, is_job_name),),
+    "checkpoints.mirror": ((f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),),
     "alerts.webhook.url": (("an http or https address", lambda text: text.startswith(("http://", "https://"))),),
     "knobs.resume.args": (
         ("words as a shell would read them (a quotation is not closed)", _splits),
@@ -338,13 +342,13 @@ def _checked(row: Row, value: object, origin: Origin) -> Value:
         expected += f", at least {row.minimum:g} and at most {row.maximum:.0f}"
         right = row.minimum <= value <= row.maximum
     for form, is_right in _FORMS.get(row.key, ()):
-        if right and value and not is_right(str(value)):
+        if right and value and not all(is_right(one) for one in (value if isinstance(value, tuple) else (str(value),))):
             expected, right = form, False
     if right and _is_empty(row, value, origin):
         expected, right = "something that is not empty", False
     if right:
         return cast("Value", value)
-    shown = "(not shown)" if row.secret else _cut(repr(list(given) if isinstance(given, tuple) else given))
+    shown = "(not shown)" if row.secret or row.key in _MAY_HOLD_KEYS else _cut(repr(list(given) if isinstance(given, tuple) else given))
     raise SuperviseError(
         f"wrong value: {row.key} = {shown} from {origin}: expected {expected}",
         hint=f"Give {row.key} {expected}; its default is {row.default!r}.",

@@ -41,6 +41,10 @@ class Expired(BackendError):  # noqa: N818 -- a fact about the credentials
     """The credentials are no longer, or not yet, good: fresh ones are needed."""
 
 
+class Skewed(Expired):
+    """The two clocks differ by more than the place allows: it believes no signature of ours, whatever the credentials."""
+
+
 class Damaged(BackendError):  # noqa: N818 -- a fact about the bytes
     """What arrived is not what was announced: a checksum or a length differs."""
 
@@ -172,6 +176,17 @@ class S3Options:
 
 
 _DEFAULTS: Final = S3Options()
+KEYS_HINT: Final = "the keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the shared credentials file"
+
+
+def has_keys(url: str) -> bool:
+    """Say whether something that may be a secret stands in a URL, as in `s3://KEY:SECRET@bucket`: it is not to be shown then.
+
+    A secret may hold a slash: `s3://KEY:SEC/RET@bucket` has a colon where the bucket's name would end.
+    """
+    _, found, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    return bool(found) and ("@" in host or (":" in host and not host.startswith("arn:")))
 
 
 def open_backend(url: str, options: S3Options = _DEFAULTS) -> Backend:
@@ -180,6 +195,9 @@ def open_backend(url: str, options: S3Options = _DEFAULTS) -> Backend:
     Nothing is asked of the place yet.
     """
     scheme, found, rest = url.partition("://")
+    if has_keys(url):
+        message = f"cannot mirror: {scheme}://(not shown): there are keys in it, or no bucket's name"
+        raise CheckpointingError(message, hint="give --mirror s3://bucket/prefix; " + KEYS_HINT)
     if found and scheme == "s3" and rest.partition("/")[0]:
         from checkpointing.backends.s3 import S3Backend  # noqa: PLC0415 -- a second and 30 MiB, for those who mirror to S3
 

@@ -11,6 +11,8 @@ after `Expired` the next request takes them from there anew.
 from __future__ import annotations
 
 import threading
+import time
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import botocore.session
@@ -27,6 +29,7 @@ from checkpointing.backends import (
     Exists,
     Expired,
     Missing,
+    Skewed,
     Stored,
     StoredPart,
     Upload,
@@ -41,7 +44,10 @@ if TYPE_CHECKING:
 
 _MISSING: Final = {"404", "NoSuchKey", "NoSuchUpload", "NotFound"}
 _EXISTS: Final = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
-_EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired", "RequestTimeTooSkewed"}
+_EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_SKEWED: Final = {"RequestTimeTooSkewed", "RequestInTheFuture"}
+#: AWS refuses from 900 s on, others from 300 s; a Date header has whole seconds and may be some old.
+_SKEW_S: Final = 240.0
 _DAMAGED: Final = {
     "BadDigest",
     "InvalidDigest",
@@ -299,7 +305,13 @@ class S3Backend:
         told = error.response.get("Error", {})
         code, status = str(told.get("Code", "")), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         said = f"cannot {_words(operation)}: {self._name(key)}: {code or status}: {told.get('Message', '')}".rstrip(": ")
+        behind_s = _behind_s(error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
+        # a HEAD has no code: only the status, and the server's clock
+        skewed = code in _SKEWED or ((status == 403 or code in _EXPIRED) and behind_s is not None and abs(behind_s) > _SKEW_S)  # noqa: PLR2004 -- HTTP
+        if skewed:
+            said += f": this machine's clock {_apart(behind_s)}"
         rows: tuple[tuple[bool, type[BackendError], str], ...] = (
+            (skewed, Skewed, "set this machine's clock (see timedatectl or chronyc tracking); the credentials may be right"),
             (code in _EXPIRED, Expired, _CREDENTIALS_HINT),
             (code in _DAMAGED, Damaged, "the source is looked at again"),
             (code in _EXISTS or status == 412, Exists, "nothing to do"),  # noqa: PLR2004 -- HTTP
@@ -310,7 +322,7 @@ class S3Backend:
         )
         for holds, kind, hint in rows:
             if holds:
-                if kind is Expired:
+                if issubclass(kind, Expired):
                     self._forget()
                 return kind(said, hint=hint)
         if status in (400, 403):
@@ -406,6 +418,22 @@ def _client(options: S3Options) -> Any:  # noqa: ANN401 -- as above
         verify=options.ca_bundle or None,
         config=config,
     )
+
+
+def _behind_s(date: str) -> float | None:
+    """Say by how many seconds our clock is behind a server's Date header; None where it told none."""
+    try:
+        return parsedate_to_datetime(date).timestamp() - time.time()
+    except (ValueError, TypeError):
+        return None
+
+
+def _apart(behind_s: float | None) -> str:
+    if behind_s is None:
+        return "and the server's are too far apart"
+    minutes = abs(behind_s) / 60
+    far = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"  # noqa: PLR2004 -- from two hours on
+    return f"is {far} {'behind' if behind_s > 0 else 'ahead of'} the server's"
 
 
 def _token(answer: dict[str, Any]) -> str:

@@ -229,6 +229,18 @@ def test_a_flag_that_says_nothing_or_would_not_work_is_a_usage_error(
     assert caught.value.exit_code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("url", ["s3://AKIAKEY:geheim@bucket/prefix", "s3://AKIAKEY:ge/heim@bucket/prefix"])
+def test_keys_in_a_mirrors_address_are_refused_and_not_repeated(load: Callable[..., Settings], url: str) -> None:
+    with pytest.raises(SuperviseError) as caught:
+        load({"checkpoints.mirror": (url,)})
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert "AWS_ACCESS_KEY_ID" in str(caught.value)
+    assert not any(part in f"{caught.value} {caught.value.hint}" for part in ("heim", "AKIAKEY"))
+    with pytest.raises(SuperviseError):
+        load({}, {"SUPERVISE_CHECKPOINTS_MIRROR": url})
+    assert load({"checkpoints.mirror": ("s3://bucket/a@b:c", "/mnt/a@b:c")}).checkpoints.mirror
+
+
 def test_arguments_without_a_placeholder_are_taken_where_the_checkpoint_is_named_otherwise(load: Callable[..., Settings]) -> None:
     args = {"knobs.resume.args": "--init_from=resume '--x={}' '{\"a\": 1}' dir=${out}"}
     assert load({**args, "job.resumes_itself": True}).knobs.resume.args == args["knobs.resume.args"]

@@ -10,9 +10,10 @@ import pytest
 
 from checkpointing import digest, restore
 from checkpointing.backends import Away, Bytes, Denied, Exists, S3Options, open_backend
+from checkpointing.model import CheckpointingError
 from tests.mirror import servers
 from tests.mirror.faults import Fault
-from tests.mirror.process import Place, Process, save
+from tests.mirror.process import ROOT, Place, Process, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,3 +138,42 @@ def test_a_certificate_is_checked_against_the_given_authority(tmp_path: Path, mo
         with pytest.raises(Exception, match="404"):
             known.stat("a")
         server.shutdown()
+
+
+@pytest.mark.parametrize("hours", [-1, 26])
+def test_a_wrong_clock_is_named_and_how_far_it_is(place: Place, hours: int) -> None:
+    path, shifted = place.home / "ckpt" / "step_1.pt", place.home / "shifted"
+    shifted.mkdir()
+    (shifted / "sitecustomize.py").write_text(
+        "import datetime, time\n"
+        f"real, ahead_s = time.time, {hours * 3600}\n"
+        "time.time = lambda: real() + ahead_s\n"
+        "import botocore.compat\n"
+        "botocore.compat.get_current_datetime = lambda **_: datetime.datetime.utcfromtimestamp(time.time())\n"
+    )
+    with Process(place, env={"PYTHONPATH": f"{shifted}:{ROOT}"}) as process:
+        process.mirror(path, save(path, 1000))
+        alert = process.wait_for("alert")
+        far = "60 minutes behind" if hours < 0 else "26 hours ahead of"
+        assert (alert["what"], f"this machine's clock is {far} the server's" in alert["message"]) == ("clock", True)
+        assert "timedatectl" in alert["hint"]
+        for number in (2, 3, 4):
+            other = place.home / "ckpt" / f"step_{number}.pt"
+            process.mirror(other, save(other, 1000, number), number)
+        dropped = process.wait_for("alert", what="dropped")
+    assert f"clock is {far}" in dropped["message"], "the later words do not hide it"
+
+
+def test_a_wrong_clock_is_named_where_a_start_cannot_restore(place: Place) -> None:
+    place.proxy.faults.append(Fault("403 RequestTimeTooSkewed", "^GET"))
+    with pytest.raises(restore.Unreachable, match=r"RequestTimeTooSkewed.*clock and the server's are too far apart") as raised:
+        restore.available([place.backend()], "job")
+    assert "timedatectl" in raised.value.hint
+
+
+@pytest.mark.parametrize("url", ["s3://AKIAKEY:geheim@bucket/prefix", "s3://AKIAKEY:ge/heim@bucket", "https://AKIAKEY:geheim@host/bucket"])
+def test_keys_in_the_address_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(CheckpointingError) as raised:
+        open_backend(url)
+    for text in (raised.value.message, raised.value.hint):
+        assert not any(part in text for part in ("heim", "AKIAKEY"))

@@ -55,7 +55,7 @@ class Fences:
                 self._fences[fence.path] = fence
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.problem = f"fences could not be read: {self._file}: {error}"
 
     def get(self, path: str, identity: Identity) -> Fence | None:

@@ -7,6 +7,7 @@ the current attempt's bookkeeping; decides nothing. What is done about the node 
 
 from __future__ import annotations
 
+import itertools
 import queue
 import random
 import threading
@@ -24,6 +25,7 @@ from supervisor.core.inbox import (
 from supervisor.core.model import Cause
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
+from supervisor.identity import SHM, is_gone
 from supervisor.launch.session import Ground
 from supervisor.nodecare import NodeCare
 from supervisor.observe import collect, heartbeats, stacks
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from supervisor.launch.session import Session
     from supervisor.loop import Loop
     from supervisor.narrator import Narrator
+    from supervisor.observe.heartbeats import Beat
     from supervisor.observe.sampler import Sampler
     from supervisor.workshop import Workshop
 
@@ -55,6 +58,10 @@ LEAVE_GRACE_S = 2.0
 #: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 STACKS_DEADLINE_S = 3.0
+#: After so long a person is told that the start of an attempt waits for a disk.
+PREPARED_S = 10.0
+#: What a look at heartbeats that are on a disk gets.
+LOOK_S = 0.2
 
 
 class Executor:
@@ -67,15 +74,17 @@ class Executor:
         self._sampler = sampler
         self._workshop = workshop
         self.watch = Watch(job, workshop.signatures, loop.clock)
-        self.threads = Threads(loop)
+        self.threads = Threads(loop, lambda text: narrator.said(act.Say("warning", text)))
         self.node = NodeCare(job, loop, narrator, workshop, self.threads)
         self._guardian: Guardian | None = None
         self._session: Session | None = None
         self._current: act.BeginAttempt | None = None
         self._command: Applied | None = None  # the current attempt's
+        self._preparing = False
         self._began_ns = 0
         self._ranks: tuple[RankInfo, ...] = ()
         self._gone = threading.Event()
+        self._requests = itertools.count(1)
         self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
         self._finish_asked: act.Finish | None = None
         self._told_problems: set[str] = set()  # of the checkpoints, each told once
@@ -108,7 +117,7 @@ class Executor:
         """Look at what cannot announce itself."""
         state = self._loop.state
         self._ranks = state.ranks or self._ranks
-        self._sampler.look(self._loop.clock.now(), state.ranks)
+        self._look(state.ranks)
         self.watch.tick(state.ranks)
 
     @property
@@ -131,28 +140,55 @@ class Executor:
         if not self._loop.state.awaits_ranks(action.attempt):
             self._never_began(action.attempt)  # a stop came while the journal was waited for
             return
-        self._began_ns = time.monotonic_ns()
+        self._preparing = True
+        self._loop.call_later(PREPARED_S, lambda: self._not_prepared(action.attempt))
+        self.threads.start("prepare", lambda: self._prepare(action))
+
+    def _prepare(self, action: act.BeginAttempt) -> None:
+        """Do what touches the user's disk, in a worker thread: a directory that hangs there must not make the loop deaf to signals."""
         directory = self._job.attempt_dir(action.attempt)
+        unmade, refused, applied = "", None, None
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever empties /dev/shm may have taken all of it
             heartbeats.create(directory / "heartbeat", SLOTS)
         except OSError as error:
-            self._narrator.said(act.Say("warning", f"no heartbeats in {directory}: {error.strerror}; progress is unknown"))
+            unmade = f"no heartbeats in {directory}: {error.strerror}; progress is unknown"
+        if is_gone(self._job.cwd):
+            refused = f"FileNotFoundError: the working directory {self._job.cwd} was deleted", "the start of the attempt"
+        else:
+            world_size = self._workshop.world_size(action.nproc)
+            try:
+                applied = self._job.knobs.apply(self._job.command, action.overrides, directory, world_size)
+            except (SuperviseError, OSError) as error:
+                refused = f"{type(error).__name__}: {error}", "the making of the attempt's command"
+        self._loop.call_soon(lambda: self._prepared(action, unmade, refused, applied))
+
+    def _not_prepared(self, attempt: int) -> None:
+        if self._preparing and self._loop.state.awaits_ranks(attempt):
+            told = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
+            self._narrator.said(act.Say("warning", told))
+
+    def _prepared(self, action: act.BeginAttempt, unmade: str, refused: tuple[str, str] | None, applied: Applied | None) -> None:
+        self._preparing = False
+        if not self._loop.state.awaits_ranks(action.attempt):
+            self._never_began(action.attempt)  # a stop came meanwhile
+            return
+        if unmade:
+            self._narrator.said(act.Say("warning", unmade))
+        self._began_ns = time.monotonic_ns()
         self._gone.clear()
-        self._current, self._ranks = action, ()
-        self._sampler.watch(action.attempt, directory, self._loop.clock.now(), action.resume)
+        self._current, self._ranks, self._command = action, (), applied
+        self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), action.resume)
         self.watch.begin(action.attempt)
         self._workshop.checkpoints.began(action.attempt)
         self.node.health.begin()
         self._narrator.beginning(action)
         if self._session is None:
             self._session = self._workshop.session(self._ground())
-        try:
-            self._command = self._job.knobs.apply(self._job.command, action.overrides, directory, self._workshop.world_size(action.nproc))
-        except (SuperviseError, OSError) as error:
-            self._session.refuse(action.attempt, f"{type(error).__name__}: {error}")
-            return
-        self._session.begin(action, self._command)
+        if refused is not None:
+            self._session.refuse(action.attempt, *refused)
+        elif applied is not None:
+            self._session.begin(action, applied)
 
     def fall_back(self, event: LauncherFellBack) -> None:
         """Run the same attempt with stock torchrun. Called before the core hears of it, so that nothing is started twice."""
@@ -167,21 +203,34 @@ class Executor:
         return Ground(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._narrator.note)
 
     def _last_look(self) -> None:
-        self._sampler.look(self._loop.clock.now(), self._loop.state.ranks, last=True)
+        self._look(self._loop.state.ranks, last=True)
+
+    def _look(self, ranks: tuple[RankInfo, ...], *, last: bool = False) -> None:
+        """Look at the heartbeats: at once where they are in memory; where no memory was to be had, in a thread that may hang."""
+        now = self._loop.clock.now()
+        if self._job.scratch.is_relative_to(SHM):
+            self._sampler.look(now, ranks, last=last)
+        else:
+            self.threads.recur("heartbeats", lambda: self._sampler.look(now, ranks, last=last), wait_s=LOOK_S)
+
+    def _is_begun(self, attempt: int) -> bool:
+        return self._current is not None and self._current.attempt == attempt
 
     def _never_began(self, attempt: int) -> None:
         """Answer for an attempt that was asked for and of which nothing was started."""
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "stopped"))
 
     def _stop_ranks(self, action: act.StopRanks) -> None:
-        if self._current is None or self._current.attempt != action.attempt:
-            self._never_began(action.attempt)  # it waits for the journal, which may take seconds
+        if not self._is_begun(action.attempt):
+            self._never_began(action.attempt)  # it waits for the journal or for the user's disk, which may take long
         elif self._session is not None and self._guardian is not None:
             self._session.stop(action)
 
     def _end_launcher(self, action: act.EndLauncher) -> None:
         guardian = self._guardian
-        if guardian is not None and self._session is not None:
+        if guardian is not None and not self._is_begun(action.attempt):
+            self._never_began(action.attempt)
+        elif guardian is not None and self._session is not None:
             self._session.end(action)
             self._loop.call_later(END_DEADLINE_S, lambda: self._end_overdue(action.attempt, guardian))
         else:
@@ -243,7 +292,9 @@ class Executor:
 
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""
-        ranks, session, began_ns = self._ranks or self._loop.state.ranks, self._session, self._began_ns
+        begun = self._is_begun(action.attempt)
+        ranks = self._ranks or self._loop.state.ranks if begun else ()
+        session, began_ns = self._session if begun else None, self._began_ns
         self.watch.hurry()
 
         def work() -> None:
@@ -252,9 +303,10 @@ class Executor:
             launcher = Launcher(lambda: self._tails(action), lambda: session.facts if session else ())
             sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
             found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
-            self._loop.call_soon(lambda: self._collected(action, found, session))
+            beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
+            self._loop.call_soon(lambda: self._collected(action, found, beats, session))
 
-        self.threads.start("evidence", work)
+        self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -264,8 +316,9 @@ class Executor:
             if self._guardian is None:
                 answer.put([])
                 return
-            self._tails_asked[action.incident] = answer
-            self._guardian.tails(action.incident, action.attempt)
+            number = next(self._requests)
+            self._tails_asked = {number: answer}  # who asked before has given up, or is of an attempt that is over
+            self._guardian.tails(number, action.attempt)
 
         self._loop.call_soon(ask)
         try:
@@ -273,11 +326,10 @@ class Executor:
         except queue.Empty:
             return []
 
-    def _collected(self, action: act.CollectEvidence, found: list[Evidence], session: Session | None) -> None:
+    def _collected(self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[Beat, ...], session: Session | None) -> None:
         deaths: tuple[RankExit, ...] = self._loop.state.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
         told = (*collect.exits(deaths, clock, grace_s), *found, *(session.facts if session else ()))
-        beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
         facts = weighed(told, deaths, beats, clock)
         self._narrator.evidence(action.incident, facts)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
@@ -305,10 +357,15 @@ class Executor:
     def _request_save(self, action: act.RequestSave) -> None:
         """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""
         self._narrator.saving(action)
-        try:
-            (self._job.scratch / "save-now").touch(mode=0o600)
-        except OSError as error:
-            self._narrator.said(act.Say("warning", f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"))
+
+        def work() -> None:
+            try:
+                (self._job.scratch / "save-now").touch(mode=0o600)
+            except OSError as error:
+                told = f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"
+                self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", told)))
+
+        self.threads.start("save", work, awaited=False)
 
     def _dump_stacks(self, action: act.DumpStacks) -> None:
         directory = self._job.attempt_dir(action.attempt)
@@ -321,7 +378,7 @@ class Executor:
                     found.append((beat.rank, text))
             self._loop.call_soon(lambda: self._narrator.stacks(action.attempt, found))
 
-        self.threads.start("stacks", work)
+        self.threads.start("stacks", work, awaited=False)
 
     def _set_timer(self, action: act.SetTimer) -> None:
         def fire() -> None:
@@ -335,7 +392,7 @@ class Executor:
         self._finish_asked = action
         self._sampler.forget()
         self.watch.stop()
-        self.threads.start("health-close", self.node.health.close)
+        self.threads.start("health-close", self.node.health.close, awaited=False)
         if self._guardian is None:
             self._leave()
         elif action.exit_code == 0:

@@ -200,6 +200,16 @@ def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
     return path
 
 
+def is_gone(directory: Path) -> bool:
+    """Return whether a directory is there no more. Of a disk that does not answer nobody knows: the start itself will tell."""
+    try:
+        return not stat.S_ISDIR(directory.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
 def job_dir_path(state: Path, shm: Path = SHM) -> Path:
     """Return the name in `shm` that goes with a state directory; it need not be there. Raises OSError where `state` is not."""
     status = state.stat()

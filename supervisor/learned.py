@@ -390,7 +390,7 @@ def _decoded(file: Path) -> _Record:
         )
         made = {str(path): (int(dev), int(ino)) for path, (dev, ino) in content.get("made", {}).items()}
         return _Record(places, writes, made, str(content["run"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # learned anew
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # learned anew
         return _Record()
 
 

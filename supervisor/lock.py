@@ -217,7 +217,7 @@ def _read(path: Path, passed: tuple[Path, ...]) -> _Seen | None:
             start_ticks=int(fields["start_ticks"]),
         )
         record = Record(str(fields["token"]), process, str(fields["run"]), float(fields["since"]), bool(fields["released"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return _Seen(path, None, f"inode-{status.st_ino}", status.st_mtime_ns, passed)
     return _Seen(path, record, record.token, status.st_mtime_ns, passed)
 

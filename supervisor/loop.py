@@ -70,6 +70,14 @@ class Loop:
         """Have `call` run on the loop's thread, from any thread."""
         self._inbox.put(call)
 
+    def fail(self, error: BaseException) -> None:
+        """Have `run` raise `error`, from any thread: a part has failed whose answer the run cannot go on without."""
+
+        def stop() -> None:
+            raise error
+
+        self.call_soon(stop)
+
     def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
         """Have `call` run on the loop's thread after `delay_s` seconds. Only from the loop's thread."""
         heapq.heappush(self._timers, _Timer(self.clock.now() + delay_s, next(self._numbers), call))

@@ -85,7 +85,7 @@ class NodeCare:
         if self.health.has_gpus:
             return  # they are listed by the look before the first attempt
         if not held:
-            self._threads.start("gpus", self._list)
+            self._threads.start("gpus", self._list, awaited=False)
             return
         with contextlib.suppress(OSError):
             found = self._workshop.gpus()
@@ -123,7 +123,7 @@ class NodeCare:
             finally:
                 written.set()
 
-        self._threads.start("ledger", work)
+        self._threads.start("ledger", work, awaited=False)
 
     def settle(self, deadline_s: float) -> bool:
         """Wait until what was put out of use is written down. False where the disk does not answer within the deadline."""

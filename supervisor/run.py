@@ -160,6 +160,7 @@ class _Run:
 
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
+        threading.excepthook = self._thread_failed
         self._start_alerts()
         self._begin_journal()
         self._tidy_up()
@@ -190,6 +191,13 @@ class _Run:
         self._finish_mirror(watcher)
         self._end(end)
         return end.exit_code
+
+    def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        """Say that a thread which nobody waits for has ended by a bug of ours; those that the loop waits for are in threads.py."""
+        threading.__excepthook__(args)
+        if args.thread is not None:
+            told = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
+            self.loop.call_soon(lambda: self.terminal.say(told, "error"))
 
     def _checkpoint_verified(self, ref: CheckpointRef) -> None:
         self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref))

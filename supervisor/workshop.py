@@ -136,10 +136,13 @@ class Workshop:
 
     def stock_session(self, ground: Ground) -> Session:
         """Make the session that runs stock torchrun, restarted by us."""
+        command = self.torchrun
 
         def shape(argv: Sequence[str], nproc: int | None) -> Sequence[str]:
-            command = torchrun.recognise(argv, path=self._job.environ.get("PATH"))
-            return torchrun.stock_argv(command, nproc) if command else argv
+            if command is None:
+                return argv
+            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what stands behind the script
+            return torchrun.stock_argv(changed, nproc)
 
         return PlainSession(ground, shape, self._shim("launcher"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -12,6 +13,7 @@ from supervisor.core.inbox import LauncherFellBack
 from supervisor.core.model import Launcher
 from supervisor.core.state import JobState, Stage, Stop
 from supervisor.executor import Executor
+from supervisor.knobset import Applied
 
 
 def test_the_world_size_reaches_what_is_written_into_files() -> None:
@@ -19,7 +21,9 @@ def test_the_world_size_reaches_what_is_written_into_files() -> None:
     executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)  # type: ignore[arg-type]  # a loop that keeps its state
     workshop.world_size = lambda nproc: {3: 3}[nproc]
     loop.state = JobState(attempt=2, stage=Stage.STARTING)
-    executor._begin(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3))  # noqa: SLF001  past what waits for the journal
+    loop.call_soon = lambda _call: None
+    job.cwd = Path.cwd()
+    executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3))  # noqa: SLF001  in its worker thread
     assert job.knobs.apply.call_args.args[3] == 3
 
 
@@ -35,7 +39,7 @@ def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> Non
     loop, workshop = MagicMock(), MagicMock()
     executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
     loop.state = JobState(attempt=1, stage=Stage.STARTING)
-    executor._begin(act.BeginAttempt(1, "start", None))  # noqa: SLF001  past what waits for the journal
+    executor._prepared(act.BeginAttempt(1, "start", None), "", None, Applied(("torchrun", "train.py"), {}))  # noqa: SLF001  its worker's answer
     loop.state = JobState(attempt=1, stage=Stage.STOPPING, stop=Stop(15, 1, 0.0))
     executor.fall_back(LauncherFellBack(0.0, Launcher.STOCK, "torch does not fit"))
     workshop.stock_session.assert_not_called()

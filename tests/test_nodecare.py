@@ -35,7 +35,7 @@ class _Parts:
         narrator.said = lambda action: self.said.append((threading.current_thread().name, action.text))
         workshop: Any = MagicMock()
         workshop.quarantine = quarantine
-        self.node = NodeCare(MagicMock(), loop, narrator, workshop, Threads(loop))
+        self.node = NodeCare(MagicMock(), loop, narrator, workshop, Threads(loop, lambda _text: None))
         self.node.quarantine(act.Quarantine(1, GPU, "xid 79", "NVRM"))
 
 

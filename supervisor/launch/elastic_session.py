@@ -84,17 +84,15 @@ class ElasticSession:
         self._ranks, self._deaths = {}, {}
         if self._exited is not None:
             self._agent_gone()
-        if self._ending.no_place():
-            return
         if self._link is None:
             self._start_agent(action.attempt)
         else:
             self._ground.guardian().log_dir(action.attempt, self._ground.job.log_dir(action.attempt))
             self._go()
 
-    def refuse(self, attempt: int, text: str) -> None:
+    def refuse(self, attempt: int, text: str, who: str) -> None:
         """See Session."""
-        self._ending.refused(attempt, text)
+        self._ending.refused(attempt, text, who)
 
     def stop(self, action: StopRanks) -> None:
         """See Session."""
@@ -337,11 +335,13 @@ class ElasticSession:
 
     def _read(self, link: socket.socket) -> None:
         """Pass on every whole line, then that there are no more. An agent that is killed may leave half a line, which says nothing."""
-        with link.makefile("rb") as lines, contextlib.suppress(OSError):
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    self._ground.loop.call_soon(functools.partial(self.on_agent, json.loads(line)))
-        self._ground.loop.call_soon(functools.partial(self._link_ended, link))
+        try:
+            with link.makefile("rb") as lines, contextlib.suppress(OSError):
+                for line in lines:
+                    with contextlib.suppress(ValueError):
+                        self._ground.loop.call_soon(functools.partial(self.on_agent, json.loads(line)))
+        finally:
+            self._ground.loop.call_soon(functools.partial(self._link_ended, link))
 
     def _drop_link(self) -> None:
         if self._link is not None:

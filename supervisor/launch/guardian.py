@@ -195,18 +195,26 @@ class Guardian:
                 self._backlog.popleft()
 
     def _read(self) -> None:
+        try:
+            self._receive()
+        finally:  # a failure of ours in there is the guardian's end too, and is judged as that: deaf to it we are of no use
+            self._link_ended()
+
+    def _receive(self) -> None:
         while True:
             try:
                 received = protocol.receive(self._link)
             except ValueError:
                 continue
             except OSError:
-                received = None
+                return
             if received is None:
-                break
+                return
             event, fds = received
             protocol.close(fds)
             self._take(event)
+
+    def _link_ended(self) -> None:
         with self._sending:
             self._ended.set()
             news = self._started

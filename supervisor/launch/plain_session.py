@@ -49,8 +49,6 @@ class PlainSession:
         ground = self._ground
         self._ending.start(action.attempt)
         self._pid = None
-        if self._ending.no_place():
-            return
         given = handed(ground.job.settings, ground.job.command, action.resume)
         environ = job_environment(ground.job.environ) | attempt_variables(ground.job, action, applied, self._shim) | given.variables
         for name in given.removed:
@@ -66,10 +64,10 @@ class PlainSession:
             log_dir=ground.job.log_dir(action.attempt),
         )
 
-    def refuse(self, attempt: int, text: str) -> None:
+    def refuse(self, attempt: int, text: str, who: str) -> None:
         """See Session."""
         self._pid = None
-        self._ending.refused(attempt, text)
+        self._ending.refused(attempt, text, who)
 
     def stop(self, action: StopRanks) -> None:
         """See Session. A person's TERM goes to the command alone: its loader processes end by its word, not by a signal of their own."""

@@ -10,8 +10,6 @@ Every end goes the same way: the ranks are gone, then the guardian ends what els
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,8 +59,8 @@ class Session(Protocol):
         """
         ...
 
-    def refuse(self, attempt: int, text: str) -> None:
-        """Begin nothing, because of what `text` says: the command could not be made. Answered by LauncherExited."""
+    def refuse(self, attempt: int, text: str, who: str) -> None:
+        """Begin nothing, because of what `text` says: `who` failed. Answered by LauncherExited."""
         ...
 
     def stop(self, action: StopRanks) -> None:
@@ -120,29 +118,13 @@ class Ending:
         """Keep, as evidence, why what runs the ranks could not be started."""
         self.facts.append(Evidence("launcher", "exception", f"OSError: {text}", t=self.ground.loop.clock.now()))
 
-    def refused(self, attempt: int, text: str) -> None:
-        """Say that the attempt's command could not be made, as the launcher's end."""
+    def refused(self, attempt: int, text: str, who: str = "the making of the attempt's command") -> None:
+        """Say, as the launcher's end, that the attempt cannot be started."""
         self.start(attempt)
         now = self.ground.loop.clock.now()
-        self.facts.append(Evidence("launcher", "who", "the making of the attempt's command"))
+        self.facts.append(Evidence("launcher", "who", who))
         self.facts.append(Evidence("launcher", "exception", text, t=now))
         self.ground.loop.post(LauncherExited(now, attempt, "command", code=1))
-
-    def no_place(self) -> bool:
-        """Whether the job's directory is gone; then say so as the launcher's end, in place of starting anything in what is left of it."""
-        cwd = self.ground.job.cwd
-        try:
-            if stat.S_ISDIR(os.stat(cwd).st_mode):  # noqa: PTH116  one call, and all that it can raise
-                return False
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError:
-            return False  # a disk that does not answer now: the start itself will tell
-        now = self.ground.loop.clock.now()
-        self.facts.append(Evidence("launcher", "who", "the start of the attempt"))
-        self.facts.append(Evidence("launcher", "exception", f"FileNotFoundError: the working directory {cwd} was deleted", t=now))
-        self.ground.loop.post(LauncherExited(now, self.attempt, "command", code=1))
-        return True
 
     def rank_died(self, death: RankExit) -> None:
         """Keep, as evidence, what of a rank's end is neither its code nor its signal."""

@@ -32,7 +32,7 @@ PHASE_S = 1.0
 
 
 class Sampler:
-    """Watches one attempt at a time. Only from the loop's thread."""
+    """Watches one attempt at a time. One look at a time."""
 
     def __init__(self, post: Callable[[Event], None], ceiling_s: float) -> None:
         self._post = post
@@ -134,6 +134,6 @@ def loads(directory: Path) -> list[str]:
         for line in lines:
             try:
                 found.append(str(json.loads(line)["path"]))
-            except (ValueError, KeyError, TypeError):  # a line that is being written
+            except (ValueError, KeyError, TypeError, RecursionError):  # a line that is being written
                 continue
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -29,6 +30,25 @@ def tmpfs(place: Path, n_bytes: int, inodes: int = 0) -> Iterator[Path]:
         yield place
     finally:
         _ran("umount", place)
+
+
+@contextlib.contextmanager
+def dead(place: Path) -> Iterator[None]:
+    """Mount over `place` what answers nothing, as NFS whose server is away: a FUSE file system that nobody serves."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        pytest.skip("needs /dev/fuse")
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"dead", os.fsencode(place), b"fuse", 0, options) != 0:
+        os.close(fd)
+        pytest.skip("needs to be allowed to mount")
+    try:
+        yield
+    finally:
+        os.close(fd)  # who waits for it gets an error
+        libc.umount2(os.fsencode(place), 2)  # MNT_DETACH
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def test_the_record_is_durable_before_add_returns(tmp_path: Path, monkeypatch: p
     assert synced == []  # nothing new, nothing written
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "fences": [{}]}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "fences": [{}]}', b"\xff", b"[" * 10**5])
 def test_a_damaged_record_is_told_and_begun_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "fences.json").write_bytes(content)
     fences = Fences(tmp_path)

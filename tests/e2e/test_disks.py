@@ -15,7 +15,9 @@ import pytest
 
 from supervisor.journalstate import read_past
 from supervisor.records import Header, encode, scan
+from tests.checkpointing import mounts
 from tests.folding import check_fold
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,6 +228,22 @@ def test_a_job_without_its_lock_and_journal_is_not_ended_when_the_lease_is_due(s
 
 
 NO_SHM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro,size=16k none /dev/shm && exec "$@"', "sh")
+
+
+def test_a_stop_is_heard_while_the_jobs_own_directory_hangs(supervise: Run, surroundings: type[Surroundings], tmp_path: Path) -> None:
+    place, go = tmp_path / "work", tmp_path / "go"
+    place.mkdir()
+    dies = f"until [ -e {go} ]; do sleep 0.05; done; kill -9 $$"
+    around = surroundings(prefix=("env", "-C", str(place)))
+    run = supervise("bash", "-c", dies, options=["--no-instrument", "--no-health"], around=around)
+    wait_for(lambda: run.attempts() == 1, "the job runs", 30, alive=run.alive)
+    with mounts.dead(place):
+        go.touch()
+        wait_for(lambda: '"BeginAttempt",{"attempt":2' in run.journal(), "the next attempt", 30, alive=run.alive)
+        run.signal(signal.SIGTERM)
+        assert run.exit_code(deadline_s=8) == 143
+        assert run.attempts() == 1
+    run.wait_for_nothing_left()
 
 
 def test_without_dev_shm_heartbeats_are_kept_in_the_state_directory(supervise: Run, surroundings: type[Surroundings]) -> None:

@@ -1,0 +1,69 @@
+"""An exception in a worker thread is never silent: it ends the run where the loop waits for its answer, and is told where nobody does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
+
+import pytest
+
+from supervisor.clock import Clock
+from supervisor.core.actions import Finish
+from supervisor.core.state import JobState
+from supervisor.loop import Loop
+from supervisor.threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop(Clock.start(), JobState(), MagicMock())
+
+
+def recurses() -> None:
+    recurses()
+
+
+def ends(loop: Loop, when: Callable[[], bool]) -> None:
+    """Let the loop finish as soon as `when` is true, in 10 s at most."""
+    until = time.monotonic() + 10
+
+    def tick() -> None:
+        if when() or time.monotonic() > until:
+            loop.finish(Finish(0, "over"))
+
+    loop.tick = tick
+
+
+def test_the_run_ends_with_the_exception_of_a_worker_whose_answer_it_waits_for(loop: Loop) -> None:
+    threads = Threads(loop, lambda _: None)
+    threads.start("select", recurses)
+    ends(loop, lambda: False)
+    with pytest.raises(RecursionError):
+        loop.run()
+
+
+def test_an_exception_of_a_worker_that_nobody_waits_for_is_told_and_the_run_goes_on(loop: Loop) -> None:
+    told: list[str] = []
+    threads = Threads(loop, told.append)
+    threads.start("stacks", recurses, awaited=False)
+    ends(loop, lambda: bool(told))
+    assert loop.run().exit_code == 0
+    assert told[0].startswith("a part of supervise failed (stacks): RecursionError: ")
+
+
+def test_what_recurs_comes_again_after_an_exception_and_not_while_it_hangs(loop: Loop) -> None:
+    told: list[str] = []
+    threads, hangs, began = Threads(loop, told.append), threading.Event(), []
+    threads.recur("look", recurses, wait_s=10)
+    threads.recur("look", lambda: (began.append(1), hangs.wait(10)), wait_s=0.01)
+    threads.recur("look", lambda: began.append(2), wait_s=0.01)
+    assert began == [1]
+    hangs.set()
+    ends(loop, lambda: bool(told))
+    loop.run()
+    assert len(told) == 1

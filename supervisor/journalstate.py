@@ -128,7 +128,8 @@ class _Reading:
             state, problems = state_of(self.values or {})
         for problem in problems:
             self.report(f"the recorded state: {problem}")
-        return changed(state, incidents=max(state.incidents, self.incidents))
+        # whether its journal answered is a fact about the process that wrote it
+        return changed(state, incidents=max(state.incidents, self.incidents), journal_degraded=False)
 
     def died_unrecorded(self) -> bool:
         """Whether the last run's supervisor is gone without an end, and no incident was open (as History.with_our_death)."""

@@ -4,8 +4,8 @@ In: events (core/inbox.py) from any thread, by `post`; calls that belong on this
 and `call_later`. Out: the exit code. Owns the state of the job and nothing else: the journal has its own thread, every process is
 the guardian's, and nothing in here waits for a disk, a socket or a child.
 
-The start of an attempt waits until the decision that ordered it is on disk, at most `JOURNAL_DEADLINE_S`; then the journal is degraded
-and the job goes on. Stopping ranks never waits.
+The start of an attempt waits until the decision that ordered it is on disk. The journal alone has a clock for that: once it says that
+the disk does not answer (JournalDegraded), nothing waits until it has recovered. Stopping ranks never waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from supervisor.core.inbox import Event
     from supervisor.core.state import JobState
 
-JOURNAL_DEADLINE_S = 5.0
 #: How often the loop looks at what cannot announce itself: the heartbeats in shared memory, the watchdog.
 TICK_S = 0.2
 
@@ -59,7 +58,6 @@ class Loop:
         self._timers: list[_Timer] = []
         self._numbers = itertools.count()
         self._awaiting: list[tuple[int, Action]] = []
-        self._degraded = False
         self._finished: Finish | None = None
 
     def post(self, event: Event) -> None:
@@ -122,19 +120,11 @@ class Loop:
             return
         number = self._recorder.record(event, actions, self.state, durable=bool(actions))
         for action in actions:
-            if action.waits_for_journal and not self._degraded:
+            if action.waits_for_journal and not self.state.journal_degraded:
                 self._awaiting.append((number, action))
-                self.call_later(JOURNAL_DEADLINE_S, lambda n=number: self._journal_overdue(n))  # type: ignore[misc] # (a bound loop variable)
             else:
                 self.perform(action)
             if isinstance(action, Finish):
                 return
-
-    def set_degraded(self, *, degraded: bool) -> None:
-        """Stop (or resume) waiting for the journal."""
-        self._degraded = degraded
-
-    def _journal_overdue(self, number: int) -> None:
-        if any(waits_for <= number for waits_for, _ in self._awaiting):
-            self.set_degraded(degraded=True)
+        if self.state.journal_degraded:
             self.synced(number)

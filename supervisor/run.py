@@ -221,12 +221,10 @@ class _Run:
 
     def journal_degraded(self, text: str) -> None:
         """See journal.Listener."""
-        self.loop.call_soon(lambda: self.loop.set_degraded(degraded=True))
         self.loop.post(JournalDegraded(self.clock.now(), text))
 
     def journal_recovered(self) -> None:
         """See journal.Listener."""
-        self.loop.call_soon(lambda: self.loop.set_degraded(degraded=False))
         self.loop.post(JournalRecovered(self.clock.now()))
 
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:

@@ -23,6 +23,8 @@ def check_fold(records: Iterable[Record | Damage]) -> int:
         body = record.body
         if isinstance(body, RunBegan) and body.incidents_before is not None:
             folded = replace(initial(), incidents=body.incidents_before)
+        if isinstance(body, RunBegan):
+            folded = replace(folded, journal_degraded=False)
         if not isinstance(body, EventTaken):
             continue
         events += 1

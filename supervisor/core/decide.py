@@ -102,8 +102,8 @@ HANDLERS: dict[type, Handler] = {
     StacksRequested: stopping.on_stacks_requested,
 }
 
-#: What may come after a run has ended, and begins the next.
-AT_THE_START = (SupervisorStarted, GpusListed)
+#: What may come after a run has ended, and begins the next. The journal may fail before the loop has begun.
+AT_THE_START = (SupervisorStarted, GpusListed, JournalDegraded, JournalRecovered)
 
 
 def initial() -> JobState:

@@ -40,7 +40,7 @@ REQUEUE = 75
 def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     """A person's start opens a run with fresh budgets; a successor goes on where its predecessor left, whose ranks are gone."""
     if not event.continues:
-        fresh = JobState(run_id=event.run_id, policy=event.policy, incidents=state.incidents, gpus=state.gpus)
+        fresh = JobState(event.run_id, event.policy, incidents=state.incidents, gpus=state.gpus, journal_degraded=state.journal_degraded)
         return beginning.select(changed(fresh, reason="start"), event.t)
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
     if _terms(event.policy) != _terms(state.policy):  # what was changed was changed of other knobs, or by another leave

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _DEFAULT = Thresholds()
 
+#: How the reason of a row begins whose check raised an exception.
+FAILED_ITSELF = "the check itself failed"
+
 
 def judge(
     now: Readings, before: Readings | None = None, limits: Thresholds = _DEFAULT, checks: Mapping[str, registry.Check] | None = None
@@ -36,7 +39,7 @@ def judge(
         try:
             results += module.check(now, before, limits)
         except Exception as error:  # noqa: BLE001  a check that trips over a reading costs its own row only
-            why = f"the check itself failed: {type(error).__name__}: {error}"
+            why = f"{FAILED_ITSELF}: {type(error).__name__}: {error}"
             results.append(CheckResult(name, HOST, Result.UNKNOWN, why[:300]))
     return worst(results)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from health import registry
 from health.checks import gpus
-from health.judging import judge
+from health.judging import FAILED_ITSELF, judge
 from health.kernellog.memory import Memory
 from health.model import Ask, Readings, Result
 from health.probes import pci
@@ -30,7 +30,7 @@ from supervisor.launch import rendezvous
 from supervisor.observe import gpustate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from health.model import CheckResult
     from supervisor.job import Job
@@ -85,6 +85,7 @@ class HealthWatch:
         self._runner = Runner(self._set.plugged.probes, job.environ)
         self._turn = threading.Lock()  # of the runner
         self._hung: set[str] = set()
+        self._failures: set[str] = set()  # checks and probes whose own failure was reported
         self._baseline: Readings | None = None
         self._based: set[str] = set()  # the probes whose readings are in it
         self._before: Readings | None = None  # of this attempt
@@ -111,7 +112,19 @@ class HealthWatch:
             ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
             findings = tuple(self._named(_finding(one)) for one in ill[:MOST])
             self._told = {one.about: _TOLD[Result(one.result)] for one in findings}
-        return Looked(now, findings, f"not looked at, because it hung before: {skipped}" if skipped else "")
+        problems = [f"not looked at, because it hung before: {skipped}"] if skipped else []
+        return Looked(now, findings, "; ".join([*problems, *self._failed(now, results)]))
+
+    def _failed(self, now: Readings, results: Iterable[CheckResult]) -> list[str]:
+        """Return which checks, and which probes of packages, failed themselves: each once."""
+        failed = {f"check {one.check}": one.reason for one in results if one.reason.startswith(FAILED_ITSELF)}
+        for name in self._set.plugged.probes:
+            outcome = now.table(OUTCOME, f"probe:{name}")
+            if outcome.get("state") == "failed":
+                failed[f"probe {name} of a package"] = str(outcome.get("why", ""))
+        new = {name: why for name, why in failed.items() if name not in self._failures}
+        self._failures |= new.keys()
+        return [f"{name}: {why}" for name, why in new.items()]
 
     def _begin_from(self, now: Readings) -> None:
         """Keep what each probe read when it first answered: what moves is judged against it."""

@@ -37,7 +37,7 @@ from supervisor.strategies import (
 )
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
 from supervisor.strategies.situation import changes
-from supervisor.strategies.strategy import Strategy
+from supervisor.strategies.strategy import PlugInError, Strategy
 
 if TYPE_CHECKING:
     from supervisor.core.model import Policy
@@ -157,8 +157,13 @@ def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:
     for name in ladder(cause, situation.policy):
         strategy = resolve(name)
         if strategy is None:
+            passed.append(f"the plug-in {name} is not loaded: the next rung answers")
             continue
-        plan = strategy.propose(situation)
+        try:
+            plan = strategy.propose(situation)
+        except PlugInError as error:
+            passed.append(f"the plug-in {name} failed, the next rung answers: {error}")
+            continue
         if plan is None:
             passed.append(strategy.lacks(situation))
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from supervisor.core.model import Plan
-from supervisor.strategies.strategy import Strategy
+from supervisor.strategies.strategy import PlugInError, Strategy
 
 
 def is_plugged(name: str) -> bool:
@@ -26,11 +26,15 @@ def strategy(name: str) -> Strategy | None:
         return None
 
     def checked(situation: object) -> Plan | None:
-        """Ask the plug-in; whatever goes wrong within it is no answer, for a decision must come."""
+        """Ask the plug-in. Raises PlugInError for whatever goes wrong within it."""
         try:
             plan = propose(situation)
-        except Exception:  # noqa: BLE001 (a package's bug must not end a supervised job)
-            return None
-        return plan if isinstance(plan, Plan) else None
+        except Exception as error:  # a package's bug must not end a supervised job
+            msg = f"{type(error).__name__}: {error}"[:300]
+            raise PlugInError(msg) from error
+        if plan is not None and not isinstance(plan, Plan):
+            msg = f"it returned a {type(plan).__name__}, not a Plan"
+            raise PlugInError(msg)
+        return plan
 
     return Strategy(name, checked, f"the plug-in {name}", changes_job=True)

@@ -20,9 +20,13 @@ def nothing(_situation: Situation) -> str:
     return ""
 
 
+class PlugInError(Exception):
+    """A strategy of a package failed: the next rung answers, and a person is told why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One strategy. `propose` returns None where it has no answer.
+    """One strategy. `propose` returns None where it has no answer; that of a package may raise PlugInError.
 
     changes_job: its plans may change the training itself, for the docs: whether consent stands before a plan is told by the plan
     (consent.changes). does: one line for docs and for

@@ -276,3 +276,16 @@ def test_the_ledger_keeps_what_tells_of_a_reset_and_reads_rows_without_it(tmp_pa
     assert ledger.held(101.0) == (replace(HELD, boot="", errors=-1),)
     assert ledger.clear("GPU-a", 102.0, "health") == (replace(HELD, boot="", errors=-1),)
     assert '"by": "health"' in ledger.path.read_text()
+
+
+@pytest.mark.process
+def test_a_check_that_fails_itself_is_told_once(watch: Callable[..., HealthWatch]) -> None:
+    looks = watch()
+
+    def check(*_readings: object) -> list[CheckResult]:
+        raise LookupError("rack")
+
+    broken: Any = SimpleNamespace(NEEDS=(), check=check)
+    looks._set = replace(looks._set, checks={"rack_water": broken})  # noqa: SLF001  as a package's plug-in comes
+    assert looks.look((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
+    assert looks.look((), 0).problem == ""

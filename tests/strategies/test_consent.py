@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.model import Cause, Claim, Evidence, Plan, PlanKind, Policy
-from supervisor.strategies import STRATEGIES, consent, ladder, names, plugged, resolve
+from supervisor.core.model import Cause, Claim, Evidence, Plan, PlanKind, Policy, Verdict
+from supervisor.strategies import STRATEGIES, consent, ladder, names, plugged, propose, resolve
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
+from supervisor.strategies.situation import Situation
 from supervisor.strategies.strategy import nothing
 
 OOM = Claim(Cause.CUDA_OOM, 0.97)
@@ -73,12 +74,32 @@ def break_it(situation: object) -> Plan:
     raise ValueError(situation)
 
 
-def test_a_plug_in_is_found_where_it_was_imported_and_its_bug_is_no_answer() -> None:
-    found, broken = resolve(f"{__name__}:stop_it"), resolve(f"{__name__}:break_it")
+def answer_nonsense(situation: object) -> str:
+    """Stand in for a package's strategy that returns what is no plan."""
+    return str(situation)
+
+
+def test_a_plug_in_is_found_where_it_was_imported() -> None:
+    found = resolve(f"{__name__}:stop_it")
     assert found is not None
-    assert broken is not None
     assert found.propose(None).reason == "plugged"  # type: ignore[arg-type, union-attr]  # it does not look
-    assert broken.propose(None) is None  # type: ignore[arg-type]  # it does not look
     assert resolve("not.loaded:function") is None
     assert resolve(f"{__name__}:absent") is None
     assert not plugged.is_plugged("halve_batch")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (f"{__name__}:break_it", "failed, the next rung answers: ValueError: "),
+        (f"{__name__}:answer_nonsense", "failed, the next rung answers: it returned a str, not a Plan"),
+        ("gone.away:strategy", "is not loaded: the next rung answers"),
+    ],
+)
+def test_a_broken_plug_in_is_told_and_the_next_rung_answers(name: str, why: str) -> None:
+    policy = Policy(ladders=(("killed_unknown", (name, LAST)),))
+    verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "killed", "f")
+    plan = propose(Situation(10.0, verdict, policy, None, 5, before_first_step=False, failures=(), attempts=1, failed=0, jitter=0.5))
+    assert plan.strategy == LAST
+    (line,) = [line for line in plan.told if name in line]
+    assert line.startswith(f"the plug-in {name} {why}")

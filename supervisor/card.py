@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from supervisor import redact
-from supervisor.core.model import PlanKind
+from supervisor.core.model import Beginning, PlanKind
 from supervisor.observe import cores
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def card(  # noqa: PLR0913 (all that the card names)
         ("next", plan.next_rung),
     ]
     if resumed is not None:
-        rows.append(("resumed", _resumed(resumed)))
+        rows.append((_beginning_label(resumed), _resumed(resumed)))
     rows.append(("look", f"supervise why {decision.incident} {address}"))
     if state_dir:
         rows.append(("files", state_dir))
@@ -287,12 +287,27 @@ def _done(plan: Plan, attempt: int) -> str:
     return f"restart as attempt {attempt + 1}{wait}: {plan.reason}"
 
 
+def beginning(report: ReportResume) -> str:
+    """Return how an attempt began, in one line; a journal of before tells only what was handed over, as `path`."""
+    handed = report.handed or report.path
+    if report.began is Beginning.RESUMED:
+        step = "an unknown step" if report.step is None else f"step {report.step}"
+        return f"resumed at {step} from {report.path}"
+    if report.began is Beginning.FROM_SCRATCH:
+        why = report.because or "no load of a checkpoint was seen"
+        return f"STARTED FROM SCRATCH: {why}" + (f"; {handed} was handed over" if handed else "")
+    if not handed and report.because:
+        return f"STARTED FROM SCRATCH? {report.because}"
+    return f"resume not confirmed: no rank was seen to load {handed or 'a checkpoint'}"
+
+
+def _beginning_label(resume: ReportResume) -> str:
+    return "resumed" if resume.began is Beginning.RESUMED else "began"
+
+
 def _resumed(resume: ReportResume) -> str:
-    if resume.path is None:
-        return f"attempt {resume.attempt} STARTED FROM SCRATCH"
-    if not resume.confirmed:
-        return f"attempt {resume.attempt} was handed {resume.path}; no rank was seen to load it"
-    return f"attempt {resume.attempt} resumed at {_step(resume.step)} from {resume.path}"
+    colon = ":" if resume.began is Beginning.UNCONFIRMED else ""
+    return f"attempt {resume.attempt}{colon} {beginning(resume)}"
 
 
 def _where(incident: Incident, last: Round, node: str) -> str:
@@ -357,7 +372,7 @@ def _ending(incident: Incident, last: Round) -> list[tuple[str, float | None, st
     if incident.resumed is not None:
         which = "first " if len(incident.rounds) > 1 else ""
         took = f"; {max(0.0, incident.resumed_t - incident.opened_t):.1f} s after the {which}failure"
-        rows.append(("resumed", incident.resumed_t, _resumed(incident.resumed) + took))
+        rows.append((_beginning_label(incident.resumed), incident.resumed_t, _resumed(incident.resumed) + took))
     elif last.began is not None:
         rows.append(("began", last.began_t, f"attempt {last.began} was ordered"))
     if incident.died_t is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import forecast, ownership, persist, proof, prune, retain
@@ -71,6 +72,7 @@ class JobCheckpoints:
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
         self.stumbled: Callable[[str], None] | None = None  # told once of each failure of the watcher itself
         self._attempt = 0
+        self._began_ns = 0  # of that attempt, by wall time
         self._alive_until_ns = time.time_ns()  # of the last rank, by wall time
         settings = job.settings
         learns = settings.checkpoints.learn and settings.instrument.enabled
@@ -85,7 +87,7 @@ class JobCheckpoints:
 
     def began(self, attempt: int) -> None:
         """Note which attempt's ranks are to be learned from. From the loop's thread."""
-        self._attempt = attempt
+        self._attempt, self._began_ns = attempt, time.time_ns()
 
     def ended(self) -> None:
         """Note that no rank is left: what is written from now on is not this job's. From the loop's thread."""
@@ -113,6 +115,11 @@ class JobCheckpoints:
         if self.learned is None or self.learned.is_checkpoint(path):
             return True
         return any(path == one.path for one in find(self._job.settings.checkpoints.paths, str(self._job.cwd)).candidates)
+
+    def is_ours(self, path: str) -> bool:
+        """Return whether a path lies where this job's checkpoints are declared, or where it was seen to save. No file is looked at."""
+        declared = (os.path.join(self._job.cwd, pattern) for pattern in self._job.settings.checkpoints.paths)  # noqa: PTH118 (patterns)
+        return any(fnmatchcase(path, pattern) for pattern in declared) or (self.learned is not None and self.learned.is_saved(path))
 
     def absorb(self) -> None:
         """Learn from what the ranks wrote since the last time."""
@@ -263,8 +270,8 @@ class JobCheckpoints:
         if self.learned is not None:
             self.learned.teach(path)
 
-    def watcher(self, on_verified: Callable[[CheckpointRef], None]) -> CheckpointWatcher | None:
-        """Make the watcher, where any checkpoint is declared or may be learned."""
+    def watcher(self, on_verified: Callable[[CheckpointRef, int], None]) -> CheckpointWatcher | None:
+        """Make the watcher, where any checkpoint is declared or may be learned. `on_verified` gets the attempt that saved it too."""
         checkpoints = self._job.settings.checkpoints
         if not checkpoints.paths and self.learned is None:
             return None
@@ -290,12 +297,23 @@ class JobCheckpoints:
                 self._foresee(manifest)
                 self._prune(manifest)
             if news and self.is_checkpoint(found.path):
-                on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)))
+                on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)), self._made_in(found.path))
 
         self._copies.sweep()
         return CheckpointWatcher(
             look, verified, self._cache, interval_s=checkpoints.scan_interval_s, on_trouble=self.stumbled or (lambda _: None)
         )
+
+    def _made_in(self, path: str) -> int:
+        """Return the attempt that saved a checkpoint: by its ranks' word, else by when the file was written; 0 where neither tells."""
+        writes = self.learned.writes(path) if self.learned is not None else ()
+        if writes:
+            return max(write.attempt for write in writes)
+        try:
+            written_ns = os.stat(path).st_mtime_ns  # noqa: PTH116 (strings throughout)
+        except OSError:
+            return 0
+        return self._attempt if self._began_ns and written_ns >= self._began_ns else 0
 
     def _record(self, found: Verification, reading: Reading) -> Manifest | None:
         """Take down what was proven, byte by byte, so that a later change of it is seen. None where it changed meanwhile."""

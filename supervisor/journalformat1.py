@@ -113,7 +113,10 @@ class Format1:
         elif step is not None and step > (self.state.high_water or 0):
             self._passed(step, step - self.state.policy.same_place_steps)
             self._set(high_water=step)
+        first = self.state.first_step
         self._set(
+            loaded=data.get("loaded") or self.state.loaded,
+            first_step=step - max(seen, 0) if first is None and not relative and step is not None else first,
             progress=self._read({"step": step, "relative": relative, "phase": data["phase"]}, Progress),
             steps_seen=seen,
             ever_loaded=self.state.ever_loaded or data.get("loaded") is not None,
@@ -148,6 +151,8 @@ class Format1:
         overrides = tuple((name, value) for name, value in data.get("overrides", ()))
         self._set(
             resume=self._read(data["resume"], CheckpointRef | None),
+            loaded=None,
+            first_step=None,
             overrides=overrides,
             begun_with=overrides,
             nproc=data.get("nproc"),

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from checkpointing import durable
 from checkpointing.model import Identity
 from checkpointing.tree import Tree
+from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.places import is_of, pattern_of, unit_of
 
 if TYPE_CHECKING:
@@ -156,6 +157,10 @@ class Learned:
         """Return whether a path is of a place of checkpoints or candidates."""
         return any(is_of(pattern, path) for pattern in self.patterns(candidates=True))
 
+    def is_saved(self, path: str) -> bool:
+        """Return whether a path is of a place to which this job was seen to save."""
+        return any(place.saved and not place.data and is_of(place.pattern, path) for place in self.places())
+
     def writes(self, unit: str) -> tuple[Write, ...]:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
         return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
@@ -280,8 +285,7 @@ class Learned:
         self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh)
 
     def _was_loaded(self, row: dict[str, Any], file: str) -> None:
-        # DCP's way to load an optimizer has it make one step first, of zeros, so that there is a state to load into
-        if int(row["steps"]) > (1 if row.get("via") == "dcp" else 0):
+        if not loads_first(row.get("via", ""), int(row["steps"])):
             return  # an evaluation, or the best model put back at the end
         path = str(row["path"])
         real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (strings throughout)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor import card as cards
 from supervisor.core import inbox
 from supervisor.core.actions import ReportDecision
-from supervisor.core.model import Cause, PlanKind
+from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.eventlog import LogEvent
 from supervisor.gpuledger import clear_command
 from supervisor.keeper import Keeper
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
 #: What a stop takes beyond the ranks' own deadline, told to systemd.
 STOP_MARGIN_S = 20.0
 
-#: The alert that says nothing beyond the decision's own line.
-BATCH_CHANGED = "batch_changed"
+FROM_SCRATCH = "started_from_scratch"
+#: The alerts that say nothing beyond a line of the decision's, or of how the attempt began.
+SAID = frozenset({"batch_changed", FROM_SCRATCH})
 #: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
 #: worse, and all that is about the keeping of checkpoints.
-BY_THEMSELVES = frozenset({"change_ignored", "node_health", "mirror_failing", "mirror_recovered", "disk_filling"})
+BY_THEMSELVES = frozenset({"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling"})
 
 #: What the log says of each event that the core took. Progress is left to the journal: it would drown the rest.
 LOGGED: dict[type, LogEvent] = {
@@ -244,18 +245,18 @@ class Narrator:
         self._tell_beside(action)
 
     def resumed(self, action: act.ReportResume) -> None:
-        """Say how the restarted attempt began."""
-        self._began = "started_from_scratch" if action.path is None else "resumed"
+        """Report how the attempt began."""
+        self._began = action.began.value
         took = f" ({self._clock.now() - self._began_t:.1f} s after the start of attempt {action.attempt})"
-        if action.path is None:
-            told = ": no checkpoint was loaded" if action.confirmed else "? no rank was seen to load a checkpoint or to make a step"
-            self._terminal.say(f"STARTED FROM SCRATCH{told}{took}", "warning")
-        elif not action.confirmed:
-            self._terminal.say(f"STARTED FROM SCRATCH? {action.path} was handed over, and no rank was seen to load it{took}", "warning")
-        else:
-            step = "an unknown step" if action.step is None else f"step {action.step}"
-            self._terminal.say(f"resumed at {step} from {action.path}{took}")
-        self._log.write(LogEvent.RESUME_CONFIRMED, attempt=action.attempt, step=action.step, path=action.path, confirmed=action.confirmed)
+        self._terminal.say(cards.beginning(action) + took, "info" if action.began is Beginning.RESUMED else "warning")
+        self._log.write(
+            LogEvent.RESUME_CONFIRMED,
+            attempt=action.attempt,
+            step=action.step,
+            path=action.path,
+            confirmed=action.confirmed,
+            handed=action.handed,
+        )
         if self._decision is not None:
             self._keep(action.incident, "card.txt", self._card(self._decision, action))
 
@@ -297,7 +298,7 @@ class Narrator:
         return told
 
     def _tell(self, action: act.Alert, decision: act.ReportDecision | None) -> None:
-        if action.kind != BATCH_CHANGED:  # the line of the decision says it
+        if action.kind not in SAID:
             self._terminal.say(cards.clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
         self._alert(action.kind, incident, action.attempt, step, action.text)
@@ -389,7 +390,8 @@ class Narrator:
         event = AlertEvent(outcome)
         decision = self._last
         stop = decision is not None and decision.plan.kind is PlanKind.STOP
-        action = AlertAction(self._began) if event is AlertEvent.RESOLVED else AlertAction.STOP if stop else AlertAction.RESTART
+        began = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
+        action = AlertAction(self._began) if began else AlertAction.STOP if stop else AlertAction.RESTART
         self.alerts.enqueue(
             Alert(
                 run_id=self._job.run_id,

@@ -141,7 +141,7 @@ class _Run:
         if self.continues:
             self.narrator.goes_on(self.past.state.incident)
         self.workshop = Workshop(job, ignored, lambda text: terminal.say(text, "warning"))
-        self.sampler = Sampler(self.loop.post, settings.instrument.start_ceiling_s)
+        self.sampler = Sampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.is_ours)
         self.executor = Executor(job, self.loop, self.narrator, self.sampler, self.workshop)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
@@ -199,8 +199,8 @@ class _Run:
             told = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
             self.loop.call_soon(lambda: self.terminal.say(told, "error"))
 
-    def _checkpoint_verified(self, ref: CheckpointRef) -> None:
-        self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref))
+    def _checkpoint_verified(self, ref: CheckpointRef, made_in: int) -> None:
+        self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref, made_in))
 
     def _was_pruned(self, path: str, step: int | None, why: str) -> None:
         self.loop.call_soon(lambda: self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=why or "removed"))

@@ -38,6 +38,7 @@ class AlertEvent(StrEnum):
     MEMORY_HELD = "memory_held"
     BATCH_CHANGED = "batch_changed"
     CHANGE_IGNORED = "change_ignored"
+    STARTED_FROM_SCRATCH = "started_from_scratch"
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
     DISK_FILLING = "disk_filling"
@@ -47,7 +48,7 @@ class AlertEvent(StrEnum):
     def state(self) -> str:
         """`firing` while a person may have to act, `resolved` when none has to any more."""
         match self:
-            case AlertEvent.OPENED | AlertEvent.GIVEN_UP:
+            case AlertEvent.OPENED | AlertEvent.GIVEN_UP | AlertEvent.STARTED_FROM_SCRATCH:
                 return "firing"
             case AlertEvent.RECURRING_FAILURE | AlertEvent.GPU_QUARANTINED | AlertEvent.MEMORY_HELD | AlertEvent.CHANGE_IGNORED:
                 return "firing"
@@ -77,6 +78,7 @@ SEVERITIES = {
     AlertEvent.MEMORY_HELD: Severity.WARNING,
     AlertEvent.BATCH_CHANGED: Severity.INFO,
     AlertEvent.CHANGE_IGNORED: Severity.WARNING,
+    AlertEvent.STARTED_FROM_SCRATCH: Severity.CRITICAL,
     AlertEvent.MIRROR_FAILING: Severity.WARNING,
     AlertEvent.MIRROR_RECOVERED: Severity.INFO,
     AlertEvent.DISK_FILLING: Severity.WARNING,
@@ -91,6 +93,7 @@ class AlertAction(StrEnum):
     STOP = "stop"
     RESUMED = "resumed"
     STARTED_FROM_SCRATCH = "started_from_scratch"
+    RESUME_NOT_CONFIRMED = "resume_not_confirmed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from supervisor.core.model import CheckpointRef, Gpu, Plan, Verdict
+from supervisor.core.model import Beginning, CheckpointRef, Gpu, Plan, Verdict
 
 #: signal(7); core imports nothing that touches the system.
 SIGTERM = 15
@@ -140,8 +140,8 @@ class RequestSave:
 class Alert:
     """Tell a person what no incident says by itself.
 
-    kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, or change_ignored: a rank
-    trains with another value than a plan set.
+    kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
+    trains with another value than a plan set, or started_from_scratch: a checkpoint was there, and the attempt began without it.
     """
 
     kind: str
@@ -175,14 +175,26 @@ class ReportDecision:
 
 @dataclass(frozen=True, slots=True)
 class ReportResume:
-    """How the restarted attempt began: resumed at a step from a path, or from scratch."""
+    """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
+
+    handed: the checkpoint that was handed over. because: what speaks for a beginning from scratch.
+    """
 
     incident: int
     attempt: int
     step: int | None
     path: str | None
     confirmed: bool
+    handed: str | None = None
+    because: str = ""
     waits_for_journal: ClassVar[bool] = False
+
+    @property
+    def began(self) -> Beginning:
+        """The three in one word."""
+        if not self.confirmed:
+            return Beginning.UNCONFIRMED
+        return Beginning.FROM_SCRATCH if self.path is None else Beginning.RESUMED
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core import planning, preflight
+from supervisor.core import planning, preflight, resumption
 from supervisor.core.actions import (
     BeginAttempt,
     CheckHealth,
@@ -18,7 +18,7 @@ from supervisor.core.actions import (
     SetTimer,
 )
 from supervisor.core.model import Cause, Launcher, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import Incident, JobState, Stage, changed
+from supervisor.core.state import Incident, JobState, Made, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     Step = tuple[JobState, tuple[Action, ...]]
 
+TAKES = "hand it over as the script takes it (--resume-args '--resume {resume}'), or --resumes-itself where it finds its own"
 PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 
 
@@ -111,11 +112,25 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
     """Return the stop that stands in for a restart from scratch which would lose too much; None where it is allowed."""
     over_t = t if state.over_t is None else state.over_t  # what was waited for since is no lost work
     lasted = over_t - state.began_t if state.attempt else 0.0
-    resumes = state.policy.resumes_itself or state.ever_loaded or state.newest is not None  # a place from which it loads holds a good one
-    if lasted <= state.policy.scratch_limit_s or resumes:
+    if lasted <= state.policy.scratch_limit_s or state.policy.resumes_itself:
+        return None
+    if state.resume is not None:
+        return _not_taken(state, lasted, state.resume)
+    if state.policy.checkpoints_declared or state.ever_loaded or state.newest is not None:  # a place from which it loads holds a good one
         return None
     told = f"attempt {state.attempt} ran {lasted:.0f} s and nothing shows that the script resumes"
     return Plan(PlanKind.STOP, f"{told}: a restart would start from scratch", PERMITS, "beginning", 65)
+
+
+def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | None:
+    """Return the stop where the last attempt trained for long without the checkpoint that it was handed: the next one would do the same.
+
+    Where no hook of ours saw it train, nothing follows from a load that was not seen.
+    """
+    if state.steps_seen < 1 or resumption.is_shown(state):
+        return None
+    told = f"attempt {state.attempt} ran {lasted:.0f} s and nothing shows that it went on from {handed.path}, which it was handed"
+    return Plan(PlanKind.STOP, f"{told}: another one would start from scratch too", TAKES, "beginning", 65)
 
 
 def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
@@ -166,7 +181,9 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         loaded=None,
         progress=Progress(),
         steps_seen=-1,
-        resumed_reported=False,
+        first_step=None,
+        began_as=None,
+        made=Made(),
         deaths=(),
         ended=False,
         evidence=None,

@@ -173,7 +173,7 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
     situation = planning.situation(state, t, verdict, planning.Place(step, before, phase), failed_gpus)
     plan = propose(situation)
-    if plan.kind is PlanKind.RESTART and not state.policy.checkpoints_declared:
+    if plan.kind is PlanKind.RESTART:
         plan = beginning.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
     state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
     state, beside = planning.folded(state, plan, situation)

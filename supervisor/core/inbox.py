@@ -165,11 +165,12 @@ class CheckpointSelected:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerified:
-    """The watcher verified a checkpoint that appeared while the job ran."""
+    """The watcher verified a checkpoint that appeared while the job ran. made_in: the attempt that saved it, 0 where nobody knows."""
 
     t: float
     attempt: int
     checkpoint: CheckpointRef
+    made_in: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,8 @@ class ProgressObserved:
 
     `steps_seen` counts optimizer steps in this attempt (-1: no rank is instrumented); `step` is absolute, or None where nothing
     absolute is known (then the core adds `steps_seen` to the step resumed from and calls it relative).
+    loaded: the checkpoint of this job that a rank loaded before its first step. read: a file at none of the job's places that one loaded,
+    which may be data. first_step: the absolute step at which this attempt's training began, as the optimizer or the script counts.
     """
 
     t: float
@@ -186,6 +189,8 @@ class ProgressObserved:
     steps_seen: int
     phase: Phase
     loaded: str | None = None
+    read: str | None = None
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

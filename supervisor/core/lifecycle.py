@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
-from supervisor.core import beginning, failing, planning
-from supervisor.core.actions import SIGTERM, Alert, CloseIncident, Finish, OpenIncident, ReportDecision, ReportResume, Say, StopRanks
+from supervisor.core import beginning, failing, planning, resumption
+from supervisor.core.actions import SIGTERM, Alert, CloseIncident, Finish, OpenIncident, ReportDecision, Say, StopRanks
 from supervisor.core.model import Cause, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import NOTICES, Incident, JobState, Stage, changed
 from supervisor.strategies.situation import overridden
@@ -129,18 +129,20 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
             failures = failures and _refilled(failures, step, step - state.policy.same_place_steps)
         high_water = step
     loaded = event.loaded or state.loaded
+    first_step = state.first_step if event.first_step is None else event.first_step
+    if first_step is None and step is not None and not relative:
+        first_step = step - max(event.steps_seen, 0)
     state = changed(
         state,
         progress=Progress(step, relative, event.phase),
         steps_seen=event.steps_seen,
         loaded=loaded,
-        ever_loaded=state.ever_loaded or loaded is not None,
+        first_step=first_step,
+        ever_loaded=state.ever_loaded or loaded is not None or event.read is not None,
         high_water=high_water,
         failures=failures,
     )
-    if event.steps_seen < 1 or state.resumed_reported or state.attempt == 1:
-        return state, ()
-    return _resumed(state)
+    return resumption.reported(state)
 
 
 def _refilled(failures: tuple[Failure, ...], step: int, passed: int) -> tuple[Failure, ...]:
@@ -160,37 +162,20 @@ def _past(failure: Failure, step: int, passed: int) -> Failure:
     return replace(failure, progressed_since=got, passed_since=past)
 
 
-def _resumed(state: JobState) -> Step:
-    """Say how the restarted attempt began, from what was seen rather than from what was asked."""
-    number = state.incident.number if state.incident else 0
-    handed = state.resume
-    step, path, confirmed = None, None, state.steps_seen > 0
-    absolute = None if state.progress.relative or state.progress.step is None else state.progress.step - max(state.steps_seen, 0)
-    if handed is not None and (state.loaded is None or state.loaded == handed.path):
-        step, path = handed.step, handed.path
-        confirmed = state.loaded is not None or (absolute is not None and absolute > 0)
-    elif state.loaded is not None:
-        known = next((found.step for found in state.verified if found.path == state.loaded), None)
-        step, path = known if absolute is None else absolute, state.loaded
-    elif absolute is not None and absolute > 0:
-        step, path = absolute, "a checkpoint of its own"
-    actions: tuple[Action, ...] = (ReportResume(number, state.attempt, step, path, confirmed),)
-    if state.incident is not None:
-        actions = (*actions, CloseIncident(number, state.attempt, "resolved", state.progress.step))
-    return changed(state, resumed_reported=True, incident=None), actions
-
-
 def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
     """A verified checkpoint beyond the run's high-water mark is progress: it clears the budget."""
     found, newest = event.checkpoint, state.newest
     state = planning.with_verified(state, found)
+    told: tuple[Action, ...] = ()
+    if event.made_in == state.attempt and state.attempt:
+        state, told = resumption.reported(resumption.with_save(state, found))
     if newest is not None and found.step is not None and newest.step is not None and found.step <= newest.step:
-        return state, ()
+        return state, told
     mark = max(state.saved_mark, state.high_water or 0)
     state = changed(state, newest=found, saved_mark=max(state.saved_mark, found.step or 0))
     if found.step is not None and found.step > mark and state.stage is Stage.RUNNING:
         state = changed(state, failures=_refilled(state.failures, found.step + 1, found.step + 1))
-    return state, ()
+    return state, told
 
 
 def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
@@ -229,8 +214,8 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
 
 def _done(state: JobState) -> Step:
     closing: tuple[Action, ...] = ()
-    if state.attempt > 1 and not state.resumed_reported:  # no step was ever seen: it is over before it could be told
-        state, closing = _resumed(state)
+    if state.attempt > 1 and state.began_as is None:  # no step was ever seen: it is over before it could be told
+        state, closing = resumption.reported(state, over=True)
     elif state.incident is not None:
         outcome = "withdrawn" if state.evicted and state.incident.opened_t > state.began_t else "resolved"
         closing = (CloseIncident(state.incident.number, state.attempt, outcome, state.progress.step),)

@@ -78,6 +78,14 @@ class Launcher(StrEnum):
     PLAIN = "plain"  # any other command
 
 
+class Beginning(StrEnum):
+    """How an attempt began: as it was seen, not as it was meant."""
+
+    RESUMED = "resumed"
+    FROM_SCRATCH = "started_from_scratch"
+    UNCONFIRMED = "resume_not_confirmed"
+
+
 @dataclass(frozen=True, slots=True)
 class RankInfo:
     """One rank of one attempt. `start_ticks` is field 22 of /proc/PID/stat: with the pid it names a process for one boot."""

@@ -10,7 +10,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.model import CheckpointRef, Evidence, Failure, Finding, Gpu, Plan, Policy, Progress, RankExit, RankInfo, Verdict
+from supervisor.core.model import (
+    Beginning,
+    CheckpointRef,
+    Evidence,
+    Failure,
+    Finding,
+    Gpu,
+    Plan,
+    Policy,
+    Progress,
+    RankExit,
+    RankInfo,
+    Verdict,
+)
 
 
 class Stage(StrEnum):
@@ -63,6 +76,20 @@ class Incident:
     plan: Plan | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The verified checkpoints that this attempt itself saved: how many, and the least and greatest step, None where none is known."""
+
+    count: int = 0
+    lowest: int | None = None
+    highest: int | None = None
+
+    def with_one(self, step: int | None) -> Made:
+        """Return these and one more."""
+        known = [one for one in (self.lowest, self.highest, step) if one is not None]
+        return Made(self.count + 1, min(known, default=None), max(known, default=None))
+
+
 @dataclass(frozen=True)
 class JobState:
     """One job, as the core sees it. `attempt` is the current attempt, or the last one where none runs; 0 before the first.
@@ -86,7 +113,9 @@ class JobState:
     loaded: str | None = None
     progress: Progress = Progress()
     steps_seen: int = -1
-    resumed_reported: bool = False
+    first_step: int | None = None  # absolute, at which the training of this attempt began
+    began_as: Beginning | None = None  # as it was reported; None: not yet
+    made: Made = Made()
     # its end
     deaths: tuple[RankExit, ...] = ()
     ended: bool = False
@@ -151,4 +180,4 @@ else:
         return made
 
 
-__all__ = ["NOTICES", "Incident", "JobState", "Stage", "Stop", "changed"]
+__all__ = ["NOTICES", "Incident", "JobState", "Made", "Stage", "Stop", "changed"]

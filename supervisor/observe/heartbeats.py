@@ -29,7 +29,7 @@ class Beat:
     `steps` counts training steps seen in this process: 0 says that none was seen, not that none was made. `step` is absolute, as
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
     `asks`: the script asks whether to save, and `save_asked`: it was told to. `went_on`: after that it trained on, or ended in order, with
-    no save under way, and `saved`: by then a save had ended.
+    no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began.
     """
 
     local_rank: int
@@ -50,6 +50,7 @@ class Beat:
     asks: bool = False
     went_on: bool = False
     saved: bool = False
+    first_step: int | None = None
 
 
 def create(path: Path, slots: int) -> None:
@@ -108,4 +109,5 @@ def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> Beat | None:
         asks=bool(flags & shim.FLAG_ASKS),
         went_on=bool(flags & shim.FLAG_WENT_ON),
         saved=bool(flags & shim.FLAG_SAVED),
+        first_step=slot[shim.BEGAN] - 1 if slot[shim.BEGAN] else None,
     )

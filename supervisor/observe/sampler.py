@@ -10,10 +10,12 @@ made. An unreadable file is no news. Owns what it last reported.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.inbox import ProgramSeen, ProgressObserved, Saved, SaveWatched, StartCeilingPassed
 from supervisor.core.model import Phase
+from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe import errorfiles, heartbeats
 from supervisor.places import unit_of
@@ -34,8 +36,10 @@ PHASE_S = 1.0
 class Sampler:
     """Watches one attempt at a time. One look at a time."""
 
-    def __init__(self, post: Callable[[Event], None], ceiling_s: float) -> None:
+    def __init__(self, post: Callable[[Event], None], ceiling_s: float, is_ours: Callable[[str], bool] = lambda _: True) -> None:
+        """Take whom to tell, how long ranks may be silent, and whether a path lies where this job's checkpoints are."""
         self._post = post
+        self._is_ours = is_ours
         self._ceiling_s = ceiling_s
         self._directory: Path | None = None
 
@@ -64,13 +68,17 @@ class Sampler:
         slowest = min(seen, key=lambda beat: max(beat.steps, 0))
         steps = min(max(beat.steps, 0) for beat in seen)
         absolute = [beat.step for beat in seen if beat.step is not None]
-        now = ProgressObserved(t, self._attempt, min(absolute) if absolute else None, steps, Phase(slowest.phase))
+        firsts = [beat.first_step for beat in seen if beat.first_step is not None]
+        now = ProgressObserved(
+            t, self._attempt, min(absolute, default=None), steps, Phase(slowest.phase), first_step=min(firsts, default=None)
+        )
         told = self._told
-        first = told is None or (steps > 0 and told.steps_seen < 1)
+        first = told is None or (steps > 0 and told.steps_seen < 1) or now.first_step != told.first_step
         changed = told is not None and now.phase != told.phase and t - told.t >= PHASE_S
         due = told is not None and (last or t - told.t >= REPORT_S) and (now.step, steps) != (told.step, told.steps_seen)
         if first or changed or due:
-            self._told = ProgressObserved(t, self._attempt, now.step, steps, now.phase, self._loaded())
+            loaded, read = self._loaded()
+            self._told = replace(now, loaded=loaded, read=read)
             self._post(self._told)
 
     def _look_for_program(self, t: float, *, last: bool) -> None:
@@ -102,13 +110,18 @@ class Sampler:
         if silent:
             self._post(StartCeilingPassed(t, self._attempt, silent))
 
-    def _loaded(self) -> str | None:
-        """The checkpoint that a rank was seen to load, or a file of it: the one handed over if it is among them, else the last one."""
+    def _loaded(self) -> tuple[str | None, str | None]:
+        """The checkpoint of this job that a rank loaded before it trained, or a file of it, and the last other file that one loaded.
+
+        The one handed over if it is among them, else the last one.
+        """
         paths = loads(self._directory) if self._directory else []
         units = [unit_of(path) for path in paths]
         if self._resume is not None and self._resume.path in {*paths, *units}:
-            return self._resume.path
-        return units[-1] if units else None
+            return self._resume.path, None
+        ours = [unit for unit in units if self._is_ours(unit)]
+        others = [unit for unit in units if unit not in ours]
+        return ours[-1] if ours else None, others[-1] if others else None
 
 
 def is_saved(asking: Sequence[Beat]) -> bool:
@@ -124,7 +137,10 @@ def is_saved(asking: Sequence[Beat]) -> bool:
 
 
 def loads(directory: Path) -> list[str]:
-    """Return the paths that ranks passed to torch.load in this attempt, in the order of each rank's file."""
+    """Return the paths that ranks loaded before they trained in this attempt, in the order of each rank's file.
+
+    What was asked for in vain was not loaded, and what is loaded later is an evaluation's.
+    """
     found = []
     for file in sorted(directory.glob("loads-*.jsonl")):
         try:
@@ -133,7 +149,9 @@ def loads(directory: Path) -> list[str]:
             continue
         for line in lines:
             try:
-                found.append(str(json.loads(line)["path"]))
-            except (ValueError, KeyError, TypeError, RecursionError):  # a line that is being written
+                row = json.loads(line)
+                if row.get("complete", True) and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
+                    found.append(str(row["path"]))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a line that is being written
                 continue
     return found

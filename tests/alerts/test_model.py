@@ -41,6 +41,7 @@ def test_payload_is_the_allow_list_and_documented(alert: Callable[..., Alert]) -
         (AlertEvent.MEMORY_HELD, "firing"),
         (AlertEvent.BATCH_CHANGED, "resolved"),
         (AlertEvent.CHANGE_IGNORED, "firing"),
+        (AlertEvent.STARTED_FROM_SCRATCH, "firing"),
     ],
 )
 def test_state_follows_the_event(alert: Callable[..., Alert], event: AlertEvent, state: str) -> None:

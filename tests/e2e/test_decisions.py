@@ -386,6 +386,42 @@ def test_the_webhook_is_told(  # a fixture and a case
     assert SECRET not in run.account()
 
 
+#: AdamW keeps its own count of steps in the checkpoint, which this script does not load whatever it is handed.
+IGNORES = """
+import os, pathlib, signal
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+pathlib.Path("ckpt").mkdir(exist_ok=True)
+for step in range(1, 31):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    if step % 10 == 0:
+        torch.save({"step": step, "model": model.state_dict()}, f"ckpt/step-{step}.pt")
+    if step == 25 and os.environ["SUPERVISE_JOB_ATTEMPT"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
+    supervise: Callable[..., Supervised], receiver: Receiver, tmp_path: Path
+) -> None:
+    script = tmp_path / "ignores.py"
+    script.write_text(IGNORES)
+    run = supervise(sys.executable, str(script), options=["--checkpoints", "ckpt/*.pt"], SUPERVISE_WEBHOOK_URL=receiver.url)
+    assert run.exit_code() == 0
+    alerts = [json.loads(body) for _, body in receiver.got]
+    assert {(alert["event"], alert["severity"], alert["action"]) for alert in alerts} == {
+        ("opened", "warning", "restart"),
+        ("started_from_scratch", "critical", "started_from_scratch"),
+        ("resolved", "info", "started_from_scratch"),
+    }
+    card = next(run.state.glob("*/nodes/*/incidents/0001/card.txt")).read_text()
+    assert re.search(r"STARTED FROM SCRATCH: its training began at step 0; \S*ckpt/step-20.pt was handed over", run.stderr)
+    assert "STARTED FROM SCRATCH" in card
+    assert "resumed" not in run.stderr + card
+
+
 @pytest.mark.parametrize("endpoint", ["refuses", "never answers"])
 def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Supervised], endpoint: str) -> None:
     with socket.socket() as listener:

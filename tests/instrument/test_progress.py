@@ -139,6 +139,35 @@ def test_the_scripts_own_word_counts_for_more(beat: Beat) -> None:
     assert (beat.step, beat.steps) == (4000, 2)
 
 
+def _first_step(beat: Beat) -> int:
+    return beat._view[layout.BEGAN] - 1  # noqa: SLF001  what the supervisor reads
+
+
+def test_where_the_training_began_is_the_optimizers_count_or_the_scripts_first_word(beat: Beat) -> None:
+    optimizer = _optimizer(torch.optim.Adam)
+    assert _first_step(beat) == -1  # not known
+    optimizer.step()
+    assert _first_step(beat) == 0
+    beat.told(41)  # the script resumed, and made its optimizer anew
+    assert _first_step(beat) == 40
+    for micro_step in range(42, 90):
+        beat.told(micro_step)  # counts more than the optimizer does
+    assert _first_step(beat) == 40
+
+
+def test_an_optimizer_that_was_loaded_says_where_the_training_began() -> None:
+    optimizer = _optimizer(torch.optim.Adam)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["state"][0]["step"] = torch.tensor(40.0)
+    second = Beat(1, 2, 0)
+    optimizer.load_state_dict(saved)
+    handle = register_optimizer_step_post_hook(second.on_step)
+    optimizer.step()
+    handle.remove()
+    assert _first_step(second) == 40
+
+
 @pytest.mark.parametrize("word", ["x", None, 1 << 70])
 def test_a_word_that_is_no_step_is_passed_over(beat: Beat, word: Any) -> None:
     beat.told(word)

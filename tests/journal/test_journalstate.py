@@ -212,5 +212,7 @@ def test_progress_costs_a_record_only_what_it_changes(story: Story) -> None:
     bodies = [r.body for r in records_of(story()) if isinstance(r.body, EventTaken) and r.body.event == "ProgressObserved"]
     quiet = [body for body in bodies if not body.actions]
     assert quiet
-    assert all(set(body.state) <= {"progress", "steps_seen", "loaded", "ever_loaded", "high_water"} for body in quiet)
+    assert all(
+        set(body.state) <= {"progress", "steps_seen", "loaded", "ever_loaded", "high_water", "first_step", "began_as"} for body in quiet
+    )
     assert max(len(msgspec.json.encode(body)) for body in quiet) < 400

@@ -142,7 +142,7 @@ def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(writ
     text = told(written, capsys)
     assert "resolved" in text
     assert "earlier" not in text
-    assert re.search(r"resumed .*attempt 2 was handed ckpt/3.pt; no rank was seen to load it", text)
+    assert re.search(r"began .*attempt 2: resume not confirmed: no rank was seen to load ckpt/3.pt", text)
 
 
 def test_a_death_outside_of_any_incident_keeps_its_number_when_a_new_run_begins(
@@ -343,7 +343,7 @@ def test_a_start_from_scratch_is_said_loudly() -> None:
     assert "attempt 4 STARTED FROM SCRATCH" in card(
         "train", decision(), ReportResume(2, 4, None, None, confirmed=True), address="--job train"
     )
-    assert "no rank was seen to load it" in card(
+    assert "no rank was seen to load ckpt/3.pt" in card(
         "train", decision(), ReportResume(2, 4, 3, "ckpt/3.pt", confirmed=False), address="--job train"
     )
 

@@ -38,7 +38,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "ranks": lambda ranks: tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in ranks),
     "exit": lambda given: RankExit(**{"pid": 100 + given["rank"], "at_ns": 0, **given}),
     "evidence": lambda facts: tuple(_evidence(fact) for fact in facts),
-    "chosen": lambda given: CheckpointRef(**{"level": "structure", **given}),
+    "chosen": lambda given: CheckpointRef(**{"level": "structure", "step": None, **given}),
     "checkpoint": lambda given: CheckpointRef(**{"level": "structure", **given}),
     "gpus": lambda rows: tuple(Gpu(**row) for row in rows),
     "values": lambda rows: tuple(rows.items()),

@@ -25,13 +25,14 @@ STATE_ENTRIES = 4  # parameters whose state is looked at: one may be unused and 
 class Beat:
     """The slot of one process. `wants_slot` is called when it is seen to train, until it has a slot."""
 
-    __slots__ = ("_due_ns", "_main_thread", "_seen", "_steps", "_view", "after_save", "at_first_step", "wants_slot")
+    __slots__ = ("_counted", "_due_ns", "_main_thread", "_seen", "_spoke", "_steps", "_view", "after_save", "at_first_step", "wants_slot")
 
     def __init__(self, pid: int, start_ticks: int, rank: int) -> None:
         self._view = memoryview(bytearray(layout.SLOT_BYTES)).cast("q")
         self._steps = 0
         self._seen: set[int] = set()  # ids, not references: an optimizer must die when the script drops it
         self._due_ns = 0
+        self._counted = self._spoke = False  # the optimizer's count, or the script's word, of where the training began is taken
         self._main_thread = get_ident()
         self.wants_slot: Callable[[], None] | None = None
         self.at_first_step: Callable[[], None] | None = None
@@ -119,10 +120,24 @@ class Beat:
             self.after_save()
         if self._phase != layout.TRAIN:
             self._view[layout.PHASE] = now << layout.PHASE_BITS | layout.TRAIN
-        if layout.split_step(self._view[layout.STEP], 0)[1] != layout.SOURCE_WORKER:
-            step = state_step(optimizer)
-            if step is not None:
+        by_worker = layout.split_step(self._view[layout.STEP], 0)[1] == layout.SOURCE_WORKER
+        if by_worker and self._counted:
+            return
+        step = state_step(optimizer)
+        if step is not None:
+            self._began_at(step, by_worker=False)
+            if not by_worker:
                 self._view[layout.STEP] = (step - self._steps) << layout.SOURCE_BITS | layout.SOURCE_OPTIMIZER
+
+    def _began_at(self, step: int, *, by_worker: bool) -> None:
+        """Keep the step at which the training began: of each source the first word counts, of both the greater."""
+        if self._spoke if by_worker else self._counted:
+            return
+        if by_worker:
+            self._spoke = True
+        else:
+            self._counted = True
+        self._view[layout.BEGAN] = max(self._view[layout.BEGAN], step - self._steps + 1, 1)
 
     @quiet
     def told(self, step: int) -> None:
@@ -130,6 +145,7 @@ class Beat:
         if self.wants_slot is not None:
             self.wants_slot()
         self._view[layout.STEP] = int(step) << layout.SOURCE_BITS | layout.SOURCE_WORKER
+        self._began_at(int(step), by_worker=True)
         self._view[layout.LAST_STEP_NS] = monotonic_ns()
         if self._phase != layout.TRAIN:
             self.enter(layout.TRAIN)

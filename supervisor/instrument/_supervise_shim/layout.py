@@ -19,7 +19,7 @@ MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
 SLOT_BYTES = 128
 HEAD_MAGIC, HEAD_VERSION, HEAD_SLOTS = range(3)
-(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED) = range(10)
+(PID, START_TICKS, RANK, HELLO_NS, PHASE, STEPS, LAST_STEP_NS, STEP, FLAGS, ASKED, BEGAN) = range(11)
 
 PHASES = ("unknown", "import", "init", "load", "train", "checkpoint", "eval")
 UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL = range(7)
@@ -28,6 +28,8 @@ SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 
 # PHASE = since when (CLOCK_MONOTONIC ns) << 3 | phase. STEP = value << 2 | source, where the value is the absolute step (worker), or
 # how far the absolute step is ahead of STEPS (optimizer: its own count is looked at now and then, the hook counts in between).
+# BEGAN = value + 1, 0 where unknown: the absolute step at which this process began to train, the greater of what the optimizer's count and
+# the script's first word show.
 PHASE_BITS = 3
 SOURCE_BITS = 2
 
@@ -76,6 +78,11 @@ def split_step(field: int, steps: int) -> tuple[int | None, int]:
     if source == SOURCE_OPTIMIZER:
         return value + steps, source
     return (value, source) if source == SOURCE_WORKER else (None, SOURCE_NONE)
+
+
+def loads_first(via: str, steps: int) -> bool:
+    """Say whether what was loaded after so many steps was loaded before the training: DCP makes a step of zeros first, to have a state."""
+    return steps <= (1 if via == "dcp" else 0)
 
 
 def proven_phase(phase: int, flags: int, age_ns: int) -> int:

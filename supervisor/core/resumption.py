@@ -1,0 +1,108 @@
+"""How an attempt began, judged from what its ranks were seen to do, never from what was handed over to them.
+
+Three things show it, the first that speaks decides:
+
+1. A rank loaded the checkpoint that was handed over, or another one of this job.
+2. The step at which the training began (`JobState.first_step`): the optimizer's own count, or the script's first heartbeat. Adam keeps its
+   count across a resume: 41 after the first step says "resumed at 40", and 1 says "from scratch".
+3. A save of a lower step than the one that was handed over: the attempt did not go on from there, and writes over what is newer.
+
+Everything else is not confirmed: a checkpoint may be loaded by C++ code or from an open file, where no hook of ours is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.core.actions import Alert, CloseIncident, ReportResume
+from supervisor.core.model import Beginning
+from supervisor.core.state import changed
+
+if TYPE_CHECKING:
+    from supervisor.core.actions import Action
+    from supervisor.core.model import CheckpointRef
+    from supervisor.core.state import JobState
+
+    Step = tuple[JobState, tuple[Action, ...]]
+
+_NUMBER = re.compile(r"\d+")
+#: A script may count its first step 0 or 1, and DCP makes one step of zeros to have a state to load into.
+SCRATCH_STEP = 1
+_NOTHING_SEEN = "no rank was seen to load a checkpoint or to make a step"
+#: What the report names where the checkpoint itself was not seen.
+OWN = "a checkpoint of its own"
+
+
+def judged(state: JobState) -> ReportResume:
+    """Return how this attempt began, as far as it is known now."""
+    number = state.incident.number if state.incident else 0
+    handed, first, loaded = state.resume, state.first_step, state.loaded
+    path = handed.path if handed is not None else None
+    begun = ReportResume(number, state.attempt, None, None, confirmed=False, handed=path)
+    if loaded is not None:
+        known = handed.step if handed is not None and loaded == path else _known_step(state, loaded)
+        return replace(begun, step=first if known is None else known, path=loaded, confirmed=True)
+    if first is not None and first > SCRATCH_STEP:
+        reached = handed is not None and (handed.step is None or first >= handed.step - 1)
+        return replace(begun, step=first, path=path if reached else OWN, confirmed=True)
+    because = _from_scratch(state)
+    return replace(begun, confirmed=because not in {"", _NOTHING_SEEN}, because=because)
+
+
+def _from_scratch(state: JobState) -> str:
+    """Return what shows that this attempt, of which no resume was seen, began from scratch; "" where nothing does."""
+    handed, first, low = state.resume, state.first_step, state.made.lowest
+    if handed is not None and handed.step is not None and low is not None and low < handed.step:
+        return f"it saved step {low} after step {handed.step} was handed over"
+    if first is not None and (handed is None or handed.step is None or handed.step > SCRATCH_STEP):
+        return f"its training began at step {max(first, 0)}"
+    if handed is not None or state.policy.resumes_itself:
+        return ""
+    # no checkpoint is known that could have been loaded unseen
+    return "no load of a checkpoint was seen" if state.steps_seen > 0 else _NOTHING_SEEN
+
+
+def is_shown(state: JobState) -> bool:
+    """Return whether anything shows that this attempt went on from the checkpoint that it was handed, or got beyond it."""
+    handed, high = state.resume, state.made.highest
+    beyond = handed is not None and handed.step is not None and high is not None and high > handed.step
+    return judged(state).began is Beginning.RESUMED or beyond
+
+
+def reported(state: JobState, *, over: bool = False) -> Step:
+    """Report how the attempt began, once it trains or is `over`, and again where what was not known then is known now.
+
+    A run's first attempt is reported only where there was something to resume from: all others begin from scratch.
+    """
+    known = state.began_as
+    if (state.steps_seen < 1 and not over) or known is Beginning.RESUMED:
+        return state, ()
+    report = judged(state)
+    if known is not None and report.began not in {Beginning.RESUMED, *({Beginning.FROM_SCRATCH} if known is Beginning.UNCONFIRMED else ())}:
+        return state, ()
+    number, incident = state.attempt, state.incident
+    state = changed(state, began_as=report.began, incident=None)
+    if number == 1 and report.handed is None and report.path is None:
+        return state, ()
+    actions: tuple[Action, ...] = (report,)
+    if report.began is Beginning.FROM_SCRATCH and (report.handed is not None or state.newest is not None):
+        lost = report.handed or (state.newest.path if state.newest is not None else "")
+        actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, and {lost} is there"))
+    if incident is not None:
+        actions = (*actions, CloseIncident(incident.number, number, "resolved", state.progress.step))
+    return state, actions
+
+
+def with_save(state: JobState, found: CheckpointRef) -> JobState:
+    """Return the state that knows a checkpoint of this attempt's own.
+
+    Its step counts where it compares with that of the one handed over: `best-epoch-3.pt` and `step-40.pt` do not count the same.
+    """
+    alike = state.resume is None or _NUMBER.sub("", found.path) == _NUMBER.sub("", state.resume.path)
+    return changed(state, made=state.made.with_one(found.step if alike else None))
+
+
+def _known_step(state: JobState, path: str) -> int | None:
+    return next((found.step for found in state.verified if found.path == path), None)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.card import clean
+from supervisor.launch import heritage
 from supervisor.launch.environment import job_environment
 
 if TYPE_CHECKING:
@@ -125,17 +126,21 @@ class MirrorLink:
 
     def _serve(self) -> int:
         """Run one process to its end; return its exit code. Raises OSError."""
-        with subprocess.Popen(
-            [sys.executable, "-P", "-m", "checkpointing.mirror"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self._environ,
-            text=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-            start_new_session=True,
-        ) as process:
+
+        def start() -> subprocess.Popen[str]:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "checkpointing.mirror"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environ,
+                text=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                start_new_session=True,
+            )
+
+        with heritage.started(start) as process:
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)
             self._process = process
             reader = threading.Thread(target=self._listen, args=(process,), name="mirror-out", daemon=True)

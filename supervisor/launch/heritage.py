@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, AnyStr
 
 from supervisor.guardian import descent
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COOKIE = "SUPERVISE_JOB_COOKIE"
 
 # one list for the process, as the kernel keeps one of its children: whoever waits for any of them must know those that have an owner
-_started: list[subprocess.Popen[bytes]] = []
+_started: list[subprocess.Popen[Any]] = []
 _starting = threading.Lock()
 
 
@@ -57,10 +57,15 @@ class Heritage:
         self._seen.update(process.key for process in processes)
 
     def strangers(self, processes: dict[int, descent.Process]) -> set[int]:
-        """Select, among our children, those that are not proven to be the job's; what descends from the others is remembered."""
+        """Select, among our children, those that are not proven to be the job's; what descends from the others is remembered.
+
+        What we started ourselves, as the mirror's process, has its own owner.
+        """
+        with _starting:
+            owned = {process.pid for process in _started if process.poll() is None}
         if self._descent_proves:
-            return set()
-        found = {child.pid for child in self._children(processes) if not self._is_ours(child)}
+            return owned
+        found = {child.pid for child in self._children(processes) if child.pid in owned or not self._is_ours(child)}
         self.seen(descent.below(self._me, processes, found))
         return found
 
@@ -84,7 +89,7 @@ class Heritage:
         return child.key in self._seen or self._cookie in _environment(child.pid)
 
 
-def started(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[AnyStr]:
     """Start a child whose end its owner waits for."""
     with _starting:
         process = start()

@@ -72,3 +72,24 @@ def test_as_process_1_only_what_is_proven_is_ended(tmp_path: Path, *, seen: bool
         for pid in (nameless, stranger):
             if alive(pid):
                 os.kill(pid, 9)
+
+
+#: Nobody else's processes can be among our children here: what was not started by us fell to us.
+BESIDE = textwrap.dedent("""
+    import os, subprocess
+    from supervisor.launch import heritage
+
+    ours = heritage.Heritage("c" * 32, first_process=False)
+    owned = heritage.started(lambda: subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, text=True))
+    fallen = subprocess.Popen(["sleep", "600"])
+    ours.end(0.5)
+    print(owned.poll(), os.path.exists(f"/proc/{fallen.pid}"))
+    owned.kill()
+    owned.wait()
+""")
+
+
+def test_what_we_started_ourselves_outlives_a_guardians_death(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", BESIDE], stdout=subprocess.PIPE, text=True, timeout=60, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
+    assert done.stdout.split() == ["None", "False"]

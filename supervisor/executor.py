@@ -303,6 +303,7 @@ class Executor:
             launcher = Launcher(lambda: self._tails(action), lambda: session.facts if session else ())
             sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
             found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
+            found = collect.without_secrets(found)
             beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
             self._loop.call_soon(lambda: self._collected(action, found, beats, session))
 
@@ -329,7 +330,7 @@ class Executor:
     def _collected(self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[Beat, ...], session: Session | None) -> None:
         deaths: tuple[RankExit, ...] = self._loop.state.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
-        told = (*collect.exits(deaths, clock, grace_s), *found, *(session.facts if session else ()))
+        told = (*collect.exits(deaths, clock, grace_s), *found, *collect.without_secrets(session.facts if session else ()))
         facts = weighed(told, deaths, beats, clock)
         self._narrator.evidence(action.incident, facts)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)

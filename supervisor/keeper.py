@@ -42,6 +42,8 @@ class Keeper:
             try:
                 path = directory() / name
                 half = path.with_name(f".{name}.half")
+                half.unlink(missing_ok=True)  # a mode is given to a new file only
+                half.touch(mode=0o600, exist_ok=False)
                 half.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
                 half.replace(path)
             except OSError as error:

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from supervisor import redact
 from supervisor.classify import match
 from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
@@ -185,6 +186,17 @@ RECORDED_CHARACTERS = 2000
 
 #: And of one line of a traceback: a long message must not push the frames out.
 _RECORDED_LINE = 400
+
+
+def without_secrets(facts: Iterable[Evidence]) -> list[Evidence]:
+    """Return the facts with what looks like a secret as a digest: they go into the journal, incident files and alerts.
+
+    What they claim was read from the texts as they were.
+    """
+    return [
+        replace(fact, text=redact.text(fact.text), fields=tuple((name, redact.text(value)) for name, value in fact.fields))
+        for fact in facts
+    ]
 
 
 def trimmed(facts: Iterable[Evidence]) -> tuple[Evidence, ...]:

@@ -246,3 +246,16 @@ def test_an_exception_that_torch_wrote_down_is_evidence_where_ours_is_missing(
     facts = [(fact["name"], fact["rank"]) for fact in json.loads(kept.read_text()) if fact["source"] == "error_file"]
     assert facts == [("exception", 1), ("traceback", 1)]
     run.wait_for_nothing_left()
+
+
+def test_a_secret_in_an_exception_is_written_nowhere_but_into_the_ranks_own_output(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text("raise RuntimeError('login failed: api_key=hunter2hunter2')\n")
+    run = supervise(sys.executable, str(tmp_path / "job.py"))
+    assert run.exit_code() == 1
+    (node,) = run.state.glob("*/nodes/*")
+    kept = [path for path in node.rglob("*") if path.is_file() and "attempts" not in path.parts]
+    assert {"evidence.json", "card.txt", "journal.jsonl", "supervise.log"} <= {path.name for path in kept}
+    assert [str(path) for path in kept if b"hunter2hunter2" in path.read_bytes()] == []
+    assert [str(path) for path in kept if path.stat().st_mode & 0o077] == []

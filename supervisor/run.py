@@ -8,6 +8,7 @@ lock before journal, journal before guardian, guardian before the job; and back 
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import secrets
 import shutil
@@ -75,6 +76,8 @@ LEASE_REFRESH_S = 10.0
 #: How often what descends from the job is written down, for the case that we and the guardian are killed in one instant.
 RECORD_S = 5.0
 CLOSE_DEADLINE_S = 2.0
+#: Signals by which somebody asks us to stop.
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 #: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal.
 END_DEADLINE_S = 6 * CLOSE_DEADLINE_S
 
@@ -321,16 +324,21 @@ class _Run:
             self._refresh_lock()
 
     def _catch_signals(self) -> None:
-        def stop(signum: int, _frame: object) -> None:
-            self._ask_to_stop(signum)
+        """Have signals read by a thread. The handler runs no Python code: TERMs faster than a handler runs would nest in it without end."""
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        for signum in (*(signum for signum in STOPS if signum not in self.ignored), signal.SIGQUIT):
+            signal.signal(signum, operator.is_)
+        threading.Thread(target=self._read_signals, args=(reads,), name="signals", daemon=True).start()
 
-        def stacks(_signum: int, _frame: object) -> None:
-            self.loop.post(StacksRequested(self.clock.now()))
-
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            if signum not in self.ignored:
-                signal.signal(signum, stop)
-        signal.signal(signal.SIGQUIT, stacks)
+    def _read_signals(self, reads: int) -> None:
+        while received := os.read(reads, 4096):
+            for signum in dict.fromkeys(received):
+                if signum == signal.SIGQUIT:
+                    self.loop.post(StacksRequested(self.clock.now()))
+                else:
+                    self._ask_to_stop(signum)
 
     def _ask_to_stop(self, signum: int) -> None:
         """Take a wish to stop, from any thread. One that comes before the loop runs is posted by the loop, so after SupervisorStarted."""
@@ -423,3 +431,5 @@ class _Run:
             self.terminal.card(self.narrator.last_card)
         self.terminal.close()
         shutil.rmtree(self.job.scratch, ignore_errors=True)
+        for signum in STOPS:  # handlers end with the interpreter, before the process does: one more TERM would be its exit status
+            signal.signal(signum, signal.SIG_IGN)

@@ -123,6 +123,17 @@ def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Su
     run.wait_for_nothing_left()
 
 
+def test_terms_up_to_the_last_moment_end_it_with_143_and_not_by_a_signal(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    for number in range(3):
+        run = supervise("sleep", "600", options=["--no-instrument", "--no-health"], place=tmp_path / str(number))
+        wait_for(lambda run=run: run.attempts() == 1, "the job runs", 30, alive=run.alive)  # type: ignore[misc]  # bound
+        until = time.monotonic() + 20
+        while run.alive() and time.monotonic() < until:
+            run.signal(signal.SIGTERM)
+        assert run.process.returncode == 143
+        run.wait_for_nothing_left()
+
+
 @pytest.mark.parametrize("launcher", [PLAIN, LAUNCHED], ids=["plain", "torchrun"])
 @pytest.mark.parametrize("first", ["supervise", "ranks"])
 def test_term_to_every_process_of_the_job_is_no_failure(supervise: Callable[..., Supervised], launcher: list[str], first: str) -> None:

@@ -34,6 +34,8 @@ TEARDOWN_MARGIN_S = 3.0
 EVIDENCE_MARGIN_S = 5.0
 #: How long a death by TERM waits for our own TERM: schedulers signal every process of a job, in no order.
 OWN_SIGNAL_S = 1.0
+#: One save may be of the state before the first step.
+_SAVES_OF_A_TRAINING = 2
 #: The launcher itself, in the list of deaths: it ended without a rank having done so.
 NO_RANK = -1
 
@@ -213,11 +215,19 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
     """
     if not state.world_size and verdict.rank is None:
         return True  # the launcher never came as far as a rank
-    if "phase" not in facts or state.steps_seen > 0 or int(facts.get("steps", "0")) > 0:
+    if "phase" not in facts or state.steps_seen > 0 or int(facts.get("steps", "0")) > 0 or _has_saved(state):
         return False
     if Phase(facts["phase"]) not in BEFORE_FIRST_STEP:
         return False
     return facts.get("torch") == "loaded" or t - (state.started_t or state.began_t) <= state.policy.start_window_s
+
+
+def _has_saved(state: JobState) -> bool:
+    """Whether this attempt saved as only a training does: twice to one place, or a checkpoint beyond the step at which it began."""
+    began_at = (state.resume.step if state.resume is not None else None) or 0
+    high = state.made.highest
+    seen = (int(f.text) for f in state.evidence or () if (f.source, f.name) == ("heartbeat", "saves"))
+    return max(seen, default=0) >= _SAVES_OF_A_TRAINING or (high is not None and high > began_at)
 
 
 def _carry_out(state: JobState, t: float, verdict: Verdict, plan: Plan, *, publish: bool) -> Step:

@@ -8,9 +8,11 @@ state is kept here.
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
 from supervisor.observe import errorfiles, heartbeats
 from supervisor.observe.logwatch import AGENT
+from supervisor.places import pattern_of, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,6 +103,27 @@ def beats(path: Path) -> tuple[Evidence, ...]:
         if beat.torch_loaded:
             found.append(Evidence("heartbeat", "torch", "loaded", rank=beat.rank))
     return tuple(found)
+
+
+def saves(directory: Path) -> tuple[Evidence, ...]:
+    """Return how often a rank was seen to save to one place, to the end, in this attempt; nothing where none was.
+
+    Once may be the state before the first step. Twice to one place is a training that gets on, whatever it trains with.
+    """
+    most = 0
+    for file in directory.glob("saves-*.jsonl"):
+        rounds: Counter[str] = Counter()  # of each path
+        units: dict[str, set[str]] = {}  # of each place
+        for line in file.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+                if row["what"] == "ended" and row["well"]:
+                    rounds[row["path"]] += 1
+                    units.setdefault(pattern_of(unit_of(row["path"])), set()).add(unit_of(row["path"]))
+            except (ValueError, KeyError, TypeError, RecursionError):  # a line that is being written
+                continue
+        most = max(most, *rounds.values(), *map(len, units.values()), 0)
+    return (Evidence("heartbeat", "saves", str(most)),) if most else ()
 
 
 def errors(directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int = 0) -> tuple[Evidence, ...]:

@@ -133,6 +133,7 @@ class Watch:
             "error files": lambda: collect.errors(directory, ranks, self._clock, since_ns),
             "exceptions": of_exceptions,
             "heartbeats": lambda: collect.beats(directory / "heartbeat"),
+            "saves": lambda: collect.saves(directory),
             "logs": of_logs,
             "tails": of_tails,
             "kernel": lambda: kernel.finish(KERNEL_S) if kernel else (Evidence("kernel", "not_observed", problem or "nobody read it"),),

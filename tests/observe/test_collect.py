@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 from supervisor.core.model import Evidence
-from supervisor.observe.collect import RECORDED_CHARACTERS, trimmed
+from supervisor.observe.collect import RECORDED_CHARACTERS, saves, trimmed
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def kept(name: str, text: str) -> str:
@@ -34,3 +40,25 @@ def test_a_traceback_keeps_its_end_and_a_long_message_does_not_push_the_frames_o
 
 def test_last_lines_keep_their_end() -> None:
     assert kept("rank1.err", "a" * 3000 + " the end").endswith(" the end")
+
+
+def _line(path: str, **more: object) -> str:
+    return json.dumps({"path": path, "t": 1.0, **more}) + "\n"
+
+
+def test_saves_to_one_place_are_counted_and_parts_or_torn_ones_are_not(tmp_path: Path) -> None:
+    ended = {"what": "ended", "well": True}
+    (tmp_path / "saves-0.jsonl").write_text(
+        _line("/c/model.pt", **ended)
+        + _line("/c/optimizer.pt", **ended)  # the state before the first step is often two files
+        + _line("/c/step_10.pt", what="began")
+        + _line("/c/step_10.pt", **ended)
+        + _line("/c/step_20.pt", what="ended", well=False)
+        + '{"torn'
+    )
+    assert [fact.text for fact in saves(tmp_path)] == ["1"]
+    (tmp_path / "saves-1.jsonl").write_text(_line("/c/step_10.pt", **ended) + _line("/c/step_20.pt", **ended))
+    assert [fact.text for fact in saves(tmp_path)] == ["2"]
+    (tmp_path / "saves-2.jsonl").write_text(3 * _line("/c/last.pt", **ended))
+    assert [fact.text for fact in saves(tmp_path)] == ["3"]
+    assert saves(tmp_path / "nothing") == ()

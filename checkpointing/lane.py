@@ -103,15 +103,22 @@ class Lane:
 
     def _bring(self, entry: Entry) -> None:
         began, state = time.monotonic(), {"sent": 0, "told": time.monotonic()}
+        means = self._means
 
-        def sent(n_bytes: int) -> None:
-            state["sent"] += n_bytes
+        def moving() -> None:
             if time.monotonic() - state["told"] >= _PROGRESS_S:
                 state["told"] = time.monotonic()
                 self._tell("progress", id=entry.id, mirror=self._backend.url, sent=state["sent"], bytes=entry.manifest.n_bytes)
 
-        means = self._means
-        own = Means(means.workers, means.take, means.pause, means.stopped, sent)
+        def take(n_bytes: int) -> None:
+            means.take(n_bytes)
+            moving()  # a part may take an hour
+
+        def sent(n_bytes: int) -> None:
+            state["sent"] += n_bytes
+            moving()
+
+        own = Means(means.workers, take, means.pause, means.stopped, sent)
         key = upload(self._backend, entry, self._spool.log(entry, self._backend.url), own)
         self._spool.mark_done(entry, self._backend.url, self._mirrors)
         if self._trouble:

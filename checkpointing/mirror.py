@@ -15,7 +15,7 @@ In, a line each; the first must be `configure`:
 Out, a line each:
     {"ev": "ready", "mirrors": […], "left": n}           n entries were in the spool already
     {"ev": "spooled", "path", "step", "id", "pin", "left"}    held on disk: reflink, link or path
-    {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one a second and mirror
+    {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one a second and mirror, while bytes move
     {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    manifest and all; sent < bytes: resumed
     {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins: away, damaged, expired, clock, denied, disk, tidy
                                                               (tried again), changed, dropped, refused (it is not), held

@@ -24,6 +24,7 @@ from checkpointing.select import LIMIT_S, newest
 from checkpointing.setaside import SetAside
 from checkpointing.source import Interrupted
 from checkpointing.verify import Cache, identity_of, verify
+from supervisor.baseline import Baseline
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.learned import Learned
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
@@ -60,6 +61,8 @@ class JobCheckpoints:
         self._copies = Copies(str(self._directory), int(job.settings.checkpoints.copies_gib * 2**30))
         self._recorded: dict[str, Manifest] = {}  # the newest of each path, of what the watcher proved
         self._brought: set[tuple[str, str]] = set()
+        self._baseline = Baseline(self._directory, job.settings.checkpoints.paths)
+        self.has_rank_0: Callable[[], bool | None] = lambda: True  # is global rank 0 on this node; None: no rank is known yet
         self.short: Callable[[str], None] | None = None  # told once while there is no room for the next checkpoints
         self._is_short = False
         self._pruner = prune.Pruner(str(self._directory))
@@ -83,7 +86,9 @@ class JobCheckpoints:
         """What could not be read or recorded, last, each in one line."""
         learned = self.learned.problem if self.learned is not None else None
         fences = self._fences.problem if self._fences is not None else None
-        return tuple(problem for problem in (fences, learned, self._manifests.problem, self._copies.problem) if problem)
+        return tuple(
+            problem for problem in (fences, learned, self._manifests.problem, self._copies.problem, self._baseline.problem) if problem
+        )
 
     def began(self, attempt: int) -> None:
         """Note which attempt's ranks are to be learned from. From the loop's thread."""
@@ -265,8 +270,15 @@ class JobCheckpoints:
         except (CheckpointingError, OSError):
             return True  # the selection comes to it as well, and says it
 
+    def note_before(self, listing: Listing) -> None:
+        """Record what is declared and here before any rank starts."""
+        self._baseline.take(listing.candidates)
+
     def restored(self, path: str) -> None:
         """Take a file that was restored from a mirror for a checkpoint: it was one before this disk forgot it."""
+        identity = identity_of(path)
+        if identity is not None:
+            self._baseline.add(path, identity)
         if self.learned is not None:
             self.learned.teach(path)
 
@@ -342,13 +354,25 @@ class JobCheckpoints:
                 self._bring_one(manifest)
 
     def _bring_one(self, manifest: Manifest) -> None:
-        """Have the mirrors get it, once; of a shared file by the node whose ranks wrote it."""
-        mine = self.learned is None or self.learned.wrote(manifest.path)
+        """Have the mirrors get it, once."""
         name = manifest.path, manifest.id
-        if self.bring is None or not mine or name in self._brought or not self.is_checkpoint(manifest.path):
+        if self.bring is None or name in self._brought or not self._sends(manifest):
             return
         self._brought.add(name)
         self.bring(manifest.path, manifest.step, self._manifests.file_of(manifest.path))
+
+    def _sends(self, manifest: Manifest) -> bool:
+        """Say whether this node sends a checkpoint: one that its ranks were seen to save; of what no hook saw, the node of rank 0.
+
+        Not seen are safetensors written by a plain `open`, C++ writers, other processes. What was saved so must be declared, and new.
+        """
+        if self.learned is not None and self.learned.wrote(manifest.path):
+            return self.is_checkpoint(manifest.path)
+        return (
+            self.has_rank_0() is True
+            and not self._baseline.has(manifest.path, manifest.identity)
+            and any(manifest.path == one.path for one in find(self._job.settings.checkpoints.paths, str(self._job.cwd)).candidates)
+        )
 
     def _make_room(self, directory: str) -> str:
         """Let go our own copies but the newest, where they lie on the disk that is short; say it."""

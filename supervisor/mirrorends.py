@@ -17,10 +17,11 @@ from supervisor.errors import ExitCode, SuperviseError
 from supervisor.mirrorlink import mirrors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from supervisor.checkpoints import JobCheckpoints
+    from supervisor.core.model import RankInfo
     from supervisor.job import Job
     from supervisor.mirrorlink import MirrorLink
     from supervisor.observe.checkpoints import CheckpointWatcher
@@ -44,6 +45,7 @@ class Brought:
 def bring(checkpoints: JobCheckpoints, restore: Callable[[], restoring.Answer]) -> Brought | None:
     """Ask the mirrors where nothing on this disk is good; None where something is, or may be. Reads files."""
     listing = checkpoints.listing()
+    checkpoints.note_before(listing)
     if listing.problems or (listing.candidates and checkpoints.has_good()):
         return None
     return Brought(restore(), bool(listing.candidates))
@@ -91,12 +93,28 @@ def beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threa
     return results[0]
 
 
-def lines(job: Job) -> list[str]:
+def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torchrun: bool) -> bool | None:
+    """Say whether global rank 0 is among a node's ranks; None while none is known.
+
+    Of a plain command we know one process, and whoever started us on several nodes says which one it is.
+    """
+    if not is_torchrun:
+        number = environ.get("RANK") or environ.get("SLURM_PROCID") or environ.get("OMPI_COMM_WORLD_RANK") or "0"
+        return number == "0"
+    return any(rank.rank == 0 for rank in ranks) if ranks else None
+
+
+def lines(job: Job, *, several_nodes: bool = False) -> list[str]:
     """Say at the start what goes where."""
     patterns = ", ".join(job.settings.checkpoints.paths)
     what = f"{patterns} and " if patterns else ""
     place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
-    return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint"]
+    alone = (
+        [f"of {patterns}, what is saved by other means than torch, safetensors.torch or DCP is sent by the node of rank 0 alone"]
+        if several_nodes and patterns
+        else []
+    )
+    return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint", *alone]
 
 
 def finish(mirror: MirrorLink, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> None:

@@ -73,6 +73,7 @@ class MirrorLink:
         self._changed = threading.Lock()
         self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
         self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
+        self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
         self._n_held = 0
         self._last_words = ""
         self._closing = threading.Event()
@@ -89,6 +90,7 @@ class MirrorLink:
         with self._changed:
             self._pending[path] = row
             self._left = None
+            self._still_since = self._still_since or time.monotonic()
         self._queue.put(row)
 
     def is_bringing(self, path: str, content: str) -> bool:
@@ -96,6 +98,11 @@ class MirrorLink:
         with self._changed:
             pending = path in self._pending
         return pending or os.path.exists(f"{self._configuration['spool']}/{content}/entry.json")  # noqa: PTH110 (as the spool does)
+
+    def waits_s(self) -> float:
+        """Say how long a checkpoint has waited without any upload moving; 0 where none waits."""
+        with self._changed:
+            return 0.0 if self._still_since is None else time.monotonic() - self._still_since
 
     def close(self, deadline_s: float) -> int | None:
         """Give it so long to bring all, then end it. Returns how many are left in the spool, None where it did not say."""
@@ -195,6 +202,10 @@ class MirrorLink:
 
     def _note(self, row: Mapping[str, Any]) -> None:
         with self._changed:
+            if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):
+                self._still_since = time.monotonic()
+            elif row["ev"] == "idle" and not row["left"] and not self._pending:
+                self._still_since = None
             if row["ev"] == "spooled" or (row["ev"] == "alert" and row.get("path")):
                 self._pending.pop(row["path"], None)
                 self._left = None

@@ -6,7 +6,7 @@ in here reaches the core. Only on the loop's thread; owns which trouble was told
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.core import actions as act
 from supervisor.eventlog import LogEvent
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Told to nobody but the log: they are many.
 _QUIET = frozenset({"ready", "spooled", "progress", "idle", "stopped", "pruned", "swept", "uploaded"})
+#: A checkpoint that waits longer while nothing moves is alerted, unless it was said already why.
+STALLED_S: Final = 600.0
+_HOLDS_UP: Final = frozenset({"stalled", "away", "damaged", "expired", "clock", "denied", "disk", "held", "process"})
 
 
 class MirrorNews:
@@ -56,6 +59,18 @@ class MirrorNews:
                 said = f" ({row['said']})" if row.get("said") else ""
                 again = "and is started again; the training goes on"
                 self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{said} {again}")
+
+    def waited(self, seconds: float) -> None:
+        """Take how long a checkpoint has waited while no upload moved. Whatever the reason is, somebody must hear of it."""
+        stalled = ("stalled", "")
+        if seconds < STALLED_S:
+            if stalled in self._troubled:
+                self.took({"ev": "recovered", "what": "stalled", "mirror": ""})
+        elif not any(what in _HOLDS_UP for what, _ in self._troubled):
+            message = f"a verified checkpoint has waited for {seconds / 60:.0f} minutes, and no upload moves"
+            self.took(
+                {"ev": "alert", "what": "stalled", "mirror": "", "message": message, "hint": "see the events mirror.reported in the log"}
+            )
 
     def _alert(self, kind: str, text: str) -> None:
         self._narrator.alerted(act.Alert(kind, self._attempt(), text))

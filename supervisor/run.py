@@ -152,9 +152,11 @@ class _Run:
         self.workshop.checkpoints.pruned = self._was_pruned
         self.workshop.checkpoints.stumbled = self._watcher_stumbled
         self.mirror: MirrorLink | None = None
+        self.mirror_news: MirrorNews | None = None
         if settings.checkpoints.mirror:
-            news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
+            news = self.mirror_news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
+            self.workshop.checkpoints.has_rank_0 = self._has_rank_0
             self.workshop.checkpoints.bring = self.mirror.bring
             self.workshop.checkpoints.is_bringing = self.mirror.is_bringing
         self.next_refresh = self.next_ping = self.next_record = 0.0
@@ -202,6 +204,9 @@ class _Run:
             told = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
             self.loop.call_soon(lambda: self.terminal.say(told, "error"))
 
+    def _has_rank_0(self) -> bool | None:
+        return mirrorends.has_rank_0(self.loop.state.placed, self.job.environ, is_torchrun=self.workshop.torchrun is not None)
+
     def _checkpoint_verified(self, ref: CheckpointRef, made_in: int) -> None:
         self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref, made_in))
 
@@ -239,6 +244,8 @@ class _Run:
         """What recurs: heartbeats, the watchdog, the lease of the lock."""
         self.executor.tick()
         now = self.clock.now()
+        if self.mirror is not None and self.mirror_news is not None:
+            self.mirror_news.waited(self.mirror.waits_s())
         if now >= self.next_ping:
             self.notifier.ping()
             self.next_ping = now + (self.notifier.watchdog_interval_s() or LEASE_REFRESH_S)
@@ -398,9 +405,13 @@ class _Run:
             *of_knobs,
             *([self.anew] if self.anew else []),
             resume,
-            *(mirrorends.lines(self.job) if self.mirror is not None else ()),
+            *(mirrorends.lines(self.job, several_nodes=self._has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
+
+    @property
+    def _has_several_nodes(self) -> bool:
+        return self.workshop.torchrun is not None and self.workshop.size()[1] != 1
 
     # the end
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,6 +80,44 @@ def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(su
     assert second.exit_code() == 0
     assert f"restored {node}/ckpt/step_20.pt of step 20 from" in second.stderr
     assert "resumed at 20" in second.stdout
+
+
+#: A program whose saves no hook sees: weights by a plain open, as a C++ writer would make them.
+PLAIN = """
+import glob, json, os, struct, time
+found = glob.glob("ckpt/step_*.safetensors")
+at = max((int(name.split("_")[1].split(".")[0]) for name in found), default=0)
+print("resumed at", at, flush=True)
+os.makedirs("ckpt", exist_ok=True)
+for step in range(at + 1, at + 4):
+    head = json.dumps({"w": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}).encode()
+    with open(f"ckpt/step_{step}.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + struct.pack("<f", step) * 1024)
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.slow
+def test_what_no_hook_sees_saved_is_in_the_mirror_and_comes_back_to_an_empty_disk(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    mirror, node = tmp_path / "mirror", tmp_path / "node"
+    (node / "ckpt").mkdir(parents=True)
+    mirror.mkdir()
+    (tmp_path / "plain.py").write_text(PLAIN)
+    options = ["--job", "plain", "--checkpoints", "ckpt/*.safetensors", "--resumes-itself", "--mirror", str(mirror)]
+    options += ["--config", str(fast(tmp_path))]
+    command = [sys.executable, str(tmp_path / "plain.py")]
+    first = supervise(*command, options=options, place=node)
+    assert (first.exit_code(), first.stdout) == (0, "resumed at 0\n")
+    sent = {path.parent.name.rpartition("-")[0] for path in mirror.rglob("manifest.json")}
+    assert "step-3" in sent, "the last save of the run"
+    shutil.rmtree(node / "ckpt")
+    shutil.rmtree(first.state)
+    second = supervise(*command, options=options, place=node)
+    assert (second.exit_code(), second.stdout) == (0, "resumed at 3\n")
+    again = [path for path in mirror.rglob("manifest.json") if path.parent.name.startswith("step-3-")]
+    assert len(again) == 1, "what was restored is not sent again"
 
 
 def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise: Callable[..., Supervised], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from supervisor import mirrorends
 from supervisor.checkpoints import JobCheckpoints
+from supervisor.core.model import RankInfo
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import Job
 from supervisor.restoring import Answer
@@ -40,6 +41,64 @@ def test_the_mirrors_are_asked_where_nothing_here_is_good(checkpoints: JobCheckp
     assert mirrorends.bring(checkpoints, lambda: NOTHING) == mirrorends.Brought(NOTHING, among=True)
     (tmp_path / "here" / "step_5.pt").write_bytes(whole)
     assert mirrorends.bring(checkpoints, lambda: pytest.fail("one is good")) is None
+
+
+def saved(path: Path, step: int) -> None:
+    torch.save({"step": step, "w": torch.ones(64)}, path)
+
+
+def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list[str]:
+    """Let the watcher look once; return the names of what is to be sent."""
+    found: list[str] = []
+    checkpoints.bring = lambda path, _step, _manifest: found.append(path.rpartition("/")[2])
+    checkpoints.has_rank_0 = lambda: has_rank_0
+    watcher = checkpoints.watcher(lambda _ref: None)
+    assert watcher is not None
+    watcher.start()
+    assert watcher.finish(20.0)
+    return found
+
+
+def test_what_no_hook_saw_is_sent_by_the_node_of_rank_0_if_it_is_new(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
+    here = tmp_path / "here"
+    saved(here / "step_1.pt", 1)
+    checkpoints.note_before(checkpoints.listing())
+    assert sent(checkpoints) == [], "it lay there before"
+    saved(here / "step_2.pt", 2)
+    assert sent(checkpoints, has_rank_0=False) == [], "another node's"
+    assert sent(checkpoints, has_rank_0=None) == [], "no rank is known yet"
+    assert sent(checkpoints) == ["step_2.pt"]
+
+
+def test_what_one_run_could_not_send_is_new_to_the_next(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
+    here = tmp_path / "here"
+    saved(here / "step_1.pt", 1)
+    checkpoints.note_before(checkpoints.listing())
+    saved(here / "step_2.pt", 2)
+    job = checkpoints._job  # noqa: SLF001 -- the same job once more
+    second = JobCheckpoints(replace(job, run_id="run-2"))
+    second.note_before(second.listing())
+    assert sent(second) == ["step_2.pt"]
+    third = JobCheckpoints(replace(job, run_id="run-3"))
+    third.note_before(third.listing())
+    saved(here / "step_3.pt", 3)
+    third.restored(str(here / "step_3.pt"))
+    assert sent(third) == [], "it came from a mirror"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "environ", "is_torchrun", "expected"),
+    [
+        ((), {}, True, None),
+        ((RankInfo(0, 0, 1, 1), RankInfo(1, 1, 2, 2)), {}, True, True),
+        ((RankInfo(2, 0, 1, 1),), {"RANK": "0"}, True, False),
+        ((), {}, False, True),
+        ((), {"SLURM_PROCID": "3"}, False, False),
+        ((), {"RANK": "0", "SLURM_PROCID": "3"}, False, True),
+    ],
+)
+def test_the_node_of_rank_0(ranks: tuple[RankInfo, ...], environ: dict[str, str], *, is_torchrun: bool, expected: bool | None) -> None:
+    assert mirrorends.has_rank_0(ranks, environ, is_torchrun=is_torchrun) is expected
 
 
 def test_only_who_has_nothing_is_ended_by_a_mirror_that_gives_nothing() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from checkpointing.spool import Spool
 from supervisor import restoring
 from supervisor.job import Job
 from supervisor.mirrorlink import MirrorLink
+from supervisor.mirrornews import MirrorNews
 from supervisor.settings import Settings
 from tests.mirror.process import ROOT, save
 from tests.waiting import wait_for
@@ -21,6 +22,10 @@ from tests.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from supervisor.core.actions import Alert
+    from supervisor.eventlog import EventLog
+    from supervisor.narrator import Narrator
 
 pytestmark = pytest.mark.process
 
@@ -96,3 +101,47 @@ def test_a_process_that_cannot_begin_says_why(job: Job, tmp_path: Path) -> None:
         assert (died["code"], died["said"]) == (1, "ImportError: no such library")
     answer = restoring.restore(replace(job, environ=environ), lambda _line: None)
     assert (answer.kind, answer.message) == ("failed", "the process that restores ended with 1: ImportError: no such library")
+
+
+class Heard:
+    """What a person hears, and the log."""
+
+    def __init__(self) -> None:
+        self.alerts: list[tuple[str, str]] = []
+
+    def alerted(self, alert: Alert) -> None:
+        """Take an alert."""
+        self.alerts.append((alert.kind, alert.text))
+
+    def write(self, *_args: object, **_fields: object) -> None:
+        """Nobody reads it."""
+
+
+def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
+    heard = Heard()
+    news = MirrorNews(cast("Narrator", heard), cast("EventLog", heard), lambda: 1)
+    for seconds in (0.0, 599.0, 600.0, 700.0):
+        news.waited(seconds)
+    assert [kind for kind, _ in heard.alerts] == ["mirror_failing"]
+    assert "has waited for 10 minutes, and no upload moves" in heard.alerts[0][1]
+    news.waited(3.0)
+    assert [kind for kind, _ in heard.alerts] == ["mirror_failing", "mirror_recovered"]
+    news.took({"ev": "alert", "what": "away", "mirror": "s3://b", "message": "no answer"})
+    news.waited(900.0)
+    assert len(heard.alerts) == 3, "it was said already what it waits for"
+
+
+def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1000, 1)
+    with linked(job) as (link, told):
+        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+        process = link._process  # noqa: SLF001 -- whom to stop
+        assert process is not None
+        assert link.waits_s() == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        link.bring(str(path), 1, str(described))
+        wait_for(lambda: link.waits_s() > 0.2, "the time that it waits")
+        os.kill(process.pid, signal.SIGCONT)
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload")
+        wait_for(lambda: link.waits_s() == 0, "nothing that waits")

@@ -37,8 +37,9 @@ def test_an_upload_slower_than_the_saves_arrives_and_the_oldest_that_waits_goes(
 
 def test_what_was_begun_is_finished_by_the_next_process_before_newer_ones(directory: Directory) -> None:
     with Process(directory, bandwidth_mib_s=4) as process:
-        process.mirror(*_saved(directory.home, 1, 12 << 20))
-        process.wait_for("progress")
+        process.mirror(*_saved(directory.home, 1, 20 << 20))
+        while process.wait_for("progress")["sent"] == 0:
+            pass  # until a part arrived
         process.mirror(*_saved(directory.home, 2, 1000))
         process.wait_for("spooled", step=2)
         process.kill()

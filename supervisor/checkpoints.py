@@ -261,6 +261,23 @@ class JobCheckpoints:
         )
         yield path, f"{found.reason}: moved to {aside.to}{back}"
 
+    def saved_since(self, since_ns: int, limit_s: float) -> CheckpointRef | None:
+        """Return the newest whole checkpoint that was written since then (wall time), None where none is found in time. Nothing is moved.
+
+        No rank is alive on this node.
+        """
+        until = time.monotonic() + limit_s
+        try:
+            self.absorb()
+            new = [one for one in self.listing().candidates if one.mtime_ns >= since_ns]
+        except (CheckpointingError, OSError):
+            return None  # the next start looks again, and says it
+        for one in sorted(new, key=lambda one: one.mtime_ns, reverse=True):
+            found = verify(one.path, interrupted=lambda: time.monotonic() > until)
+            if found.verdict is Verdict.VERIFIED:
+                return to_ref(found)
+        return None
+
     def has_good(self) -> bool:
         """Say whether any checkpoint on this disk is proven whole. Nothing is fenced: ranks of other nodes may be writing."""
         try:

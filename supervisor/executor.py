@@ -20,6 +20,7 @@ from supervisor.core.inbox import (
     EvidenceCollected,
     LauncherExited,
     LauncherFellBack,
+    SaveSearched,
     TimerFired,
 )
 from supervisor.core.model import Cause
@@ -58,6 +59,8 @@ LEAVE_GRACE_S = 2.0
 #: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 STACKS_DEADLINE_S = 3.0
+#: A file server's clock may be behind ours by a little, and some file systems keep whole seconds.
+FILE_CLOCKS_S = 2.0
 #: After so long a person is told that the start of an attempt waits for a disk.
 PREPARED_S = 10.0
 #: What a look at heartbeats that are on a disk gets.
@@ -100,6 +103,7 @@ class Executor:
             act.PublishDecision: self._publish,
             act.Quarantine: self.node.quarantine,
             act.RequestSave: self._request_save,
+            act.FindSave: self._find_save,
             act.Alert: narrator.alerted,
             act.OpenIncident: narrator.opened,
             act.ReportDecision: narrator.decided,
@@ -354,6 +358,16 @@ class Executor:
                     say(problem)
 
         self.threads.start("select", work)
+
+    def _find_save(self, action: act.FindSave) -> None:
+        """Look for a checkpoint that is newer than the wish to stop, by the times of its files."""
+        since_ns = time.time_ns() - int((self._loop.clock.now() - action.since_t + FILE_CLOCKS_S) * 1e9)
+
+        def work() -> None:
+            found = self._workshop.checkpoints.saved_since(since_ns, action.deadline_s)
+            self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, found))
+
+        self.threads.start("find-save", work, awaited=False)  # the core has a timer for it
 
     def _request_save(self, action: act.RequestSave) -> None:
         """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""

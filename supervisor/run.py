@@ -42,9 +42,10 @@ from supervisor.core.inbox import (
     StacksRequested,
     StopRequested,
     SupervisorStarted,
+    TimeLeft,
 )
 from supervisor.core.model import Cause, Launcher
-from supervisor.core.state import Stage
+from supervisor.core.state import NOTICES, Stage
 from supervisor.eventlog import LogEvent
 from supervisor.executor import Executor
 from supervisor.job import Job
@@ -353,16 +354,23 @@ class _Run:
         self.loop.call_soon(lambda: self._asked_to_stop(signum))
 
     def _asked_to_stop(self, signum: int) -> None:
-        """Find out how much time is left, in a thread where a tool has to be asked, and pass the wish on."""
+        """Pass the wish on, and how much time is left; where a tool has to be asked for that, in a thread beside it.
 
-        def post() -> None:
-            left_s = preempt.left_s(signum, self.job.environ, self.job.settings)
-            self.loop.post(StopRequested(self.clock.now(), signum, left_s))
+        The wish waits for no tool: a scheduler signals the ranks as well, and they may be gone a moment later.
+        """
+        environ, settings, stop = self.job.environ, self.job.settings, self.loop.state.stop
+        if not preempt.must_ask(signum, environ, settings):
+            self.loop.post(StopRequested(self.clock.now(), signum, preempt.left_s(signum, environ, settings)))
+            return
+        asks = stop is None or stop.signum in NOTICES  # a further wish only hurries, and needs no time
+        self.loop.post(StopRequested(self.clock.now(), signum, asks=asks))
 
-        if self.loop.state.stop is None and preempt.must_ask(signum, self.job.environ, self.job.settings):
-            self.executor.threads.start("left", post)
-        else:
-            post()
+        def ask() -> None:
+            left_s = preempt.left_s(signum, environ, settings)
+            self.loop.post(TimeLeft(self.clock.now(), left_s))
+
+        if asks:
+            self.executor.threads.start("left", ask, awaited=False)  # the core has a timer for it
 
     def _start_alerts(self) -> None:
         webhook = self.job.settings.alerts.webhook

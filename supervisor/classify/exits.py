@@ -39,6 +39,9 @@ SIGNAL_NUMBERS = {name: number for number, name in SIGNAL_NAMES.items()} | {"SIG
 #: to hear it (Slurm's --signal=USR1@60 reaches every process of a step).
 END_SIGNALS = frozenset({1, 2, 10, 12, 15})
 
+#: What a shell adds to the number of a signal; a program that handles one often leaves with the sum, 143 for TERM.
+OF_A_SIGNAL = 128
+
 #: What only says that somebody else failed, and therefore causes nothing.
 OF_PEERS = (Cause.GLOO_ERROR, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK, Cause.RENDEZVOUS, Cause.HANG_NO_ERROR, Cause.KILLED_UNKNOWN)
 _OWN_CAUSES = tuple(cause.value for cause in Cause if cause not in {*OF_PEERS, Cause.USER_CODE, Cause.NONE, Cause.UNKNOWN})
@@ -191,6 +194,11 @@ def signal_name(signum: int | str) -> str:
             return f"signal {signum}"
         signum = int(signum)
     return SIGNAL_NAMES.get(signum, f"signal {signum}")
+
+
+def was_asked(code: int | None, signum: int | None) -> bool:
+    """Whether a process that ended like this was asked to: by the signal itself, or by a handler of it that leaves as a shell would."""
+    return signum in END_SIGNALS or (code is not None and code - OF_A_SIGNAL in END_SIGNALS)
 
 
 def exception_type(text: str) -> str:

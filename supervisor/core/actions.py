@@ -137,6 +137,16 @@ class RequestSave:
 
 
 @dataclass(frozen=True, slots=True)
+class FindSave:
+    """Look on the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched."""
+
+    attempt: int
+    since_t: float
+    deadline_s: float
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class Alert:
     """Tell a person what no incident says by itself.
 
@@ -238,6 +248,7 @@ Action = (
     | PublishDecision
     | Quarantine
     | RequestSave
+    | FindSave
     | Alert
     | OpenIncident
     | ReportDecision

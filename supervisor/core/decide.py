@@ -55,11 +55,13 @@ from supervisor.core.inbox import (
     ProgressObserved,
     RankExited,
     Saved,
+    SaveSearched,
     SaveWatched,
     StacksRequested,
     StartCeilingPassed,
     StopRequested,
     SupervisorStarted,
+    TimeLeft,
     TimerFired,
 )
 from supervisor.core.state import JobState, Stage
@@ -99,6 +101,8 @@ HANDLERS: dict[type, Handler] = {
     StopRequested: stopping.on_stop_requested,
     SaveWatched: stopping.on_save_watched,
     Saved: stopping.on_saved,
+    SaveSearched: stopping.on_save_searched,
+    TimeLeft: stopping.on_time_left,
     StacksRequested: stopping.on_stacks_requested,
 }
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
-from supervisor.classify.exits import END_SIGNALS
+from supervisor.classify.exits import was_asked
 from supervisor.core import beginning, planning, preflight
 from supervisor.core.actions import (
     SIGTERM,
@@ -53,7 +53,7 @@ def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> St
         incident = Incident(state.incidents + 1, t, state.attempt)
         actions = (OpenIncident(incident.number, state.attempt, death.rank if death else None, summary),)
     token = state.token + 1
-    awaited = death is not None and death.signal in END_SIGNALS
+    awaited = death is not None and was_asked(death.code, death.signal)
     state = changed(
         state,
         stage=Stage.FENCED,

@@ -206,12 +206,22 @@ class StartCeilingPassed:
 class StopRequested:
     """A person, systemd or Slurm asked us to stop, by signal `signum`.
 
-    left_s: what the environment leaves from now until it kills, None where nobody knows.
+    left_s: what the environment leaves from now until it kills, None where nobody knows. asks: a tool is being asked for it, and TimeLeft
+    follows.
     """
 
     t: float
     signum: int
     left_s: float | None = None
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """What the environment leaves from now until it kills, as a tool answered; None where nobody knows."""
+
+    t: float
+    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +285,15 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveSearched:
+    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were told to save, None where there is none."""
+
+    t: float
+    attempt: int
+    found: CheckpointRef | None
+
+
+@dataclass(frozen=True, slots=True)
 class StacksRequested:
     """SIGQUIT: dump the stacks of all ranks and go on."""
 
@@ -327,7 +346,9 @@ Event = (
     | HealthChanged
     | SaveWatched
     | Saved
+    | SaveSearched
     | StopRequested
+    | TimeLeft
     | StacksRequested
     | TimerFired
     | JournalDegraded

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
 from supervisor.core import beginning, failing, planning, resumption
-from supervisor.core.actions import SIGTERM, Alert, CloseIncident, Finish, OpenIncident, ReportDecision, Say, StopRanks
+from supervisor.core.actions import (
+    SIGTERM,
+    Alert,
+    CloseIncident,
+    FindSave,
+    Finish,
+    OpenIncident,
+    ReportDecision,
+    Say,
+    SetTimer,
+    StopRanks,
+)
 from supervisor.core.model import Cause, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import NOTICES, Incident, JobState, Stage, changed
 from supervisor.strategies.situation import overridden
@@ -30,11 +41,16 @@ if TYPE_CHECKING:
         SupervisorStarted,
     )
     from supervisor.core.model import Failure, Policy
+    from supervisor.core.state import Stop
 
     Step = tuple[JobState, tuple[Action, ...]]
 
 #: Leave to be started again: the run continues (docs/exit-codes.md).
 REQUEUE = 75
+SIGINT = 2
+#: What a look for what was saved gets at least, and what is kept back of the time that is left for our own end.
+LEAST_LOOK_S = 1.0
+OUR_END_S = 3.0
 
 
 def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
@@ -231,8 +247,10 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     stop = state.stop
     if stop is not None and stop.waits and not stop.told and outcome == "succeeded":
         return _done(state)
-    if stop is not None and stop.crashed and state.evidence is None and stop.count == 1:
-        return state, ()  # the answer says why a rank failed
+    if stop is not None and stop.count == 1 and _may_have_saved(state, stop, outcome):
+        return _find_save(state, stop)
+    if stop is not None and stop.count == 1 and ((stop.crashed and state.evidence is None) or (stop.searches and not stop.searched)):
+        return state, ()  # the answers say why a rank failed, and whether one saved
     signum = stop.signum if stop else SIGTERM
     saved = state.saved or (stop is not None and stop.told and outcome == "succeeded")
     code = REQUEUE if saved or signum in NOTICES else 128 + signum
@@ -240,11 +258,12 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     closing: tuple[Action, ...] = ()
     if stop is not None and stop.crashed and state.incident is not None:
         verdict = classify(state.evidence or ())
-        why = f"{reason}; a rank failed while it was to {'save' if stop.told else 'train on'}, and nothing newer is saved"
+        what = f"a rank failed while it was to {'save' if stop.told else 'train on'}"
+        why = f"{reason}; {what}" if saved else f"{reason}; {what}, and nothing newer is saved"
         plan = Plan(PlanKind.STOP, why, "the next start goes on from the last good checkpoint", "stop", code)
         closing = (
             ReportDecision(state.incident.number, state.attempt, verdict, plan, state.progress.step),
-            CloseIncident(state.incident.number, state.attempt, "given_up", state.progress.step),
+            CloseIncident(state.incident.number, state.attempt, "resolved" if saved else "given_up", state.progress.step),
         )
     elif state.incident is not None:
         # ranks that died of the same signal a moment before it came to us have not failed
@@ -252,6 +271,21 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
         outcome = "withdrawn" if withdrawn else "given_up"
         closing = (CloseIncident(state.incident.number, state.attempt, outcome, state.progress.step),)
     return changed(state, stage=Stage.ENDED, incident=None, exit_code=code), (*closing, Finish(code, reason))
+
+
+def _may_have_saved(state: JobState, stop: Stop, outcome: str) -> bool:
+    """Whether the disk can tell more than the ranks did: a script that saves when it is told may save by itself when it gets TERM too."""
+    saves = state.saves_when_told and stop.signum != SIGINT and (stop.told or state.own_signal_awaited)
+    return saves and not state.saved and outcome != "succeeded" and not stop.searches
+
+
+def _find_save(state: JobState, stop: Stop) -> Step:
+    over_t = stop.first_t if state.over_t is None else state.over_t
+    left_s = (state.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - max(0.0, over_t - (stop.from_t or stop.first_t))
+    deadline_s = max(LEAST_LOOK_S, left_s - OUR_END_S)
+    state = changed(state, stop=replace(stop, searches=True), token=state.token + 1)
+    look = FindSave(state.attempt, min(stop.first_t, over_t), deadline_s)
+    return state, (look, SetTimer("find", state.token, deadline_s + LEAST_LOOK_S))
 
 
 def on_journal_degraded(state: JobState, event: JournalDegraded) -> Step:

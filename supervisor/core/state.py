@@ -51,7 +51,8 @@ class Stop:
     """A wish to stop: the first signal, how many came, and when the last one counted.
 
     left_s: what the environment left at from_t, None where nobody knows. told: ranks were told to save. waits: no rank was asked to end
-    yet. announced: TERM came after a notice. crashed: a rank failed while they were left alone, and it is looked for why.
+    yet. announced: TERM came after a notice. crashed: a rank failed while they were left alone, and it is looked for why. searches: what
+    they saved is looked for on the disk, and searched: it was. first_t: when the first signal came.
     """
 
     signum: int
@@ -63,6 +64,9 @@ class Stop:
     waits: bool = False
     announced: bool = False
     crashed: bool = False
+    searches: bool = False
+    searched: bool = False
+    first_t: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

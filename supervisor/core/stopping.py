@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.classify.exits import END_SIGNALS, signal_name
+from supervisor.classify.exits import signal_name, was_asked
 from supervisor.core import beginning, failing, lifecycle
 from supervisor.core.actions import (
     SIGTERM,
@@ -32,6 +32,7 @@ from supervisor.core.actions import (
     SetTimer,
     StopRanks,
 )
+from supervisor.core.inbox import SaveSearched, StopRequested, TimeLeft
 from supervisor.core.model import Cause, Plan, PlanKind, Verdict
 from supervisor.core.state import NOTICES, Incident, JobState, Stage, Stop
 
@@ -39,17 +40,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import EvidenceCollected, RankExited, Saved, SaveWatched, StacksRequested, StopRequested, TimerFired
+    from supervisor.core.inbox import EvidenceCollected, RankExited, Saved, SaveWatched, StacksRequested, TimerFired
 
     Step = tuple[JobState, tuple[Action, ...]]
 
-SIGINT = 2
 #: Signals closer together than this are one wish: schedulers, process groups and shells send them in bursts.
 BURST_S = 0.25
 HURRY_GRACE_S = 2.0
 #: Of the time that is left, what is kept back for TERM to KILL, and for our own end, at most: a fifth for each.
 OF_WHAT_IS_LEFT = 0.2
-OUR_END_S = 3.0
+#: What is waited for the answer how much time is left; a tool that takes longer is ended (supervisor/preempt.py).
+ANSWER_S = 2.0
 #: With less than this a save is not worth beginning.
 LEAST_SAVE_S = 1.0
 #: Stages in which no rank of ours can be alive.
@@ -68,7 +69,7 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
         return lifecycle.finish_stopped(replace(state, evidence=state.evidence or ()))
     if event.signum == SIGTERM and stop.signum in NOTICES and stop.count == 1 and not stop.announced:
         state = replace(state, stop=replace(stop, t=event.t, announced=True))
-        return _in_time(replace(state, token=state.token + 1), event.t, SIGTERM, event.left_s) if stop.waits else (state, ())
+        return _in_time(replace(state, token=state.token + 1), event, SIGTERM) if stop.waits else (state, ())
     count = stop.count + 1
     state = replace(state, stop=replace(stop, count=count, t=event.t, waits=False), token=state.token + 1)
     if count == 2:  # noqa: PLR2004 (the second signal)
@@ -83,22 +84,24 @@ def _first(state: JobState, event: StopRequested) -> Step:
     nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.ended)
     starts = state.stage is Stage.STARTING
     trains = state.stage is Stage.RUNNING or (starts and state.saves_when_told)
-    state = replace(state, stop=Stop(event.signum, 1, event.t), stage=Stage.STOPPING, token=state.token + 1)
+    state = replace(state, stop=Stop(event.signum, 1, event.t, first_t=event.t), stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)
     if trains:
-        return _in_time(state, event.t, event.signum, event.left_s)
+        return _in_time(state, event, event.signum)
     grace_s = _grace(state, event.left_s)
     return _stop(state, _sent(event.signum), grace_s if starts else min(state.policy.grace_s, grace_s))
 
 
-def _in_time(state: JobState, t: float, signum: int, left_s: float | None) -> Step:
+def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> Step:
     """Use the time that is left: for a save where the script asks, after a notice for training on; then stop the ranks."""
-    stop = state.stop
+    stop, t, left_s = state.stop, event.t, event.left_s
     assert stop is not None  # noqa: S101 (callers set it; says it to the type checker)
     stop = replace(stop, left_s=left_s, from_t=t, waits=False)
     state = replace(state, stop=stop)
-    if state.saves_when_told and signum != SIGINT:
+    if isinstance(event, StopRequested) and event.asks:
+        return _until_it_is_known(state)
+    if state.saves_when_told and signum != lifecycle.SIGINT:
         return _save(state, t)
     if signum in NOTICES and left_s is not None:
         wait_s = left_s - _our_end(left_s) - _grace(state, left_s)
@@ -107,6 +110,24 @@ def _in_time(state: JobState, t: float, signum: int, left_s: float | None) -> St
             told = f"{signal_name(signum)}: {left_s:.0f} s are left; the ranks train on for {wait_s:.0f} s and are asked to end then"
             return state, (Say("info", told), SetTimer("wait", state.token, wait_s))
     return _stop(state, _sent(signum), _grace(state, left_s))
+
+
+def _until_it_is_known(state: JobState) -> Step:
+    """Tell the ranks to save at once, and leave them alone until it is known how much time they have: schedulers signal them as well."""
+    stop = state.stop
+    assert stop is not None  # noqa: S101 (as above)
+    asks = state.saves_when_told and not stop.told
+    state = replace(state, stop=replace(stop, told=stop.told or asks, waits=True))
+    asked = (RequestSave(state.attempt, state.policy.stop_deadline_s),) if asks else ()
+    return state, (*asked, SetTimer("left", state.token, ANSWER_S))
+
+
+def on_time_left(state: JobState, event: TimeLeft) -> Step:
+    """The answer how much time is left, or none: count from now. Where the ranks are asked to end already it is too late for that."""
+    stop = state.stop
+    if stop is None or not stop.waits or state.ended:
+        return state, ()
+    return _in_time(replace(state, token=state.token + 1), event, SIGTERM if stop.announced else stop.signum)
 
 
 def _save(state: JobState, t: float) -> Step:
@@ -140,7 +161,7 @@ def _sent(signum: int) -> int:
 
 
 def _our_end(left_s: float) -> float:
-    return min(OUR_END_S, OF_WHAT_IS_LEFT * left_s)
+    return min(lifecycle.OUR_END_S, OF_WHAT_IS_LEFT * left_s)
 
 
 def _grace(state: JobState, left_s: float | None) -> float:
@@ -153,7 +174,7 @@ def on_save_watched(state: JobState, event: SaveWatched) -> Step:
     """The script saves when it is told. One that says so for the first time while a notice runs is told at once."""
     state = replace(state, saves_when_told=True)
     stop = state.stop
-    if stop is None or not stop.waits or stop.told or stop.signum == SIGINT:
+    if stop is None or not stop.waits or stop.told or stop.signum == lifecycle.SIGINT:
         return state, ()
     return _save(replace(state, token=state.token + 1), event.t)
 
@@ -172,6 +193,15 @@ def on_saved(state: JobState, event: Saved) -> Step:
     return state, (Say("info", "the checkpoint that was asked for is made"), *actions)
 
 
+def on_save_searched(state: JobState, event: SaveSearched) -> Step:
+    """Take what the disk holds for an answer where the ranks gave none."""
+    stop = state.stop
+    if state.stage is not Stage.STOPPING or stop is None or not stop.searches:
+        return state, ()
+    state = replace(state, saved=state.saved or event.found is not None, stop=replace(stop, searched=True))
+    return lifecycle.finish_stopped(state)
+
+
 def on_rank_exited(state: JobState, event: RankExited) -> Step:
     """A rank that fails while ranks save, or train on for the time that is left: nothing is waited for any more."""
     stop, death = state.stop, event.exit
@@ -181,7 +211,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
         or not stop.waits
         or state.saved
         or not death.failed
-        or death.signal in END_SIGNALS
+        or was_asked(death.code, death.signal)
     ):
         return failing.on_rank_exited(state, event)
     incident = state.incident or Incident(state.incidents + 1, event.t, state.attempt)
@@ -255,6 +285,16 @@ def _nothing_told(state: JobState, _t: float) -> Step:
     return lifecycle.finish_stopped(state) if state.ended else (state, ())
 
 
+def _time_unknown(state: JobState, t: float) -> Step:
+    """The tool that was asked how much time is left does not answer."""
+    return on_time_left(state, TimeLeft(t, None))
+
+
+def _nothing_found(state: JobState, t: float) -> Step:
+    """The disk does not answer: what is on it is not known."""
+    return on_save_searched(state, SaveSearched(t, state.attempt, None))
+
+
 def _own_signal_over(state: JobState, t: float) -> Step:
     """No TERM came to us: the rank alone was killed by it."""
     return failing.judge_if_ready(replace(state, own_signal_awaited=False), t)
@@ -275,6 +315,8 @@ TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("evidence", Stage.FENCED): failing.on_evidence_overdue,
     ("peer", Stage.FOLLOWING): _peer_silent,
     ("evidence", Stage.STOPPING): _nothing_told,
+    ("find", Stage.STOPPING): _nothing_found,
+    ("left", Stage.STOPPING): _time_unknown,
     ("save", Stage.STOPPING): _time_is_over,
     ("wait", Stage.STOPPING): _time_is_over,
 }

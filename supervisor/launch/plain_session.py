@@ -127,3 +127,5 @@ class PlainSession:
             death = RankExit(0, pid, int(message["at_ns"]), message["code"], message["signal"], bool(message.get("core_dumped")))
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))
+            if loop.state.stop is not None:  # it ended by itself while it was left alone to save
+                self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor import redact
 from supervisor.classify import match
+from supervisor.classify.exits import OF_A_SIGNAL
 from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
@@ -82,9 +83,10 @@ def exits(deaths: Iterable[RankExit], clock: Clock, grace_s: float) -> tuple[Evi
         if not death.failed or death.rank < 0:
             continue
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
-        if first is not None and death.signal in {signal.SIGTERM, signal.SIGKILL}:
+        told = death.signal == signal.SIGTERM or death.code == OF_A_SIGNAL + signal.SIGTERM  # or a handler of it saved, and left so
+        if first is not None and (told or death.signal == signal.SIGKILL):
             after_s = (death.at_ns - first.at_ns) / 1e9
-            if death.signal == signal.SIGTERM or after_s > grace_s - GRACE_MARGIN_S:
+            if told or after_s > grace_s - GRACE_MARGIN_S:
                 name = "ended_by_us"
         first = first or death
         t = clock.at_monotonic_ns(death.at_ns)

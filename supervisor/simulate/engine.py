@@ -15,7 +15,7 @@ import msgspec
 from supervisor.core import actions as act
 from supervisor.core import inbox
 from supervisor.core.decide import decide, initial
-from supervisor.core.model import Evidence, Phase, RankExit
+from supervisor.core.model import CheckpointRef, Evidence, Phase, RankExit
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.journalstate import difference, state_of
@@ -260,6 +260,12 @@ class Play:
             after = self.rng.uniform(0.5, 8.0)
             self.later(after, inbox.Saved(self.t + after, action.attempt))
 
+    def find_save(self, action: act.FindSave) -> None:
+        """Look on the disk: a save that no rank told of is there now and then; a disk that hangs does not answer."""
+        if self.rng.random() < OFTEN:
+            there = CheckpointRef("found.pt", None, "structure") if self.rng.random() < OFTEN else None
+            self.later(0.1, inbox.SaveSearched(self.t + 0.1, action.attempt, there))
+
     def quarantine(self, action: act.Quarantine) -> None:
         """Write the ledger, and list the GPUs again."""
         self.world.quarantined[action.gpu.uuid] = action.reason
@@ -355,6 +361,7 @@ DO: dict[type, Callable[..., None]] = {
     act.CheckHealth: Play.check_health,
     act.SetTimer: Play.set_timer,
     act.RequestSave: Play.save_it,
+    act.FindSave: Play.find_save,
     act.Quarantine: Play.quarantine,
     act.Finish: Play.finish,
 }

@@ -83,7 +83,9 @@ events = st.one_of(
     st.builds(inbox.HealthChanged, st.just(0.0), findings),
     st.builds(inbox.SaveWatched, st.just(0.0), attempts),
     st.builds(inbox.Saved, st.just(0.0), attempts),
-    st.builds(inbox.StopRequested, st.just(0.0), st.sampled_from([1, 2, 15])),
+    st.builds(inbox.SaveSearched, st.just(0.0), attempts, checkpoints),
+    st.builds(inbox.StopRequested, st.just(0.0), st.sampled_from([1, 2, 15]), st.sampled_from([None, 9.0]), st.booleans()),
+    st.builds(inbox.TimeLeft, st.just(0.0), st.sampled_from([None, 9.0])),
     st.builds(inbox.StacksRequested, st.just(0.0)),
     st.builds(
         inbox.TimerFired, st.just(0.0), st.sampled_from(["teardown", "stop", "backoff", "own_signal", "peer", "select", "health"]), small

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.conftest import clean_environment
 from tests.waiting import wait_for, words_of
 
 if TYPE_CHECKING:
@@ -136,3 +137,44 @@ def test_a_notice_that_reaches_the_ranks_too_kills_no_script_that_asks(supervise
     run.signal(signal.SIGUSR1)
     assert run.exit_code(deadline_s=10) == 75
     assert (tmp_path / "saved").exists()
+
+
+#: One rank that asks, and also handles TERM by itself: it saves and leaves as a shell would.
+OWN_HANDLER = """
+import os, pathlib, signal, sys, time, torch
+from supervisor import worker
+step = 0
+def at_term(signum, frame):
+    path = pathlib.Path("ckpt", f"step-{step:08d}.pt")
+    torch.save({"step": step}, path.with_suffix(".tmp"))
+    path.with_suffix(".tmp").rename(path)
+    sys.exit(143)
+pathlib.Path("ckpt").mkdir(exist_ok=True)
+signal.signal(signal.SIGTERM, at_term)
+while True:
+    step += 1
+    time.sleep(0.01)
+    if worker.should_save():
+        time.sleep(1.0)  # it would save now, and has no time to
+    worker.heartbeat(step)
+"""
+
+
+def test_under_slurm_a_rank_that_saves_by_its_own_handler_of_term_goes_on_later(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    tool = tmp_path / "bin" / "scontrol"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\nsleep 0.6\n")
+    tool.chmod(0o755)
+    script = tmp_path / "train.py"
+    script.write_text(OWN_HANDLER)
+    path = f"{tool.parent}:{clean_environment()['PATH']}"
+    run = supervise("python", str(script), options=OPTIONS, PATH=path, SLURM_JOB_ID="77", **PATHS)
+    wait_for_ask(run)
+    (rank,) = run.rank_pids().values()
+    os.kill(rank, signal.SIGTERM)  # as Slurm does: every process of the step
+    run.signal(signal.SIGTERM)
+    assert run.exit_code() == 75
+    assert len(list((tmp_path / "ckpt").glob("step-*.pt"))) == 1
+    assert "given up" not in run.stderr

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from supervisor.core import actions as act
 from supervisor.core import inbox
 from supervisor.core.decide import HANDLERS, decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Finding, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.core.state import JobState
 
 SCENARIOS = {
     f"{path.stem}:{scenario['name']}": scenario
@@ -39,6 +42,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "exit": lambda given: RankExit(**{"pid": 100 + given["rank"], "at_ns": 0, **given}),
     "evidence": lambda facts: tuple(_evidence(fact) for fact in facts),
     "chosen": lambda given: CheckpointRef(**{"level": "structure", "step": None, **given}),
+    "found": lambda given: CheckpointRef(**{"level": "structure", **given}) if isinstance(given, dict) else given,
     "checkpoint": lambda given: CheckpointRef(**{"level": "structure", **given}),
     "gpus": lambda rows: tuple(Gpu(**row) for row in rows),
     "values": lambda rows: tuple(rows.items()),
@@ -52,6 +56,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 #: What a row leaves out.
 LEFT_OUT: dict[str, dict[str, Any]] = {
     "CheckpointSelected": {"chosen": None, "found": 0},
+    "SaveSearched": {"found": None},
     "ProgressObserved": {"step": None, "phase": Phase.TRAIN},
     "SupervisorStarted": {"run_id": "run", "policy": Policy()},
     "LauncherExited": {"code": None, "signal": None},
@@ -97,12 +102,22 @@ def test_scenario(name: str) -> None:
     held(name)
 
 
+def nothing_on_disk(state: JobState, actions: tuple[act.Action, ...]) -> tuple[JobState, tuple[act.Action, ...]]:
+    """Answer a look at the disk as one does that finds nothing, for a scenario that says nothing of it."""
+    for look in (action for action in actions if isinstance(action, act.FindSave)):
+        state, more = decide(state, inbox.SaveSearched(0.0, look.attempt, None))
+        actions = (*actions, *more)
+    return state, actions
+
+
 def held(name: str) -> None:
     """Play a scenario; AssertionError where an answer is not the wanted one."""
     state = initial()
     for number, row in enumerate(SCENARIOS[name]["step"]):
         wanted, never, stage = row.get("then", []), row.get("never", []), row.get("stage")
         state, actions = decide(state, built(row))
+        if not any(other["event"] == "SaveSearched" for other in SCENARIOS[name]["step"]):
+            state, actions = nothing_on_disk(state, actions)
         where = f"{name}, step {number} ({row['event']}): {[str(a) for a in actions]}"
         for want in wanted:
             assert any(agrees(action, want) for action in actions), f"{want} is missing in {where}"

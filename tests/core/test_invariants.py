@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from supervisor.core import actions as act
 from supervisor.core import inbox
-from supervisor.core.decide import decide, initial
+from supervisor.core.decide import AT_THE_START, decide, initial
 from supervisor.core.model import (
     Cause,
     CheckpointRef,
@@ -121,7 +121,7 @@ def holds(state: JobState, actions: tuple[act.Action, ...]) -> None:
 
 def fenced(before: JobState, event: inbox.Event, answer: tuple[JobState, tuple[act.Action, ...]]) -> None:
     """What is over, and what is of another attempt, is answered with nothing."""
-    if before.stage is Stage.ENDED and not isinstance(event, inbox.GpusListed):
+    if before.stage is Stage.ENDED and not isinstance(event, AT_THE_START):
         assert answer == (before, ()), "the end is the end"
     if getattr(event, "attempt", before.attempt) != before.attempt:
         assert answer == (before, ()), "what another attempt says is from the dead"

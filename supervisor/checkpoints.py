@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import forecast, ownership, persist, proof, prune, retain
 from checkpointing.catalog import Listing, find
-from checkpointing.copies import Copies, Needed
+from checkpointing.copies import Copies, Copy, Needed
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests
 from checkpointing.model import CheckpointingError, Verdict, Verification
@@ -28,6 +28,7 @@ from supervisor.baseline import Baseline
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.learned import Learned
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
+from supervisor.permit import Permit
 from supervisor.places import escaped, is_of, pattern_of
 from supervisor.pointed import leads_to
 
@@ -132,44 +133,49 @@ class JobCheckpoints:
             self.learned.absorb(self._job.attempt_dir(self._attempt), self._attempt)
 
     def select(
-        self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, alone: bool = True
+        self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permit: Permit | None = None
     ) -> CheckpointSelected:
         """Find and verify the newest checkpoint that is not among `avoid`, whatever is written there now.
 
-        No rank is alive on this node, and with `alone` on none. Where the script resumes by itself, what it would stumble over is mended.
+        No rank is alive on this node. Where the script resumes by itself, what it would stumble over is mended, as far as `permit` allows
+        it: an attempt may begin before this ends.
         """
+        permit = permit or Permit()
         checkpoints = self._job.settings.checkpoints
         declared = bool(checkpoints.paths)
         mended: tuple[tuple[str, str], ...] = ()
         try:
             self._fences = self._fences or Fences(self._directory)
             self.absorb()
-            self._rescue()
+            self._rescue(permit)
             selection = self._newest(self._fences, avoid, suspect=suspect)
-            if self.learned is not None and self._resumes_itself:
+            if self.learned is not None and self._resumes_itself and permit.valid:
                 self.learned.settle()
                 torn = (*(path for path, _ in selection.fenced), *self._torn_candidates(self.learned), *self._hardly_begun(self.learned))
-                mended = tuple(row for path in torn for row in self._mend(path, attempt, self.learned, alone=alone))
+                mended = tuple(row for path in torn for row in self._mend(path, attempt, self.learned, permit))
                 selection = self._newest(self._fences, avoid, suspect=suspect) if mended else selection
-            self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
+            if permit.valid:
+                self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
             return replace(to_event(selection, t, attempt), mended=mended)
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
 
-    def _mend(self, path: str, attempt: int, learned: Learned, *, alone: bool) -> Iterator[tuple[str, str]]:
+    def _mend(self, path: str, attempt: int, learned: Learned, permit: Permit) -> Iterator[tuple[str, str]]:
         """Do as `_mended`; where that fails, with a full disk say, what was chosen stands all the same."""
         try:
-            yield from self._mended(path, attempt, learned, alone=alone)
+            yield from self._mended(path, attempt, learned, permit)
         except OSError as error:
             yield path, f"it could not be moved aside: {error}"
 
-    def _rescue(self) -> None:
+    def _rescue(self, permit: Permit) -> None:
         """Write to disk what dead ranks left in shared memory (checkpointing.Snapshotter) for the directories of checkpoints."""
         learned = self.learned.patterns() if self.learned is not None else ()
         above = {os.path.dirname(os.path.join(self._job.cwd, one)) for one in (*self._job.settings.checkpoints.paths, *learned)}  # noqa: PTH118, PTH120 (patterns)
         for directory in sorted(above):
             if not MAGIC & set(directory):
-                persist.rescue(directory)
+                with permit.held() as allowed:
+                    if allowed:
+                        persist.rescue(directory)
 
     @property
     def _resumes_itself(self) -> bool:
@@ -230,7 +236,7 @@ class JobCheckpoints:
                 whole.add(pattern_of(one.path))
         return whole
 
-    def _mended(self, path: str, attempt: int, learned: Learned, *, alone: bool) -> Iterator[tuple[str, str]]:
+    def _mended(self, path: str, attempt: int, learned: Learned, permit: Permit) -> Iterator[tuple[str, str]]:
         """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done.
 
         One that something else leads to, a link or a framework's file of the latest, stays, unless a copy takes its place at once.
@@ -244,22 +250,26 @@ class JobCheckpoints:
         leads = leads_to(path)
         seen = learned.seen(path, self._alive_until_ns)
         if leads and copy is None:
-            if not ownership.why_not(found, seen, ranks_alive=not alone):
+            if not ownership.why_not(found, seen, ranks_alive=not permit.alone):
                 yield path, f"{found.reason}: left where it is, because {leads} leads to it"
             return
-        aside = self._aside.move(found, attempt, seen, ranks_alive=not alone)
-        if not aside.to:
-            return
-        problem = "" if copy is None else self._copies.put_back(copy, self._aside, attempt, found.reason)
+        with permit.held() as allowed:
+            aside = self._aside.move(found, attempt, seen, ranks_alive=not permit.alone) if allowed else None
+            done = self._moved(aside.to, attempt, found.reason, copy, leads) if aside is not None and aside.to else ""
+        if done:
+            yield path, done
+
+    def _moved(self, to: str, attempt: int, reason: str, copy: Copy | None, leads: str) -> str:
+        """Put the copy, where there is one, in the place of a torn checkpoint that was moved; return what was done."""
+        problem = "" if copy is None else self._copies.put_back(copy, self._aside, attempt, reason)
         if problem and leads:
-            self._aside.undo(next(change.id for change in reversed(self._aside.changes()) if change.to == aside.to))
-            yield path, f"{found.reason}: left where it is: the copy could not be put there: {problem}"
-            return
+            self._aside.undo(next(change.id for change in reversed(self._aside.changes()) if change.to == to))
+            return f"{reason}: left where it is: the copy could not be put there: {problem}"
         step = "" if copy is None or copy.manifest.step is None else f" of step {copy.manifest.step}"
         back = (
             "" if copy is None else f"; the copy could not be put back: {problem}" if problem else f"; the copy{step} was put in its place"
         )
-        yield path, f"{found.reason}: moved to {aside.to}{back}"
+        return f"{reason}: moved to {to}{back}"
 
     def saved_since(self, since_ns: int, limit_s: float) -> CheckpointRef | None:
         """Return the newest whole checkpoint that was written since then (wall time), None where none is found in time. Nothing is moved.

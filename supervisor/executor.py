@@ -32,6 +32,7 @@ from supervisor.nodecare import NodeCare
 from supervisor.observe import collect, heartbeats, stacks
 from supervisor.observe.watch import ANSWER_S, Launcher, Watch
 from supervisor.observe.weigh import weighed
+from supervisor.permit import Permit
 from supervisor.threads import Threads
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Executor:
         self._session: Session | None = None
         self._current: act.BeginAttempt | None = None
         self._command: Applied | None = None  # the current attempt's
+        self._permit = Permit()  # of the newest selection
         self._preparing = False
         self._began_ns = 0
         self._ranks: tuple[RankInfo, ...] = ()
@@ -146,10 +148,15 @@ class Executor:
             return
         self._preparing = True
         self._loop.call_later(PREPARED_S, lambda: self._not_prepared(action.attempt))
-        self.threads.start("prepare", lambda: self._prepare(action))
+        permit = self._permit
+        self.threads.start("prepare", lambda: self._prepare(action, permit))
 
-    def _prepare(self, action: act.BeginAttempt) -> None:
-        """Do what touches the user's disk, in a worker thread: a directory that hangs there must not make the loop deaf to signals."""
+    def _prepare(self, action: act.BeginAttempt, permit: Permit) -> None:
+        """Do what touches the user's disk, in a worker thread: a directory that hangs there must not make the loop deaf to signals.
+
+        A selection that nobody waits for any more changes no file from here on: ranks come next.
+        """
+        permit.withdraw()
         directory = self._job.attempt_dir(action.attempt)
         unmade, refused, applied = "", None, None
         try:
@@ -345,13 +352,13 @@ class Executor:
         incident = self._loop.state.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
 
-        alone = self._loop.state.policy.nodes == 1
+        permit = self._permit = Permit(alone=self._loop.state.policy.nodes == 1)
 
         def say(text: str) -> None:
             self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", text)))
 
         def work() -> None:
-            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect, alone=alone))
+            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect, permit=permit))
             for problem in checkpoints.problems:
                 if problem not in self._told_problems:
                     self._told_problems.add(problem)

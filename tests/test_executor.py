@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -14,6 +16,8 @@ from supervisor.core.model import Launcher
 from supervisor.core.state import JobState, Stage, Stop
 from supervisor.executor import Executor
 from supervisor.knobset import Applied
+from supervisor.permit import Permit
+from tests.waiting import wait_for
 
 
 def test_the_world_size_reaches_what_is_written_into_files() -> None:
@@ -23,7 +27,7 @@ def test_the_world_size_reaches_what_is_written_into_files() -> None:
     loop.state = JobState(attempt=2, stage=Stage.STARTING)
     loop.call_soon = lambda _call: None
     job.cwd = Path.cwd()
-    executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3))  # noqa: SLF001  in its worker thread
+    executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3), Permit())  # noqa: SLF001  in its worker thread
     assert job.knobs.apply.call_args.args[3] == 3
 
 
@@ -43,3 +47,30 @@ def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> Non
     loop.state = JobState(attempt=1, stage=Stage.STOPPING, stop=Stop(15, 1, 0.0))
     executor.fall_back(LauncherFellBack(0.0, Launcher.STOCK, "torch does not fit"))
     workshop.stock_session.assert_not_called()
+
+
+def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows_it() -> None:
+    """A selection that was given up comes back from a disk that hung, just when the next attempt begins."""
+    loop, workshop, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[Permit]()
+    job.cwd = Path.cwd()
+    moves, moved = threading.Event(), threading.Event()
+
+    def select(*_: object, permit: Permit, **__: object) -> None:
+        asked.put(permit)
+        with permit.held() as allowed:
+            assert allowed
+            moves.set()
+            moved.wait(10)
+
+    workshop.checkpoints.select, workshop.checkpoints.problems = select, ()
+    loop.state = JobState(stage=Stage.SELECTING)
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)
+    executor.perform(act.SelectCheckpoint(0))
+    assert moves.wait(10)
+    loop.state = JobState(attempt=1, stage=Stage.STARTING)
+    executor.perform(act.BeginAttempt(1, "start", None))
+    loop.call_soon.assert_not_called()
+    moved.set()
+    wait_for(lambda: loop.call_soon.called, "the attempt is prepared", 10)
+    with asked.get().held() as allowed:
+        assert not allowed

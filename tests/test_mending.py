@@ -22,6 +22,7 @@ from checkpointing.tree import Reading
 from checkpointing.verify import verify
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.job import Job
+from supervisor.permit import Permit
 from supervisor.settings import Checkpoints, Settings
 from tests.e2e.untouched import listing, renamed
 
@@ -138,6 +139,17 @@ def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_besi
     assert ground.moved() == [(str(torn), f"{torn}.torn-2")]
     assert listing(ground.here) == renamed(before, ground.moved())
     assert [one.problem for one in ground.aside.undo()] == [""]
+    assert listing(ground.here) == before
+
+
+def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(ground: Ground) -> None:
+    hf(ground, 10)
+    hf(ground, 20, cut=True)
+    before = listing(ground.here)
+    permit = Permit()
+    permit.withdraw()  # the core gave it up and begins an attempt, whose ranks write here
+    ground.checkpoints.ended()
+    assert ground.checkpoints.select(1.0, 2, permit=permit).mended == ()
     assert listing(ground.here) == before
 
 

@@ -10,7 +10,6 @@ Nothing heavy is imported up here: `--help` and the commands that read must be q
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -18,13 +17,15 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor import commands, stdio
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.invocation import Invocation, add, commanded, config_option, given, options, running, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SEPARATOR = "--"
+#: Commands that show what was recorded of a job.
+_READING = frozenset({"status", "why", "logs"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,6 +128,9 @@ def command_tree() -> click.Group:
         "Print every setting, its value and where it came from.",
     )
     group.add_command(config)
+    words = click.Argument(["words"], metavar="[COMMAND]...", nargs=-1)
+    group.add_command(click.Command("help", callback=_help, params=[words], short_help="Show what a command does, and its options."))
+    group.add_command(click.Command("version", callback=_installed, short_help="Show the version."))
     return group
 
 
@@ -154,7 +158,7 @@ def _start(invocation: Invocation) -> int:
 
 def _status(as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
     invocation = given(values).without_command()
-    settings = invocation.settings()
+    settings = invocation.settings_to_read_with()
     from supervisor.readers import status  # noqa: PLC0415  for this command only
 
     return status(settings, invocation.job(settings), as_json)
@@ -162,7 +166,7 @@ def _status(as_json: bool, **values: object) -> int:  # noqa: FBT001  click call
 
 def _why(incident: int | None, **values: object) -> int:
     invocation = given(values).without_command()
-    settings = invocation.settings()
+    settings = invocation.settings_to_read_with()
     from supervisor.readers import why  # noqa: PLC0415  for this command only
 
     return why(settings, invocation.job(settings), incident)
@@ -177,7 +181,7 @@ def _logs(
     **values: object,
 ) -> int:
     invocation = given(values).without_command()
-    settings = invocation.settings()
+    settings = invocation.settings_to_read_with()
     from supervisor.readers import logs  # noqa: PLC0415  for this command only
 
     return logs(settings, invocation.job(settings), rank, attempt, follow, first_failure=first_failure, run=run)
@@ -199,10 +203,27 @@ def _config_show(as_json: bool, **values: object) -> int:  # noqa: FBT001  click
 
 def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:  # noqa: FBT001  click's signature
     if wanted:
-        from supervisor.version import installed  # noqa: PLC0415  for this option only
-
-        stdio.write(sys.stdout, f"supervise {installed() or 'not installed, run from its sources'}")
+        _installed()
         context.exit()
+
+
+def _installed() -> int:
+    from supervisor.version import installed  # noqa: PLC0415  for this option only
+
+    stdio.write(sys.stdout, f"supervise {installed() or 'not installed, run from its sources'}")
+    return 0
+
+
+def _help(words: tuple[str, ...]) -> int:
+    context = click.get_current_context().find_root()
+    command: click.Command = context.command
+    for word in words:
+        found = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if found is None:
+            raise click.UsageError(f"No such command '{word}'.", context)
+        context, command = click.Context(found, info_name=word, parent=context), found
+    stdio.write(sys.stdout, command.get_help(context))
+    return 0
 
 
 def _usage(error: click.UsageError) -> SuperviseError:
@@ -211,21 +232,34 @@ def _usage(error: click.UsageError) -> SuperviseError:
     hint = "Run `supervise --help` for the options and commands."
     context = error.ctx
     if isinstance(context, click.Context) and isinstance(context.command, click.Group) and message.startswith("No such command"):
-        word = message.split("'")[1] if "'" in message else ""
-        nearest = difflib.get_close_matches(word, context.command.commands, n=1, cutoff=0.0)
-        message = f"no such command: {word}"
-        hint = f"Write `supervise -- {word} …` to run it as a job" + (
-            f"; our own command of nearly that name is `{nearest[0]}`." if nearest else "."
-        )
+        message, hint = _no_such_command(context.command, context.command_path, message.split("'")[1] if "'" in message else "")
     elif isinstance(context, click.Context) and isinstance(context.command, click.Group) and message == "Missing command":
         message = f"missing command: {context.command_path} ..."
         hint = f"Add one of: {', '.join(sorted(context.command.commands))}; `{context.command_path} --help` says what each does."
     elif message.startswith("Got unexpected extra argument"):
         hint = "Write the job's command behind `--`, as in `supervise -- torchrun train.py`."
+        if isinstance(context, click.Context) and context.command.name in _READING:
+            hint = f"A job is named with --job, as in `supervise {context.command.name} --job NAME`."
+    elif isinstance(error, click.BadParameter) and message.endswith("is not a valid integer range"):
+        message = message.removesuffix("a valid integer range") + "a number"
+        if isinstance(context, click.Context) and context.command.name == "why":
+            hint = "Write the number of an incident, as `supervise status` counts them; a job is named with --job NAME."
     elif isinstance(error, click.NoSuchOption) and error.possibilities:
         hint = f"The nearest is {error.possibilities[0]}; options of the job's command go behind `--`."
         message = f"no such option: {error.option_name}"
     return SuperviseError(message[0].lower() + message[1:], hint=hint, exit_code=ExitCode.USAGE)
+
+
+def _no_such_command(group: click.Group, path: str, word: str) -> tuple[str, str]:
+    """Return what is said of an unknown word, and what helps; below a command it is no job's command."""
+    above = path.partition(" ")[2]
+    known = {name: name for name in group.commands} if not above else {name: f"{above} {name}" for name in group.commands}
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            known = {sub: f"{name} {sub}" for sub in command.commands} | known
+    meant = known.get(nearest(word, known), "")
+    hint = f"`supervise {above} --help` lists all of them." if above else f"Write `supervise -- {word} …` to run it as a job."
+    return f"no such command: {above + ' ' if above else ''}{word}", f"Did you mean `supervise {meant}`? {hint}" if meant else hint
 
 
 def _unwritable(error: OSError) -> SuperviseError:

@@ -11,7 +11,7 @@ directory may have come with somebody's code, so it cannot name secrets; one tha
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import hashlib
 import json
 import math
@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from checkpointing.backends import KEYS_HINT, has_keys
 from supervisor.core.model import Knob, Launcher, Policy
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.identity import JOB_NAME_FORM, is_job_name
 from supervisor.settings import ROWS, Origin, Settings, with_values
 from supervisor.trust import read_trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from supervisor.settings import Row, Value
 
@@ -96,24 +97,39 @@ class _Source:
     found: bool
 
 
-def load(
+def load(  # noqa: PLR0913 (the four kinds of place, and who hears of what is wrong in them)
     flags: Mapping[str, str | bool | tuple[str, ...]],
     environ: Mapping[str, str],
     cwd: Path,
     config: str | None = None,
+    *,
     system_file: Path = SYSTEM_FILE,
+    warn: Callable[[SuperviseError], None] | None = None,
 ) -> Settings:
-    """Return the settings. `flags` maps setting keys to what stood on the command line. Raises SuperviseError (78; 64 for a flag)."""
+    """Return the settings. `flags` maps setting keys to what stood on the command line. Raises SuperviseError (78; 64 for a flag).
+
+    warn: hears what is wrong in a file or the environment, and all that is right counts; without it that is raised.
+    """
     values: dict[str, Value] = {}
     origins: dict[str, Origin] = {}
+
+    @contextlib.contextmanager
+    def checked() -> Iterator[None]:
+        try:
+            yield
+        except SuperviseError as error:
+            if warn is None:
+                raise
+            warn(error)
 
     def take(row: Row, value: Value, origin: Origin) -> None:
         values[row.key], origins[row.key] = value, origin
 
     _from_systemd(environ, take)
     for source in reversed(_sources(environ, cwd, config, system_file)):
-        _from_file(source, take)
-    _from_environment(environ, take)
+        with checked():
+            _from_file(source, take, checked)
+    _from_environment(environ, take, checked)
     for key, given in flags.items():
         row = _BY_KEY[key]
         origin = Origin("command line", row.flag)
@@ -157,11 +173,12 @@ def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = 
         clears=clear_command(settings, ""),
         allocator=allocator,
         health=health,
-        evict_on=_evict_on(settings),
+        evict_on=evict_on(settings),
     )
 
 
-def _evict_on(settings: Settings) -> tuple[str, ...]:
+def evict_on(settings: Settings) -> tuple[str, ...]:
+    """Return the checks that end a healthy attempt. Raises SuperviseError for one that there is not, and for a wrong setting of health."""
     from supervisor.healthset import healthset  # noqa: PLC0415  likewise
 
     checks = healthset(settings).checks
@@ -170,6 +187,7 @@ def _evict_on(settings: Settings) -> tuple[str, ...]:
         raise SuperviseError(
             f"health.evict_on ({settings.origin('health.evict_on')}): there is no check {unknown[0]!r}",
             hint=f"Name one of docs/health.md: {', '.join(sorted(checks))}.",
+            exit_code=blamed(settings.origin("health.evict_on")),
         )
     return settings.health.evict_on
 
@@ -239,7 +257,7 @@ def _sources(environ: Mapping[str, str], cwd: Path, config: str | None, system_f
     return sources
 
 
-def _from_file(source: _Source, take: Any) -> None:  # noqa: ANN401  load's own closure
+def _from_file(source: _Source, take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401  load's own
     text = read_trusted(source.path)
     if text is None:
         return
@@ -247,6 +265,9 @@ def _from_file(source: _Source, take: Any) -> None:  # noqa: ANN401  load's own 
         tree = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError is one, and so is a number of more digits than python reads
         raise SuperviseError(f"configuration file is not TOML: {source.path}: {error}", hint="Correct that line.") from error
+    except RecursionError as error:
+        what = f"configuration file is no settings: {source.path}: its values are nested too deeply"
+        raise SuperviseError(what, hint="Write sections and plain values, as docs/settings.md shows.") from error
     lines = _lines(text)
 
     def walk(node: Mapping[str, Any], prefix: str) -> None:
@@ -256,9 +277,11 @@ def _from_file(source: _Source, take: Any) -> None:  # noqa: ANN401  load's own 
             is_section = any(known.startswith(f"{key}.") for known in _BY_KEY)
             if is_section and isinstance(value, dict):
                 walk(value, f"{key}.")
-            elif is_section:
-                raise SuperviseError(f"wrong type: {key} in {where}: it is a section, not a value", hint=f"Write its keys below [{key}].")
-            else:
+                continue
+            with checked():
+                if is_section:
+                    what = f"wrong type: {key} in {where}: it is a section, not a value"
+                    raise SuperviseError(what, hint=f"Write its keys below [{key}].")
                 row = _known(key, where)
                 _refuse_secret(row, source, where)
                 origin = Origin("file", where)
@@ -267,21 +290,29 @@ def _from_file(source: _Source, take: Any) -> None:  # noqa: ANN401  load's own 
     walk(tree, "")
 
 
-def _from_environment(environ: Mapping[str, str], take: Any) -> None:  # noqa: ANN401  load's own closure
+def _from_environment(environ: Mapping[str, str], take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401
     for name, text in environ.items():
         if not name.startswith("SUPERVISE_") or name == CONFIG_VARIABLE:
             continue
-        if (row := _BY_ENV.get(name)) is None:
-            if _NOT_CONFIGURATION.fullmatch(name):
-                continue
-            nearest = difflib.get_close_matches(name, [*_BY_ENV, CONFIG_VARIABLE], n=1, cutoff=0.0)[0]
-            raise SuperviseError(
-                f"unknown setting: {name} in the environment: the nearest is {nearest}",
-                hint=f"Write {nearest}, or unset {name}; `supervise config show` lists all settings.",
-            )
-        if text:  # an empty variable is an unset one: shells and unit files cannot always tell them apart
-            origin = Origin("environment", name)
-            take(row, _parsed(row, text, origin), origin)
+        row = _BY_ENV.get(name)
+        if row is None and _NOT_CONFIGURATION.fullmatch(name):
+            continue
+        with checked():
+            if row is None:
+                raise _unknown_variable(name)
+            if text:  # an empty variable is an unset one: shells and unit files cannot always tell them apart
+                origin = Origin("environment", name)
+                take(row, _parsed(row, text, origin), origin)
+
+
+def _unknown_variable(name: str) -> SuperviseError:
+    leaf = {env.removeprefix("SUPERVISE_"): env for env in (*_BY_ENV, CONFIG_VARIABLE)}  # what all have in common is no likeness
+    meant = leaf.get(nearest(name.removeprefix("SUPERVISE_"), leaf), "")
+    remedy = f"Write {meant}, or unset {name}" if meant else f"Unset {name}"
+    return SuperviseError(
+        f"unknown setting: {name} in the environment" + (f": the nearest is {meant}" if meant else ""),
+        hint=f"{remedy}; `supervise config show` lists all settings.",
+    )
 
 
 def _known(key: str, where: str) -> Row:
@@ -290,10 +321,15 @@ def _known(key: str, where: str) -> Row:
         return row
     leaf = key.rsplit(".", 1)[-1]
     same_leaf = [known for known in _BY_KEY if known.rsplit(".", 1)[-1] == leaf]
-    nearest = same_leaf[0] if same_leaf else difflib.get_close_matches(key, _BY_KEY, n=1, cutoff=0.0)[0]
+    meant = same_leaf[0] if same_leaf else nearest(key, _BY_KEY)
+    section = nearest(key.split(".", maxsplit=1)[0], {known.split(".")[0] for known in _BY_KEY})
+    what = f"unknown setting: {key} in {where}"
+    if meant:
+        remedy = f"Write {meant.rsplit('.', 1)[-1]} below [{meant.rsplit('.', 1)[0]}]; "
+        raise SuperviseError(f"{what}: the nearest is {meant}", hint=f"{remedy}`supervise config show` lists all settings.")
+    remedy = f"Write [{section}]; " if section else ""
     raise SuperviseError(
-        f"unknown setting: {key} in {where}: the nearest is {nearest}",
-        hint=f"Write {nearest.rsplit('.', 1)[-1]} below [{nearest.rsplit('.', 1)[0]}]; `supervise config show` lists all settings.",
+        what + (f": the nearest is {section}" if section else ""), hint=f"{remedy}`supervise config show` lists all settings."
     )
 
 
@@ -327,13 +363,13 @@ def _parsed(row: Row, text: str, origin: Origin) -> Value:
 
 
 def _checked(row: Row, value: object, origin: Origin) -> Value:
-    """Return `value` if the row allows it (an integer is a number, one string is a list of one). Raises SuperviseError naming all three."""
+    """Return `value` if the row allows it (an integer is a number). Raises SuperviseError naming all three."""
     given = value
     if row.kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = _as_float(value)
-    if row.kind is tuple and isinstance(value, str) and origin.kind == "file":
-        value = (value,)
     expected = _EXPECTED[row.kind]
+    if row.kind is tuple and isinstance(value, str):
+        expected += f", as in [{json.dumps(_cut(value), ensure_ascii=False)}]"
     # bool is an int to Python, and not to a person
     right = type(value) is row.kind and (row.kind is not tuple or all(isinstance(item, str) for item in cast("tuple[object, ...]", value)))
     if right and row.choices:
@@ -344,6 +380,8 @@ def _checked(row: Row, value: object, origin: Origin) -> Value:
     for form, is_right in _FORMS.get(row.key, ()):
         if right and value and not all(is_right(one) for one in (value if isinstance(value, tuple) else (str(value),))):
             expected, right = form, False
+    if right and any("\0" in item for item in (value if isinstance(value, tuple) else (str(value),))):
+        expected, right = "text without a NUL character, which no path and no argument can hold", False
     if right and _is_empty(row, value, origin):
         expected, right = "something that is not empty", False
     if right:
@@ -352,11 +390,12 @@ def _checked(row: Row, value: object, origin: Origin) -> Value:
     raise SuperviseError(
         f"wrong value: {row.key} = {shown} from {origin}: expected {expected}",
         hint=f"Give {row.key} {expected}; its default is {row.default!r}.",
-        exit_code=_blamed(origin),
+        exit_code=blamed(origin),
     )
 
 
-def _blamed(origin: Origin) -> ExitCode:
+def blamed(origin: Origin) -> ExitCode:
+    """Return the exit code for a wrong value: 64 for a flag, else 78."""
     return ExitCode.USAGE if origin.kind == "command line" else ExitCode.CONFIG
 
 
@@ -376,7 +415,7 @@ def _require_placeholder(settings: Settings) -> None:
     raise SuperviseError(
         f"no checkpoint is handed over: knobs.resume.args = {_cut(repr(knob.args))} from {origin}: it has neither {{resume}} nor {{step}}",
         hint="Write '--resume {resume}' with the script's own flag, or say --resumes-itself where the script finds its checkpoint.",
-        exit_code=_blamed(origin),
+        exit_code=blamed(origin),
     )
 
 

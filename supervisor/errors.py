@@ -5,7 +5,12 @@ A job's failure is never an exception; it is data (core/model.py).
 
 from __future__ import annotations
 
+import difflib
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class ExitCode(IntEnum):
@@ -36,3 +41,9 @@ class SuperviseError(Exception):
     def __str__(self) -> str:
         """Return both, as they are shown."""
         return f"{self.message}\n  {self.hint}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known name that `word` was probably meant to be, "" where none is like it: a wrong suggestion is worse than none."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return found[0] if found else ""

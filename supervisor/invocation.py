@@ -44,6 +44,14 @@ class Invocation:
 
         return load(self.flags, os.environ, working_directory(), self.config)
 
+    def settings_to_read_with(self) -> Settings:
+        """Return the settings for a command that only reads: what is wrong in a file or the environment is a warning, the rest counts."""
+        from supervisor import stdio  # noqa: PLC0415  not needed for --help
+        from supervisor.config import load  # noqa: PLC0415
+        from supervisor.identity import working_directory  # noqa: PLC0415
+
+        return load(self.flags, os.environ, working_directory(), self.config, warn=lambda error: stdio.say(f"warning: {error.message}"))
+
     def job(self, settings: Settings) -> str | None:
         """Return the job that a reading command was asked about, None where it was not said."""
         from supervisor.identity import known_job_name  # noqa: PLC0415  not needed for --help

@@ -11,7 +11,6 @@ What a well-known program offers is found in supervisor/armed.py, and never fail
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from supervisor import keyedit, knobcheck, programs
 from supervisor.core import declared, knobs
 from supervisor.core.knobs import Binding, Env, FileKey, Flag, Pair, Placeholder
 from supervisor.core.model import Knob
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.errors import ExitCode, SuperviseError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -366,8 +365,9 @@ def _wrong(text: str, origin: str, error: Exception, exit_code: ExitCode) -> Sup
     elif isinstance(error, keyedit.EditError):
         hint = f"Mend the file, or declare a flag in its place: --knob {name}=--flag."
     if name not in knobs.NAMES:
-        nearest = difflib.get_close_matches(name, knobs.NAMES, n=1, cutoff=0.0)[0]
-        hint = f"The nearest is {nearest}: --knob {nearest}=--flag; docs/knobs.md has all of them."
+        meant = nearest(name, knobs.NAMES)
+        hint = f"The nearest is {meant}: --knob {meant}=--flag; docs/knobs.md has all of them."
+        hint = hint if meant else f"docs/knobs.md has all of them: {', '.join(knobs.NAMES)}."
     return SuperviseError(f"wrong knob: {text} from {origin}: {cause}", hint=hint, exit_code=exit_code)
 
 

@@ -7,7 +7,6 @@ core itself for its plans, one supposed failure after another.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shlex
@@ -20,7 +19,7 @@ from supervisor import config, knobset, programs, stdio, strategies
 from supervisor.causes import EXPLAINED
 from supervisor.core import batch, knobs
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.launch import torchrun
 from supervisor.strategies import halve_batch, halve_workers, memory_knobs, skip_window
 from supervisor.strategies.situation import OF_BATCH, Situation
@@ -124,8 +123,8 @@ def plan(settings: Settings, command: Sequence[str], cause: str | None, *, as_js
 def _cause(name: str) -> Cause:
     if name in list(Cause):
         return Cause(name)
-    nearest = difflib.get_close_matches(name, list(Cause), n=1, cutoff=0.0)[0]
-    hint = f"The nearest is {nearest}; `supervise plan -- CMD` lists all."
+    meant = nearest(name, list(Cause))
+    hint = f"The nearest is {meant}; `supervise plan -- CMD` lists all." if meant else "`supervise plan -- CMD` lists all."
     raise SuperviseError(f"no such cause: {name}", hint=hint, exit_code=ExitCode.USAGE)
 
 

@@ -11,12 +11,11 @@ our own `propose(situation)`.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, NoReturn
 
 from supervisor import strategies
 from supervisor.core.model import Cause
-from supervisor.errors import SuperviseError
+from supervisor.errors import SuperviseError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -75,8 +74,8 @@ def ladders(settings: Settings) -> Ladders:
 
 
 def _unknown(what: str, name: str, where: str, known: Collection[str], remedy: str) -> NoReturn:
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-    told = f"the nearest is {nearest[0]}" if nearest else "none is installed"
+    meant = nearest(name, known)
+    told = f"the nearest is {meant}" if meant else f"there are {', '.join(known)}" if known else "none is installed"
     raise SuperviseError(f"unknown {what}: {name} ({where}): {told}", hint=f"{remedy}.")
 
 

@@ -175,7 +175,7 @@ def state_root(settings: Settings) -> Path:
 
 
 def find_job(root: Path, job: str | None) -> Place:
-    """Return the files of `job`, or of the only or most recent one; the others are named on stderr then.
+    """Return the files of `job`, or of the only or most recent one; how many there are is said on stderr then.
 
     Where several nodes share the directory, it is this node's part, else the most recent. Raises SuperviseError (64) listing what there is.
     """
@@ -189,8 +189,7 @@ def find_job(root: Path, job: str | None) -> Place:
         raise SuperviseError(f"no such job: {root}: {job}", hint=hint, exit_code=ExitCode.USAGE)
     name = jobs[0] if job is None else job
     if job is None and len(jobs) > 1:
-        rest = ", ".join(jobs[1 : 1 + _LISTED])
-        stdio.say(f"{len(jobs)} jobs here, this is the most recent, {name}; choose with --job: {rest}")
+        stdio.say(f"{name}: the most recent of {len(jobs)} jobs here; --job NAME shows another")
     mine = [p for p in places if p.job == name]
     here = identity.node_name()
     return next((p for p in mine if p.node == here), mine[0])

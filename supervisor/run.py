@@ -64,6 +64,7 @@ from supervisor.workshop import Workshop
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from supervisor.classify.rows import Problem
     from supervisor.core.actions import Action, Finish
     from supervisor.core.inbox import Event
     from supervisor.core.model import CheckpointRef
@@ -89,11 +90,11 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     environ, cwd = dict(os.environ), identity.working_directory()
     programs.require_command(command, environ)
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
-    plugins.ladders(settings)  # told before anything is made, if one cannot be
     knobs = knobset.find(settings, command, environ, cwd)
+    problems = _require_right(settings)
     state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
     terminal = Terminal(quiet=settings.terminal.verbosity == "quiet")
-    for problem in signatures.configured(settings)[1] if settings.classify.signatures else ():
+    for problem in problems:
         terminal.say(str(problem), "warning")
     held = lock.acquire(
         state / "lock", job=name.name, address=settings.address(name.name), takeover=settings.job.takeover, say=terminal.say
@@ -116,6 +117,17 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     finally:
         with contextlib.suppress(OSError):
             held.release()
+
+
+def _require_right(settings: Settings) -> tuple[Problem, ...]:
+    """Raise SuperviseError for a wrong value that only its user can tell, before anything is made; return what can be left out."""
+    plugins.ladders(settings)
+    config.evict_on(settings)
+    if settings.alerts.webhook.url:
+        from supervisor.alerts import sink  # noqa: PLC0415 (ssl costs memory that a job without a webhook need not pay)
+
+        sink.make("webhook", settings.alerts.webhook.url, config.webhook_secret(settings).encode() or None)
+    return signatures.configured(settings)[1] if settings.classify.signatures else ()
 
 
 class _Run:

@@ -141,10 +141,21 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         ([], "no command given\nsupervise: Write it behind `--`"),
         (["--"], "nothing stands behind `--`"),
         (["run", "--"], "nothing stands behind `--`"),
-        (["stats"], "no such command: stats\nsupervise: Write `supervise -- stats …` to run it as a job; our own"),
-        (["stats"], "our own command of nearly that name is `status`"),
+        (["stats"], "no such command: stats\nsupervise: Did you mean `supervise status`? Write `supervise -- stats …` to run it as a job."),
+        (["verfiy", "x"], "Did you mean `supervise checkpoints verify`?"),
+        (
+            ["checkpoints", "verfiy", "x"],
+            "no such command: checkpoints verfiy\nsupervise: Did you mean `supervise checkpoints verify`? `supervise",
+        ),
+        (["config", "set"], "no such command: config set\nsupervise: `supervise config --help` lists all of them."),
+        (["nothing-like-it"], "no such command: nothing-like-it\nsupervise: Write `supervise -- nothing-like-it …` to run it as a job."),
+        (["help", "stats"], "Did you mean `supervise status`?"),
+        (
+            ["status", "train"],
+            "unexpected extra argument (train)\nsupervise: A job is named with --job, as in `supervise status --job NAME`.",
+        ),
         (["torchrun", "train.py"], "no such command: torchrun\nsupervise: Write `supervise -- torchrun …`"),
-        (["config", "shw"], "our own command of nearly that name is `show`"),
+        (["config", "shw"], "Did you mean `supervise config show`?"),
         (["config"], "missing command"),
         (["run", "train.py"], "unexpected extra argument (train.py)\nsupervise: Write the job's command behind `--`"),
         (["--takover", "--", "true"], "no such option: --takover\nsupervise: The nearest is --takeover"),
@@ -153,7 +164,7 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
         (["--max-attempts", "0", "--", "true"], "expected an integer, at least 1"),
         (["--log-format", "xml", "--", "true"], "expected one of auto, console, json"),
         (["status", "--", "true"], "only `run` takes a command: true"),
-        (["why", "first"], "invalid value for '[INCIDENT]'"),
+        (["why", "first"], "invalid value for '[INCIDENT]': 'first' is not a number\nsupervise: Write the number of an incident"),
         (["logs", "--rank", "-1"], "invalid value for '--rank'"),
     ],
 )
@@ -166,6 +177,47 @@ def test_a_command_line_that_is_wrong_is_64_with_what_helps(
     assert said in err
     assert err.startswith("supervise: error: ")
     assert len(err.splitlines()) == 2
+
+
+def test_help_and_version_are_commands_too(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version"]) == cli.main(["--version"]) == 0
+    first, second = capfd.readouterr().out.splitlines()
+    assert first == second
+    for words in ([], ["why"], ["checkpoints", "verify"]):
+        assert cli.main([*words, "--help"]) == 0
+        asked = capfd.readouterr().out
+        assert cli.main(["help", *words]) == 0
+        assert capfd.readouterr().out == asked
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "environ", "code", "said"),
+    [
+        (["--evict-on", "foo"], {}, 64, "health.evict_on (command line --evict-on): there is no check 'foo'"),
+        ([], {"SUPERVISE_EVICT_ON": "foo"}, 78, "health.evict_on (environment SUPERVISE_EVICT_ON): there is no check 'foo'"),
+        ([], {"SUPERVISE_HEALTH_THRESHOLDS": "foo=1"}, 78, "health.thresholds (environment SUPERVISE_HEALTH_THRESHOLDS): "),
+        ([], {"SUPERVISE_WEBHOOK_URL": "http://"}, 78, "webhook"),
+        ([], {"SUPERVISE_WEBHOOK_URL": "http://a.b", "SUPERVISE_WEBHOOK_SECRET_FILE": "none"}, 78, "cannot read the webhook's key: none"),
+        ([], {"SUPERVISE_CLASSIFY_SIGNATURES": "none.toml"}, 78, "cannot read signatures"),
+    ],
+)
+def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, said: str) -> None:
+    """No run is opened that `why` would later call a death."""
+    done = supervise(*arguments, "--", "true", cwd=tmp_path, env={"PYTHONPATH": str(ROOT), **environ})
+    assert (done.returncode, list(tmp_path.iterdir())) == (code, [])
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.process
+def test_a_wrong_setting_blocks_no_reading(tmp_path: Path) -> None:
+    assert supervise("--job", "j", "--", "true", cwd=tmp_path).returncode == 0
+    (tmp_path / "supervise.toml").write_text("[job\n", encoding="utf-8")
+    done = supervise("status", cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "SUPERVISE_TYPO": "1"})
+    assert done.returncode == 0
+    assert "job j on" in done.stdout
+    assert [line.partition(": ")[2].partition(":")[0] for line in done.stderr.splitlines()] == ["warning", "warning"]
 
 
 def test_configuration_that_is_wrong_is_78(started: list[tuple[Settings, list[str]]], capfd: pytest.CaptureFixture[str]) -> None:

@@ -151,6 +151,41 @@ def test_an_unknown_variable_names_the_nearest_and_what_is_not_ours_is_left_alon
     assert load(environ={**handed_to_ranks, **kubernetes, "SUPERVISE_TAKEOVER": ""}).origins == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = " + "[" * 3000 + "]" * 3000, "its values are nested too deeply"),
+        ('job.state_dir = "a\\u0000b"', "expected text without a NUL character"),
+        ("checkpoints.paths = ['a', \"b\\u0000\"]", "expected text without a NUL character"),
+        ("quite_another_thing = 1", "unknown setting: quite_another_thing in "),
+    ],
+)
+def test_a_file_that_cannot_be_settings_is_told_as_such(home: Path, load: Callable[..., Settings], text: str, said: str) -> None:
+    path = local(home, text)
+    with pytest.raises(SuperviseError, match=re.escape(said)) as caught:
+        load()
+    assert caught.value.exit_code == ExitCode.CONFIG
+    assert str(path) in caught.value.message
+    assert "nearest" not in str(caught.value)
+
+
+def test_a_command_that_only_reads_is_warned_and_goes_on_with_what_is_right(home: Path) -> None:
+    local(home, "[job]\nstate_dir = 'there'\nnaem = 'x'\n[restart]\nintensity = 'many'\nmax_attempts = 7\n")
+    environ = {"XDG_CONFIG_HOME": str(home / "home"), "SUPERVISE_TYPO": "1", "SUPERVISE_RESTART_PERIOD_S": "60"}
+    told: list[SuperviseError] = []
+    settings = config.load({}, environ, home / "jobs", system_file=home / "etc.toml", warn=told.append)
+    assert (settings.job.state_dir, settings.restart.max_attempts, settings.restart.period_s) == ("there", 7, 60.0)
+    assert settings.restart.intensity == Settings().restart.intensity
+    assert [error.message.split(" in ")[0].split(" = ")[0] for error in told] == [
+        "unknown setting: job.naem",
+        "wrong value: restart.intensity",
+        "unknown setting: SUPERVISE_TYPO",
+    ]
+    local(home, "[job\n")
+    settings = config.load({"job.name": "j"}, {}, home / "jobs", system_file=home / "etc.toml", warn=told.append)
+    assert (settings.job.name, len(told)) == ("j", 4)
+
+
 @pytest.mark.parametrize("row", [row for row in ROWS if row.kind in (int, float)], ids=lambda row: row.key)
 def test_every_number_has_two_bounds(row: Any, load: Callable[..., Settings]) -> None:  # noqa: ANN401  a Row
     for text in ("1e10", "inf", "nan", "9" * 400, "-1"):
@@ -248,8 +283,12 @@ def test_arguments_without_a_placeholder_are_taken_where_the_checkpoint_is_named
     assert load({"knobs.resume.args": "--from-step {step}"}).knobs.resume.args == "--from-step {step}"
 
 
-def test_one_glob_may_stand_without_brackets_and_a_flag_is_verbatim(home: Path, load: Callable[..., Settings]) -> None:
+def test_a_string_is_no_list_and_a_flag_is_verbatim(home: Path, load: Callable[..., Settings]) -> None:
     local(home, "checkpoints.paths = 'a b/*.pt'\n")
+    with pytest.raises(SuperviseError, match=re.escape('expected a list of strings, as in ["a b/*.pt"]')) as caught:
+        load()
+    assert caught.value.exit_code == ExitCode.CONFIG
+    local(home, "checkpoints.paths = ['a b/*.pt']\n")
     assert load().checkpoints.paths == ("a b/*.pt",)
     assert load({"checkpoints.paths": ("x y/*.pt", "z")}).checkpoints.paths == ("x y/*.pt", "z")
 

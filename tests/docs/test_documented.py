@@ -154,7 +154,7 @@ def test_no_command_is_documented_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_a_commands_own_options_and_arguments_are_documented(path: str) -> None:
-    (line,) = [row[0] for row in table("commands.md") if row[0].startswith(f"`{path} ")]
+    (line,) = [row[0] for row in table("commands.md") if row[0].startswith((f"`{path} ", f"`{path}`"))]
     settings = {row.key.replace(".", "__") for row in ROWS}
     for param in COMMANDS[path].params:
         if param.name in settings | {"config"}:

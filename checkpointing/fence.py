@@ -7,7 +7,7 @@ says why; losing the record costs one more reading of the torn file, nothing els
 
     {"version": 1, "fences": [{"path", "dev", "ino", "size", "mtime_ns", "kind", "reason", "t"}]}
 
-`kind` is torn, incomplete or dangerous; `t` wall seconds.
+`kind` is torn, incomplete or dangerous; `t` wall seconds. Fences of earlier versions, which took NaN and Inf for damage, are dropped.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FILE_NAME: Final = "fences.json"
 _VERSION: Final = 1
 _MOST_FENCES: Final = 10_000
+_NUMERICS: Final = "not finite: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +112,5 @@ def _decode(raw: bytes, file: Path) -> list[Fence]:
             str(row["kind"]),
         )
         for row in document["fences"]
+        if not (row["kind"] == "torn" and _NUMERICS in row["reason"])
     ]

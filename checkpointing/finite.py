@@ -1,10 +1,8 @@
 """NaN and Inf in the bytes of a tensor, without torch.
 
-In: a kind of number and the bytes, in pieces as they come from the disk. Out: one line that says what is wrong, or "". Nothing can fail.
-The state is a `Scan`, one per tensor, which its caller owns.
-
-A NaN is never right. An Inf is where the tensor is a mask: what is finite in it is all 0 or 1, or one single value, or there is nothing.
-(Attention masks of -inf, a best loss that begins as inf, observers that saw nothing yet.)
+A `Scan` reads one tensor, in pieces as they come from the disk. What it finds is a note about what a training computed: a file whose
+numbers are not finite is as whole as any other. An Inf is not worth a note where the tensor is a mask: what is finite in it is all 0
+or 1, or one single value, or there is nothing. (Attention masks of -inf, a best loss that begins as inf, observers that saw nothing yet.)
 
 Looking for the largest bit pattern finds both: with all exponent bits set, the pattern taken as a signed integer is at least that of +Inf,
 or, taken as an unsigned one, at least that of -Inf. Measured: 35 GB per CPU-second with numpy for every kind; 5 without, where the bytes
@@ -16,6 +14,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.model import NonFinite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,16 +76,16 @@ def kind_of(name: str) -> str | None:
     return short if short in _KINDS else "F32" if short == "C64" else _TORCH.get(short)
 
 
-def problem_of(kind: str, pieces: Iterable[bytes | memoryview]) -> str:
-    """Look at a whole tensor; "" where it is finite or a mask."""
+def look(kind: str, pieces: Iterable[bytes | memoryview], tensor: str = "") -> NonFinite | None:
+    """Look at a whole tensor; None where it is finite or a mask."""
     scan = Scan(kind)
     for piece in pieces:
         scan.feed(piece)
-    return scan.problem
+    return scan.found(tensor)
 
 
 class Scan:
-    """Looks at one tensor, fed piece by piece; `problem` then says what is wrong in it. `kind` is one that `kind_of` gave."""
+    """Looks at one tensor, fed piece by piece; `found` then says what is in it. `kind` is one that `kind_of` gave."""
 
     def __init__(self, kind: str) -> None:
         """Begin with nothing seen."""
@@ -97,14 +97,13 @@ class Scan:
         self._inf: int | None = None
         self._finite: set[float] | None = set()  # its finite values, as long as it may be a mask
 
-    @property
-    def problem(self) -> str:
-        """What is not finite, as one line; "" for nothing."""
+    def found(self, tensor: str) -> NonFinite | None:
+        """Give what is not finite in the tensor of that name; None for nothing."""
         if self._nan is not None:
-            return f"not finite: NaN at element {self._nan}"
+            return NonFinite(tensor, "NaN", self._nan)
         if self._inf is not None and (self._finite is None or not (len(self._finite) <= 1 or self._finite <= _MASK)):
-            return f"not finite: Inf at element {self._inf}"
-        return ""
+            return NonFinite(tensor, "Inf", self._inf)
+        return None
 
     def feed(self, piece: bytes | memoryview) -> None:
         """Look at the bytes that follow those seen before; they may begin and end within an element."""

@@ -155,8 +155,8 @@ class _Proposer:
         listing = self._list()
         for _ in range(_MOST_LOOKS):
             # a training script keeps no record of torn files: each start looks at them anew
-            chosen = select.newest(listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking)
-            self.passed_over = [*self._refused, *chosen.fenced, *chosen.unverifiable, *chosen.unknown]
+            chosen = select.newest(listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking, prefer_finite=True)
+            self.passed_over = [*self._refused, *chosen.not_finite, *chosen.fenced, *chosen.unverifiable, *chosen.unknown]
             if chosen.chosen is not None:
                 return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
             # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet,

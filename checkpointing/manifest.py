@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import digest, durable
-from checkpointing.model import Identity
+from checkpointing.model import Identity, NonFinite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FORMAT: Final = "supervise-checkpoint"
-VERSION: Final = 1
+VERSION: Final = 2
+READER: Final = 1  # a reader of version 1 may pass over all that version 2 adds
 FILE_NAME: Final = "manifest.json"
 DIRECTORY: Final = "manifests"
 _MOST_BYTES: Final = 256 << 20  # a hundred thousand files, or some hundred terabytes in parts of 32 MiB
@@ -60,7 +61,10 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint was when it was proven. `path` and `identity` are where it was read, on `host`; `made_unix_s` is wall time."""
+    """What a checkpoint was when it was proven. `path` and `identity` are where it was read, on `host`; `made_unix_s` is wall time.
+
+    `non_finite`: the tensors that hold NaN or Inf (model.listed). Manifests of version 1 were made of finite ones only.
+    """
 
     name: str
     is_tree: bool
@@ -74,6 +78,7 @@ class Manifest:
     about: About = About()
     made_unix_s: int = 0
     part_bytes: int = digest.PART_BYTES
+    non_finite: tuple[NonFinite, ...] = ()
 
     @property
     def n_bytes(self) -> int:
@@ -98,7 +103,7 @@ def encode(manifest: Manifest) -> bytes:
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
-        "reader": VERSION,
+        "reader": READER,
         "name": manifest.name,
         "kind": "tree" if manifest.is_tree else "file",
         "layout": manifest.layout,
@@ -121,6 +126,8 @@ def encode(manifest: Manifest) -> bytes:
         "part_bytes": manifest.part_bytes,
         "files": [_file_row(file) for file in manifest.files],
     }
+    if manifest.non_finite:
+        document["non_finite"] = [_non_finite_row(one) for one in manifest.non_finite]
     return _canonical({**document, "digest": _own_digest(document)}) + b"\n"
 
 
@@ -171,6 +178,7 @@ def _manifest(row: dict[str, Any]) -> Manifest:
         ),
         made_unix_s=_count(row["made_unix_s"]),
         part_bytes=part_bytes,
+        non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
     )
     if made.n_bytes != row["bytes"] or "/" in name:
         raise Damaged("sizes do not add up, or its name is a path")
@@ -197,6 +205,17 @@ def _file_row(file: File) -> dict[str, Any]:
         "parts": [digest.to_hex(part) for part in file.parts],
     }
     return {**row, "sha256": file.sha256} if file.sha256 else row
+
+
+def _non_finite(row: dict[str, Any]) -> NonFinite:
+    step = row.get("finite_step")
+    was_finite = row.get("was_finite", False) is True
+    return NonFinite(_text(row["tensor"]), _text(row["what"]), _count(row["element"]), was_finite, None if step is None else _count(step))
+
+
+def _non_finite_row(one: NonFinite) -> dict[str, Any]:
+    row: dict[str, Any] = {"tensor": one.tensor, "what": one.what, "element": one.element}
+    return {**row, "was_finite": True, "finite_step": one.finite_step} if one.was_finite else row
 
 
 def _inner_path(value: object) -> str:

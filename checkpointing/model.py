@@ -9,9 +9,10 @@ first says that we could not look, the second that there is nothing to check aga
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import os
@@ -89,6 +90,54 @@ class Candidate:
     is_directory: bool = False
 
 
+#: What a training keeps beside its weights, by any part of a tensor's name ("optimizer.state.0.exp_avg", "best_loss").
+_BESIDE_WEIGHTS: Final = re.compile(r"optim|sched|scaler|loss|metric|rng|grad|exp_avg|momentum|monitor", re.IGNORECASE)
+#: More tensors than these are not listed one by one; weights are listed first.
+MOST_NON_FINITE: Final = 256
+MOST_NAME: Final = 160  # characters of a tensor's name
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """A tensor that holds NaN or Inf: its name in the checkpoint, which of the two, and the first element of that kind.
+
+    This is a note about what a training computed. It never says that the file is damaged. `was_finite`: an earlier save of the same run
+    held finite numbers there, the last one at `finite_step` (None where that save told no step).
+    """
+
+    tensor: str
+    what: str
+    element: int
+    was_finite: bool = False
+    finite_step: int | None = None
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether the name leaves the tensor among the model's own: nothing in it speaks of an optimizer, a scheduler or a metric."""
+        return _BESIDE_WEIGHTS.search(self.tensor) is None
+
+    def __str__(self) -> str:
+        """Name tensor and first element, as a person reads it."""
+        return f"{self.tensor} is not finite: {self.what} at element {self.element}"
+
+
+def listed(found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
+    """Give at most MOST_NON_FINITE of them in their order, the weights first."""
+    return tuple(sorted(found, key=lambda one: not one.is_weight)[:MOST_NON_FINITE])
+
+
+def nan_weights(found: Iterable[NonFinite]) -> frozenset[str]:
+    """Give the names of the weights that hold NaN."""
+    return frozenset(one.tensor for one in found if one.is_weight and one.what == "NaN")
+
+
+def note_of(found: Iterable[NonFinite]) -> str:
+    """Say in one line which tensors hold NaN or Inf; "" for none."""
+    rows = tuple(found)
+    more = f" and {len(rows) - 1} more tensors are not finite" if len(rows) > 2 else f", {rows[1]}" if len(rows) > 1 else ""  # noqa: PLR2004 -- two fit
+    return f"{rows[0]}{more}" if rows else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Verification:
     """What was found about one identity of one path.
@@ -98,7 +147,8 @@ class Verification:
     checked in a format without checksums), "structure" (every checksum as well). `reason` says why, in one line, for every verdict but
     VERIFIED, and what is worth a note there; `reasons` are all of them, it first. `format` is a row's name in `checkpointing.formats`,
     "" where none claimed it. `files` are the members of a directory, as paths relative to it; () for a file. `told` is the step that the
-    content alone tells, where it counts the whole run as far as can be seen.
+    content alone tells, where it counts the whole run as far as can be seen. `non_finite` are tensors that hold NaN or Inf, which is a note
+    among the reasons and never a verdict; None where the numbers were not looked at.
     """
 
     path: str
@@ -112,3 +162,4 @@ class Verification:
     files: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     told: int | None = None
+    non_finite: tuple[NonFinite, ...] | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import digest
 from checkpointing.manifest import About, File, Manifest
-from checkpointing.model import Identity, Verdict, Verification
+from checkpointing.model import Identity, Verdict, Verification, note_of
 from checkpointing.source import Interrupted, NotRegular, Short, Source
 from checkpointing.tree import Reading, Tree
 from checkpointing.verify import identity_of
@@ -70,6 +70,7 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
         about=about,
         made_unix_s=int(now()),
         part_bytes=part_bytes,
+        non_finite=found.non_finite or (),
     )
 
 
@@ -156,7 +157,7 @@ def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fau
     present = {fault.verdict for fault in faults}
     order = (Verdict.UNKNOWN, Verdict.WRITING, Verdict.BAD, Verdict.INCOMPLETE)
     verdict = next((one for one in order if one in present), Verdict.VERIFIED)
-    first = next((fault.reason for fault in faults if fault.verdict is verdict), "")
+    first = next((fault.reason for fault in faults if fault.verdict is verdict), "") or note_of(manifest.non_finite)
     return Verification(
         path,
         identity,
@@ -168,6 +169,7 @@ def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fau
         manifest.layout,
         tuple(file.path for file in manifest.files) if manifest.is_tree else (),
         tuple(dict.fromkeys((first, *reasons))) if first else (),
+        non_finite=manifest.non_finite,
     )
 
 

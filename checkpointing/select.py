@@ -4,10 +4,12 @@ In: a listing, the fences, a cache of earlier verdicts, the manifests, and what 
 Out: a `Selection`, always; what must not be resumed from is fenced on the way. Nothing can fail but the recording of a fence, which
 `Fences` tells itself.
 
-Newest is the highest step. Two things make that more than a sort:
+Newest is the highest step. Three things make that more than a sort:
 
 * A name that says "step" is believed for the order; for any other name the content is looked at first (directory and data.pkl, not
   the bulk). What the full reading then finds counts: if the content says less than the name did, the file goes back into the queue.
+* Weights that turned NaN: where `prefer_finite` is asked for, a checkpoint whose weights hold NaN gives way to the newest older one in
+  which one of those weights holds numbers. Where none is older, or all hold NaN in the same weights, the newest is taken as it is.
 * Files that tell an epoch and a step within it come after those that tell a step of the whole run: two such counts do not compare.
   Files whose step nobody knows come after all that have one, newest modification first: an export or a "best.pt" must not win
   against step 5000 because it was written later.
@@ -36,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import age, proof
 from checkpointing.age import Age
 from checkpointing.manifest import Manifest, Manifests
-from checkpointing.model import Candidate, Identity, Verdict, Verification
+from checkpointing.model import Candidate, Identity, Verdict, Verification, nan_weights, note_of
 from checkpointing.source import Throttle, never
 from checkpointing.tree import Reading
 from checkpointing.verify import Cache, identity_of, verify
@@ -82,8 +84,8 @@ class Selection:
     `found` counts what may be a checkpoint, and places that could not be looked at: chosen None with found > 0 means that there is, or
     may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `fenced` are the torn, incomplete and
     dangerous ones, those of earlier selections included; `unknown` could not be read, or changed while they were; `poisoned` are those that
-    the caller avoids; `foreign` matched and are no checkpoints. `older` are the newest MOST_OLDER behind the chosen one, oldest first, as
-    (path, step or None): nobody looked into them.
+    the caller avoids; `not_finite` are whole and gave way to an older one; `foreign` matched and are no checkpoints. `older` are the newest
+    MOST_OLDER behind the chosen one, oldest first, as (path, step or None): nobody looked into them.
 
     `spare`: the chosen one lies elsewhere. Of a copy of ours `chosen.path` is the copy, which can be read from there as well as be put
     back; of a mirror's it is the home, where nothing may be yet: it has to be restored first.
@@ -98,6 +100,7 @@ class Selection:
     older: tuple[tuple[str, int | None], ...] = ()
     foreign: Why = ()
     spare: Spare | None = None
+    not_finite: Why = ()
 
 
 def age_key(candidate: Candidate, found: Verification | None) -> Age:
@@ -139,11 +142,13 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     interrupted: Callable[[], bool] = never,
     clock: Callable[[], float] = time.monotonic,
     avoid: Collection[str] = (),
+    prefer_finite: bool = False,
 ) -> Selection:
     """Choose the newest whole checkpoint of a listing and of what lies elsewhere, and fence the torn ones that stood before it.
 
     `avoid`: paths that are passed over unread, whatever they hold now, and copies of just what they hold; they count as found, so that
-    nobody starts from scratch for them. `suspect`: the last failure may have come from a checkpoint. `fences` None: nothing is recorded.
+    nobody starts from scratch for them. `prefer_finite`: one whose weights turned NaN gives way to an older. `suspect`: the last failure
+    may have come from a checkpoint. `fences` None: nothing is recorded.
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
     now = clock()
@@ -156,11 +161,12 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
             tally.poisoned.append((spare.name, POISONED))
         else:
             queue.append((_spare_age(spare), spare, None))
-    chosen, taken = _take(queue, reader, tally)
+    chosen, taken = _take_finite(queue, reader, tally) if prefer_finite else _take(queue, reader, tally)[1:]
     if fences is not None:
         for kind in dict.fromkeys(_KINDS.values()):
             fences.add([row for row, its_kind in tally.torn if its_kind == kind], kind)
-    known = len(queue) + (chosen is not None) + sum(map(len, (tally.fenced, tally.unverifiable, tally.unknown, tally.poisoned)))
+    refused = (tally.fenced, tally.unverifiable, tally.unknown, tally.poisoned, tally.not_finite)
+    known = len(queue) + (chosen is not None) + sum(map(len, refused))
     tally.unknown.extend(listing.problems)
     return Selection(
         chosen,
@@ -172,6 +178,7 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
         _behind(queue, cache),
         tuple(tally.foreign),
         taken,
+        tuple(tally.not_finite),
     )
 
 
@@ -197,7 +204,35 @@ def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Ta
     return queue
 
 
-def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> tuple[Verification, Spare | None] | tuple[None, None]:
+_Taken = tuple[Age, Verification, Spare | None] | tuple[None, None, None]
+
+
+def _take_finite(queue: list[_Row], reader: _Reader, tally: _Tally) -> tuple[Verification | None, Spare | None]:
+    """Take the newest whose weights did not turn NaN: compared with the newest of all, at least one of those that hold NaN is finite."""
+    age, newest, spare = _take(queue, reader, tally)
+    if newest is None or age is None or not (lost := nan_weights(newest.non_finite or ())):
+        return newest, spare
+    passed: list[tuple[Age, Verification, Spare | None]] = [(age, newest, spare)]
+    while True:
+        age, found, taken = _take(queue, reader, tally)
+        if found is None or age is None:
+            break
+        if not lost <= nan_weights(found.non_finite or ()):
+            back = "an older one" if found.step is None else f"step {found.step}"
+            for _, one, _home in passed:
+                tally.not_finite.append((one.path, f"its weights hold NaN: {note_of(one.non_finite or ())}; {back} is taken instead"))
+            return found, taken
+        passed.append((age, found, taken))
+    for its_age, one, home in passed[1:]:  # all of them hold NaN there: the older ones stay in their order
+        heapq.heappush(queue, (its_age, home or _candidate_of(one), one))
+    return newest, spare
+
+
+def _candidate_of(found: Verification) -> Candidate:
+    return Candidate(found.path, found.identity, None)
+
+
+def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> _Taken:
     """Take the newest that is proven out of the queue, and tell those that are not."""
     heapq.heapify(queue)
     while queue:
@@ -205,7 +240,7 @@ def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> tuple[Verificati
         if isinstance(candidate, Spare):
             found = reader.read_spare(candidate)
             if found.verdict is Verdict.VERIFIED:
-                return found, candidate
+                return key, found, candidate
         else:
             found = verified or reader.read(candidate)
             true_key = age_key(candidate, found)
@@ -213,9 +248,9 @@ def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> tuple[Verificati
                 heapq.heappush(queue, (true_key, candidate, found))
                 continue
             if found.verdict is Verdict.VERIFIED:
-                return found, None
+                return key, found, None
         tally.refuse(found)
-    return None, None
+    return None, None, None
 
 
 def _behind(queue: list[_Row], cache: Cache) -> tuple[tuple[str, int | None], ...]:
@@ -256,6 +291,7 @@ class _Tally:
         self.unverifiable: list[tuple[str, str]] = []
         self.unknown: list[tuple[str, str]] = []
         self.poisoned: list[tuple[str, str]] = []
+        self.not_finite: list[tuple[str, str]] = []
         self.foreign: list[tuple[str, str]] = []
 
     def refuse(self, found: Verification) -> None:
@@ -323,7 +359,16 @@ class _Reader:
         if spare.place:
             return self._check(spare.place, manifest, self.at_limit)
         return Verification(
-            spare.home, _NOWHERE, Verdict.VERIFIED, "", manifest.step, "manifest", manifest.within, manifest.layout, _members(manifest)
+            spare.home,
+            _NOWHERE,
+            Verdict.VERIFIED,
+            "",
+            manifest.step,
+            "manifest",
+            manifest.within,
+            manifest.layout,
+            _members(manifest),
+            non_finite=manifest.non_finite,
         )
 
     def _manifest(self, candidate: Candidate) -> Manifest | None:
@@ -358,6 +403,7 @@ def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
         manifest.within,
         manifest.layout,
         _members(manifest),
+        non_finite=manifest.non_finite,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import names
 from checkpointing.formats import Examination, examine_file, tree_format_of
-from checkpointing.model import Identity, Verdict, Verification
+from checkpointing.model import Identity, Verdict, Verification, note_of
 from checkpointing.source import Interrupted, NotRegular, Short, Source, Throttle, never
 from checkpointing.tree import Reading, Tree
 
@@ -106,13 +106,15 @@ def identity_of(path: str) -> Identity | None:
 
 def _conclude(path: str, identity: Identity, found: Examination) -> Verification:
     step, within, reason = _agree(path, found)
-    reasons = tuple(dict.fromkeys(why for why in (reason, *found.also) if why))
+    reasons = tuple(dict.fromkeys(why for why in (reason, *found.also, note_of(found.non_finite)) if why))
     verdict, level = found.verdict, found.level
     if names.is_temporary(path) and verdict is not Verdict.DANGEROUS and verdict is not Verdict.FOREIGN:
         verdict, level, reasons = Verdict.INCOMPLETE, "", ("its name is that of a save that did not end", *reasons)
     place = found.place
     told = place.step if place.sure or (place.epoch is None and not place.loose) else None
-    return Verification(path, identity, verdict, next(iter(reasons), ""), step, level, within, found.format, found.files, reasons, told)
+    numbers = None if level in ("", "directory") else found.non_finite
+    first = next(iter(reasons), "")
+    return Verification(path, identity, verdict, first, step, level, within, found.format, found.files, reasons, told, numbers)
 
 
 def _told(path: str, identity: Identity | None, verdict: Verdict, reason: str, format_name: str = "") -> Verification:

@@ -141,6 +141,8 @@ def status_text(status: Status, address: str) -> str:
         ("supervise", f"pid {status.supervisor_pid}, {alive[status.supervisor_alive]}"),
         ("files", status.state_dir),
     ]
+    if status.numbers:
+        rows.append(("numbers", clean(status.numbers)))
     if status.incidents:
         rows.append(("look", f"supervise why {address}"))
     return _laid_out(f"job {status.job} on {status.node}", [(label, "", text) for label, text in rows], WIDTH, 2 * len(rows))
@@ -357,6 +359,8 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     fenced = [row for row in selected.fenced if row[0] not in done]
     if fenced:
         rows.append(("fenced", None, _first_of(fenced)))
+    if selected.not_finite:
+        rows.append(("not taken", None, _first_of(selected.not_finite)))
     return rows
 
 

@@ -18,11 +18,11 @@ from checkpointing import names
 from checkpointing.catalog import find
 from checkpointing.fence import Fences
 from checkpointing.manifest import Manifests
-from checkpointing.model import Candidate, CheckpointingError
+from checkpointing.model import Candidate, CheckpointingError, note_of
 from checkpointing.setaside import SetAside
 from checkpointing.verify import identity_of
 from checkpointing.verify import verify as verify_one
-from supervisor import learned, lock, places, stdio
+from supervisor import learned, lock, numerics, places, stdio
 from supervisor.card import clean
 from supervisor.checkpointview import as_dict, table
 from supervisor.errors import ExitCode, SuperviseError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from checkpointing.manifest import Manifest
     from supervisor.readers import Place
     from supervisor.settings import Settings
 
@@ -56,7 +57,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
                 "step": manifest.step if manifest is not None and proven else candidate.named.step if candidate.named else None,
                 "bytes": candidate.identity.size,
                 "state": fence.kind if fence is not None else "verified" if proven else "unread",
-                "reason": fence.reason if fence is not None else "",
+                "reason": fence.reason if fence is not None else _numbers(manifest) if manifest is not None and proven else "",
             }
         )
     learnt_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in learnt]
@@ -141,6 +142,11 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
         raise SuperviseError(f"cannot quarantine a checkpoint: {fences.problem}", hint="Make the state directory writable for you.")
     stdio.write(sys.stdout, f"never handed out again by job {place.job}, unless it is written anew: {clean(absolute)}")
     return 0
+
+
+def _numbers(manifest: Manifest) -> str:
+    """Say what is not finite in a verified checkpoint, and whether it was in an earlier one of its run."""
+    return numerics.report(manifest) or note_of(manifest.non_finite)
 
 
 def _candidates(settings: Settings, learnt: tuple[learned.Place, ...], recorded: list[str]) -> Iterator[Candidate]:

@@ -24,6 +24,7 @@ from checkpointing.select import LIMIT_S, newest
 from checkpointing.setaside import SetAside
 from checkpointing.source import Interrupted
 from checkpointing.verify import Cache, identity_of, verify
+from supervisor import numerics
 from supervisor.baseline import Baseline
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.learned import Learned
@@ -74,6 +75,7 @@ class JobCheckpoints:
         self._in_use: frozenset[str] = frozenset()  # what the attempt was given
         self._stays: set[tuple[str, str]] = set()  # told already
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
+        self.not_finite: Callable[[int | None, str], None] | None = None  # told once when numbers turn to NaN or Inf: step, text
         self.stumbled: Callable[[str], None] | None = None  # told once of each failure of the watcher itself
         self._attempt = 0
         self._began_ns = 0  # of that attempt, by wall time
@@ -194,6 +196,7 @@ class JobCheckpoints:
             budget_s=checkpoints.verify_budget_s,
             limit_s=LIMIT_S if checkpoints.paths else checkpoints.verify_budget_s,  # what the script does itself does not wait for us
             avoid=avoid,
+            prefer_finite=not self._resumes_itself,
         )
 
     def _torn_candidates(self, learned: Learned) -> tuple[str, ...]:
@@ -249,9 +252,10 @@ class JobCheckpoints:
         copy = self._copies.newest_for(path) if self.is_checkpoint(path) else None
         leads = leads_to(path)
         seen = learned.seen(path, self._alive_until_ns)
-        if leads and copy is None:
+        stays = "" if copy is not None else f"because {leads} leads to it" if leads else self._why_last(found, learned)
+        if stays:
             if not ownership.why_not(found, seen, ranks_alive=not permit.alone):
-                yield path, f"{found.reason}: left where it is, because {leads} leads to it"
+                yield path, f"{found.reason}: left where it is, {stays}"
             return
         with permit.held() as allowed:
             aside = self._aside.move(found, attempt, seen, ranks_alive=not permit.alone) if allowed else None
@@ -288,6 +292,14 @@ class JobCheckpoints:
                 return to_ref(found)
         return None
 
+    def _why_last(self, found: Verification, learned: Learned) -> str:
+        """Say why the last one of a place stays, whose save was seen to end: somebody may get it back. "" for any other."""
+        if found.verdict is not Verdict.BAD or any(write.cut for write in learned.writes(found.path)):
+            return ""
+        place = pattern_of(found.path)
+        others = [one for one in self.listing(candidates=True).candidates if one.path != found.path]
+        return "" if self._whole_places({place}, others) else "because its save was seen to end and nothing whole is beside it"
+
     def has_good(self) -> bool:
         """Say whether any checkpoint on this disk is proven whole. Nothing is fenced: ranks of other nodes may be writing."""
         try:
@@ -308,6 +320,11 @@ class JobCheckpoints:
             self._baseline.add(path, identity)
         if self.learned is not None:
             self.learned.teach(path)
+
+    def numbers(self) -> str:
+        """Say whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""
+        newest = numerics.newest_of_run(self._manifests.all(), self._job.run_id)
+        return "" if newest is None else numerics.report(newest)
 
     def watcher(self, on_verified: Callable[[CheckpointRef, int], None]) -> CheckpointWatcher | None:
         """Make the watcher, where any checkpoint is declared or may be learned. `on_verified` gets the attempt that saved it too."""
@@ -364,13 +381,41 @@ class JobCheckpoints:
             manifest = proof.build(found, About(self._job.name, self._job.run_id), reading=reading, part_bytes=part_bytes)
         except (proof.Changed, Interrupted, OSError):
             return None  # it is looked at anew when it stands still
-        return manifest if self._manifests.put(manifest) else None
+        manifest = self._compared(manifest, known) if manifest.non_finite else manifest
+        if not self._manifests.put(manifest):
+            return None
+        self._compare_later(manifest)
+        return manifest
+
+    def _compared(self, made: Manifest, before: Manifest | None = None) -> Manifest:
+        """Note which of its tensors an earlier save of this run held finite, and report it if the save before it was not so.
+
+        `before`: what was recorded of the same path last, which is no longer there.
+        """
+        earlier = [one for one in self._manifests.all() if one.path != made.path and numerics.saved_ns(one) < numerics.saved_ns(made)]
+        earlier += [before] if before is not None else []
+        last = numerics.newest_of_run(earlier, self._job.run_id, pattern_of(made.path))
+        made = replace(made, non_finite=numerics.compared(made.non_finite, last))
+        if self.not_finite is not None and numerics.turned(made) and not (last is not None and numerics.turned(last)):
+            self.not_finite(made.step, numerics.report(made))
+        return made
+
+    def _compare_later(self, made: Manifest) -> None:
+        """Compare those anew that were saved after it and verified before it: of several at once the newest is read first."""
+        place, when = pattern_of(made.path), numerics.saved_ns(made)
+        later = [
+            one for one in self._recorded.values() if one.non_finite and pattern_of(one.path) == place and numerics.saved_ns(one) > when
+        ]
+        for one in sorted(later, key=numerics.saved_ns):
+            again = self._compared(one) if one.path != made.path and not numerics.turned(one) else one
+            if again != one and self._manifests.put(again):
+                self._recorded[one.path] = again
 
     def _keep_copy(self, manifest: Manifest, reading: Reading) -> None:
         """Keep a copy of what the script writes over again and again: the next save may leave it torn."""
         path = manifest.path
         in_place = self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)
-        if in_place and self._job.settings.checkpoints.copies_gib > 0:
+        if in_place and not numerics.lost_weights(manifest) and self._job.settings.checkpoints.copies_gib > 0:
             self._copies.keep(manifest, self._policy, Needed(self._in_use), reading=reading)
 
     def _bring(self, listing: Listing) -> None:
@@ -422,17 +467,18 @@ class JobCheckpoints:
         if not self._job.settings.checkpoints.keep or self.learned is None or not self.is_checkpoint(proven.path):
             return
         place, fences = pattern_of(proven.path), self._fences
+        made_here = [made for made in self._manifests.all() if pattern_of(made.path) == place and self.is_checkpoint(made.path)]
+        finite = numerics.newest_of_run([made for made in made_here if not numerics.lost_weights(made)], self._job.run_id)
         rows = [
             prune.Row(
                 made,
                 self.learned.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
-                in_use=made.path in self._in_use,
+                in_use=made.path in self._in_use or (made is finite and numerics.lost_weights(proven)),
                 uploading=self.is_bringing is not None and self.is_bringing(made.path, made.id),
                 fenced=fences is None or fences.get(made.path, made.identity) is not None,
                 leads=leads_to(made.path),
             )
-            for made in self._manifests.all()
-            if pattern_of(made.path) == place and self.is_checkpoint(made.path)
+            for made in made_here
         ]
         for one in self._pruner.prune(rows, self._policy, proven.path):
             if not one.reason:

@@ -45,7 +45,9 @@ FROM_SCRATCH = "started_from_scratch"
 SAID = frozenset({"batch_changed", FROM_SCRATCH})
 #: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
 #: worse, and all that is about the keeping of checkpoints.
-BY_THEMSELVES = frozenset({"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling"})
+BY_THEMSELVES = frozenset(
+    {"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling", "not_finite"}
+)
 
 #: What the log says of each event that the core took. Progress is left to the journal: it would drown the rest.
 LOGGED: dict[type, LogEvent] = {

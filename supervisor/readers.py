@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supervisor import card, identity, lock, logview, stdio
+from checkpointing.manifest import Manifests
+from supervisor import card, identity, lock, logview, numerics, stdio
 from supervisor.core.model import Progress, RankInfo
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.history import History, read_earlier, read_history
@@ -65,6 +66,7 @@ class Status:
     state_dir: str
     exit_code: int | None
     ended: bool
+    numbers: str = ""
 
 
 def status(settings: Settings, job: str | None, as_json: bool) -> int:  # noqa: FBT001 (the command's own flag)
@@ -221,7 +223,13 @@ def status_of(place: Place) -> Status:
         state_dir=str(place.directory),
         exit_code=end.exit_code if end else None,
         ended=end is not None,
+        numbers=_numbers(place, run.run_id) if run else "",
     )
+
+
+def _numbers(place: Place, run: str) -> str:
+    newest = numerics.newest_of_run(Manifests(str(place.directory / "checkpoints")).all(), run)
+    return "" if newest is None else numerics.report(newest)
 
 
 def as_dict(seen: Status) -> dict[str, Any]:
@@ -242,6 +250,7 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "supervisor": {"pid": seen.supervisor_pid, "alive": seen.supervisor_alive},
         "state_dir": seen.state_dir,
         "exit_code": seen.exit_code,
+        "numbers": seen.numbers or None,
     }
 
 

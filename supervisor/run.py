@@ -162,6 +162,7 @@ class _Run:
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
+        self.workshop.checkpoints.not_finite = self._numbers_turned
         self.workshop.checkpoints.pruned = self._was_pruned
         self.workshop.checkpoints.stumbled = self._watcher_stumbled
         self.mirror: MirrorLink | None = None
@@ -233,6 +234,11 @@ class _Run:
 
     def _disk_is_filling(self, text: str) -> None:
         self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
+
+    def _numbers_turned(self, step: int | None, text: str) -> None:
+        where = "" if step is None else f" at step {step}"
+        goes_on = f"the training goes on{where}"
+        self.loop.call_soon(lambda: self.narrator.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; {goes_on}")))
 
     # the journal's listener: from its thread
 
@@ -445,6 +451,8 @@ class _Run:
 
     def _end(self, end: Finish) -> None:
         code = end.exit_code
+        if numbers := self.workshop.checkpoints.numbers():
+            self.terminal.say(f"{numbers}: look at the loss before you use the result", "warning")
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.workshop.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from checkpointing import names
-from checkpointing.model import Verdict
+from checkpointing.model import NonFinite, Verdict, listed
 from checkpointing.source import NotRegular, Short
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Examination:
     """What a format found: the verdict, why, and where in the training the content says it was saved.
 
     `level` as in model.Verification. `also` are further reasons. `format` is set where the row's own name would say too little.
-    `files` are the members of a directory that belong to the checkpoint; () stands for all that are in it.
+    `files` are the members of a directory that belong to the checkpoint; () stands for all that are in it. `non_finite` are tensors that
+    hold NaN or Inf: a note, whatever the verdict.
     """
 
     verdict: Verdict
@@ -54,6 +55,7 @@ class Examination:
     also: tuple[str, ...] = ()
     format: str = ""
     files: tuple[str, ...] = ()
+    non_finite: tuple[NonFinite, ...] = ()
 
 
 class Format(Protocol):
@@ -145,7 +147,20 @@ def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
     except (NotRegular, FileNotFoundError):  # it was replaced or removed meanwhile, which a second listing will show
         return Examination(Verdict.INCOMPLETE, f"{name} went away while it was read")
     also = tuple(f"{name}: {reason}" for reason in found.also)
-    return replace(found, reason=f"{name}: {found.reason}" if found.reason else "", also=also)
+    return replace(
+        found, reason=f"{name}: {found.reason}" if found.reason else "", also=also, non_finite=prefixed(f"{name}: ", found.non_finite)
+    )
+
+
+def nested(name: str, part: Examination) -> Examination:
+    """Take what was found about a directory for a part of the one that holds it under `name`."""
+    reason = f"{name}: {part.reason}" if part.reason else ""
+    return replace(part, reason=reason, place=NOWHERE, format="", files=(), non_finite=prefixed(f"{name}/", part.non_finite))
+
+
+def prefixed(prefix: str, found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
+    """Give the same with names that tell which part of a checkpoint they are in."""
+    return tuple(replace(one, tensor=f"{prefix}{one.tensor}") for one in found)
 
 
 # What one part of a checkpoint is, the whole is: in this order, the first that occurs.
@@ -176,4 +191,5 @@ def combine(parts: Iterable[Examination], place: Place = NOWHERE, *, format: str
         reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
     levels = [part.level for part in looked_at if part.level]
     level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
-    return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files)
+    non_finite = listed(one for part in looked_at for one in part.non_finite)
+    return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite)

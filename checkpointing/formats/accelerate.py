@@ -8,9 +8,10 @@ random_states_<rank>.pkl, which every rank writes last. Raises OSError and sourc
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, combine, dcp, examine_member, weights
+from checkpointing.formats import NOWHERE, Examination, combine, dcp, examine_member, nested, weights
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
@@ -42,11 +43,11 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
         parts.append(Examination(Verdict.INCOMPLETE, "the model's weights are missing"))
     for name in sharded:
         part = dcp.examine(tree.sub(name), bulk=bulk)
-        parts.append(Examination(part.verdict, f"{name}: {part.reason}" if part.reason else "", NOWHERE, part.level, part.also))
+        parts.append(nested(name, part))
     for name in sorted(name for name in tree.entries if _FILES.fullmatch(name)):
         found = examine_member(tree, name, bulk=bulk)
         foreign = found.verdict is Verdict.FOREIGN
-        parts.append(Examination(Verdict.BAD if foreign else found.verdict, found.reason, NOWHERE, found.level, found.also))
+        parts.append(replace(found, verdict=Verdict.BAD if foreign else found.verdict, place=NOWHERE, format=""))
     parts += [Examination(Verdict.INCOMPLETE, f"{name} is a directory") for name in sorted(tree.directories) if _FILES.fullmatch(name)]
     if "scheduler.bin" in tree.top() and not any(name.startswith("optimizer") for name in tree.top()):
         parts.append(Examination(Verdict.INCOMPLETE, "optimizer.bin is missing"))

@@ -15,17 +15,19 @@ import math
 import os
 import re
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import born
 from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp_metadata, pickle_scan, torch_zip, zip_layout
-from checkpointing.model import Verdict
+from checkpointing.model import MOST_NAME, Verdict
 from checkpointing.source import Short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from checkpointing.formats.dcp_metadata import Item, Metadata
+    from checkpointing.model import NonFinite
     from checkpointing.source import Source
     from checkpointing.tree import Tree
 
@@ -131,11 +133,18 @@ def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> 
             for item in items:
                 found = _examine_item(source, item)
                 told += found.verdict is not Verdict.VERIFIED
-                if found.verdict is not Verdict.VERIFIED or found.reason:
-                    yield Examination(found.verdict, f"{name}: {item.name}: {found.reason}", NOWHERE, found.level)
+                if found.verdict is not Verdict.VERIFIED or found.reason or found.non_finite:
+                    why = f"{name}: {item.name}: {found.reason}" if found.reason else ""
+                    yield Examination(found.verdict, why, NOWHERE, found.level, non_finite=tuple(_named(item, found.non_finite)))
                 if told > _MOST_TOLD:
                     return
     yield Examination(Verdict.VERIFIED, "", NOWHERE, torch_zip.LEVEL)
+
+
+def _named(item: Item, found: Iterable[NonFinite]) -> Iterator[NonFinite]:
+    """Call each tensor what the metadata calls its item; the pickle of a tensor by itself has no name for it."""
+    for one in found:
+        yield replace(one, tensor=(item.name if one.tensor.startswith("data/") else f"{item.name}.{one.tensor}")[:MOST_NAME])
 
 
 def _examine_item(source: Source, item: Item) -> Examination:

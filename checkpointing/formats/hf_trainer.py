@@ -17,9 +17,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, pickle_scan, shards, weights
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, nested, pickle_scan, shards, weights
 from checkpointing.model import Verdict
 from checkpointing.source import Short
 
@@ -100,7 +101,7 @@ def _weights(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
     yield from found
     for name in sharded:
         part = dcp.examine(tree.sub(name), bulk=bulk)
-        yield Examination(part.verdict, f"{name}: {part.reason}" if part.reason else "", NOWHERE, part.level, part.also)
+        yield nested(name, part)
 
 
 def _beside(tree: Tree) -> Iterator[Examination]:
@@ -131,7 +132,7 @@ def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
         if _PICKLES.fullmatch(name):
             found = examine_member(tree, name, bulk=bulk)
             foreign = found.verdict is Verdict.FOREIGN
-            yield Examination(Verdict.BAD if foreign else found.verdict, found.reason, NOWHERE, found.level, found.also)
+            yield replace(found, verdict=Verdict.BAD if foreign else found.verdict, place=NOWHERE, format="")
         elif bulk and name.endswith(".json") and name != _STATE and not name.endswith(weights.INDEX) and tree.file(name) is not None:
             _, problem = _json(tree, name)
             if problem is not None:
@@ -143,7 +144,7 @@ def _deepspeed(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
     steps = sorted(name for name in tree.directories if _DEEPSPEED.fullmatch(name))
     for name in steps:
         part = deepspeed.examine(tree.sub(name), bulk=bulk)
-        yield Examination(part.verdict, f"{name}: {part.reason}" if part.reason else "", NOWHERE, part.level, part.also)
+        yield nested(name, part)
     if tree.file("latest") is not None:
         latest = tree.read_small("latest", 1 << 12).decode("utf-8", "replace").strip()
         if latest not in steps:

@@ -10,7 +10,8 @@ class Storage:
     """A tensor's storage: the key of its record, its type as "module name", and how many elements it has.
 
     `begin` and `end`: which elements tensors use, as far as it can be told; the others may be whatever memory held. `row`: how many
-    elements the last dimension of one of them has.
+    elements the last dimension of one of them has. `name`: where the first of them stands in the outermost object ("model.head.weight"),
+    "" where that cannot be told.
     """
 
     key: str
@@ -19,6 +20,7 @@ class Storage:
     begin: int = 0
     end: int = 0
     row: int = 0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import io
 import pickletools
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats.pickle_danger import Judgement, is_method, judge
 from checkpointing.formats.pickle_facts import Number, Scan, Storage
+from checkpointing.model import MOST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +36,8 @@ _KEYS: Final = frozenset({*STEP_KEYS, _EPOCH})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
 _MOST_NAMES: Final = 8  # enough to say what is wrong with a pickle
 MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own are among its first
+_MOST_NAMED: Final = 500_000  # things that are visited to find the names of tensors
+_MOST_ARGUMENTS: Final = 8  # of a call, looked at for tensors
 _DEEPEST: Final = 4  # pickles within a pickle
 _GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
 _REBUILD: Final = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v3")
@@ -78,9 +82,20 @@ class _Encoded:
 
 @dataclass(slots=True)
 class _Thing:
-    """Anything that can be filled: dictionary, list, object. Only its first textual keys are remembered, and those of steps."""
+    """Anything that can be filled: dictionary, list, object. Only its first textual keys are remembered, and those of steps.
+
+    `storage` is the key of the storage of a tensor. `parts` are what it holds that may hold tensors, each with its name.
+    """
 
     keys: dict[str, object] | None = None  # each with its value, where that is of interest; most things never get one
+    storage: str | None = None
+    parts: list[tuple[object, object]] | None = None
+
+    def hold(self, name: object, part: object) -> None:
+        if isinstance(part, (_Thing, Number, tuple)):
+            if self.parts is None:
+                self.parts = []
+            self.parts.append((name, part))
 
     def set(self, key: str, value: object) -> None:
         if self.keys is None:
@@ -146,7 +161,15 @@ class _Machine:
                     return _Encoded(text)
         elif function.name in _REBUILD:
             return self.view(arguments)
-        return _Thing()
+        return self.made_of(arguments)
+
+    def made_of(self, arguments: object) -> _Thing:
+        """Give what stands for an object that holds its arguments: a parameter around a tensor, an object around its state."""
+        made = _Thing()
+        if isinstance(arguments, tuple):
+            for one in arguments[:_MOST_ARGUMENTS]:
+                made.hold("", one)
+        return made
 
     def view(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
         """Note which elements of a storage a tensor uses: (storage, offset, sizes, strides, …); v3 has the dtype behind two more."""
@@ -165,6 +188,7 @@ class _Machine:
                 self.storages[key] = replace(known, kind=kind, begin=begin, end=min(known.count, max(known.end, end)), row=row)
                 if end == offset + 1:
                     return Number(key, offset)
+                return _Thing(storage=key)
         return _Thing()
 
     def attribute(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
@@ -225,9 +249,6 @@ class _Machine:
         else:
             self.pop_mark()
 
-    def discard(self) -> None:
-        self.stack.pop()
-
     def discard_to_mark(self) -> None:
         self.pop_mark()
 
@@ -273,6 +294,7 @@ class _Machine:
         target = self.stack[-1]
         if isinstance(target, _Thing):
             for key, value in zip(items[::2], items[1::2], strict=True):
+                target.hold(key, value)
                 if isinstance(key, str):
                     target.set(key, value)
                     if isinstance(value, Number) and key in STEP_KEYS and len(self.counts) < _MOST_VALUES:
@@ -281,6 +303,26 @@ class _Machine:
                         values = self.facts.setdefault(key, set())
                         if len(values) < _MOST_VALUES:
                             values.add(value)
+
+    def append(self) -> None:
+        self.extend([self.stack.pop()])
+
+    def append_to_mark(self) -> None:
+        self.extend(self.pop_mark())
+
+    def extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if isinstance(target, _Thing):
+            first = len(target.parts or ())
+            for number, item in enumerate(items):
+                target.hold(first + number, item)
+
+    def build(self) -> None:
+        """BUILD: an object gets its attributes."""
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if isinstance(target, _Thing):
+            target.hold("", state)
 
     def persistent(self) -> None:
         """Note torch's storages: ("storage", type, key, location, count of elements); legacy files also hold ("module", class, …)."""
@@ -360,11 +402,11 @@ _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
     "OBJ": lambda machine, _arg: machine.object_to_mark(),
     "SETITEM": lambda machine, _arg: machine.set_item(),
     "SETITEMS": lambda machine, _arg: machine.set_items(),
-    "APPEND": lambda machine, _arg: machine.discard(),
-    **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _arg: machine.discard_to_mark()),
+    "APPEND": lambda machine, _arg: machine.append(),
+    **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _arg: machine.append_to_mark()),
     **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _arg: machine.reduce()),
     "NEWOBJ_EX": lambda machine, _arg: machine.new_with_keywords(),
-    "BUILD": lambda machine, _arg: machine.discard(),
+    "BUILD": lambda machine, _arg: machine.build(),
     "BINPERSID": lambda machine, _arg: machine.persistent(),
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda machine, arg: machine.stack.append(machine.memo[arg])),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _put),
@@ -421,6 +463,29 @@ def inner(data: bytes, depth: int) -> Iterator[Scan]:
         data = data[found.end :] if found.end else b""
 
 
+def _named(top: object, storages: dict[str, Storage]) -> tuple[Storage, ...]:
+    """Give the storages with the names that lead to their first tensors. Everything is visited once, however often it is held."""
+    names: dict[str, str] = {}
+    seen = {id(top)}
+    waiting: deque[tuple[str, object]] = deque([("", top)])
+    while waiting and len(names) < len(storages):
+        name, thing = waiting.popleft()
+        key = thing.key if isinstance(thing, Number) else thing.storage if isinstance(thing, _Thing) else None
+        if key is not None:
+            names.setdefault(key, name)
+        parts = thing.parts if isinstance(thing, _Thing) else enumerate(thing) if isinstance(thing, tuple) else None
+        for part, inner_thing in parts or ():
+            if isinstance(inner_thing, (_Thing, Number, tuple)) and id(inner_thing) not in seen and len(seen) < _MOST_NAMED:
+                seen.add(id(inner_thing))
+                waiting.append((_joined(name, part), inner_thing))
+    return tuple(replace(storage, name=names.get(key, "")) for key, storage in storages.items())
+
+
+def _joined(name: str, part: object) -> str:
+    text = part[:MOST_NAME] if isinstance(part, str) else str(part) if _counts(part) else "" if part == "" else "?"
+    return (f"{name}.{text}" if name and text else name or text)[:MOST_NAME]
+
+
 def _result(machine: _Machine, end: int) -> Scan:
     top = machine.stack.pop()
     found = (top.keys if isinstance(top, _Thing) else None) or {}
@@ -428,7 +493,7 @@ def _result(machine: _Machine, end: int) -> Scan:
     return Scan(
         tuple((key, numbers[key]) for key in STEP_KEYS if key in numbers),
         numbers.get(_EPOCH),
-        tuple(machine.storages.values()),
+        _named(top, machine.storages),
         frozenset(found),
         tuple(numbers.items()),
         frozenset(key for key, value in found.items() if value is None),

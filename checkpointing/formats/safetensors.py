@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from checkpointing import finite, holes
 from checkpointing.formats import NOWHERE, Examination, Place, pickle_scan
-from checkpointing.model import Verdict
+from checkpointing.model import MOST_NAME, Verdict, listed
 from checkpointing.source import Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from checkpointing.model import NonFinite
     from checkpointing.source import Source
 
 LEVEL: Final = "layout"
@@ -78,14 +79,14 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
             return Examination(Verdict.UNVERIFIABLE, f"its dtype {header.unknown} is not known here", place)
         if not bulk:
             return Examination(Verdict.VERIFIED, "", place, "directory")
-        problems = _problems(source, header.tensors)
+        unwritten, non_finite = _look_at_numbers(source, header.tensors)
     except Damaged as error:
         return Examination(Verdict.BAD, str(error))
     except Short:
         return Examination(Verdict.BAD, "the file became shorter while it was read")
-    if problems:
-        return Examination(Verdict.BAD, problems[0], place, also=tuple(problems[1:20]))
-    return Examination(Verdict.VERIFIED, "", place, LEVEL)
+    if unwritten:
+        return Examination(Verdict.BAD, unwritten, place)
+    return Examination(Verdict.VERIFIED, "", place, LEVEL, non_finite=non_finite)
 
 
 def read_header(source: Source) -> Header:
@@ -156,10 +157,10 @@ def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> Non
         _damaged(f"{file_bytes - at} bytes after the last tensor")
 
 
-def _problems(source: Source, tensors: tuple[Tensor, ...]) -> list[str]:
-    """Give what is wrong with the numbers, one line for each tensor, read in one pass."""
+def _look_at_numbers(source: Source, tensors: tuple[Tensor, ...]) -> tuple[str, tuple[NonFinite, ...]]:
+    """Read all in one pass: say what was never written ("" for nothing), and give the tensors whose numbers are not finite."""
     scan = holes.Scan([_span(one) for one in tensors], source.size)
-    found: list[str] = []
+    non_finite: list[NonFinite] = []
     for one in tensors:
         kind = finite.kind_of(one.dtype)
         numbers = finite.Scan(kind) if kind else None
@@ -167,9 +168,9 @@ def _problems(source: Source, tensors: tuple[Tensor, ...]) -> list[str]:
             scan.feed(piece)
             if numbers is not None:
                 numbers.feed(piece)
-        if numbers is not None and numbers.problem:
-            found.append(f"{one.name[:80]} is {numbers.problem}")
-    return [*found, scan.problem] if scan.problem else found
+        if numbers is not None and (found := numbers.found(one.name[:MOST_NAME])) is not None:
+            non_finite.append(found)
+    return scan.problem, listed(non_finite)
 
 
 def _span(one: Tensor) -> holes.Span:

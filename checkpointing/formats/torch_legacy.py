@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import finite, holes
 from checkpointing.formats import Examination, pickle_scan, torch_pickle
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, listed
 from checkpointing.source import Short
 
 if TYPE_CHECKING:
     from checkpointing.formats.pickle_facts import Scan, Storage
+    from checkpointing.model import NonFinite
     from checkpointing.source import Source
 
 LEVEL: Final = "layout"
@@ -70,9 +71,10 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
     if refused := torch_pickle.dangerous(what for one in scans for what in one.dangers):
         return refused
     place = torch_pickle.place(scans[3])
-    if bulk and (problem := _numbers(source, scans[3], storages)):
-        return Examination(Verdict.BAD, problem, place)
-    return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, LEVEL if bulk else "directory")
+    unwritten, non_finite = _numbers(source, scans[3], storages) if bulk else ("", ())
+    if unwritten:
+        return Examination(Verdict.BAD, unwritten, place)
+    return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, LEVEL if bulk else "directory", non_finite=non_finite)
 
 
 def _scan_at(source: Source, at: int) -> Scan:
@@ -141,12 +143,13 @@ def _lay_out(source: Source, keys: list[str], scan: Scan, at: int) -> dict[str, 
     return found
 
 
-def _numbers(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -> str:
-    """Read every storage once; name the first whose numbers are not finite, or were never written. "" where all are right."""
+def _numbers(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -> tuple[str, tuple[NonFinite, ...]]:
+    """Read every storage once; name the first that was never written ("" for none), and give those whose numbers are not finite."""
+    non_finite: list[NonFinite] = []
     by_key = {storage.key: storage for storage in scan.storages}
     ordered = [(at, size, by_key[key]) for key, (at, size) in storages.items()]
     unwritten = holes.Scan([_span(number, *row) for number, row in enumerate(ordered)], source.size)
-    for number, (at, size, storage) in enumerate(ordered):
+    for at, size, storage in ordered:
         kind = finite.kind_of(storage.kind)
         numbers = None if kind is None else finite.Scan(kind)
         begin, length = torch_pickle.span(storage)
@@ -156,11 +159,11 @@ def _numbers(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -
             if numbers is not None:
                 numbers.feed(piece[max(0, begin - seen) : max(0, begin + length - seen)])
             seen += len(piece)
-        if numbers is not None and numbers.problem:
-            return f"storage {number}: {numbers.problem}"
+        if numbers is not None and (found := numbers.found(torch_pickle.name_of(storage))) is not None:
+            non_finite.append(found)
         if at + size < source.size:
             unwritten.feed(source.read(at + size, _COUNT.size))
-    return unwritten.problem
+    return unwritten.problem, listed(non_finite)
 
 
 def _span(number: int, at: int, size: int, storage: Storage) -> holes.Span:

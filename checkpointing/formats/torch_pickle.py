@@ -40,6 +40,11 @@ def span(storage: Storage) -> tuple[int, int]:
     return storage.begin * size, (storage.end - storage.begin) * size
 
 
+def name_of(storage: Storage) -> str:
+    """Give a name for the storage's tensor: what the pickle calls it ("model.head.weight"), else the key of its record."""
+    return storage.name or f"data/{storage.key}"
+
+
 def place(scan: Scan) -> Place:
     """Give the step and the epoch that the outermost dictionary tells."""
     key, step = scan.steps[0] if scan.steps else ("", None)

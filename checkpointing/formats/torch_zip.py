@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from checkpointing import finite
 from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, pickle_scan, torch_pickle, zip_layout
 from checkpointing.formats.pickle_facts import Scan
-from checkpointing.model import Verdict
+from checkpointing.model import Verdict, listed
 from checkpointing.source import CHUNK_BYTES, Short
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from checkpointing.formats.pickle_facts import Storage
     from checkpointing.formats.zip_layout import Record
+    from checkpointing.model import NonFinite
     from checkpointing.source import Source
 
 LEVEL: Final = "structure"
@@ -130,11 +131,13 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
     without = Examination(Verdict.UNVERIFIABLE, "it was saved without CRCs: nothing in it proves its records whole")
     if not bulk:
         return Examination(Verdict.VERIFIED, torch_pickle.note(scan), level="directory") if has_crcs else without
+    non_finite = []
     for record in records.values():
         storage = storages.get(record.name)
         if has_crcs or (storage is not None and finite.kind_of(storage.kind) is not None):
-            _check_record(source, record, storage, has_crcs=has_crcs)
-    return Examination(Verdict.VERIFIED, torch_pickle.note(scan), level=LEVEL) if has_crcs else without
+            non_finite.append(_check_record(source, record, storage, has_crcs=has_crcs))
+    whole = Examination(Verdict.VERIFIED, torch_pickle.note(scan), level=LEVEL) if has_crcs else without
+    return replace(whole, non_finite=listed(one for one in non_finite if one is not None))
 
 
 def _foreign(records: dict[bytes, Record], prefix: bytes) -> str:
@@ -179,8 +182,8 @@ def _check_storages(scan: Scan, records: dict[bytes, Record], prefix: bytes) -> 
     return found
 
 
-def _check_record(source: Source, record: Record, storage: Storage | None, *, has_crcs: bool) -> None:
-    """Read a record once: compare its CRC, and look at the numbers of tensors where it holds floating ones. Raises Damaged."""
+def _check_record(source: Source, record: Record, storage: Storage | None, *, has_crcs: bool) -> NonFinite | None:
+    """Read a record once: compare its CRC, and give what is not finite where it holds floating numbers. Raises Damaged."""
     kind = None if storage is None else finite.kind_of(storage.kind)
     numbers = None if kind is None else finite.Scan(kind)
     begin, length = (0, 0) if storage is None else torch_pickle.span(storage)
@@ -191,11 +194,9 @@ def _check_record(source: Source, record: Record, storage: Storage | None, *, ha
         if numbers is not None:
             numbers.feed(piece[max(0, begin - at) : max(0, begin + length - at)])
         at += len(piece)
-    name = zip_layout.show(record.name)
     if has_crcs and crc != record.crc:
-        zip_layout.damaged(f"record {name}: its CRC is {crc:08x} where {record.crc:08x} was saved")
-    if numbers is not None and numbers.problem:
-        zip_layout.damaged(f"record {name}: {numbers.problem}")
+        zip_layout.damaged(f"record {zip_layout.show(record.name)}: its CRC is {crc:08x} where {record.crc:08x} was saved")
+    return numbers.found(torch_pickle.name_of(storage)) if numbers is not None and storage is not None else None
 
 
 def _unpacked(source: Source, record: Record) -> Iterator[memoryview | bytes]:

@@ -42,6 +42,7 @@ class AlertEvent(StrEnum):
     MIRROR_FAILING = "mirror_failing"
     MIRROR_RECOVERED = "mirror_recovered"
     DISK_FILLING = "disk_filling"
+    NOT_FINITE = "not_finite"
     NODE_HEALTH = "node_health"
 
     @property
@@ -52,7 +53,7 @@ class AlertEvent(StrEnum):
                 return "firing"
             case AlertEvent.RECURRING_FAILURE | AlertEvent.GPU_QUARANTINED | AlertEvent.MEMORY_HELD | AlertEvent.CHANGE_IGNORED:
                 return "firing"
-            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING | AlertEvent.NODE_HEALTH:
+            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING | AlertEvent.NOT_FINITE | AlertEvent.NODE_HEALTH:
                 return "firing"
             case AlertEvent.RESOLVED | AlertEvent.BATCH_CHANGED | AlertEvent.MIRROR_RECOVERED:
                 return "resolved"
@@ -82,6 +83,7 @@ SEVERITIES = {
     AlertEvent.MIRROR_FAILING: Severity.WARNING,
     AlertEvent.MIRROR_RECOVERED: Severity.INFO,
     AlertEvent.DISK_FILLING: Severity.WARNING,
+    AlertEvent.NOT_FINITE: Severity.WARNING,
     AlertEvent.NODE_HEALTH: Severity.WARNING,
 }
 

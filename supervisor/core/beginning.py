@@ -53,11 +53,12 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """
     if state.stage is not Stage.SELECTING:
         return state, ()
-    state = changed(state, known_good=max(event.found - len(event.fenced) - len(event.refused), 0))
+    state = changed(state, known_good=max(event.found - len(event.fenced) - len(event.refused) - len(event.not_finite), 0))
     left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.mended}
     torn = [(path, why) for path, why in event.fenced if path not in done]
     notes = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
+    notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
     notes += tuple(Say("warning", f"torn checkpoint {left}: {path}: {why}") for path, why in torn)
     if event.chosen is not None:
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)

@@ -161,6 +161,7 @@ class CheckpointSelected:
     refused: tuple[tuple[str, str], ...] = ()
     older: tuple[CheckpointRef, ...] = ()
     mended: tuple[tuple[str, str], ...] = ()
+    not_finite: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

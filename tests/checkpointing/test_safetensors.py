@@ -141,8 +141,6 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "shape": (changed("bias", "shape", [800]), "bytes where its shape needs 3200"),
     "dtype": (changed("bias", "dtype", "F64"), "bytes where its shape needs 5600"),
     "metadata": (lambda raw: with_header(raw, b'{"__metadata__":{"a":1}}'), "no table of texts"),
-    "nan": (nan, "embedding is not finite: NaN at element 777"),
-    "inf": (infinite, "head is not finite: Inf at element 777"),
     "page": (page, "embedding: zeros of 4096 bytes"),
     "tail": (lambda raw: zeros(raw, begin_of(raw, "head") + 96 * 100 + 12, len(raw)), "to the end of the file"),
     "tail_of_half": (lambda raw: zeros(raw, len(raw) // 2 + 2, len(raw)), "to the end of the file"),
@@ -157,6 +155,14 @@ def test_damage_is_told(file: Path, name: str) -> None:
     found = verify(str(file))
     assert found.verdict is Verdict.BAD
     assert reason in " | ".join(found.reasons)
+
+
+@pytest.mark.parametrize(("change", "note"), [(nan, "embedding is not finite: NaN at"), (infinite, "head is not finite: Inf at")])
+def test_numbers_that_are_none_are_a_note(file: Path, change: Callable[[bytes], bytes], note: str) -> None:
+    file.write_bytes(change(file.read_bytes()))
+    found = verify(str(file))
+    assert found.verdict is Verdict.VERIFIED
+    assert found.reason == f"{note} element 777"
 
 
 def test_a_dtype_of_tomorrow_is_not_judged(file: Path) -> None:

@@ -254,3 +254,51 @@ def test_what_stands_behind_the_chosen_one_is_told_oldest_first(tmp_path: Path) 
     assert chosen_name(selection) == f"step_{select.MOST_OLDER + 4}.pt"
     assert [step for _, step in selection.older] == list(range(4, select.MOST_OLDER + 4))
     assert selection.older[-1][0] == str(tmp_path / f"step_{select.MOST_OLDER + 3}.pt")
+
+
+def weights(path: Path, step: int, *, weight: float = 1.0, bias: float = 1.0) -> Path:
+    numbers = {"weight": torch.tensor([0.5, weight, 2.0]), "bias": torch.tensor([0.5, bias, 2.0])}
+    torch.save({"model": numbers, "optimizer": {"exp_avg": torch.tensor([0.5, float("nan"), 2.0])}, "step": step}, path)
+    return path
+
+
+NAN = float("nan")
+
+
+def test_one_whose_weights_turned_nan_gives_way_to_the_newest_that_is_finite_and_that_is_said(tmp_path: Path) -> None:
+    for step, weight in ((100, 1.0), (150, 3.0), (200, NAN), (250, NAN)):
+        weights(tmp_path / f"step_{step}.pt", step, weight=weight)
+    selection = choose(tmp_path, prefer_finite=True)
+    assert (chosen_name(selection), selection.found, selection.fenced) == ("step_150.pt", 4, ())
+    assert [path.rpartition("/")[2] for path, _ in selection.not_finite] == ["step_250.pt", "step_200.pt"]
+    assert "model.weight is not finite: NaN at element 1" in selection.not_finite[0][1]
+    assert "step 150 is taken instead" in selection.not_finite[0][1]
+    assert [step for _, step in selection.older] == [100]
+    assert chosen_name(choose(tmp_path)) == "step_250.pt", "who resumes by itself takes the newest"
+
+
+def test_weights_that_are_nan_in_all_of_them_lead_to_the_newest(tmp_path: Path) -> None:
+    for step in (100, 150, 200):
+        weights(tmp_path / f"step_{step}.pt", step, bias=NAN)
+    selection = choose(tmp_path, prefer_finite=True)
+    assert (chosen_name(selection), selection.found, selection.not_finite) == ("step_200.pt", 3, ())
+    assert [step for _, step in selection.older] == [100, 150]
+    weights(tmp_path / "step_250.pt", 250, weight=NAN, bias=NAN)
+    assert chosen_name(choose(tmp_path, prefer_finite=True)) == "step_200.pt", "its bias was never finite, its weight was"
+
+
+def test_an_optimizer_or_a_mask_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
+    weights(tmp_path / "step_100.pt", 100)
+    mask = torch.tensor([1.0, 2.0, -float("inf")])
+    torch.save({"model": {"alibi": mask}, "best_loss": torch.tensor(NAN), "step": 200}, tmp_path / "step_200.pt")
+    selection = choose(tmp_path, prefer_finite=True)
+    assert (chosen_name(selection), selection.not_finite) == ("step_200.pt", ())
+    assert selection.chosen is not None
+    assert "model.alibi is not finite: Inf at element 2" in selection.chosen.reason
+
+
+def test_a_fence_of_an_earlier_version_for_its_numbers_no_longer_holds(tmp_path: Path) -> None:
+    path = weights(tmp_path / "step_100.pt", 100, weight=NAN)
+    (candidate,) = find(["*.pt"], str(tmp_path)).candidates
+    Fences(tmp_path / ".state").add([(str(path), candidate.identity, "record step_100/data/0: not finite: NaN at element 1")])
+    assert chosen_name(choose(tmp_path)) == "step_100.pt"

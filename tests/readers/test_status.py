@@ -58,6 +58,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "supervisor": {"pid": os.getpid(), "alive": True},
         "state_dir": str(written.directory),
         "exit_code": None,
+        "numbers": None,
     }
 
 

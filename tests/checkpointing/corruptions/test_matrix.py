@@ -15,7 +15,7 @@ import torch
 
 from checkpointing import survey
 
-from .damage import CASES, trace_of
+from .damage import CASES, TORCH, not_a_number, trace_of
 from .sound import FORMATS, STEP
 
 if TYPE_CHECKING:
@@ -84,6 +84,16 @@ def test_a_damaged_one_is_not(
     found = words(made.path)
     assert set(found) <= right, list(survey.look(str(made.path)))
     assert not trace_of(made).exists()
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, Path], tmp_path: Path) -> None:
+    made = copy_of(name, originals, tmp_path)
+    not_a_number(made)
+    (found,) = survey.look(str(made.path))
+    assert survey.word(found.verdict) == "good"
+    assert [why for why in found.reasons if why.endswith("nan is not finite: NaN at element 1")], found.reasons
+    assert [one.what for one in found.non_finite or ()] == ["NaN"]
 
 
 @pytest.mark.parametrize("name", ["torch_zip", "lightning", "hf_trainer", "deepspeed", "megatron"])

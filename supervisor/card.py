@@ -61,10 +61,10 @@ def card(  # noqa: PLR0913 (all that the card names)
     verdict, plan = decision.verdict, decision.plan
     core = _core(dumped, verdict)
     at = f" on {node}" if node else ""
-    beside = _beside(plan)
+    beside, step = _beside(plan), _step(decision.step, at_least=decision.at_least)
     rows = [
         ("failed", verdict.summary),
-        ("where", f"{_whose(verdict)}{at}, attempt {decision.attempt}, {_step(decision.step)}, phase {phase_of(verdict.because)}"),
+        ("where", f"{_whose(verdict)}{at}, attempt {decision.attempt}, {step}, phase {phase_of(verdict.because)}"),
         *_labelled("evidence", _evidence(decision, verdict.because, max(1, CARD_EVIDENCE - bool(core) - len(beside) - bool(mended)))),
         *([("core", core)] if core else []),
         ("cause", _cause(verdict)),
@@ -255,8 +255,10 @@ def _whose(verdict: Verdict) -> str:
     return "no single rank" if verdict.rank is None else f"rank {verdict.rank}"
 
 
-def _step(step: int | None, *, relative: bool = False) -> str:
-    return "step unknown" if step is None else f"step {step}" + (" (counted from where it began)" if relative else "")
+def _step(step: int | None, *, relative: bool = False, at_least: bool = False) -> str:
+    if step is None:
+        return "step unknown"
+    return f"step {step}" + (" or later" if at_least else "") + (" (counted from where it began)" if relative else "")
 
 
 def _cause(verdict: Verdict) -> str:
@@ -321,7 +323,8 @@ def _where(incident: Incident, last: Round, node: str) -> str:
         phase = incident.progress.phase.value
     whose = "" if rank is None else f"rank {rank} "
     relative = incident.progress.relative and step == incident.progress.step
-    return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative)}, phase {phase}"
+    at_least = decision is not None and decision.at_least
+    return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative, at_least=at_least)}, phase {phase}"
 
 
 def _failed(incident: Incident, last: Round) -> tuple[str, float | None, str]:

@@ -8,6 +8,7 @@ the current attempt's bookkeeping; decides nothing. What is done about the node 
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import random
 import threading
@@ -20,6 +21,7 @@ from supervisor.core.inbox import (
     EvidenceCollected,
     LauncherExited,
     LauncherFellBack,
+    ProgressObserved,
     SaveSearched,
     TimerFired,
 )
@@ -30,6 +32,7 @@ from supervisor.identity import SHM, is_gone
 from supervisor.launch.session import Ground
 from supervisor.nodecare import NodeCare
 from supervisor.observe import collect, heartbeats, stacks
+from supervisor.observe.sampler import Sampler
 from supervisor.observe.watch import ANSWER_S, Launcher, Watch
 from supervisor.observe.weigh import weighed
 from supervisor.permit import Permit
@@ -38,6 +41,7 @@ from supervisor.threads import Threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from supervisor.core.inbox import Event
     from supervisor.core.model import Evidence, RankExit, RankInfo
     from supervisor.job import Job
     from supervisor.knobset import Applied
@@ -46,7 +50,6 @@ if TYPE_CHECKING:
     from supervisor.loop import Loop
     from supervisor.narrator import Narrator
     from supervisor.observe.heartbeats import Beat
-    from supervisor.observe.sampler import Sampler
     from supervisor.workshop import Workshop
 
 #: Heartbeat slots where the number of local ranks is not known beforehand (accelerate, deepspeed).
@@ -212,6 +215,21 @@ class Executor:
 
     def _ground(self) -> Ground:
         return Ground(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._narrator.note)
+
+    def look_back(self) -> bool:
+        """Have the progress posted that a predecessor's ranks made until they died with it; False where their heartbeats are gone."""
+        state = self._loop.state
+        directory = self._job.attempt_dir(state.attempt)
+        if not heartbeats.read(directory / "heartbeat"):
+            return False
+        found: list[Event] = []
+        looker = Sampler(found.append, math.inf, self._workshop.checkpoints.is_ours)
+        looker.watch(state.attempt, directory, state.began_t, state.resume)
+        looker.look(self._loop.clock.now(), (), last=True)
+        for event in found:
+            if isinstance(event, ProgressObserved):  # what else they said was of a stop that is over
+                self._loop.post(event)
+        return True
 
     def _last_look(self) -> None:
         self._look(self._loop.state.ranks, last=True)

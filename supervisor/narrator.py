@@ -122,7 +122,7 @@ class Narrator:
         self._attempt = _Attempt()
         self._opened_t: dict[int, float] = {}
         self._opened: set[int] = set()
-        self._began_t = 0.0
+        self._began_t: float | None = None
         self._began = "restart"  # how the last restart began, in the alerts' words, where it was seen
         self._closed_streams: set[int] = set()
         self._keeper = Keeper(self._not_kept)
@@ -217,7 +217,7 @@ class Narrator:
         """One line, the card, the alert."""
         self._decision = self._last = action
         verdict, plan = action.verdict, action.plan
-        where = "" if action.step is None else f" at step {action.step}"
+        where = "" if action.step is None else f" at step {action.step}" + (" or later" if action.at_least else "")
         self._log.write(
             LogEvent.PLAN_DECIDED,
             incident=action.incident,
@@ -249,7 +249,8 @@ class Narrator:
     def resumed(self, action: act.ReportResume) -> None:
         """Report how the attempt began."""
         self._began = action.began.value
-        took = f" ({self._clock.now() - self._began_t:.1f} s after the start of attempt {action.attempt})"
+        began_t = self._began_t  # None: a predecessor began it
+        took = "" if began_t is None else f" ({self._clock.now() - began_t:.1f} s after the start of attempt {action.attempt})"
         self._terminal.say(cards.beginning(action) + took, "info" if action.began is Beginning.RESUMED else "warning")
         self._log.write(
             LogEvent.RESUME_CONFIRMED,

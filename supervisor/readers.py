@@ -202,7 +202,7 @@ def status_of(place: Place) -> Status:
     history, alive = _history(place)
     _tell_problems(history)
     run, end = history.run, history.end
-    progress = _live_progress(history) if alive else history.progress
+    progress = _live_progress(history) if history.end is None else history.progress
     decision = next((r.decision for i in reversed(history.incidents) for r in reversed(i.rounds) if r.decision is not None), None)
     incident = history.open_incident
     return Status(
@@ -277,6 +277,8 @@ def _history(place: Place) -> tuple[History, bool | None]:
         raise SuperviseError(f"reading the journal: {place.journal}: {error.strerror}", hint=hint) from error
     alive = _alive(place, history)
     if alive is False:
+        if history.end is None:
+            history.progress = _live_progress(history)  # its ranks' last words outlive it
         history.with_our_death()
     return history, alive
 

@@ -202,7 +202,9 @@ class _Run:
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")
             self.executor.node.list_gpus()
-            self.loop.post(SupervisorStarted(self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left))
+            looked = self.continues and self.executor.look_back()
+            started = SupervisorStarted(self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, last_look=looked)
+            self.loop.post(started)
             end = self.loop.run()
         finally:
             if watcher is not None and self.mirror is None:

@@ -173,13 +173,17 @@ class OpenIncident:
 
 @dataclass(frozen=True, slots=True)
 class ReportDecision:
-    """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation."""
+    """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation.
+
+    at_least: `step` is what was last seen, and the attempt may have gone on from there.
+    """
 
     incident: int
     attempt: int
     verdict: Verdict
     plan: Plan
     step: int | None
+    at_least: bool = False
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -20,7 +20,7 @@ class SupervisorStarted:
     """This supervisor took the job over.
 
     `continues`: the previous one of the same run ended without an end record, or with 75. `left_t`: when a previous one that was killed was
-    last known to live.
+    last known to live. last_look: what its ranks' heartbeats said last was posted before this.
     """
 
     t: float
@@ -29,6 +29,7 @@ class SupervisorStarted:
     continues: bool = False
     command_digest: str = ""
     left_t: float | None = None
+    last_look: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         state = changed(state, incident=Incident(number, event.t, state.attempt, verdict, plan), incidents=number)
         actions = (
             OpenIncident(number, state.attempt, None, verdict.summary),
-            ReportDecision(number, state.attempt, verdict, plan, state.progress.step),
+            ReportDecision(number, state.attempt, verdict, plan, state.progress.step, at_least=not event.last_look),
         )
     state, more = beginning.select(state, event.t)
     return state, (*actions, *more)
@@ -131,8 +131,11 @@ def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
 
 
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
-    """Take the step over; the first one of a restarted attempt closes the incident."""
-    if state.stage is not Stage.RUNNING and state.stage is not Stage.STARTING:
+    """Take the step over; the first one of a restarted attempt closes the incident.
+
+    Where another node's rank failed, the last step of ours counts too: it is what this node reports of that failure.
+    """
+    if state.stage not in {Stage.RUNNING, Stage.STARTING, Stage.FOLLOWING}:
         return state, ()
     step, relative = event.step, False
     if step is None and event.steps_seen >= 0 and state.resume is not None and state.resume.step is not None:
@@ -158,7 +161,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
         high_water=high_water,
         failures=failures,
     )
-    return resumption.reported(state)
+    return resumption.reported(state) if state.stage is not Stage.FOLLOWING else (state, ())
 
 
 def _refilled(failures: tuple[Failure, ...], step: int, passed: int) -> tuple[Failure, ...]:

@@ -145,7 +145,6 @@ class Ending:
         if outcome is None:
             return
         self.outcome, self.asked = None, ""
-        if outcome == "succeeded":
-            self.ground.last_look()
+        self.ground.last_look()
         self.ground.ended()
         self.ground.loop.post(AttemptEnded(self.ground.loop.clock.now(), self.attempt, outcome))

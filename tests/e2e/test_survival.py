@@ -177,6 +177,34 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     assert "supervise itself ended" in second.ask("why", "1").stdout
 
 
+BEATS = """
+import os, time
+from supervisor import worker
+fd = os.open("step", os.O_WRONLY | os.O_CREAT)
+for step in range(1, 100000):
+    worker.heartbeat(step)
+    os.pwrite(fd, b"%06d" % step, 0)
+    time.sleep(0.01)
+"""
+
+
+def test_the_step_of_an_attempt_that_died_with_its_supervisor_is_its_last(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    script = tmp_path / "beats.py"
+    script.write_text(BEATS)
+    first = supervise(sys.executable, str(script))
+    wait_for(lambda: words_of(first.place / "step")[:1] >= [["000050"]], "step 50")
+    strike(first.process.pid)
+    first.exit_code(5)
+    first.wait_for_nothing_left()
+    reached = int((first.place / "step").read_text())
+    assert f"step {reached}" in first.ask("status").stdout
+    second = supervise(sys.executable, str(script))
+    told = second.wait_for_line(r"and its attempt with it at step (\d+)(?! or later)")
+    assert int(told[1]) - reached in {0, 1}  # the file may have been written, or not
+    second.process.terminate()
+    second.exit_code()
+
+
 def test_what_supervisor_and_guardian_left_when_killed_in_one_instant_is_ended_at_the_next_start_and_no_stranger(
     supervise: Callable[..., Supervised],
 ) -> None:

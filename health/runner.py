@@ -32,7 +32,9 @@ from health import registry
 from health.model import Ask, Json, Reading, Readings, reading_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    Start = Callable[[Callable[[], subprocess.Popen[bytes]]], subprocess.Popen[bytes]]
 
 OUTCOME: Final = "probe.outcome"
 #: A python that starts on a node that is busy; not counted against the probe.
@@ -144,9 +146,15 @@ class _Stuck:
 
 
 class Runner:
-    """Asks probes. plugged: MODULE by name of probes of packages. environ: the probers' own, default ours."""
+    """Asks probes. plugged: MODULE by name of probes of packages. environ: the probers' own, default ours.
 
-    def __init__(self, plugged: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None) -> None:
+    start: calls what makes a process; for a caller that must know its own children from others.
+    """
+
+    def __init__(
+        self, plugged: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None, *, start: Start = lambda make: make()
+    ) -> None:
+        self._start = start
         self._plugged = dict(plugged or {})
         self._environ = None if environ is None else dict(environ)
         self._stuck: dict[str, _Stuck] = {}
@@ -196,13 +204,15 @@ class Runner:
         if not self._freed(name, found):
             return None
         try:
-            popen = subprocess.Popen(  # noqa: S603 -- our own program
-                [sys.executable, "-P", str(_PROBER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=self._environ,
-                start_new_session=True,  # what a terminal sends is for its foreground, and a probe is none of it
+            popen = self._start(
+                lambda: subprocess.Popen(  # noqa: S603 -- our own program
+                    [sys.executable, "-P", str(_PROBER)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=self._environ,
+                    start_new_session=True,  # what a terminal sends is for its foreground, and a probe is none of it
+                )
             )
         except OSError as error:
             found.append(_outcome(name, {"state": "not_started", "why": f"no process could be started: {error.strerror or error}"}))

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.state import NOTICES
+from supervisor.launch import heritage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,10 +148,17 @@ def _answer(command: Sequence[str]) -> str:
     program = shutil.which(command[0])
     if program is None:
         return ""
+    argv = [program, *command[1:]]
     try:
-        done = subprocess.run(  # noqa: S603 (an administrator's tool, by PATH)
-            [program, *command[1:]], capture_output=True, text=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL
+        asked = heritage.started(
+            lambda: subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603 (an administrator's tool, by PATH)
         )
+        with asked:
+            try:
+                answer = asked.communicate(timeout=ANSWER_S)[0]
+            except BaseException:
+                asked.kill()
+                raise
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return answer if asked.returncode == 0 else ""

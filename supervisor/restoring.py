@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 from supervisor import learned
 from supervisor.card import clean
 from supervisor.landing import refusal
+from supervisor.launch import heritage
 from supervisor.launch.environment import job_environment
 from supervisor.mirrorlink import mirrors, s3_options
 
@@ -65,8 +66,10 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
     try:
         with (
             os.fdopen(os.memfd_create("stderr"), "w+b") as errors,
-            subprocess.Popen(  # noqa: S603 (our own program)
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=job_environment(job.environ), text=True
+            heritage.started(
+                lambda: subprocess.Popen(  # noqa: S603 (our own program)
+                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=job_environment(job.environ), text=True
+                )
             ) as process,
         ):
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)

@@ -309,7 +309,7 @@ class _Run:
             t=self.clock.now(),
             durable=True,
         )
-        self.log.write(LogEvent.RUN_CONTINUED if self.continues else LogEvent.RUN_STARTED, job=self.job.name, command=len(self.job.command))
+        self.log.write(LogEvent.RUN_CONTINUED if self.continues else LogEvent.RUN_STARTED, job=self.job.name, words=len(self.job.command))
         for problem in self.past.problems:
             self.terminal.say(f"journal: {problem}", "warning")
 

@@ -87,7 +87,7 @@ class CheckHealth:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Send TimerFired(name, token) after `delay_s`. A timer of the same name replaces the one before."""
+    """Send TimerFired(name, token) after `delay_s`. Earlier timers of that name fire too: their tokens tell them from this one."""
 
     name: str
     token: int

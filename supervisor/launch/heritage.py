@@ -4,7 +4,10 @@ In: /proc, the start time of our guardians, what was seen below them, the job's 
 zombies collected. Descent from us alone proves that a process is the job's only where nobody else's can be among our children: not
 where we had some before we were `supervise` (a shell that execs us), nor where we are the first process of a pid namespace, to which
 every orphan in it falls. There a child must have been seen below the guardian, or have started after it with the job's cookie in its
-environment; what was seen below such a one is the job's too. Fails never. `ours` may be called from any thread.
+environment; what was seen below such a one is the job's too. Fails never. `seen` may be called from any thread.
+
+Whatever in this process starts a child does so by `started`. Any other ended child was adopted, and is collected here: one that is
+started past this loses its exit status, which its owner then reads as 0.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpus import all_named
+from supervisor.launch import heritage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,13 +145,15 @@ def _asked(environ: Mapping[str, str], deadline_s: float) -> str | None:
             if given_up.is_set():
                 return
             try:
-                process = subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
-                    ["nvidia-smi", *_QUERY],  # noqa: S607 -- the job's own PATH, as the job itself would find it
-                    env=dict(environ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
+                process = heritage.started(
+                    lambda: subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
+                        ["nvidia-smi", *_QUERY],  # noqa: S607 -- the job's own PATH, as the job itself would find it
+                        env=dict(environ),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
                 )
             except OSError:
                 return

@@ -26,7 +26,7 @@ from health.probes import pci
 from health.runner import OUTCOME, Runner, asked
 from supervisor.core.model import Evidence, Finding
 from supervisor.healthset import healthset
-from supervisor.launch import rendezvous
+from supervisor.launch import heritage, rendezvous
 from supervisor.observe import gpustate
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class HealthWatch:
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.probes += tuple(self._set.plugged.probes) * self.has_gpus
         self.enabled = settings.health.enabled and bool(self.probes)
-        self._runner = Runner(self._set.plugged.probes, job.environ)
+        self._runner = Runner(self._set.plugged.probes, job.environ, start=heritage.started)
         self._turn = threading.Lock()  # of the runner
         self._hung: set[str] = set()
         self._failures: set[str] = set()  # checks and probes whose own failure was reported

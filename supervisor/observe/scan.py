@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.match import PlainScanner
 from supervisor.guardian.libc import return_free_memory
+from supervisor.launch import heritage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,8 +84,8 @@ class Meanwhile:
         with self._lock:
             if self._closed:
                 return b""
-            child = self._child = subprocess.Popen(  # noqa: S603  our own words
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            child = self._child = heritage.started(
+                lambda: subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # noqa: S603  our own words
             )
         try:
             return child.communicate(asked, timeout=deadline_s)[0]

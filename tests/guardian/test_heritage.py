@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from health.model import Ask
+from health.runner import OUTCOME, Runner
+from supervisor.launch import heritage
+from tests.waiting import wait_for
+
 from .conftest import alive
 
 pytestmark = pytest.mark.process
@@ -93,3 +98,13 @@ def test_what_we_started_ourselves_outlives_a_guardians_death(tmp_path: Path) ->
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", BESIDE], stdout=subprocess.PIPE, text=True, timeout=60, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
     assert done.stdout.split() == ["None", "False"]
+
+
+def test_the_exit_status_of_a_prober_is_its_owners_whenever_zombies_are_collected() -> None:
+    """Whoever else waits for a child leaves its owner with 0."""
+    runner = Runner({"foreign": "no_such_module"}, start=heritage.started)
+    ended = heritage.started(lambda: subprocess.Popen([sys.executable, "-c", "raise SystemExit(78)"]))
+    wait_for(lambda: Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "it is a zombie", 10)
+    heritage.collect_zombies()
+    assert ended.wait() == 78
+    assert runner.sweep(("foreign",), Ask(deadline_s=5.0)).of(OUTCOME)

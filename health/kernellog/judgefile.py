@@ -112,13 +112,40 @@ def _text(data: BufferedReader | gzip.GzipFile, begins: bytes) -> TextIO:
     return TextIOWrapper(data, "utf-16" if utf_16 else "utf-8", "replace", newline="\n")
 
 
+class _Noted:
+    """A stream of text, and whether there was any in it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.has_text = False
+
+    def read(self, most: int) -> str:
+        return self._note(self._stream.read(most))
+
+    def readline(self, most: int) -> str:
+        return self._note(self._stream.readline(most))
+
+    def _note(self, text: str) -> str:
+        self.has_text = self.has_text or bool(text.strip())
+        return text
+
+
 def judge(text: str) -> tuple[Finding, ...]:
     """Return the findings of a log's text, in its order. Raises LogFormError."""
-    return judge_stream(StringIO(text)).findings
+    return _judged(_Noted(StringIO(text))).findings
 
 
 def judge_stream(stream: TextIO) -> Judged:
-    """Judge a log as it is read. Raises OSError, LogFormError."""
+    """Judge a log as it is read. Raises OSError, LogFormError; that also of a text in which no line can be the kernel's."""
+    noted = _Noted(stream)
+    judged = _judged(noted)
+    if noted.has_text and not judged.messages:
+        hint = "Save one: `dmesg > FILE`, or `journalctl -k > FILE`."
+        raise LogFormError("no line of it can be the kernel's: nothing can be said of the node", hint)
+    return judged
+
+
+def _judged(stream: lines.Source) -> Judged:
     judged, messages = Judge(), 0
     try:
         for entry in lines.streamed(stream):

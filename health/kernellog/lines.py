@@ -13,13 +13,12 @@ import json
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from health.kernellog.finding import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import TextIO
 
 LONGEST_LINE = 12288
 #: Of a row of JSON: a message of LONGEST_LINE bytes that are no text is a list of numbers.
@@ -51,7 +50,7 @@ _CTIME = re.compile(
     r"\[(?:[^\W\d]{2,5}\.? )?(?P<mon>[^\W\d]{3,9})\.? +(?P<d>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<y>\d{4})\]" + _CALLER
 )
 _ISO = re.compile(
-    r"(?:[A-Z][a-z]{2} )?(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<us>\d{1,9}))?"
+    r"(?:[^\W\d]{1,5}\.? )?(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<us>\d{1,9}))?"
     r"(?: ?(?P<zone>Z|[+-]\d\d:?\d\d)| [A-Z]{2,5}(?=\s))?\s+"
 )
 _DMESG_ISO = re.compile(r"(?:[a-z0-9]+ *:[a-z]+ *: )?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d ")
@@ -62,6 +61,19 @@ _RFC5424 = re.compile(r"(?P<host>\S+) kernel (?:-|\d+) \S+ (?:-|\[[^\]]*\]) (?:\
 _OTHERS = re.compile(r"(?P<host>[\w.@-]+) (?P<tag>[\w./@()-]+?)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)")
 #: What looks like a host and a program, and is the beginning of a message.
 _DRIVER = re.compile(r"(?:nvme|mlx\d_core|pcieport|amdgpu|nvidia|EDAC|XFS|BTRFS|EXT4-fs|NETDEV|INFO:|watchdog:) ")
+#: What stands before a message and has a clock, in whatever language: `[日 11月 22 19:51:14 2026] ` of dmesg -T, which nobody else writes,
+#: or `Th11 22 19:51:14 ` of journalctl. When it was is not known, unless the month is a number.
+_FOREIGN = re.compile(
+    r"(?P<dmesg>\[(?:[^\[\]\s]{1,12}\s+){0,3}?(?:(?P<mon>\d{1,2})[月월]\s+(?P<d>\d{1,2})\s+)?(?:[^\[\]\s]{1,12}\s+){0,3}?"
+    r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:\s+(?P<y>\d{4}))?[^\[\]]{0,12}\])" + _CALLER + r"|"
+    r"(?:(?P<month>\d{1,2})[月월]\s+(?P<day>\d{1,2})\s+|(?:[^\s:]{1,16}\s+){1,4}?)(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?\s+(?:\d{4}\s+)?(?:[AP]M\s+)?"
+)
+#: The driver's messages, which nobody else begins so. What stands before one in a line of a form that we do not know is left out.
+_OWN = re.compile(r"(?<=[\s\])}>|;,])(?:NVRM: |nvidia-nvswitch\d*: )")
+_OF_A_PROGRAM = re.compile(r"[\w./@()-]+(?:\[\d+\])?: ?$")
+#: `journalctl -o export`: the first field of each entry.
+_EXPORT = re.compile(r"__[A-Z_]+=")
+_FIELD = re.compile(r"([A-Z_][A-Z0-9_]*)(?:=(.*))?$", re.DOTALL)
 #: Talos: `10.0.0.7: kern: warning: [2026-04-22T21:27:51.291660856Z]: message`.
 _TALOS = re.compile(r"(?P<host>\S+): (?P<facility>[a-z0-9]+): +[a-z]+: \[(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?P<us>\.\d+)?Z\]: ")
 #: What pdsh, ansible and loops over ssh put before each line of dmesg.
@@ -74,6 +86,16 @@ _OBJECT = re.compile(r'\{\s*"')
 _MONTHS = {name: number for number, name in enumerate(re.findall("...", "janfebmaraprmayjunjulaugsepoctnovdec"), 1)}
 
 
+class Source(Protocol):
+    """Where a log's text comes from."""
+
+    def read(self, most: int, /) -> str:
+        """Return so many characters, fewer at the end."""
+
+    def readline(self, most: int, /) -> str:
+        """Return a line, or so much of it; "" at the end."""
+
+
 class LogTooLongError(ValueError):
     """A log that would have to be held as a whole, and is too long for that."""
 
@@ -83,7 +105,7 @@ def entries(text: str) -> Iterator[Entry]:
     return streamed(io.StringIO(text))
 
 
-def streamed(stream: TextIO) -> Iterator[Entry]:
+def streamed(stream: Source) -> Iterator[Entry]:
     """Yield the kernel's messages of a stream, in its order, however long it is: only a document of JSON is held as a whole.
 
     Raises OSError, and LogTooLongError of a document longer than LONGEST_DOCUMENT.
@@ -91,7 +113,9 @@ def streamed(stream: TextIO) -> Iterator[Entry]:
     number = 0
     while (first := stream.readline(LONGEST_ROW)) and not first.strip(_BLANK):
         number += 1
-    if _is_document(first):
+    if _EXPORT.match(first.lstrip(_BLANK)):
+        yield from _of_export(stream, first.lstrip(_BLANK), number + 1)
+    elif _is_document(first):
         text = first + stream.read(LONGEST_DOCUMENT)
         if len(text) > LONGEST_DOCUMENT:
             raise LogTooLongError(f"a document of JSON of more than {LONGEST_DOCUMENT >> 20} MiB")
@@ -109,7 +133,7 @@ def _is_document(first: str) -> bool:
     return not isinstance(value, dict) or "dmesg" in value
 
 
-def _lines(stream: TextIO, line: str) -> Iterator[str]:
+def _lines(stream: Source, line: str) -> Iterator[str]:
     """Yield `line` and those after it; what is longer than LONGEST_ROW is cut."""
     while line:
         yield line.replace("\x00", "")  # what a crash leaves in a file
@@ -155,7 +179,7 @@ class Lines:
         raw = _COLOURS.sub("", raw) if "\x1b" in raw else raw
         if not raw or _DICTIONARY.match(raw):
             return None
-        text = raw.lstrip("\x1e \t")
+        text = raw.lstrip("\ufeff\x1e \t")
         if match := _KMSG.match(text):
             since = int(match["us"]) / 1e6
             return None if int(match["pri"]) >> 3 else self._made(_Head(_unescaped(match["rest"]), since, since, sure=True), raw)
@@ -166,6 +190,9 @@ class Lines:
         head = _marked(_Head(text) if collected is None else _Head(text[collected.end() :], host=collected["host"]))
         if head is not None:
             head = _tagged(self._stamped(head))
+        if head is not None and not head.sure and (own := _OWN.search(head.text)):
+            before = head.text[: own.start()]
+            head = None if _OF_A_PROGRAM.search(before) else replace(head, text=head.text[own.start() :])
         return None if head is None else self._made(head, raw)
 
     def _made(self, head: _Head, raw: str) -> Entry:
@@ -193,6 +220,10 @@ class Lines:
         if match := _CTIME.match(text):
             t = self._wall(match["mon"], match["d"], match["clock"], match["y"], None)
             return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
+        if match := _FOREIGN.match(text):
+            month, day = match["mon"] or match["month"], match["d"] or match["day"]
+            t = self._of_month(int(month), day, match["clock"] or match["time"], match["y"], None) if month else None
+            return replace(head, text=text[match.end() :], t=t, sure=head.sure or match["dmesg"] is not None, dated=True)
         return head
 
     def _time(self, text: str) -> tuple[str, float | None, bool]:
@@ -213,15 +244,16 @@ class Lines:
     def _wall(self, month: str, day: str, clock: str, year: str | None, us: str | None) -> float | None:
         """Return the time of a date; None of a month in a language that we do not know."""
         number = _MONTHS.get(month.lower()[:3])
-        if number is None:
-            return None
+        return None if number is None else self._of_month(number, day, clock, year, us)
+
+    def _of_month(self, number: int, day: str, clock: str, year: str | None, us: str | None) -> float | None:
         try:
             t = datetime.fromisoformat(f"{year or self._year}-{number:02d}-{int(day):02d}T{clock}").replace(tzinfo=UTC).timestamp()
         except ValueError:
             return None
         if year is None and self._t is not None and self._t - t > _HALF_A_YEAR_S:  # a new year began
             self._year += 1
-            return self._wall(month, day, clock, year, us) if self._year < _SOME_YEAR + 100 else t
+            return self._of_month(number, day, clock, year, us) if self._year < _SOME_YEAR + 100 else t
         return t + _fraction(us)
 
 
@@ -289,6 +321,29 @@ def _of_json(text: str, number: int) -> Iterator[Entry]:
             continue
         yield from _json_entry(value, text[at:end], number)
         at = end
+
+
+def _of_export(stream: Source, line: str, number: int) -> Iterator[Entry]:
+    """Yield the messages of `journalctl -o export`: entries of lines NAME=VALUE, an empty line after each."""
+    fields: dict[str, str] = {}
+    began, name, binary = number, "", False
+    while line:
+        match = None if binary else _FIELD.match(line.rstrip("\n"))
+        ended = not binary and not line.strip()
+        if match is not None:
+            name, binary = match[1], match[2] is None
+            fields[name] = (match[2] or "")[:LONGEST_LINE]
+        elif name and not ended:  # no text, or several lines: the eight bytes of its length, the last ones of which are zero, come first
+            fields[name] = f"{fields[name]}{line}"[:LONGEST_LINE]
+            binary = binary and "\x00" not in line
+        line = stream.readline(LONGEST_ROW)
+        number += 1
+        if ended or not line:
+            message = fields.get("MESSAGE", "").rpartition("\x00")[2].rstrip("\n")
+            found = _of_journal({**fields, "MESSAGE": message}, message, began) if "MESSAGE" in fields else None
+            if found is not None:
+                yield found
+            fields, began, name = {}, number, ""
 
 
 def _json_entry(value: Any, raw: str, number: int) -> Iterator[Entry]:  # noqa: ANN401  whatever JSON holds

@@ -61,6 +61,12 @@ def test_a_log_without_a_message_is_not_told_to_be_well() -> None:
     assert (done.returncode, b"nothing can be said of the node" in done.stdout) == (0, True)
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_text_in_which_no_line_can_be_the_kernels_is_no_log_of_a_healthy_node(more: tuple[str, ...]) -> None:
+    done = _doctor("--kernel-log", "-", *more, said=b"Apr 22 10:00:01 gpu-17 app[7]: hello\n")
+    assert (done.returncode, b"nothing can be said of the node" in done.stderr) == (64, True)
+
+
 def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
     log = tmp_path / "kern.log.gz"
     with gzip.open(log, "wb", 1) as packed:

@@ -126,3 +126,42 @@ def test_a_document_that_is_too_long_to_be_held_is_refused(monkeypatch: pytest.M
     with pytest.raises(lines.LogTooLongError, match="JSON"):
         list(lines.entries("{\n" + row[1:] + "\n" * 1000))
     assert len(list(lines.entries(f"{row}\n" * 100))) == 100  # of rows, one after another, no more than one is held
+
+
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+#: What stands before a message, in the forms of other countries and collectors.
+FOREIGN = {
+    "byte order mark": "\ufeff[  123.456789] ",
+    "byte order mark, syslog": "\ufeffNov 22 19:51:14 host kernel: ",
+    "dmesg -T zh": "[日 11月 22 19:51:14 2026] ",
+    "dmesg -T ko": "[일 11월 22 19:51:14 2026] ",
+    "dmesg -T hu": "[v nov 22 19:51:14 2026] ",
+    "dmesg -T vi": "[CN Th11 22 19:51:14 2026] ",
+    "dmesg -T fr in latin-1": "[dim. f\ufffdvr. 22 19:51:14 2026] ",
+    "dmesg -T with the caller": "[CN Th11 22 19:51:14 2026] [T1234] ",
+    "journalctl ja": "11月 22 19:51:14 host kernel: ",
+    "journalctl vi": "Thg 11 22 19:51:14 host kernel: ",
+    "journalctl fr in latin-1": "f\ufffdvr. 22 19:51:14 host kernel: ",
+    "journalctl short-full zh": "日 2026-11-22 19:51:14 CST host kernel: ",
+    "a clock of twelve hours": "11/22/2026 07:51:14 PM host kernel: ",
+    "a collector's own": "2026/11/22 19:51:14.123 | node7 | ",
+}
+
+
+@pytest.mark.parametrize("head", FOREIGN.values(), ids=FOREIGN)
+def test_whatever_stands_before_it_a_message_of_the_drivers_is_found(head: str) -> None:
+    assert [(one.kind, one.code) for one in judge(head + XID_79)] == [("xid", 79)]
+
+
+@pytest.mark.parametrize("head", ["Nov 22 19:51:14 host app[12]: ", "11月 22 19:51:14 host app[12]: ", "train.py: saw: "])
+def test_what_another_program_quotes_is_not_the_kernels(head: str) -> None:
+    assert judge(head + XID_79) == ()
+
+
+def test_an_export_of_the_journal_is_read_also_where_a_message_is_no_text() -> None:
+    first = f"__CURSOR=s=1\n__REALTIME_TIMESTAMP=1795378656422708\n_TRANSPORT=kernel\nSYSLOG_FACILITY=0\nMESSAGE={XID_79}\n"
+    length = "\n\x01" + "\x00" * 6  # 266, of which one byte is the end of a line
+    second = f"__CURSOR=s=2\n_TRANSPORT=kernel\nMESSAGE\n{length}{XID_79.replace('3b', '5e')}\n_HOSTNAME=gpu-17\n"
+    third = f"__CURSOR=s=3\n_TRANSPORT=syslog\nMESSAGE={XID_79.replace('3b', '9a')}\n"
+    found = judge(f"{first}\n{second}\n{third}\n")
+    assert [(one.code, one.pci, one.t) for one in found] == [(79, "0000:3b:00", 1795378656.422708), (79, "0000:5e:00", None)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -56,8 +57,9 @@ def start() -> subprocess.Popen[bytes]:
     # torchrun would set the first, and say so in four lines; the demo needs no numpy, and torch warns in each rank where there is none
     warnings = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:Failed to initialize NumPy"]))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": warnings}
-    say(" ".join([*supervise[:-1], f"'{supervise[-1]}'", "--", *LAUNCHER, *TRAINING]))
-    return subprocess.Popen([*supervise, "--", *LAUNCHER, *TRAINING], env=environment)  # noqa: S603  # our own command
+    command = [*supervise, "--", *LAUNCHER, *TRAINING]
+    say(shlex.join(command))  # to be pasted: the glob and the braces are quoted
+    return subprocess.Popen(command, env=environment)  # noqa: S603  # our own command
 
 
 def ask(command: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -35,6 +35,9 @@ _LABEL = 12
 _FOLDED = 2
 #: Rows that are neither folded nor cut: a command, a path, a line that would arm a knob are there to be copied.
 _COPIED = frozenset({"look", "files", "core", "note", "and"})
+#: Rows that tell what was decided and what to do: they take the lines first, and evidence after the first line gives way to them.
+_WHOLE = frozenset({"done", "plan", "verdict", "next", "next time"})
+_WHOLE_FOLDED = 3
 _LONGEST = 1000
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
 #: Evidence that reads well by itself, best first; heartbeats tell where, which has a line of its own.
@@ -197,19 +200,37 @@ def laid_out(  # noqa: PLR0913 (what is laid out, and the four measures of a pag
     `folds`: into how many more lines a row of this label may fold while there are any left; None where it is neither folded nor cut.
     """
     lines = [cut(f"-- {clean(head)} ", width).ljust(width, "-")]
-    spare = most - 1 - len(rows)
-    for label, before, text in rows:
-        room, may = width - 2 - label_width - len(before), folds(label)
-        if may is None:
-            lines.append(f"  {label:<{label_width}}{before}{text}")
-            continue
-        parts = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
-        folded = max(0, min(len(parts) - 1, spare, may))
-        spare -= folded
-        shown = [*parts[:folded], cut(" ".join(parts[folded:]), room)]
+    spare, wanted = most - 1 - len(rows), [_wanted(row, width - 2 - label_width, folds) for row in rows]
+    folded = [0] * len(rows)
+    for first in (True, False):  # what was decided and what to do, then the rest, from above
+        for n in (n for n, (label, _, _) in enumerate(rows) if (label in _WHOLE) is first):
+            folded[n] = max(0, min(wanted[n], spare))
+            spare -= folded[n]
+    for (label, before, text), lines_more in zip(rows, folded, strict=True):
+        room = width - 2 - label_width - len(before)
+        shown = [text] if folds(label) is None else _folded(text, room, lines_more)
         blank = " " * len(before)
         lines += [f"  {label if i == 0 else '':<{label_width}}{blank if i else before}{part}" for i, part in enumerate(shown)]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _wanted(row: tuple[str, str, str], width: int, folds: Callable[[str], int | None]) -> int:
+    """Return into how many more lines a row would fold."""
+    label, before, text = row
+    return min(len(_wrapped(text, width - len(before))) - 1, folds(label) or 0)
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+
+
+def _folded(text: str, room: int, more: int) -> list[str]:
+    """Return the text in `more` lines and a last one, which is cut where it is too long. No character is added within a word."""
+    shown, at = [], 0
+    for part in _wrapped(text, room)[:more]:
+        at = text.index(part, at) + len(part)
+        shown.append(part)
+    return [*shown, cut(text[at:].strip(), room)]
 
 
 def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most: int) -> str:
@@ -218,10 +239,21 @@ def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most:
     def folds(label: str) -> int | None:
         if label in _COPIED:
             return None
-        return _FOLDED if label else 0  # the first of several tells most
+        return _WHOLE_FOLDED if label in _WHOLE else _FOLDED if label else 0  # the first of several tells most
 
     told = [(label, before, clean(text)) for label, before, text in rows]
+    wanted = sum(_wanted(row, width - 2 - _LABEL, folds) for row in told if row[0] in _WHOLE)
+    while most - 1 - len(told) < wanted and (less := next((row for row in reversed(told) if not row[0]), None)):
+        told.remove(less)
+    if most - 1 - len(told) < wanted and told[0][0] == "failed":
+        told = [row for row in told if row[0] != "evidence" or not _repeats(told[0][2], row[2])]
     return laid_out(head, told, width, most, label_width=_LABEL, folds=folds)
+
+
+def _repeats(failed: str, evidence: str) -> bool:
+    """Whether a line of evidence (`who saw it: Exception: its text`) says no more than what failed."""
+    said = evidence.split(": ", 2)[-1]
+    return bool(said) and said in failed
 
 
 def cut(line: str, width: int) -> str:
@@ -323,8 +355,10 @@ def _where(incident: Incident, last: Round, node: str) -> str:
         phase = incident.progress.phase.value
     whose = "" if rank is None else f"rank {rank} "
     relative = incident.progress.relative and step == incident.progress.step
+    first = incident.rank if last is incident.rounds[0] else None  # the one that died first need not be the one whose fault it is
+    ended = f"; rank {first} ended first" if first is not None and rank is not None and first != rank else ""
     at_least = decision is not None and decision.at_least
-    return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative, at_least=at_least)}, phase {phase}"
+    return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
 
 
 def _failed(incident: Incident, last: Round) -> tuple[str, float | None, str]:

@@ -220,6 +220,7 @@ class Sender:
     def __init__(self, courier: _Courier) -> None:
         """Start both threads."""
         self._courier = courier
+        self._untaken: set[str] = set()
         self._thread = threading.Thread(target=courier.run, name="alert-sender", daemon=True)
         courier.disk.thread.start()
         self._thread.start()
@@ -241,12 +242,21 @@ class Sender:
         self._thread.join(deadline_s)
         self._courier.disk.stop()
         self._courier.disk.thread.join(max(0.0, until - time.monotonic()))
-        return len(self._courier.waiting)
+        self._take_back()
+        return len(self._courier.waiting) + len(self._untaken)
+
+    def _take_back(self) -> None:
+        """Remember what the sending thread never took: it was busy with an earlier alert until the end."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = self._courier.inbox.get_nowait()
+                if isinstance(message, Entry) and message.event_id not in self._courier.known:
+                    self._untaken.add(message.event_id)
 
     def undelivered(self) -> Undelivered | None:
         """Tell what did not get out, after `close`; None where all did."""
         courier = self._courier
-        count = len(courier.waiting) + courier.refused
+        count = len(courier.waiting) + len(self._untaken) + courier.refused
         return Undelivered(count, courier.sink.host, courier.trouble, not courier.disk.in_trouble) if count else None
 
 

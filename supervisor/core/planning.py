@@ -231,7 +231,7 @@ def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[
     elif plan.alert:
         found.append(Say("warning", plan.alert))
     if count == state.policy.recurring_alert and not changes(plan) and verdict.cause is not Cause.PREEMPTED:
-        found.append(Alert("recurring_failure", state.attempt, f"failure number {count} of the same kind in this run: {verdict.summary}"))
+        found.append(Alert("recurring_failure", state.attempt, f"failed {count} times in the same way in this run: {verdict.summary}"))
     return tuple(found)
 
 

@@ -32,7 +32,7 @@ def propose(situation: Situation) -> Plan | None:
         reason=f"{verdict.cause} again, and nothing is left that would make the next attempt differ (tried: {tried})"
         if past
         else "the memory does not suffice for the first step, and nothing that would need less of it is left or armed",
-        next_rung="nothing: arm what `supervise plan` names with this command, or change the job, and start again",
+        next_rung="enable what `supervise plan -- CMD` names, or change the job, then start again",
         strategy=NAME,
         exit_code=65,
         told=_consumers(situation),

@@ -30,7 +30,7 @@ def propose(situation: Situation) -> Plan | None:
         return None
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"failure number {count} of the same kind in this run" + ("" if ours else ", with no progress between them"),
+        reason=f"failed {count} times in the same way in this run" + ("" if ours else ", with no progress between them"),
         next_rung="nothing: remove the cause, or start with --keep-going",
         strategy=NAME,
         exit_code=65 if ours else 75,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 NAME = "restart_within_budget"
+_LAST = "stop, if it fails again without progress"
 
 
 def propose(situation: Situation) -> Plan:
@@ -28,14 +29,14 @@ def propose(situation: Situation) -> Plan:
     charged = spent(situation.failures, cause, situation.t, policy)
     count = len(recent(situation.failures, cause, situation.t, policy))
     if charged >= policy.intensity:
-        return _stop(situation, f"{charged} failures of the family {mine!r} in {policy.period_s:.0f} s without progress")
+        return _stop(situation, f"failed {charged + 1} times within {policy.period_s:.0f} s without progress")
     if mine == "infrastructure" and count >= policy.recurring_stop:
-        return _stop(situation, f"{count} failures of the infrastructure in {policy.period_s:.0f} s without progress")
+        return _stop(situation, f"the infrastructure failed {count + 1} times within {policy.period_s:.0f} s without progress")
     left = policy.intensity - charged - 1
     return Plan(
         kind=PlanKind.RESTART,
         reason=_from(situation),
-        next_rung=f"{left} more restart{'s' * (left != 1)} of this kind without progress, then stop",
+        next_rung=f"{left} more restart{'s' * (left != 1)} of this kind without progress, then stop" if left else _LAST,
         strategy=NAME,
         delay_s=backoff_s(count, situation.jitter, policy),
         charged=mine != "infrastructure",
@@ -55,7 +56,7 @@ def _stop(situation: Situation, why: str) -> Plan:
     return Plan(
         kind=PlanKind.STOP,
         reason=f"the budget is spent: {why}, {kind}",
-        next_rung="nothing: look at the incidents, then start again",
+        next_rung="look at the incidents, then start again",
         strategy=NAME,
         exit_code=code,
     )

@@ -165,9 +165,13 @@ def test_close_keeps_its_deadline_against_an_endpoint_that_never_answers(
     sender = begin(endpoint.url, deadline_s=30)
     sender.enqueue(alert())
     wait_until(lambda: endpoint.received)
+    sender.enqueue(alert(2))  # which the sending thread never takes: it waits for the answer to the first
     started = time.monotonic()
-    assert sender.close(0.5) == 1
+    assert sender.close(0.5) == 2
     assert time.monotonic() - started < 1.0
+    undelivered = sender.undelivered()
+    assert undelivered is not None
+    assert undelivered.count == 2
 
 
 def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(

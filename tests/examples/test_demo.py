@@ -85,6 +85,14 @@ def test_the_demo_recovers_from_a_killed_rank_and_a_torn_checkpoint_within_90_s(
     assert int(resumed[1]) == int(re.sub(r"\D", "", torn[2])) - 40  # the one before the torn one
 
 
+def test_the_printed_command_is_that_of_the_demo_when_it_is_pasted(shown: Shown) -> None:
+    (line,) = [line for line in shown.done.stderr.splitlines() if line.startswith("[demo] supervise ")]
+    words = shlex.split(line.removeprefix("[demo] "))
+    assert words[words.index("--checkpoints") + 1] == "demo-run/ckpt/*.pt"
+    assert "'demo-run/ckpt/*.pt'" in line, "the shell is not to expand it"
+    assert words[words.index("--resume-args") + 1] == "--resume {resume}"
+
+
 def masked(text: str) -> str:
     """Return what is equal in every run: without numbers, the directory, and the machine's name."""
     text = re.sub(r"/\S+(?=/demo-run)", "DIR", text)

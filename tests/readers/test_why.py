@@ -376,3 +376,41 @@ def test_what_tells_most_comes_first() -> None:
     facts = decision().verdict.because
     assert [line.split(":")[0] for line in evidence_lines(reversed(facts), 2)] == ["error_file of rank 5", "tail of rank 5"]
     assert evidence_lines((), 3) == ["none was found"]
+
+
+@pytest.mark.parametrize("notes", [0, 2])
+def test_what_was_decided_and_what_to_do_is_not_cut(notes: int) -> None:
+    done = "cuda_oom again, and nothing is left that would make the next attempt differ (tried: expandable_segments, halve_batch)"
+    next_ = "enable what `supervise plan -- CMD` names, or change the job: its model, its sequence length or optimizer; then start again"
+    text = "OutOfMemoryError: CUDA out of memory. " + LONG
+    one = decision(summary=f"rank 5 raised RuntimeError: {text}", text=text)
+    plan = replace(one.plan, kind=PlanKind.STOP, exit_code=65, reason=done, next_rung=next_, told=("a note",) * notes)
+    lines = card("train", replace(one, plan=plan), None, address="--job train", state_dir="/d").splitlines()
+    assert len(lines) <= 12
+    flat = " ".join(" ".join(lines).split())
+    assert done in flat
+    assert next_ in flat
+
+
+def test_a_long_word_is_shown_as_it_is() -> None:
+    word = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/job,task=python3,pid=8997,uid=0" * 3
+    one = decision(summary=f"the kernel killed it: {word}")
+    text = card("train", one, None, address="--job train")
+    shown = [
+        line.removeprefix("  failed").strip()
+        for line in text.splitlines()[1 : text.splitlines().index(next(line for line in text.splitlines() if line.startswith("  where")))]
+    ]
+    whole = f"the kernel killed it: {word}"
+    for part in "".join(shown[1:]).split(" ... "):
+        assert part in whole
+
+
+def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 ended first, of what rank 0 had raised a second before."""
+    written.begin()
+    written.start(1)
+    written.fail(10, Evidence("error_file", "exception", "ValueError: of rank 0", 0, t=written.T0 + 9))
+    written.close()
+    text = " ".join(told(written, capsys).split())
+    assert "where rank 0 on" in text
+    assert "; rank 1 ended first" in text

@@ -19,7 +19,7 @@ from checkpointing.manifest import Manifest
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 MANIFEST: Final = "manifest.json"
@@ -79,9 +79,10 @@ def read_manifest(backend: Backend, place: Place) -> Manifest:
     return found
 
 
-def newest_first(backend: Backend, job: str) -> tuple[list[Kept], list[tuple[str, str]]]:
+def newest_first(backend: Backend, job: str, seen: Callable[[], object] = lambda: None) -> tuple[list[Kept], list[tuple[str, str]]]:
     """Give a job's checkpoints, the newest first; and (key, reason) for each whose manifest says nothing, or was removed meanwhile.
 
+    `seen` is called, in a thread, for each that was read.
     Raises Denied where not one may be read, and what else the backend does.
     """
     kept: list[Kept] = []
@@ -90,7 +91,9 @@ def newest_first(backend: Backend, job: str) -> tuple[list[Kept], list[tuple[str
 
     def look(place: Place) -> Kept | tuple[str, str]:
         try:
-            return Kept(backend, place, read_manifest(backend, place))
+            read = read_manifest(backend, place)
+            seen()
+            return Kept(backend, place, read)
         except manifests.Damaged as error:
             return place.key, f"its manifest: {error}"
         except Missing:

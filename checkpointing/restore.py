@@ -10,8 +10,10 @@ newest would go to a place that is none of the caller's, Unreachable where no mi
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import tenacity
@@ -21,6 +23,7 @@ from checkpointing.backends import Away, Backend, BackendError, Damaged
 from checkpointing.manifest import Manifest
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.source import NotRegular, Short, Source
+from checkpointing.stall import Patience, Stalled, Watch
 from checkpointing.verify import verify
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from checkpointing.remote import Kept
 
 _TRIES: Final = 5
+_MOST_STALLS: Final = 2  # of one mirror; the second may have been of an object alone
 _SPARE_BYTES: Final = 64 << 20
 #: The name that stands for "of no other job", where one is asked for.
 NO_JOB: Final = "none"
@@ -69,19 +73,23 @@ class Restored:
     passed_over: tuple[tuple[str, str], ...] = ()
 
 
-def available(backends: Sequence[Backend], job: str) -> tuple[list[Kept], list[tuple[str, str]]]:
+def available(
+    backends: Sequence[Backend],
+    job: str,
+    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
+) -> tuple[list[Kept], list[tuple[str, str]]]:
     """Give a job's checkpoints in all mirrors, newest first, and (what, reason) for what says nothing. Raises OtherJob, Unreachable."""
     kept: list[Kept] = []
     passed: list[tuple[str, str]] = []
     others: set[str] = set()
     failures: list[BackendError] = []
     for backend in backends:
+        patience = watch.patience(f"what {backend.url} holds of {job}")
         try:
-            found, damaged = _patiently(lambda backend=backend: remote.newest_first(backend, job))
+            found, damaged, of_others = patience.run(partial(_held, backend, job, patience))
             kept += found
             passed += damaged
-            if not found:
-                others |= {place.job for place in _patiently(lambda backend=backend: list(remote.places(backend)))} - {job}
+            others |= of_others
         except BackendError as error:
             failures.append(error)
             passed.append((backend.url, error.message))
@@ -95,6 +103,17 @@ def available(backends: Sequence[Backend], job: str) -> tuple[list[Kept], list[t
     return remote.ordered(kept), passed
 
 
+def _held(backend: Backend, job: str, patience: Patience) -> tuple[list[Kept], list[tuple[str, str]], set[str]]:
+    """Give what one mirror holds of a job, what says nothing, and where it holds nothing, which other jobs it holds."""
+    found, damaged = _patiently(lambda: remote.newest_first(backend, job, patience.moved))
+    others: set[str] = set()
+    if not found:
+        for place in _patiently(lambda: list(remote.places(backend))):
+            patience.moved()
+            others.add(place.job)
+    return found, damaged, others - {job}
+
+
 def newest(  # noqa: PLR0913 -- keywords, each with a default
     backends: Sequence[Backend],
     job: str,
@@ -103,24 +122,27 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     workers: int = 4,
     wanted: Callable[[Kept], str] = lambda _kept: "",
     elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
-    fetched: Callable[[int, int], None] = lambda _done, _total: None,
+    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
 ) -> Restored | None:
     """Restore the newest that is whole, each mirror's copy in turn, then an older one; None where the mirrors are empty.
 
     `into` is the directory to put it in, else where it was saved; for that path `elsewhere` gives a reason and a hint where nothing may be
-    made there. `wanted` gives a reason to pass one over, or "".
+    made there. `wanted` gives a reason to pass one over, or "". A mirror that stalled twice is asked for nothing more.
     """
-    kept, passed = available(backends, job)
+    kept, passed = available(backends, job, watch)
     in_the_way: InTheWay | None = None
+    stalls: Counter[str] = Counter()
     for one in kept:
         why = wanted(one)
-        if not why and into is None and (refused := elsewhere(one.manifest.path)) is not None:
-            message = f"cannot restore: {one.manifest.path}, where it was saved, {refused[0]}"
-            raise Elsewhere(message, hint=refused[1])
+        if not why and into is None:
+            _see_place(one.manifest.path, elsewhere)
+        if not why and stalls[one.backend.url] >= _MOST_STALLS:
+            why = "its mirror does not answer"
         if not why:
             try:
-                return fetch(one, into=into, workers=workers, fetched=fetched, passed_over=tuple(passed))
+                return fetch(one, into=into, workers=workers, passed_over=tuple(passed), watch=watch)
             except BackendError as error:
+                stalls[one.backend.url] += isinstance(error, Stalled)
                 why = error.message
             except InTheWay as error:
                 there = _usable(_target(one, into), one, passed)
@@ -137,6 +159,13 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     return None
 
 
+def _see_place(path: str, elsewhere: Callable[[str], tuple[str, str] | None]) -> None:
+    refused = elsewhere(path)
+    if refused is not None:
+        message = f"cannot restore: {path}, where it was saved, {refused[0]}"
+        raise Elsewhere(message, hint=refused[1])
+
+
 def newest_of(  # noqa: PLR0913 -- keywords, each with a default
     backends: Sequence[Backend],
     job: str,
@@ -145,7 +174,7 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
     into: str | None = None,
     workers: int = 4,
     elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
-    fetched: Callable[[int, int], None] = lambda _done, _total: None,
+    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
 ) -> Restored | None:
     """Restore this job's newest, and only where it has none the newest of the job `instead`: the second start has one of its own.
 
@@ -153,14 +182,14 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
     something is expected: OtherJob where it has nothing.
     """
     try:
-        own = newest(backends, job, into=into, workers=workers, elsewhere=elsewhere, fetched=fetched)
+        own = newest(backends, job, into=into, workers=workers, elsewhere=elsewhere, watch=watch)
     except OtherJob:
         if not instead:
             raise
         own = None
     if own is not None or instead in ("", NO_JOB):
         return own
-    found = newest(backends, instead, into=into, workers=workers, elsewhere=elsewhere, fetched=fetched)
+    found = newest(backends, instead, into=into, workers=workers, elsewhere=elsewhere, watch=watch)
     if found is None:
         message = f"no checkpoint of job {instead!r} in the mirror, nor of any other"
         raise OtherJob(message, hint=f"begin anew with --restore-from {NO_JOB}, or see whether --mirror names the right place")
@@ -172,8 +201,8 @@ def fetch(
     *,
     into: str | None = None,
     workers: int = 4,
-    fetched: Callable[[int, int], None] = lambda _done, _total: None,
     passed_over: tuple[tuple[str, str], ...] = (),
+    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
 ) -> Restored:
     """Bring one checkpoint here. Raises what the backend does, InTheWay, NoSpace, OSError."""
     target = _target(one, into)
@@ -188,7 +217,8 @@ def fetch(
         if there is not None:
             return there
         _see_space(directory, one.manifest, beside)
-        n_fetched = _fetch_all(one, beside, workers, fetched)
+        patience = watch.patience(f"{one.backend.url}/{one.place.key}")
+        n_fetched = patience.run(lambda: _fetch_all(one, beside, workers, watch.fetched, patience))
         _sync(beside, one.manifest)
         try:
             durable.rename_exclusive(beside, target)
@@ -225,7 +255,7 @@ def _usable(target: str, one: Kept, passed: Sequence[tuple[str, str]]) -> Restor
     return Restored(target, manifest, one.backend.url, 0, (*passed, why))
 
 
-def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int], None]) -> int:
+def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int], None], patience: Patience) -> int:
     manifest = one.manifest
     tasks = [(file, number) for file in manifest.files for number in range(len(file.parts))]
     for file in manifest.files:
@@ -238,7 +268,7 @@ def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int
             os.close(fd)
     n_fetched = done = 0
     with ThreadPoolExecutor(workers, thread_name_prefix="restore") as pool:
-        futures = [pool.submit(_fetch_part, one, file, number, _place(beside, file, manifest)) for file, number in tasks]
+        futures = [pool.submit(_fetch_part, one, file, number, _place(beside, file, manifest), patience) for file, number in tasks]
         try:
             for (file, number), future in zip(tasks, futures, strict=True):
                 n_fetched += future.result()
@@ -251,25 +281,30 @@ def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int
     return n_fetched
 
 
-def _fetch_part(one: Kept, file: File, number: int, path: str) -> int:
+def _fetch_part(one: Kept, file: File, number: int, path: str, patience: Patience) -> int:
     """Download a part unless it is here already; return how many bytes came."""
     offset = number * one.manifest.part_bytes
     n_bytes = min(one.manifest.part_bytes, file.n_bytes - offset)
     with Source(path, drop_cache=True) as source:
         if _begins_written(path, offset, n_bytes) and digest.of_range(source, offset, n_bytes) == file.parts[number]:
+            patience.moved()
             return 0
+    patience.moved()
 
     def attempt() -> None:
+        patience.check()
         crc, at = 0, offset
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             for piece in one.backend.read(remote.data_key(one.place.key, file.path), offset, n_bytes):
                 crc = digest.of_bytes(piece, crc)
                 view = memoryview(piece)
-                while view:
-                    n_written = os.pwrite(fd, view, at)
-                    at += n_written
-                    view = view[n_written:]
+                with patience.writing():
+                    while view:
+                        n_written = os.pwrite(fd, view, at)
+                        at += n_written
+                        view = view[n_written:]
+                patience.moved(len(piece))
         finally:
             os.close(fd)
         if crc != file.parts[number]:

@@ -146,6 +146,8 @@ def status_text(status: Status, address: str) -> str:
     ]
     if status.numbers:
         rows.append(("numbers", clean(status.numbers)))
+    if status.restored:
+        rows.insert(1, ("mirror", f"gave {status.restored}"))
     if status.incidents:
         rows.append(("look", f"supervise why {address}"))
     return _laid_out(f"job {status.job} on {status.node}", [(label, "", text) for label, text in rows], WIDTH, 2 * len(rows))

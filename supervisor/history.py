@@ -16,7 +16,21 @@ from supervisor.core import actions as act
 from supervisor.core import inbox
 from supervisor.core.model import Evidence, Progress, RankExit, RankInfo
 from supervisor.core.state import Stage
-from supervisor.records import Damage, Ended, EventTaken, Header, Record, RunBegan, action_of, check_version, decode, event_of, frames
+from supervisor.records import (
+    RESTORED,
+    Damage,
+    Ended,
+    EventTaken,
+    Header,
+    Note,
+    Record,
+    RunBegan,
+    action_of,
+    check_version,
+    decode,
+    event_of,
+    frames,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,6 +94,7 @@ class History:
     last_t: float = 0.0
     problems: list[str] = field(default_factory=list)
     incidents_before: int = 0
+    restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
 
     @property
     def open_incident(self) -> Incident | None:
@@ -156,7 +171,7 @@ class _Reading:
             self.settle_progress()
             if history.run is None:
                 history.incidents_before = body.incidents_before or 0
-            history.run, history.end = body, None
+            history.run, history.end, history.restored = body, None, ""
             if not body.continues:
                 _abandon(history, record.t)
                 history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
@@ -165,6 +180,8 @@ class _Reading:
             self.settle_progress()
             history.end, history.ranks = body, ()
             self.ended(body.exit_code)
+        elif isinstance(body, Note) and body.name == RESTORED:
+            history.restored = body.text
         elif isinstance(body, EventTaken):
             self.settle_progress()
             self.take_event(body)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from supervisor import restoring
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.mirrorlink import mirrors
+from supervisor.records import RESTORED, Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +52,25 @@ def bring(checkpoints: JobCheckpoints, restore: Callable[[], restoring.Answer]) 
     return Brought(restore(), bool(listing.candidates))
 
 
+def note(answer: restoring.Answer) -> Note:
+    """Record what a mirror gave before the first attempt, and what was passed over, for `status` and `why`."""
+    name = answer.path.rpartition("/")[2]
+    text = f"{name} from {answer.mirror}" if answer.kind == "restored" else f"no checkpoint: {answer.message or 'there is none'}"
+    if answer.passed_over:
+        what, why = answer.passed_over[0]
+        more = f" and {len(answer.passed_over) - 1} more" if len(answer.passed_over) > 1 else ""
+        # a status has two lines for it; the whole is in the data
+        text += f"; passed over: {what.rstrip('/').rpartition('/')[2]}: {why.replace(what, '')}{more}"
+    rows = [list(row) for row in answer.passed_over]
+    data = {"outcome": answer.kind, "path": answer.path, "step": answer.step, "mirror": answer.mirror, "passed_over": rows}
+    return Note(RESTORED, text, data)
+
+
 def tell(brought: Brought, say: Callable[[str], None]) -> None:
     """Say what was brought. Raises SuperviseError where nothing was, and nothing is here either."""
     answer = brought.answer
+    for what, why in answer.passed_over:
+        say(f"passed over in the mirror: {what}: {why}")
     if answer.kind == "restored":
         step = "" if answer.step is None else f" of step {answer.step}"
         why = "none on this disk is good" if brought.among else "there was no checkpoint on this disk"

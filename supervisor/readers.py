@@ -67,6 +67,7 @@ class Status:
     exit_code: int | None
     ended: bool
     numbers: str = ""
+    restored: str = ""
 
 
 def status(settings: Settings, job: str | None, as_json: bool) -> int:  # noqa: FBT001 (the command's own flag)
@@ -91,10 +92,17 @@ def why(settings: Settings, job: str | None, incident: int | None) -> int:
     else:
         if incident is None:
             _print(f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
+            _print_restored(history)
             return 0
         raise _no_incident(place, incident, told)
     _print(card.why_text(place.job, place.node, found, address, since=history.run.run_id if history.run else ""))
+    _print_restored(history)
     return 0
+
+
+def _print_restored(history: History) -> None:
+    if history.restored:
+        _print(f"the mirror gave, before the first attempt: {card.clean(history.restored)}")
 
 
 def _incidents(place: Place, history: History) -> Iterator[Incident]:
@@ -224,6 +232,7 @@ def status_of(place: Place) -> Status:
         exit_code=end.exit_code if end else None,
         ended=end is not None,
         numbers=_numbers(place, run.run_id) if run else "",
+        restored=card.clean(history.restored),
     )
 
 
@@ -251,6 +260,7 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "state_dir": seen.state_dir,
         "exit_code": seen.exit_code,
         "numbers": seen.numbers or None,
+        "restored": seen.restored or None,
     }
 
 

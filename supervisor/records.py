@@ -99,6 +99,10 @@ class Ended:
     reason: str = ""
 
 
+#: The name of the note that says what a mirror gave before the first attempt.
+RESTORED = "checkpoint_restored"
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """A fact beside the events. `data` holds JSON values."""

@@ -2,9 +2,9 @@
 
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
 the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
-Out, a line each: {"ev": "progress", "done", "total"} in bytes, and at the end one of {"ev": "restored", "path", "step", "mirror", "bytes",
-"passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (something
-else is there), elsewhere (the place is none of the job's), no_space, failed.
+Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "said", "text"} for people, and at the end one of
+{"ev": "restored", "path", "step", "mirror", "bytes", "passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"};
+kind: other_job, unreachable, in_the_way (something else is there), elsewhere (the place is none of the job's), no_space, failed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from supervisor.job import Job
 
 _TOLD_EVERY_S = 5.0
+_READ_TIMEOUT_S = 20.0  # so that a connection that was lost is tried anew before the mirror is given up (checkpointing.stall.STALL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,9 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
             said = time.monotonic()
             for line in process.stdout:
                 row = json.loads(line)
-                if row["ev"] != "progress":
+                if row["ev"] == "said":
+                    say(clean(row["text"]))
+                elif row["ev"] != "progress":
                     answer = _answer(row)
                 elif time.monotonic() - said > _TOLD_EVERY_S:
                     said = time.monotonic()
@@ -110,10 +114,14 @@ def main() -> int:
     from checkpointing import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
     from checkpointing.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
     from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
+    from checkpointing.stall import Watch  # noqa: PLC0415 (as above)
+
+    telling = threading.Lock()
 
     def tell(ev: str, **more: Any) -> None:  # noqa: ANN401 (a row of JSON)
-        sys.stdout.write(json.dumps({"ev": ev, **more}) + "\n")
-        sys.stdout.flush()
+        with telling:  # progress is told by the thread that fetches
+            sys.stdout.write(json.dumps({"ev": ev, **more}) + "\n")
+            sys.stdout.flush()
 
     kinds = {
         restoring.OtherJob: "other_job",
@@ -124,7 +132,7 @@ def main() -> int:
     }
     order = json.load(sys.stdin)
     try:
-        options = S3Options(**order["s3"], connections=order["workers"])
+        options = S3Options(**order["s3"], connections=order["workers"], read_timeout_s=_READ_TIMEOUT_S)
         backends = [open_backend(url, options) for url in order["mirrors"]]
         done = restoring.newest_of(
             backends,
@@ -133,7 +141,7 @@ def main() -> int:
             into=order["into"],
             workers=order["workers"],
             elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"], order["command"]),
-            fetched=lambda done, total: tell("progress", done=done, total=total),
+            watch=Watch(lambda text: tell("said", text=text), lambda done, total: tell("progress", done=done, total=total)),
         )
     except CheckpointingError as error:
         tell("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)
@@ -149,4 +157,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a thread may still wait for an answer from a mirror that has none

@@ -337,7 +337,9 @@ class _Run:
         if brought is None:
             return
         answer = brought.answer
-        self.log.write(LogEvent.CHECKPOINT_RESTORED, outcome=answer.kind, path=answer.path, step=answer.step, mirror=answer.mirror)
+        note = mirrorends.note(answer)
+        self.journal.append(note, t=self.clock.now(), durable=False)
+        self.log.write(LogEvent.CHECKPOINT_RESTORED, **note.data)
         mirrorends.tell(brought, self.terminal.say)
         if answer.kind == "restored":
             checkpoints.restored(answer.path)

@@ -142,6 +142,27 @@ def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise:
     assert f"restored {tmp_path}/elsewhere/step_5.pt of step 5" in named.stderr
 
 
+def test_a_damaged_newest_copy_is_passed_over_aloud(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    for step in (5, 6):
+        described = save(tmp_path / "ckpt" / f"step_{step}.pt", 1 << 20, step, job="e2e")
+        with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
+            entry = spool.add(str(tmp_path / "ckpt" / f"step_{step}.pt"), step, described.read_bytes())
+            upload(open_backend(str(mirror)), entry, spool.log(entry, str(mirror)), Means())
+        (tmp_path / "ckpt" / f"step_{step}.pt").unlink()
+    [newest] = mirror.rglob("data/step_6.pt")
+    newest.write_bytes(b"x" + newest.read_bytes()[1:])
+    run = supervise("true", options=["--mirror", str(mirror)])
+    assert run.exit_code() == 0
+    assert f"restored {tmp_path}/ckpt/step_5.pt of step 5" in run.stderr
+    for text in (run.stderr, run.ask("status").stdout, run.ask("why").stdout):
+        flat = " ".join(text.split())
+        assert "passed over" in flat
+        assert "the copy is damaged" in flat
+    assert "checkpoint_restored" in run.journal()
+
+
 @pytest.mark.slow
 def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]

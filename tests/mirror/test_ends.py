@@ -120,6 +120,16 @@ def test_only_who_has_nothing_is_ended_by_a_mirror_that_gives_nothing() -> None:
     assert raised.value.exit_code == ExitCode.CONFIG
 
 
+def test_a_newer_copy_that_was_passed_over_is_said_and_recorded() -> None:
+    said: list[str] = []
+    answer = Answer("restored", "/a.pt", 100, "s3://b", 10, passed_over=(("s3://b/job/run/step-120-1/", "the copy is damaged: part 2"),))
+    mirrorends.tell(mirrorends.Brought(answer, among=False), said.append)
+    assert said[0] == "passed over in the mirror: s3://b/job/run/step-120-1/: the copy is damaged: part 2"
+    note = mirrorends.note(answer)
+    assert note.text == "a.pt from s3://b; passed over: step-120-1: the copy is damaged: part 2"
+    assert note.data["passed_over"] == [["s3://b/job/run/step-120-1/", "the copy is damaged: part 2"]]
+
+
 def test_while_it_is_brought_others_are_served_and_a_stop_is_heard() -> None:
     begun, released, stopped = threading.Event(), threading.Event(), threading.Event()
 

@@ -17,8 +17,9 @@ from supervisor.core.actions import (
     SelectCheckpoint,
     SetTimer,
 )
-from supervisor.core.model import Cause, Launcher, Plan, PlanKind, Progress, Verdict
+from supervisor.core.model import Cause, Launcher, Phase, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import Incident, JobState, Made, Stage, changed
+from supervisor.strategies import propose
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
@@ -143,8 +144,26 @@ def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) 
         waiting = changed(state, stage=Stage.CHECKING, token=token, resume=resume)
         return waiting, (SetTimer("health", token, state.policy.health_deadline_s),)
     state, actions, stop = preflight.judged(state, t)
-    state, more = begin(state, t, resume) if stop is None else stop_for(state, t, *stop)
+    if stop is None:
+        state, more = begin(state, t, resume)
+    elif stop[0].cause is Cause.DISK_FULL and state.attempt:
+        state, more = _wait_for_room(state, t, stop[0])
+    else:
+        state, more = stop_for(state, t, *stop)
     return state, (*actions, *more)
+
+
+def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
+    """Wait as after an attempt that found no room: this run wrote here before, and a disk that somebody filled makes no node unfit."""
+    state, opening = _opened(state, t, verdict)
+    place = planning.Place(state.progress.step, before_first_step=False, phase=Phase.UNKNOWN)
+    situation = planning.situation(state, t, verdict, place)
+    plan = propose(situation)
+    assert state.incident is not None  # noqa: S101 (it was opened above)
+    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+    state, beside = planning.folded(state, plan, situation)
+    state, actions = give_up(state, verdict, plan) if plan.kind is PlanKind.STOP else restart(state, t, verdict, plan)
+    return state, (*opening, *beside, *actions)
 
 
 def on_health_checked(state: JobState, event: HealthChecked) -> Step:
@@ -225,15 +244,32 @@ def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 69))
 
 
+def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Action) -> Step:
+    """Report the plan and begin the next attempt when its wait is over."""
+    assert state.incident is not None  # noqa: S101 (callers opened one)
+    report = ReportDecision(state.incident.number, state.attempt, verdict, plan, state.progress.step)
+    state = changed(state, reason="failure")
+    if plan.delay_s > 0:
+        token = state.token + 1
+        return changed(state, stage=Stage.WAITING, token=token), (report, *beside, SetTimer("backoff", token, plan.delay_s))
+    state, actions = select(state, t)
+    return state, (report, *beside, *actions)
+
+
+def _opened(state: JobState, t: float, verdict: Verdict) -> Step:
+    """Open an incident where none is open."""
+    if state.incident is not None:
+        return state, ()
+    incident = Incident(state.incidents + 1, t, state.attempt)
+    opening = OpenIncident(incident.number, state.attempt, verdict.rank, verdict.summary)
+    return changed(state, incident=incident, incidents=incident.number), (opening,)
+
+
 def stop_for(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
     """Give the run up with an incident of its own, so that the card says why."""
-    actions: tuple[Action, ...] = ()
-    incident = state.incident
-    if incident is None:
-        incident = Incident(state.incidents + 1, t, state.attempt)
-        state = changed(state, incidents=incident.number)
-        actions = (OpenIncident(incident.number, state.attempt, verdict.rank, verdict.summary),)
-    state = changed(state, incident=replace(incident, verdict=verdict, plan=plan))
+    state, actions = _opened(state, t, verdict)
+    assert state.incident is not None  # noqa: S101 (it was opened above)
+    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
     state, more = give_up(state, verdict, plan)
     return state, (*actions, *more)
 

@@ -14,7 +14,6 @@ from supervisor.core.actions import (
     EndLauncher,
     OpenIncident,
     PublishDecision,
-    ReportDecision,
     SetTimer,
     StopRanks,
 )
@@ -231,20 +230,12 @@ def _has_saved(state: JobState) -> bool:
 
 
 def _carry_out(state: JobState, t: float, verdict: Verdict, plan: Plan, *, publish: bool) -> Step:
-    assert state.incident is not None  # noqa: S101 (callers checked; says it to the type checker)
-    number = state.incident.number
     if plan.kind is PlanKind.STOP:
         told = (_published(state, "stop", plan),) if publish else ()
         state, actions = beginning.give_up(state, verdict, plan)
         return state, (*told, *actions)
-    report = ReportDecision(number, state.attempt, verdict, plan, state.progress.step)
     told = (_published(state, "restart", plan),) if publish else ()
-    state = changed(state, reason="failure")
-    if plan.delay_s > 0:
-        token = state.token + 1
-        return changed(state, stage=Stage.WAITING, token=token), (report, *told, SetTimer("backoff", token, plan.delay_s))
-    state, actions = beginning.select(state, t)
-    return state, (report, *told, *actions)
+    return beginning.restart(state, t, verdict, plan, *told)
 
 
 def _published(state: JobState, kind: str, plan: Plan) -> PublishDecision:

@@ -63,7 +63,8 @@ def judged(state: JobState, t: float) -> Judged:
     ours = {one.gpu: one for one in reversed(blocking) if one.gpu in usable}  # of several of one GPU the first, which is the worst
     others = [one for one in blocking if one.gpu not in usable]
     words = [one for one in findings if one not in blocking]
-    hopeless = next((one for one in others if not _of_a_gpu(one)), None)
+    # want of room may pass by itself: anything else that is not a GPU's comes first
+    hopeless = min((one for one in others if not _of_a_gpu(one)), key=lambda one: CAUSES.get(one.check) is Cause.DISK_FULL, default=None)
     if hopeless is not None:
         state, actions = _told(state, words)
         return Judged(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core import preflight
-from supervisor.core.actions import Quarantine, Say
+from supervisor.core import inbox, preflight
+from supervisor.core.actions import BeginAttempt, Quarantine, Say, SetTimer
+from supervisor.core.decide import decide
 from supervisor.core.model import Finding, Gpu, Launcher, Policy
-from supervisor.core.state import JobState
+from supervisor.core.state import JobState, Stage
 
 THREE = tuple(Gpu(index, f"GPU-{index}", f"0000:1{index}:00.0") for index in range(3))
 #: A GPU that was lost before the job started has no name.
@@ -33,3 +34,30 @@ def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
     assert [one.text for one in judged.actions if isinstance(one, Say)] == ["health: GPU 3: it is lost; the job goes on"]
     assert not any(isinstance(one, Quarantine) for one in judged.actions)
     assert preflight.judged(judged.state, 1.0).actions == ()
+
+
+def test_a_disk_that_stays_full_after_the_first_attempt_is_waited_for_an_hour_and_then_left_with_75() -> None:
+    full = Finding("disk_space", "path:/data", "failed", "/data has no room for one checkpoint", blocks=True)
+    state = JobState(stage=Stage.CHECKING, attempt=1, policy=Policy(health=True, start_tries=50), jitter=1.0, high_water=100, over_t=90.0)
+    t, waits = 100.0, list[float]()
+    while state.stage is not Stage.ENDED and len(waits) < 50:
+        state, actions = decide(state, inbox.HealthChecked(t, 1, (full,)))
+        for timer in (action for action in actions if isinstance(action, SetTimer) and action.name == "backoff"):
+            waits.append(timer.delay_s)
+            t += timer.delay_s
+            state, _ = decide(state, inbox.TimerFired(t, "backoff", timer.token))
+        assert not any(isinstance(action, BeginAttempt) for action in actions)
+    assert state.exit_code == 75
+    assert waits[:2] == [30.0, 60.0]
+    assert max(waits) == 600.0
+    assert 3000 < sum(waits) < 4500
+    assert state.incidents == 1
+
+
+def test_what_a_person_must_repair_is_not_waited_for_behind_a_full_disk() -> None:
+    full = Finding("disk_space", "path:/data", "failed", "/data has no room", blocks=True)
+    driver = Finding("gpu_driver", "driver", "failed", "the driver does not fit its library", blocks=True)
+    state = JobState(stage=Stage.CHECKING, attempt=1, policy=Policy(health=True))
+    for findings in ((full, driver), (driver, full)):
+        ended, _ = decide(state, inbox.HealthChecked(1.0, 1, findings))
+        assert ended.exit_code == 69

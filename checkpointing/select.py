@@ -156,15 +156,38 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     tally = _Tally()
     avoided = frozenset(avoid)
     queue = _gather(listing, fences, reader, tally, avoided)
-    for spare in spares:
-        if spare.place in avoided or (spare.home in avoided and _holds(spare.home, spare.manifest)):
-            tally.poisoned.append((spare.name, POISONED))
-        else:
-            queue.append((_spare_age(spare), spare, None))
+    _gather_spares(spares, queue, tally, avoided)
     chosen, taken = _take_finite(queue, reader, tally) if prefer_finite else _take(queue, reader, tally)[1:]
     if fences is not None:
         for kind in dict.fromkeys(_KINDS.values()):
             fences.add([row for row, its_kind in tally.torn if its_kind == kind], kind)
+    return _selection(listing, queue, tally, cache, chosen, taken)
+
+
+def held(  # noqa: PLR0913 -- as newest
+    listing: Listing,
+    fences: Fences | None,
+    cache: Cache,
+    *,
+    manifests: Manifests | None = None,
+    spares: Sequence[Spare] = (),
+    avoid: Collection[str] = (),
+) -> tuple[list[tuple[Candidate | Spare, int | None]], Selection]:
+    """Return what `newest` would read, newest first, each with its step as far as that is known; and what stands against the others.
+
+    Nothing is read through, so that nobody knows yet which of them are whole; `chosen` is None.
+    """
+    tally = _Tally()
+    reader = _Reader(cache, manifests, suspect=False, throttle=None, interrupted=never, clock=lambda: 0.0, budget_ends=1.0, limit_ends=1.0)
+    queue = _gather(listing, fences, reader, tally, frozenset(avoid))
+    _gather_spares(spares, queue, tally, frozenset(avoid))
+    rows = [(candidate, _step_of(candidate, verified, cache)) for _, candidate, verified in sorted(queue, key=lambda row: row[0])]
+    return rows, _selection(listing, queue, tally, cache, None, None)
+
+
+def _selection(  # noqa: PLR0913, PLR0917 -- the parts of one
+    listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache, chosen: Verification | None, taken: Spare | None
+) -> Selection:
     refused = (tally.fenced, tally.unverifiable, tally.unknown, tally.poisoned, tally.not_finite)
     known = len(queue) + (chosen is not None) + sum(map(len, refused))
     tally.unknown.extend(listing.problems)
@@ -183,6 +206,14 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
 
 
 _Row = tuple[Age, Candidate | Spare, Verification | None]
+
+
+def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, avoided: frozenset[str]) -> None:
+    for spare in spares:
+        if spare.place in avoided or (spare.home in avoided and _holds(spare.home, spare.manifest)):
+            tally.poisoned.append((spare.name, POISONED))
+        else:
+            queue.append((_spare_age(spare), spare, None))
 
 
 def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Tally, avoided: frozenset[str]) -> list[_Row]:
@@ -255,15 +286,19 @@ def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> _Taken:
 
 def _behind(queue: list[_Row], cache: Cache) -> tuple[tuple[str, int | None], ...]:
     """Return what was left in the queue, oldest first, with the step as far as a name or an earlier look tells it."""
-    found: list[tuple[str, int | None]] = []
-    for _, candidate, verified in heapq.nsmallest(MOST_OLDER, queue, key=lambda row: row[0]):
-        if isinstance(candidate, Spare):
-            found.append((candidate.name, candidate.manifest.step))
-            continue
-        known = verified or cache.get(candidate.path, candidate.identity)
-        step = known.step if known is not None else candidate.named.step if candidate.named is not None else None
-        found.append((candidate.path, step))
+    newest_first = heapq.nsmallest(MOST_OLDER, queue, key=lambda row: row[0])
+    found = [
+        (candidate.name if isinstance(candidate, Spare) else candidate.path, _step_of(candidate, verified, cache))
+        for _, candidate, verified in newest_first
+    ]
     return tuple(reversed(found))
+
+
+def _step_of(candidate: Candidate | Spare, verified: Verification | None, cache: Cache) -> int | None:
+    if isinstance(candidate, Spare):
+        return candidate.manifest.step
+    known = verified or cache.get(candidate.path, candidate.identity)
+    return known.step if known is not None else candidate.named.step if candidate.named is not None else None
 
 
 def _holds(path: str, manifest: Manifest) -> bool:

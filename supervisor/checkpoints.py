@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import forecast, ownership, persist, proof, prune, retain
 from checkpointing.catalog import Listing, find
+from checkpointing.common import Held, Proof, is_shared, reads
 from checkpointing.copies import Copies, Copy, Needed
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests
-from checkpointing.model import CheckpointingError, Verdict, Verification
-from checkpointing.select import LIMIT_S, newest
+from checkpointing.model import CheckpointingError, Verdict, Verification, nan_weights
+from checkpointing.select import LIMIT_S, Spare, held, newest
 from checkpointing.setaside import SetAside
 from checkpointing.source import Interrupted
+from checkpointing.tree import Reading
 from checkpointing.verify import Cache, identity_of, verify
 from supervisor import numerics
 from supervisor.baseline import Baseline
@@ -34,12 +36,11 @@ from supervisor.places import escaped, is_of, pattern_of
 from supervisor.pointed import leads_to
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from checkpointing.manifest import Manifest
     from checkpointing.model import Candidate
     from checkpointing.select import Selection
-    from checkpointing.tree import Reading
     from supervisor.core.model import CheckpointRef
     from supervisor.job import Job
 
@@ -47,6 +48,8 @@ DIRECTORY: Final = "checkpoints"
 MAGIC: Final = frozenset("*?[")
 #: How many are looked into, the newest first, for a whole one beside a torn one.
 MOST_BESIDE: Final = 4
+#: How many of the newest are offered to the other nodes.
+MOST_OFFERED: Final = 64
 
 
 class JobCheckpoints:
@@ -72,6 +75,7 @@ class JobCheckpoints:
             None  # path, step, why it stays, of what checkpoints.keep does not keep
         )
         self.is_bringing: Callable[[str, str], bool] | None = None  # is it still to be sent to a mirror: path, id of the manifest
+        self._offered: dict[Held, Candidate | Spare] = {}  # to the other nodes, for the attempt that is to begin
         self._in_use: frozenset[str] = frozenset()  # what the attempt was given
         self._stays: set[tuple[str, str]] = set()  # told already
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
@@ -162,6 +166,74 @@ class JobCheckpoints:
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
 
+    # several nodes together (supervisor/nodeagreement.py)
+
+    def rescue(self, permit: Permit) -> tuple[str, str] | None:
+        """Take in, and write to disk, what the dead ranks of this node left. Returns what could not be looked at, and why."""
+        try:
+            self._fences = self._fences or Fences(self._directory)
+            self.absorb()
+            self._rescue(permit)
+            if self.learned is not None:
+                self.learned.settle()
+        except (CheckpointingError, OSError) as error:
+            return str(self._directory), str(error)
+        return None
+
+    def offer(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[Held, ...], Selection]:
+        """List what this node could resume from, newest first, and what stands against the rest. Nothing is read through.
+
+        agreements: number of the nodes' agreement with which an attempt of this run began. Raises CheckpointingError, OSError.
+        """
+        rows, selection = held(
+            self.listing(), self._fences, self._cache, manifests=self._manifests, spares=self._spares(), avoid=frozenset(avoid)
+        )
+        self._offered = {}
+        for found, step in rows[:MOST_OFFERED]:
+            if isinstance(found, Spare):
+                path, name, identity, digest = found.place, found.manifest.name, identity_of(found.place), found.manifest.id
+            else:
+                manifest = self._manifests.get(found.path)
+                path, name, identity = found.path, os.path.basename(found.path), found.identity  # noqa: PTH119 (strings throughout)
+                digest = manifest.id if manifest is not None and manifest.identity == identity else ""
+            if identity is not None:
+                written_in = self._written_in(path, agreements)
+                self._offered[Held(path, name, step, identity.size, identity.mtime_ns, identity.ino, digest, written_in)] = found
+        return tuple(self._offered), selection
+
+    def _written_in(self, path: str, agreements: Mapping[int, int]) -> int:
+        writes = self.learned.writes(path) if self.learned is not None else ()
+        whole = bool(writes) and not any(write.cut for write in writes)
+        return agreements.get(max(write.attempt for write in writes), 0) if whole else 0
+
+    def prove(self, candidate: Sequence[Held], node: int, *, suspect: bool) -> Proof:
+        """Return whether this node, `node` of all, can load its row of a candidate. One node reads a file that several see."""
+        row = candidate[node]
+        found = self._offered[row]
+        try:
+            identity = identity_of(row.path)
+            if identity is None or (identity.ino, identity.size, identity.mtime_ns) != (row.inode, row.n_bytes, row.mtime_ns):
+                return Proof(f"{row.path} changed, or is gone")
+            if not reads(candidate, node):
+                return Proof("" if os.access(row.path, os.R_OK) else f"{row.path} cannot be read")
+            only = Listing(()) if isinstance(found, Spare) else Listing((found,))
+            selection = self._select_from(only, [found] if isinstance(found, Spare) else (), (), suspect=suspect, fences=self._fences)
+            chosen = selection.chosen
+            if chosen is None:
+                whys = (*selection.fenced, *selection.unverifiable, *selection.unknown, *selection.foreign)
+                return Proof(": ".join(whys[0]) if whys else f"{row.path} is not whole")
+            digest = row.digest
+            if not is_shared(candidate) and not isinstance(found, Spare):
+                manifest = self._record(chosen, Reading())
+                digest = manifest.id if manifest is not None else ""
+            return Proof("", chosen.step, digest, chosen.level, tuple(sorted(nan_weights(chosen.non_finite or ()))))
+        except (CheckpointingError, OSError) as error:
+            return Proof(f"{row.path}: {error}")
+
+    def take(self, path: str) -> None:
+        """Keep what the attempt is given from being pruned."""
+        self._in_use = frozenset({path})
+
     def _mend(self, path: str, attempt: int, learned: Learned, permit: Permit) -> Iterator[tuple[str, str]]:
         """Do as `_mended`; where that fails, with a full disk say, what was chosen stands all the same."""
         try:
@@ -184,19 +256,32 @@ class JobCheckpoints:
         settings = self._job.settings
         return settings.job.resumes_itself or not settings.checkpoints.paths
 
+    @property
+    def prefers_finite(self) -> bool:
+        """Whether an older checkpoint is handed out where the newest holds weights that turned to NaN."""
+        return not self._resumes_itself
+
     def _newest(self, fences: Fences | None, avoid: Collection[str], *, suspect: bool) -> Selection:
+        return self._select_from(self.listing(), self._spares(), avoid, suspect=suspect, fences=fences)
+
+    def _spares(self) -> tuple[Spare, ...]:
+        return () if self._resumes_itself else self._copies.spares()  # it would not look there
+
+    def _select_from(
+        self, listing: Listing, spares: Sequence[Spare], avoid: Collection[str], *, suspect: bool, fences: Fences | None = None
+    ) -> Selection:
         checkpoints = self._job.settings.checkpoints
         return newest(
-            self.listing(),
+            listing,
             fences,
             self._cache,
             manifests=self._manifests,
-            spares=() if self._resumes_itself else self._copies.spares(),  # it would not look there
+            spares=spares,
             suspect=suspect,
             budget_s=checkpoints.verify_budget_s,
             limit_s=LIMIT_S if checkpoints.paths else checkpoints.verify_budget_s,  # what the script does itself does not wait for us
             avoid=avoid,
-            prefer_finite=not self._resumes_itself,
+            prefer_finite=self.prefers_finite,
         )
 
     def _torn_candidates(self, learned: Learned) -> tuple[str, ...]:

@@ -139,8 +139,12 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who hears of what is wr
     return settings
 
 
-def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = (), allocator: str = "", *, health: bool = False) -> Policy:
+def to_policy(  # noqa: PLR0913  what is known of the command, each by name
+    settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = (), allocator: str = "", *, health: bool = False, nodes: int = 0
+) -> Policy:
     """Return what decisions depend on; `knobs` and `allocator` are of knobset.KnobSet; health: this node can be looked at.
+
+    nodes: as the command says, 0 where it does not.
 
     Raises SuperviseError for a wrong ladder, and for a check that there is not.
     """
@@ -173,6 +177,7 @@ def to_policy(settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = 
         clears=clear_command(settings, ""),
         allocator=allocator,
         health=health,
+        nodes=nodes or 1,
         evict_on=evict_on(settings),
     )
 

@@ -49,6 +49,7 @@ class LogEvent(StrEnum):
     RANK_EXITED = "rank.exited"
     RANK_MISSED = "rank.missed"
     NODES_ANNOUNCED = "nodes.announced"
+    NODES_GATHERED = "nodes.gathered"
     PEER_DECIDED = "peer.decided"
     INCIDENT_OPENED = "incident.opened"
     INCIDENT_CLOSED = "incident.closed"

@@ -13,8 +13,10 @@ import queue
 import random
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from supervisor import nodeagreement
 from supervisor.core import actions as act
 from supervisor.core.inbox import (
     AttemptEnded,
@@ -69,6 +71,8 @@ FILE_CLOCKS_S = 2.0
 PREPARED_S = 10.0
 #: What a look at heartbeats that are on a disk gets.
 LOOK_S = 0.2
+#: How often the thread that waits for other nodes looks whether the attempt is still to begin.
+AGREE_LOOK_S = 0.5
 
 
 class Executor:
@@ -85,7 +89,7 @@ class Executor:
         self.node = NodeCare(job, loop, narrator, workshop, self.threads)
         self._guardian: Guardian | None = None
         self._session: Session | None = None
-        self._current: act.BeginAttempt | None = None
+        self._current: act.BeginAttempt | act.GatherNodes | None = None
         self._command: Applied | None = None  # the current attempt's
         self._permit = Permit()  # of the newest selection
         self._preparing = False
@@ -98,6 +102,7 @@ class Executor:
         self._told_problems: set[str] = set()  # of the checkpoints, each told once
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
+            act.GatherNodes: self._begin,
             act.StopRanks: self._stop_ranks,
             act.EndLauncher: self._end_launcher,
             act.CollectEvidence: self._collect,
@@ -145,7 +150,7 @@ class Executor:
 
     # attempts
 
-    def _begin(self, action: act.BeginAttempt) -> None:
+    def _begin(self, action: act.BeginAttempt | act.GatherNodes) -> None:
         if not self._loop.state.awaits_ranks(action.attempt):
             self._never_began(action.attempt)  # a stop came while the journal was waited for
             return
@@ -154,7 +159,7 @@ class Executor:
         permit = self._permit
         self.threads.start("prepare", lambda: self._prepare(action, permit))
 
-    def _prepare(self, action: act.BeginAttempt, permit: Permit) -> None:
+    def _prepare(self, action: act.BeginAttempt | act.GatherNodes, permit: Permit) -> None:
         """Do what touches the user's disk, in a worker thread: a directory that hangs there must not make the loop deaf to signals.
 
         A selection that nobody waits for any more changes no file from here on: ranks come next.
@@ -169,7 +174,7 @@ class Executor:
             unmade = f"no heartbeats in {directory}: {error.strerror}; progress is unknown"
         if is_gone(self._job.cwd):
             refused = f"FileNotFoundError: the working directory {self._job.cwd} was deleted", "the start of the attempt"
-        else:
+        elif isinstance(action, act.BeginAttempt):
             world_size = self._workshop.world_size(action.nproc)
             try:
                 applied = self._job.knobs.apply(self._job.command, action.overrides, directory, world_size)
@@ -182,7 +187,9 @@ class Executor:
             told = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
             self._narrator.said(act.Say("warning", told))
 
-    def _prepared(self, action: act.BeginAttempt, unmade: str, refused: tuple[str, str] | None, applied: Applied | None) -> None:
+    def _prepared(
+        self, action: act.BeginAttempt | act.GatherNodes, unmade: str, refused: tuple[str, str] | None, applied: Applied | None
+    ) -> None:
         self._preparing = False
         if not self._loop.state.awaits_ranks(action.attempt):
             self._never_began(action.attempt)  # a stop came meanwhile
@@ -192,15 +199,21 @@ class Executor:
         self._began_ns = time.monotonic_ns()
         self._gone.clear()
         self._current, self._ranks, self._command = action, (), applied
-        self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), action.resume)
+        resume = action.resume if isinstance(action, act.BeginAttempt) else None
+        self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
         self.watch.begin(action.attempt)
-        self._workshop.checkpoints.began(action.attempt)
         self.node.health.begin()
-        self._narrator.beginning(action)
         if self._session is None:
             self._session = self._workshop.session(self._ground())
+        if isinstance(action, act.BeginAttempt):
+            self._workshop.checkpoints.began(action.attempt)
+            self._narrator.beginning(action)
+        else:
+            self._narrator.gathering(action)
         if refused is not None:
             self._session.refuse(action.attempt, *refused)
+        elif isinstance(action, act.GatherNodes):
+            self._session.gather(action)
         elif applied is not None:
             self._session.begin(action, applied)
 
@@ -210,7 +223,7 @@ class Executor:
             return  # a stop came first: the session that is being ended answers for the attempt
         self._loop.feed(event)
         self._session = self._workshop.stock_session(self._ground())
-        if self._command is not None:
+        if self._command is not None and isinstance(self._current, act.BeginAttempt):  # one whose nodes were to meet is begun anew
             self._session.begin(self._current, self._command)
 
     def _ground(self) -> Ground:
@@ -247,6 +260,8 @@ class Executor:
 
     def _never_began(self, attempt: int) -> None:
         """Answer for an attempt that was asked for and of which nothing was started."""
+        if isinstance(self._current, act.GatherNodes) and self._current.attempt == attempt:
+            return  # its nodes have met: the session is being ended, and answers
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "stopped"))
 
     def _stop_ranks(self, action: act.StopRanks) -> None:
@@ -369,6 +384,10 @@ class Executor:
         checkpoints = self._workshop.checkpoints
         incident = self._loop.state.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
+        if action.nodes:
+            together = self._permit = Permit(alone=False)
+            self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
+            return
 
         permit = self._permit = Permit(alone=self._loop.state.policy.nodes == 1)
 
@@ -393,6 +412,26 @@ class Executor:
             self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, found))
 
         self.threads.start("find-save", work, awaited=False)  # the core has a timer for it
+
+    def _agree(self, action: act.SelectCheckpoint, permit: Permit, *, suspect: bool) -> None:
+        """Agree with the other nodes on what to resume from. In a thread."""
+
+        def say(number: int, text: str) -> list[str]:
+            answer: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+            self._loop.call_soon(lambda: self._session.say(action.attempt, number, text, answer.put) if self._session else None)
+            while self._loop.state.awaits_ranks(action.attempt):
+                try:
+                    return answer.get(timeout=AGREE_LOOK_S)
+                except queue.Empty:
+                    continue
+            raise nodeagreement.Cancelled
+
+        host, t = f"node {action.node} ({self._job.node})", self._loop.clock.now()
+        try:
+            event = nodeagreement.agree(action, self._workshop.checkpoints, say, permit, host=host, suspect=suspect, t=t)
+        except nodeagreement.Cancelled:
+            return
+        self._loop.post(replace(event, t=self._loop.clock.now()))
 
     def _request_save(self, action: act.RequestSave) -> None:
         """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""

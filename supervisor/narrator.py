@@ -57,6 +57,7 @@ LOGGED: dict[type, LogEvent] = {
     inbox.PeerFenced: LogEvent.ATTEMPT_FENCED,
     inbox.PeerDecided: LogEvent.PEER_DECIDED,
     inbox.NodesWaiting: LogEvent.NODES_ANNOUNCED,
+    inbox.NodesGathered: LogEvent.NODES_GATHERED,
     inbox.CheckpointSelected: LogEvent.CHECKPOINT_SELECTED,
     inbox.CheckpointVerified: LogEvent.CHECKPOINT_VERIFIED,
     inbox.StartCeilingPassed: LogEvent.RANK_MISSED,
@@ -170,6 +171,10 @@ class Narrator:
     def said(self, action: Say) -> None:
         """Say one line."""
         self._terminal.say(action.text, _level(action.level))
+
+    def gathering(self, action: act.GatherNodes) -> None:
+        """Note that an attempt begins with a meeting of its nodes: if it ends there, nothing of the attempt before is told of it."""
+        self._attempt = _Attempt(action.attempt)
 
     def beginning(self, action: act.BeginAttempt) -> None:
         """Note that an attempt was ordered."""

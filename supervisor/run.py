@@ -198,6 +198,7 @@ class _Run:
                 self.job.knobs.knobs,
                 self.job.knobs.allocator,
                 health=self.executor.node.health.enabled,
+                nodes=self.workshop.size()[1],
             )
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")

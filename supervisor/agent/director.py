@@ -13,11 +13,13 @@ import signal
 import threading
 import time
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import stores
-from supervisor.agent.link import Admit, Go, Publish, Stop
+from supervisor.agent.exchange import Exchange
+from supervisor.agent.link import Admit, Go, Publish, Say, Start, Stop
 from supervisor.agent.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 LEAVE_S = 2.5  # from the last rank's end to ours, when we were told to leave
 ORPHANED_S = 6.0  # the guardian ends us 4 s after the supervisor's end; this is for the day that it does not
 PUBLISH_S = 1.0
+LOOK_S = 0.2  # between two looks whether an attempt was stopped
 
 
 class Director:
@@ -44,7 +47,9 @@ class Director:
         self.over_for_all = False  # that, or some node decided the end: the rendezvous may be closed
         self._changed = threading.Condition()
         self._attempt = 0
+        self._taken = 0  # attempt that the main thread works at
         self._go: Go | None = None
+        self._said: deque[Say | Start] = deque()  # by the supervisor, of the attempt whose nodes agree
         self._leave: int | None = None
         self._fence: tuple[int, stores.Fence] | None = None
         self.ranks = Ranks(link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash)
@@ -69,6 +74,7 @@ class Director:
                     raise SystemExit(self._leave)
                 go, self._go = self._go, None
                 if go is not None and not self.ranks.wait(go.attempt, 0):  # else it was stopped before we came here
+                    self._taken = go.attempt
                     break
             fence, self._fence = self._fence, None
         if fence is not None:
@@ -76,12 +82,31 @@ class Director:
         return go
 
     def cancelled(self) -> bool:
-        """Whether the attempt whose nodes are being gathered was stopped."""
-        return self.ranks.wait(self._attempt, 0) is not None
+        """Whether the attempt that the main thread works at was stopped. Another may be wanted already."""
+        return self.ranks.wait(self._taken, 0) is not None
 
     def met(self, attempt: int, **where: object) -> None:
         """The rendezvous is complete."""
         self._link.send("rendezvous", attempt, **where)
+
+    def agree(self, attempt: int, store: Store, token: str, node: int, nodes: int) -> Go:
+        """Pass on what the supervisors of all nodes tell each other, until ours says how the ranks start.
+
+        Raises stores.Cancelled where the attempt is stopped meanwhile, TimeoutError where a node is silent.
+        """
+        exchange = Exchange(store, token, node, nodes, self.cancelled)
+        self._link.send("gathered", attempt, node=node, nodes=nodes)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._said), LOOK_S)
+                said = self._said.popleft() if self._said else None
+            if self.cancelled():
+                raise stores.Cancelled
+            if isinstance(said, Start):
+                return said.go
+            exchange.beat()
+            if said is not None:
+                self._link.send("heard", attempt, number=said.number, texts=exchange.gather(said.number, said.text))
 
     def nodes_waiting(self, count: int) -> None:
         """The number of nodes that want to join has changed."""
@@ -139,6 +164,11 @@ class Director:
             self.ranks.begin(command.attempt)
             with self._changed:
                 self._attempt, self._go = command.attempt, command
+                self._said.clear()
+                self._changed.notify_all()
+        elif isinstance(command, (Say, Start)):
+            with self._changed:
+                self._said.append(command)
                 self._changed.notify_all()
         elif isinstance(command, Stop):
             self._stop(command)

@@ -153,16 +153,24 @@ class Agent(LocalElasticAgent):
             self._prepare(worker_group, go)
             try:
                 super()._rendezvous(worker_group, *args, **kwargs)
-            except stores.Cancelled:  # stopped while the nodes gathered
+                self._met(worker_group, go.attempt)
+                if self._nodes > 1 and self._rounds.store is not None:
+                    where = worker_group.group_rank, worker_group.group_world_size
+                    go = self._director.agree(go.attempt, self._rounds.store, self._rounds.handover.token, *where)
+                    self._prepare_ranks(worker_group, go)
+            except stores.Cancelled:  # stopped while the nodes gathered, or agreed
                 continue
             break
+
+    def _met(self, worker_group: Any, attempt: int) -> None:  # noqa: ANN401
+        """The nodes are gathered: no rank of any of them lives, and none starts before all agree on what to resume from."""
         handover = self._rounds.handover
         worker_group.master_port = handover.port
         if worker_group.group_world_size > 1 and self._rounds.store is not None:
             node = f"{socket.gethostname()}:{worker_group.group_rank}"
-            self._director.watch_peers(go.attempt, self._rounds.store, handover.token, node, worker_group.group_world_size)
+            self._director.watch_peers(attempt, self._rounds.store, handover.token, node, worker_group.group_world_size)
         self._director.met(
-            go.attempt,
+            attempt,
             round=handover.round,
             group_rank=worker_group.group_rank,
             world_size=worker_group.workers[0].world_size,
@@ -177,6 +185,11 @@ class Agent(LocalElasticAgent):
         spec.max_restarts = max(self._own_max_restarts, before)
         self._remaining_restarts = spec.max_restarts - before
         spec.local_world_size = self._own_nproc if go.nproc is None else go.nproc
+        self._prepare_ranks(worker_group, go)
+
+    def _prepare_ranks(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
+        """What the ranks themselves are given; on several nodes it is known for sure once all agree."""
+        spec = worker_group.spec
         spec.args = (*with_words(script_args_set(self._own_args, go.script_args), go.replace), *go.args)
         self._birth = Birth(go.attempt, go.env, go.unset, self._nodes == 1, self._director.ranks.add)
 

@@ -76,13 +76,30 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Say:
+    """What this node says to all nodes of the round, in all-gather `number`; answered by `heard` with what all said."""
+
+    attempt: int
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The nodes agree: start the ranks as `go` says. Where a job has one node, the first Go is enough."""
+
+    attempt: int
+    go: Go
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
     """Stop the ranks so that waiting nodes can join the next round."""
 
     attempt: int
 
 
-Command = Go | Stop | Publish | Admit
+Command = Go | Start | Say | Stop | Publish | Admit
 
 
 def parse(line: bytes) -> Command:
@@ -91,15 +108,11 @@ def parse(line: bytes) -> Command:
         raw: dict[str, Any] = json.loads(line)
         what, attempt = raw["do"], int(raw["attempt"])
         if what == "go":
-            return Go(
-                attempt,
-                env={str(k): str(v) for k, v in raw.get("env", {}).items()},
-                unset=tuple(raw.get("unset", ())),
-                args=tuple(raw.get("args", ())),
-                replace={str(k): str(v) for k, v in raw.get("replace", {}).items()},
-                script_args=_script_args(raw.get("script_args")),
-                nproc=None if raw.get("nproc") is None else int(raw["nproc"]),
-            )
+            return _go(attempt, raw)
+        if what == "start":
+            return Start(attempt, _go(attempt, raw))
+        if what == "say":
+            return Say(attempt, int(raw["number"]), str(raw["text"]))
         if what == "stop":
             leave = int(raw.get("exit_code") or 0) if raw.get("then", "wait") == "exit" else None
             return Stop(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))
@@ -114,6 +127,18 @@ def parse(line: bytes) -> Command:
         raise ValueError(msg) from e
     msg = f"unknown command: {what!r}"
     raise ValueError(msg)
+
+
+def _go(attempt: int, raw: Mapping[str, Any]) -> Go:
+    return Go(
+        attempt,
+        env={str(k): str(v) for k, v in raw.get("env", {}).items()},
+        unset=tuple(raw.get("unset", ())),
+        args=tuple(raw.get("args", ())),
+        replace={str(k): str(v) for k, v in raw.get("replace", {}).items()},
+        script_args=_script_args(raw.get("script_args")),
+        nproc=None if raw.get("nproc") is None else int(raw["nproc"]),
+    )
 
 
 def _script_args(raw: Mapping[str, Any] | None) -> ScriptArgs | None:

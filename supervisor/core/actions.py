@@ -35,6 +35,18 @@ class BeginAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherNodes:
+    """Have this node meet the others for `attempt`; start the launcher first where none runs. Answered by NodesGathered.
+
+    No rank starts before BeginAttempt. nproc: as there.
+    """
+
+    attempt: int
+    nproc: int | None = None
+    waits_for_journal: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
 class StopRanks:
     """Stop this attempt's ranks and all that descends from them: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
@@ -70,10 +82,22 @@ class CollectEvidence:
 
 @dataclass(frozen=True, slots=True)
 class SelectCheckpoint:
-    """Find and verify the newest checkpoint that is not among `avoid` (paths); answered by CheckpointSelected."""
+    """Find and verify the newest checkpoint that is not among `avoid` (paths); answered by CheckpointSelected.
+
+    nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. agreed: number of the last
+    agreement that this node took part in; the node that took part in the newest says with which overrides all go on. knows: this node
+    knew a good checkpoint. agreements: of earlier attempts of this run, as (attempt, number).
+    """
 
     attempt: int
     avoid: tuple[str, ...] = ()
+    nodes: int = 0
+    node: int = 0
+    agreed: int = 0
+    overrides: tuple[tuple[str, str], ...] = ()
+    knows: bool = False
+    least_nodes: int = 0
+    agreements: tuple[tuple[int, int], ...] = ()
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -242,6 +266,7 @@ class Finish:
 
 Action = (
     BeginAttempt
+    | GatherNodes
     | StopRanks
     | EndLauncher
     | CollectEvidence

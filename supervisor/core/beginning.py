@@ -11,7 +11,9 @@ from supervisor.core.actions import (
     CheckHealth,
     CloseIncident,
     Finish,
+    GatherNodes,
     OpenIncident,
+    PublishDecision,
     ReportDecision,
     Say,
     SelectCheckpoint,
@@ -37,8 +39,11 @@ def select(state: JobState, t: float) -> Step:
 
     Beside it this node is looked at.
     """
-    state = changed(state, checked=None)
+    state = changed(state, checked=None, gathers=False)
     beside = (CheckHealth(state.attempt),) if state.policy.health else ()
+    if gathers(state):  # the checkpoint is chosen by all nodes together, once no rank of any of them lives
+        state, actions = begin_on_this_node(state, t, None)
+        return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
     if state.policy.checkpoints_declared or state.policy.checkpoints_learned:
         token = state.token + 1
         timer = SetTimer("select", token, state.policy.select_deadline_s)
@@ -47,13 +52,16 @@ def select(state: JobState, t: float) -> Step:
     return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
 
 
+def gathers(state: JobState) -> bool:
+    """Whether an attempt begins with a meeting of its nodes."""
+    return state.policy.nodes > 1 and state.policy.launcher is Launcher.ELASTIC
+
+
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """Begin from the chosen one; with none of those declared good any more stop (65), never start from scratch in silence.
 
     Of those that were only learned the script takes care itself: what we know of them stops nothing.
     """
-    if state.stage is not Stage.SELECTING:
-        return state, ()
     state = changed(state, known_good=max(event.found - len(event.fenced) - len(event.refused) - len(event.not_finite), 0))
     left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.mended}
@@ -103,11 +111,15 @@ def on_select_overdue(state: JobState, t: float) -> Step:
 
 def begin_from_scratch(state: JobState, t: float) -> Step:
     """Restart without a checkpoint only where little is lost, or where the script was seen to resume by itself (docs/design.md 7)."""
-    plan = scratch_refused(state, t) if state.reason in {"failure", "takeover"} else None
+    plan = state.scratch if state.gathers else _refusal(state, t)
     if plan is not None:
         verdict = (state.incident and state.incident.verdict) or Verdict(Cause.NONE, 1.0, plan.reason, "scratch:refused")
         return stop_for(state, t, verdict, plan)
     return begin_on_this_node(state, t, None)
+
+
+def _refusal(state: JobState, t: float) -> Plan | None:
+    return scratch_refused(state, t) if state.reason in {"failure", "takeover"} else None
 
 
 def scratch_refused(state: JobState, t: float) -> Plan | None:
@@ -137,6 +149,8 @@ def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | 
 
 def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Begin where this node can be used, once that is known."""
+    if state.gathers:  # it was looked at before the nodes met
+        return begin_ranks(state, t, resume)
     if not state.policy.health:
         return begin(state, t, resume)
     if state.checked is None:
@@ -186,9 +200,10 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Ask for the next attempt."""
     if state.gpus and all(gpu.quarantined for gpu in state.gpus):
         return stop_for_gpus(state, t, 0, "the job")
-    number = state.attempt + 1
+    number, meets = state.attempt + 1, gathers(state)
     fresh = changed(
         state,
+        scratch=_refusal(state, t) if meets else None,
         stage=Stage.STARTING,
         token=state.token + 1,
         attempt=number,
@@ -197,7 +212,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         over_t=None,
         ranks=(),
         world_size=0,
-        resume=resume,
+        resume=None if meets else resume,
         loaded=None,
         progress=Progress(),
         steps_seen=-1,
@@ -215,9 +230,21 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         saved=False,
         checked=None,
         evicted=(),
+        gathers=meets,
     )
-    begin = BeginAttempt(number, state.reason, resume, state.overrides, fresh.handed, state.nproc, state.traced)
-    return fresh, (*_left_out(fresh), begin)
+    if fresh.gathers:
+        return fresh, (*_left_out(fresh), GatherNodes(number, state.nproc))
+    return fresh, (*_left_out(fresh), _order(fresh))
+
+
+def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
+    """Have the ranks start whose nodes have met and agreed."""
+    state = changed(state, gathers=False, resume=resume, begun_with=state.overrides, began_t=t, token=state.token + 1)
+    return state, (_order(state),)
+
+
+def _order(state: JobState) -> BeginAttempt:
+    return BeginAttempt(state.attempt, state.reason, state.resume, state.overrides, state.handed, state.nproc, state.traced)
 
 
 def _left_out(state: JobState) -> tuple[Action, ...]:
@@ -278,9 +305,11 @@ def give_up(state: JobState, verdict: Verdict, plan: Plan) -> Step:
     """End the run with the plan's exit code and its card."""
     assert state.incident is not None  # noqa: S101 (callers opened one)
     number = state.incident.number
+    told = PublishDecision(state.attempt, "stop", plan.exit_code, plan.reason, state.overrides, state.poisoned)
     actions: tuple[Action, ...] = (
+        *((told,) if state.gathers and state.stage is Stage.STARTING else ()),  # the others wait for this node
         ReportDecision(number, state.attempt, verdict, plan, state.progress.step),
         CloseIncident(number, state.attempt, "given_up", state.progress.step),
         Finish(plan.exit_code, plan.reason),
     )
-    return changed(state, stage=Stage.ENDED, incident=None, exit_code=plan.exit_code), actions
+    return changed(state, stage=Stage.ENDED, incident=None, exit_code=plan.exit_code, gathers=False), actions

@@ -12,7 +12,9 @@ The rules, in words:
 4. *A person's wish outranks a failure*: StopRequested turns every stage into STOPPING, and ranks that die then did what was asked.
 5. *Health decides where an attempt begins, not whether one that runs goes on*, save for the checks that --evict-on names. An attempt begins
    when its checkpoint is chosen and this node was looked at (CHECKING, between SELECTING and STARTING), or when that took too long.
-6. *A rank that dies of INT, TERM or HUP may only have heard of the end before we did* (Slurm and process groups signal everybody):
+6. *Nodes agree before their ranks start.* Where a job has several nodes under torch's agent, an attempt begins with their meeting: then
+   no rank of an earlier attempt lives on any node. Only then each looks for checkpoints, and all resume from the same one (gathering.py).
+7. *A rank that dies of INT, TERM or HUP may only have heard of the end before we did* (Slurm and process groups signal everybody):
    such a failure is judged a second later, so that our own signal can arrive first.
 
     NEW ─ SupervisorStarted ─> SELECTING ─ CheckpointSelected ─> STARTING ─ AttemptStarted ─> RUNNING ─ succeeded ─> ENDED
@@ -23,8 +25,10 @@ The rules, in words:
                  └───> SELECTING     v                                                                                  │
                                    ENDED <── STOPPING <── StopRequested (from any stage)              SELECTING <───────┘
 
-The handlers live by what they are about: beginning.py (checkpoint, attempt), lifecycle.py (start, run, end), failing.py (fence, judge,
-plan), preflight.py and ailing.py (this node's health), stopping.py (a person).
+On several nodes SELECTING is passed over: STARTING ─ NodesGathered ─ CheckpointSelected ─ AttemptStarted ─> RUNNING.
+
+The handlers live by what they are about: beginning.py (checkpoint, attempt), gathering.py (several nodes), lifecycle.py (start, run,
+end), failing.py (fence, judge, plan), preflight.py and ailing.py (this node's health), stopping.py (a person).
 Known weak spot: with several nodes each supervisor judges with what it sees itself; only the one whose rank failed first decides, and
 the others follow its word (PeerDecided).
 """
@@ -33,7 +37,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core import ailing, beginning, failing, lifecycle, stopping
+from supervisor.core import ailing, beginning, failing, gathering, lifecycle, stopping
 from supervisor.core.inbox import (
     AttemptEnded,
     AttemptStarted,
@@ -48,6 +52,7 @@ from supervisor.core.inbox import (
     LauncherExited,
     LauncherFellBack,
     LauncherStarted,
+    NodesGathered,
     NodesWaiting,
     PeerDecided,
     PeerFenced,
@@ -79,7 +84,8 @@ HANDLERS: dict[type, Handler] = {
     SupervisorStarted: lifecycle.on_supervisor_started,
     LauncherStarted: lifecycle.on_launcher_started,
     LauncherFellBack: lifecycle.on_launcher_fell_back,
-    CheckpointSelected: beginning.on_checkpoint_selected,
+    NodesGathered: gathering.on_nodes_gathered,
+    CheckpointSelected: gathering.on_checkpoint_selected,
     AttemptStarted: ailing.on_attempt_started,
     ProgressObserved: lifecycle.on_progress_observed,
     CheckpointVerified: lifecycle.on_checkpoint_verified,

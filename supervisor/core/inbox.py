@@ -36,7 +36,7 @@ class SupervisorStarted:
 class LauncherStarted:
     """torchrun's agent is ready, and said what torch made of the command line: a cap on restarts (None: not given), and how many nodes.
 
-    nproc: ranks of this node, 0 where torch did not say.
+    nproc: ranks of this node, 0 where torch did not say. least_nodes: an attempt begins with so many at least, 0 where torch did not say.
     """
 
     t: float
@@ -44,6 +44,7 @@ class LauncherStarted:
     max_restarts: int | None
     nodes: int
     nproc: int = 0
+    least_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,16 @@ class LauncherFellBack:
     t: float
     launcher: Launcher
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodesGathered:
+    """The nodes of the attempt have met, so that no rank of an earlier one lives on any of them. `node` of `nodes` is this one."""
+
+    t: float
+    attempt: int
+    node: int
+    nodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +163,10 @@ class CheckpointSelected:
     `fenced` are the torn ones, with why; they stay where they are and are never handed out. `refused` are those that could not be
     verified, or not be read: nobody says that they are bad. `older` are the further ones that are there, oldest first, not looked into.
     `mended`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
+
+    agreed: where several nodes agreed on it, the number of that agreement, else 0; overrides and poison are then what the attempt runs
+    with on all of them. held: what each node had where they found nothing in common, as (node, text). leaves: this node alone is in the
+    way, and goes; again: another one is, and goes.
     """
 
     t: float
@@ -163,6 +178,12 @@ class CheckpointSelected:
     older: tuple[CheckpointRef, ...] = ()
     mended: tuple[tuple[str, str], ...] = ()
     not_finite: tuple[tuple[str, str], ...] = ()
+    agreed: int = 0
+    overrides: tuple[tuple[str, str], ...] = ()
+    poison: tuple[str, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
+    leaves: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +351,7 @@ Event = (
     SupervisorStarted
     | LauncherStarted
     | LauncherFellBack
+    | NodesGathered
     | AttemptStarted
     | RankExited
     | PeerFenced

@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 
     Step = tuple[JobState, tuple[Action, ...]]
 
+#: Of several nodes without our agents.
+ALONE = (
+    "several nodes without supervise's agents cannot agree on a checkpoint: each node chooses for itself, and nothing compares what they"
+    " resume from"
+)
 #: Leave to be started again: the run continues (docs/exit-codes.md).
 REQUEUE = 75
 SIGINT = 2
@@ -86,7 +91,11 @@ def _terms(policy: Policy) -> tuple[object, ...]:
 def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     """Take over what only torch could tell from its own command line."""
     cap = event.max_restarts if event.max_restarts is not None else state.policy.max_restarts
-    state = changed(state, policy=replace(state.policy, max_restarts=cap, nodes=event.nodes))
+    state = changed(state, policy=replace(state.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes))
+    if state.stage is Stage.STARTING and state.gathers is not beginning.gathers(
+        state
+    ):  # torch alone knows for sure how many nodes there are
+        return beginning.select(state, event.t)  # under a new number: of this one no rank was begun
     left, wanted = sum(not gpu.quarantined for gpu in state.gpus), state.nproc or event.nproc
     if state.stage is not Stage.STARTING or not left < wanted <= len(state.gpus):
         return state, ()
@@ -102,7 +111,11 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
 def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     """Go on with stock torchrun under us; said once."""
     said = Say("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
-    return changed(state, policy=replace(state.policy, launcher=event.launcher)), (said,)
+    gathers, several = state.gathers, state.policy.nodes > 1
+    state = changed(state, policy=replace(state.policy, launcher=event.launcher), gathers=False)
+    alone = (Say("warning", ALONE),) if several else ()
+    state, actions = beginning.select(state, event.t) if gathers else (state, ())
+    return state, (said, *alone, *actions)
 
 
 def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:

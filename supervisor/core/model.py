@@ -341,6 +341,7 @@ class Policy:
     select_deadline_s: float = 1200.0  # beyond what reading the largest checkpoints may take (checkpointing.select.LIMIT_S)
     peer_deadline_s: float = 120.0  # how long a node waits for the decision of the one whose rank failed
     nodes: int = 1
+    least_nodes: int = 0  # an attempt begins with so many; 0: with all of them
     backoff_base_s: float = 1.0
     backoff_cap_s: float = 60.0
     knobs: tuple[Knob, ...] = ()  # that the user declared, or whose program was recognised

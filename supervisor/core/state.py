@@ -111,6 +111,8 @@ class JobState:
     began_t: float = 0.0
     started_t: float | None = None  # when its ranks were there
     over_t: float | None = None  # when it failed or ended
+    gathers: bool = False  # its nodes meet, and agree on what to resume from
+    scratch: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
     ranks: tuple[RankInfo, ...] = ()
     world_size: int = 0
     resume: CheckpointRef | None = None
@@ -160,6 +162,8 @@ class JobState:
     wanted: int = 0  # ranks that the user's command runs here, 0: unknown
     health: tuple[Finding, ...] = ()  # what is not well, as far as it was told
     evicted: tuple[Finding, ...] = ()  # what ended this attempt, by --evict-on
+    agreed: int = 0  # number of the last agreement of the nodes that this one took part in
+    agreements: tuple[tuple[int, int], ...] = ()  # attempt and number, of the newest
     journal_degraded: bool = False
     exit_code: int | None = None
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import signal_name, was_asked
-from supervisor.core import beginning, failing, lifecycle
+from supervisor.core import beginning, failing, gathering, lifecycle
 from supervisor.core.actions import (
     SIGTERM,
     CollectEvidence,
@@ -309,6 +309,7 @@ def _peer_silent(state: JobState, _t: float) -> Step:
 #: What a timer means in the stage that set it.
 TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("select", Stage.SELECTING): beginning.on_select_overdue,
+    ("select", Stage.STARTING): gathering.on_select_overdue,
     ("health", Stage.CHECKING): beginning.on_health_overdue,
     ("backoff", Stage.WAITING): beginning.select,
     ("own_signal", Stage.FENCED): _own_signal_over,

@@ -24,6 +24,7 @@ from supervisor.core.inbox import (
     LauncherExited,
     LauncherFellBack,
     LauncherStarted,
+    NodesGathered,
     NodesWaiting,
     PeerDecided,
     PeerFenced,
@@ -34,15 +35,17 @@ from supervisor.launch.environment import attempt_variables, handed, job_environ
 from supervisor.launch.session import Ending, Ground
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from supervisor.core.actions import BeginAttempt, EndLauncher, PublishDecision, StopRanks
+    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.inbox import Event
     from supervisor.knobset import Applied
 
 SEND_DEADLINE_S = 1
 #: What the link gets for its end after the agent's own: what the agent said last is on it, and comes by another way than its exit code.
 LAST_WORDS_S = 1.0
+#: The agent's words about other nodes.
+_OF_NODES = frozenset({"gathered", "heard", "peer_fenced", "nodes_waiting", "peer_decided"})
 
 
 class ElasticSession:
@@ -64,8 +67,10 @@ class ElasticSession:
         self._said_hello = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
         self._finished = False
-        self._waiting: tuple[BeginAttempt, Applied] | None = None
-        self._overrides: tuple[tuple[str, str], ...] = ()  # of the current attempt
+        self._waiting: tuple[int, Callable[[], Mapping[str, Any] | None]] | None = None  # attempt, and what makes its message
+        self._gathered = 0  # attempt whose nodes have met
+        self._heard: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
+        self._overrides: tuple[tuple[str, str], ...] = ()  # of the current attempt, which stay where an agent that left decides
         self._ranks: dict[int, RankInfo] = {}  # of the current attempt, by rank; and how they died
         self._deaths: dict[int, RankExit] = {}
 
@@ -76,18 +81,39 @@ class ElasticSession:
 
     # what the executor asks for
 
+    def gather(self, action: GatherNodes) -> None:
+        """See Session. The agent meets the other nodes, and starts its ranks when `begin` says how."""
+        self._overrides = self._ground.loop.state.overrides
+        self._open(action.attempt, lambda: {"do": "go", "attempt": action.attempt, "nproc": action.nproc})
+
+    def say(self, attempt: int, number: int, text: str, heard: Callable[[list[str]], None]) -> None:
+        """See Session."""
+        if attempt == self._gathered:
+            self._heard[number] = heard
+            self._send({"do": "say", "attempt": attempt, "number": number, "text": text})
+
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
-        """See Session. A living agent is told to go on; otherwise one is started, and told when it has said hello."""
-        self._ending.start(action.attempt)
-        self._waiting = (action, applied)
+        """See Session. Where the nodes have met, the agent is told to start its ranks."""
         self._overrides = action.overrides
+        if action.attempt != self._gathered:
+            self._open(action.attempt, lambda: self._order("go", action, applied))
+            return
+        message = self._order("start", action, applied)
+        if message is not None:
+            self._send(message)
+
+    def _open(self, attempt: int, message: Callable[[], Mapping[str, Any] | None]) -> None:
+        """Tell a living agent to go on with another attempt; otherwise start one, which is told when it has said hello."""
+        self._ending.start(attempt)
+        self._waiting = (attempt, message)
+        self._gathered, self._heard = 0, {}
         self._ranks, self._deaths = {}, {}
         if self._exited is not None:
             self._agent_gone()
         if self._link is None:
-            self._start_agent(action.attempt)
+            self._start_agent(attempt)
         else:
-            self._ground.guardian().log_dir(action.attempt, self._ground.job.log_dir(action.attempt))
+            self._ground.guardian().log_dir(attempt, self._ground.job.log_dir(attempt))
             self._go()
 
     def refuse(self, attempt: int, text: str, who: str) -> None:
@@ -195,7 +221,8 @@ class ElasticSession:
             self._said_hello = True
             self._ground.note("agent.said_hello", message)
             now, nodes = self._ground.loop.clock.now(), int(message["nnodes"][1])
-            self._ground.loop.feed(LauncherStarted(now, int(message["pid"]), message["max_restarts"], nodes, int(message["nproc"])))
+            least, nproc = int(message["nnodes"][0]), int(message["nproc"])
+            self._ground.loop.feed(LauncherStarted(now, int(message["pid"]), message["max_restarts"], nodes, nproc, least))
             self._go()
         elif kind == "unfit":
             self._fall_back("; ".join(str(item) for item in message["missing"]))
@@ -218,12 +245,8 @@ class ElasticSession:
             self._ending.rank_died(death)
             self._ground.last_look()
             event = RankExited(now, attempt, death)
-        elif kind == "peer_fenced":
-            event = PeerFenced(now, attempt, str(message["node"]), str(message["text"]))
-        elif kind == "nodes_waiting":
-            event = NodesWaiting(now, attempt, int(message["count"]))
-        elif kind == "peer_decided":
-            event = self._peer_decided(now, message)
+        elif kind in _OF_NODES:
+            event = self._of_nodes(kind, message, now)
         elif kind == "stopped":
             self._ranks_stopped(message)
         elif kind == "failed":
@@ -234,6 +257,23 @@ class ElasticSession:
             self._ground.note("agent.said", message)
         if event is not None:
             loop.post(event)
+
+    def _of_nodes(self, kind: str, message: Mapping[str, Any], now: float) -> Event | None:
+        """Return what the agent heard of other nodes; None where it is the answer to what this node said."""
+        attempt = self._ending.attempt
+        if kind == "gathered":
+            self._gathered = attempt
+            return NodesGathered(now, attempt, int(message["node"]), int(message["nodes"]))
+        if kind == "peer_fenced":
+            return PeerFenced(now, attempt, str(message["node"]), str(message["text"]))
+        if kind == "nodes_waiting":
+            return NodesWaiting(now, attempt, int(message["count"]))
+        if kind == "peer_decided":
+            return self._peer_decided(now, message)
+        heard = self._heard.pop(int(message["number"]), None)
+        if heard is not None:
+            heard([str(text) for text in message["texts"]])
+        return None
 
     def _peer_decided(self, now: float, message: Mapping[str, Any]) -> PeerDecided:
         """Return another node's decision; where it was an agent's that left, what this node's ranks run with stays."""
@@ -302,18 +342,24 @@ class ElasticSession:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return
-        action, applied = waiting
-        if not self._ground.loop.state.awaits_ranks(action.attempt):  # a stop came first, or what the agent said at its start led elsewhere
+        attempt, message = waiting
+        if not self._ground.loop.state.awaits_ranks(attempt):  # a stop came first, or what the agent said at its start led elsewhere
             return
+        made = message()
+        if made is not None:
+            self._send(made)
+
+    def _order(self, what: str, action: BeginAttempt, applied: Applied) -> Mapping[str, Any] | None:
+        """Return the message that starts the attempt's ranks; None where there can be none, which is then told."""
         job = self._ground.job
         given = handed(job.settings, job.command, action.resume)
         before = len(job.command) - len(self._script_args)
         if tuple(applied.argv[:before]) != job.command[:before]:
             text = f"a knob would change torchrun's own arguments, which hold for all attempts: {shlex.join(applied.argv[:before])}"
             self._ending.refused(action.attempt, text)
-            return
-        message = {
-            "do": "go",
+            return None
+        message: dict[str, Any] = {
+            "do": what,
             "attempt": action.attempt,
             "env": attempt_variables(job, action, applied, self._shim) | given.variables,
             "unset": list(given.removed),
@@ -323,7 +369,7 @@ class ElasticSession:
         }
         if tuple(applied.argv) != job.command:
             message["script_args"] = {"from": self._script_args, "to": list(applied.argv[before:])}
-        self._send(message)
+        return message
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._link is None:

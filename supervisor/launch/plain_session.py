@@ -17,7 +17,7 @@ from supervisor.launch.session import Ending, Ground
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from supervisor.core.actions import BeginAttempt, EndLauncher, PublishDecision, StopRanks
+    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import Evidence
     from supervisor.knobset import Applied
 
@@ -43,6 +43,13 @@ class PlainSession:
     def facts(self) -> tuple[Evidence, ...]:
         """See Session."""
         return tuple(self._ending.facts)
+
+    def gather(self, action: GatherNodes) -> None:
+        """A plain command meets nobody: the core asks it of torchrun's agent only."""
+        self.refuse(action.attempt, "nodes can meet under torchrun's agent only", "the start of the attempt")
+
+    def say(self, attempt: int, number: int, text: str, heard: Callable[[list[str]], None]) -> None:
+        """Nobody hears a plain command."""
 
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
         """See Session."""

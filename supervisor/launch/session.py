@@ -21,7 +21,7 @@ from supervisor.launch.guardian import Guardian
 from supervisor.loop import Loop
 
 if TYPE_CHECKING:
-    from supervisor.core.actions import BeginAttempt, EndLauncher, PublishDecision, StopRanks
+    from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import RankExit
     from supervisor.knobset import Applied
 
@@ -50,6 +50,14 @@ class Session(Protocol):
     @property
     def facts(self) -> tuple[Evidence, ...]:
         """What the launcher itself said about the current attempt's end."""
+        ...
+
+    def gather(self, action: GatherNodes) -> None:
+        """Have this node meet the others, and start no rank; answered by NodesGathered or LauncherExited."""
+        ...
+
+    def say(self, attempt: int, number: int, text: str, heard: Callable[[list[str]], None]) -> None:
+        """Say `text` to all nodes that have met, in all-gather `number`; `heard` gets what all said, in the order of the nodes."""
         ...
 
     def begin(self, action: BeginAttempt, applied: Applied) -> None:

@@ -69,7 +69,10 @@ def launcher(command: Torchrun | None) -> Launcher:
 
 
 def size(command: Torchrun | None, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return the ranks of a node and the number of nodes, 0 for what the command and torchrun's variables do not say in figures."""
+    """Return the ranks of a node and the number of nodes, 0 for what the command and torchrun's variables do not say in figures.
+
+    Of an elastic number (2:4) the greatest counts.
+    """
     if command is None:
         return 0, 0
     own = own_arguments(command)
@@ -77,6 +80,7 @@ def size(command: Torchrun | None, environ: Mapping[str, str]) -> tuple[int, int
     def told(option: str) -> int:
         flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
         text = knobs.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
+        text = text.rpartition(":")[2] if option == "nnodes" else text
         return int(text) if text.isascii() and text.isdecimal() else 0
 
     return told("nproc-per-node"), told("nnodes")

@@ -8,6 +8,7 @@ Nothing here reads a clock, and the same seed gives the same events.
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -156,7 +157,8 @@ class Play:
                 HAPPENS[what.what.partition(" ")[0]](self, what)
             return
         if isinstance(what, act.SelectCheckpoint):
-            what = self.world.selected(self.t, what.attempt, what.avoid)
+            found = self.world.selected(self.t, what.attempt, what.avoid)
+            what = replace(found, agreed=what.agreed + 1, overrides=what.overrides, poison=what.avoid) if what.nodes else found
         elif isinstance(what, inbox.AttemptEnded) and what.attempt == self.watch.attempt:
             self.watch.alive = False
         elif isinstance(what, inbox.EvidenceCollected):
@@ -194,6 +196,12 @@ class Play:
             )
         )
         self.later(at - self.t, ghost)
+
+    def gather(self, action: act.GatherNodes) -> None:
+        """Let the nodes meet, and agree."""
+        self.ended = self.struck = self.stuck = False
+        self.strike, self.trial = None, None
+        self.later(self.rng.uniform(0.1, 30.0), inbox.NodesGathered(self.t, action.attempt, 0, 2))
 
     def stop_ranks(self, action: act.StopRanks) -> None:
         """Let the ranks end, or hang in the kernel until they are ended from outside."""
@@ -354,6 +362,7 @@ class Play:
 
 DO: dict[type, Callable[..., None]] = {
     act.BeginAttempt: Play.begin,
+    act.GatherNodes: Play.gather,
     act.StopRanks: Play.stop_ranks,
     act.EndLauncher: Play.end_launcher,
     act.CollectEvidence: Play.collect,

@@ -90,6 +90,8 @@ class Watch:
     refitted: bool = False
     blocked: frozenset[str] = frozenset()  # GPUs that the look before the next attempt found to be unusable
     t: float = 0.0
+    gathered: bool = False  # the nodes of this attempt meet, and no rank was started yet
+    agreed: int = 0  # attempt on whose beginning the nodes agreed
 
     def saw(self, before: JobState, event: Event, state: JobState, actions: tuple[Action, ...]) -> None:
         """Check what an event led to. Raises Broken."""
@@ -143,6 +145,7 @@ class Watch:
     def on_selected(self, event: inbox.CheckpointSelected, before: JobState) -> None:
         """Note which checkpoints are good."""
         del before
+        self.agreed = event.attempt if event.agreed else 0
         if event.chosen is None:
             return
         if (event.chosen.step or 0) > max(self.verified.values(), default=0):
@@ -184,13 +187,24 @@ class Watch:
         del event, before
         self.stopped, self.decided, self.finished, self.blocked = 0, None, None, frozenset()
 
-    def begins(self, action: act.BeginAttempt) -> None:
-        """Demand what must hold of every attempt."""
-        policy, world = self.job.policy, self.world
+    def gathers(self, action: act.GatherNodes) -> None:
+        """Demand that nodes meet for a new attempt, when nothing of the last one is left."""
+        self._ordered(action.attempt)
+        self.attempt, self.gathered = action.attempt, True
+
+    def _ordered(self, attempt: int) -> None:
         demand(not self.alive, "an attempt was begun while ranks of the last one are alive")
         demand(self.finished is None, "an attempt was begun after the end")
         demand(not self.stopped, "an attempt was begun although a person wants the end")
-        demand(action.attempt == self.attempt + 1, f"attempt {action.attempt} was begun after attempt {self.attempt}")
+        demand(attempt == self.attempt + 1, f"attempt {attempt} was begun after attempt {self.attempt}")
+
+    def begins(self, action: act.BeginAttempt) -> None:
+        """Demand what must hold of every attempt."""
+        policy, world = self.job.policy, self.world
+        self.attempt -= self.gathered  # its own number since the nodes met
+        self._ordered(action.attempt)
+        self.gathered = False
+        demand(policy.nodes == 1 or self.agreed == action.attempt, "the ranks of several nodes were started before their nodes agreed")
         demand(
             action.attempt <= policy.max_attempts + self.job.requeues + len(self.job.happenings),
             f"attempt {action.attempt} of at most {policy.max_attempts}",
@@ -315,6 +329,7 @@ _HEARD: dict[type, Callable[..., None]] = {
 }
 _ASKED: dict[type, Callable[..., None]] = {
     act.BeginAttempt: Watch.begins,
+    act.GatherNodes: Watch.gathers,
     act.ReportDecision: Watch.decides,
     act.Alert: Watch.alerts,
     act.Quarantine: Watch.quarantines,

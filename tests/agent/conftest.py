@@ -27,10 +27,15 @@ DEADLINE_S = 60.0
 
 
 class Agent:
-    """One agent process. Its messages are in `events`; what its ranks wrote is in `output`, by (attempt, rank, name)."""
+    """One agent process. Its messages are in `events`; what its ranks wrote is in `output`, by (attempt, rank, name).
+
+    agrees: once its nodes have met it is told to start its ranks, as it was told to go.
+    """
 
     def __init__(self, cwd: Path, torchrun_args: list[str], *, options: tuple[str, ...] = (), **env: str) -> None:
+        self.agrees = True
         self.events: list[dict[str, Any]] = []
+        self._went: dict[int, dict[str, object]] = {}
         self.output: dict[tuple[int, int, str], bytes] = {}
         self.handed: list[dict[str, Any]] = []
         self._changed = threading.Condition()
@@ -57,6 +62,8 @@ class Agent:
 
     def send(self, do: str, attempt: int, **fields: object) -> None:
         """Send a command."""
+        if do == "go":
+            self._went[attempt] = fields
         self._link.sendall(json.dumps({"do": do, "attempt": attempt, **fields}).encode() + b"\n")
 
     def stop(self, attempt: int, *, then: str = "exit", exit_code: int = 0, grace_s: float = 2.0) -> None:
@@ -118,9 +125,12 @@ class Agent:
     def _read_events(self) -> None:
         with self._link.makefile("rb") as lines, contextlib.suppress(OSError):
             for line in lines:
+                event = json.loads(line)
                 with self._changed:
-                    self.events.append({**json.loads(line), "seen_ns": time.monotonic_ns()})
+                    self.events.append({**event, "seen_ns": time.monotonic_ns()})
                     self._changed.notify_all()
+                if event["ev"] == "gathered" and self.agrees:
+                    self.send("start", event["attempt"], **self._went[event["attempt"]])
         self._link.close()
 
     def _read_packets(self) -> None:

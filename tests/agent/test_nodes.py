@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,36 @@ def test_nodes_wait_until_they_are_admitted(start: Callable[..., Any], tmp_path:
     assert first.expect("rendezvous", 2)["world_size"] == 2
     for agent in (first, second):
         assert agent.wait_exit() == 0
+
+
+def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_start(start: Callable[..., Any], tmp_path: Path) -> None:
+    where = port()
+    first, second = (static(start, n, where, "* exit=0") for n in (0, 1))
+    for agent in (first, second):
+        agent.agrees = False
+        agent.send("go", 1)
+    for node, agent in enumerate((first, second)):
+        assert agent.expect("gathered", 1, node=node)["nodes"] == 2
+        agent.send("say", 1, number=1, text=f"of {node}")
+    for agent in (first, second):
+        assert agent.expect("heard", 1, number=1)["texts"] == ["of 0", "of 1"]
+    second.send("say", 1, number=2, text="again")
+    assert not second.has("started", 1)
+    first.stop(1, then="wait")  # in the middle of it: the other node is fenced, and neither has started a rank
+    first.expect("stopped", 1, outcome="stopped")
+    first.send("go", 2)
+    assert "left the round" in second.expect("peer_fenced", 1)["text"]
+    second.expect("peer_decided", 1, kind="restart")
+    second.expect("stopped", 1, outcome="failed")
+    second.send("go", 2)
+    for agent in (first, second):
+        agent.expect("gathered", 2)
+        agent.send("start", 2, env={"MARK": "agreed"})
+    for agent in (first, second):
+        agent.expect("stopped", 2, outcome="succeeded")
+        assert agent.wait_exit() == 0
+        assert not agent.has("started", 1)
+    assert {json.loads((tmp_path / f"facts-2-{rank}").read_text())["MARK"] for rank in (0, 1)} == {"agreed"}
 
 
 @pytest.mark.slow

@@ -70,6 +70,17 @@ events = st.one_of(
     st.builds(inbox.PeerFenced, st.just(0.0), attempts, st.just("n"), st.just("x")),
     st.builds(inbox.AttemptEnded, st.just(0.0), attempts, st.sampled_from(["succeeded", "failed", "membership", "stopped"])),
     st.builds(inbox.LauncherExited, st.just(0.0), attempts, st.just("agent"), st.sampled_from([None, 1]), st.sampled_from([None, 9])),
+    st.builds(inbox.NodesGathered, st.just(0.0), attempts, st.just(0), st.just(2)),
+    st.builds(
+        inbox.CheckpointSelected,
+        st.just(0.0),
+        attempts,
+        checkpoints,
+        st.integers(0, 2),
+        agreed=st.just(1),
+        held=st.sampled_from([(), (("n", "none"),)]),
+        leaves=st.booleans(),
+    ),
     st.builds(inbox.NodesWaiting, st.just(0.0), attempts, st.just(1)),
     st.builds(inbox.PeerDecided, st.just(0.0), attempts, st.sampled_from(["restart", "stop"]), st.just(65)),
     st.builds(inbox.EvidenceCollected, st.just(0.0), attempts, st.just(1), evidence, st.just(0.5)),
@@ -157,6 +168,8 @@ def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[inbo
         for action in actions:
             if isinstance(action, act.BeginAttempt):
                 begun.append(action.attempt)
+                meets = before.gathers and before.attempt == action.attempt
+                assert not meets or isinstance(event, inbox.CheckpointSelected), "no rank starts before the nodes agree"
                 assert not before.ranks or before.ended or isinstance(event, inbox.AttemptEnded), "no attempt begins while ranks live"
                 assert before.stop is None, "nobody restarts what a person stopped"
             if isinstance(action, act.ReportDecision) and action.plan.kind is PlanKind.RESTART and action.plan.strategy != "peer":

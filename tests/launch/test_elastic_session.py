@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from supervisor.core.actions import BeginAttempt, PublishDecision, StopRanks
-from supervisor.core.inbox import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, PeerDecided, RankExited
+from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
+from supervisor.core.inbox import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
+from supervisor.core.model import CheckpointRef
 from supervisor.core.state import JobState, Stop
 from supervisor.core.state import Stage as JobStage
 from supervisor.knobset import Applied
@@ -225,7 +226,7 @@ def test_one_that_is_killed_before_its_first_word_or_ends_after_another_has_spok
 def test_torch_says_how_many_nodes_and_ranks_there_are_and_an_attempt_as_written_changes_nothing(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
-    assert stage.posted(LauncherStarted) == [LauncherStarted(0.0, PID, None, 2, 3)]
+    assert stage.posted(LauncherStarted) == [LauncherStarted(0.0, PID, None, 2, 3, 1)]
     go = stage.hears()
     assert (go["do"], go["attempt"], go["nproc"]) == ("go", 1, None)
     assert "script_args" not in go
@@ -315,6 +316,28 @@ def test_a_stop_before_the_agents_first_word_kills_it_at_once_and_a_late_word_st
         stage.agent.recv(1)
     stage.from_guardian(ev="ended", what="all")
     assert [event.outcome for event in stage.posted(AttemptEnded)] == ["stopped"]
+
+
+def test_nodes_meet_say_what_they_have_and_start_as_they_agreed_and_what_came_of_it_is_heard_once(stage: Stage) -> None:
+    stage.says(HELLO)
+    stage.take(1)
+    stage.hears()
+    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
+    stage.session.gather(GatherNodes(2, nproc=2))
+    assert stage.hears() == {"do": "go", "attempt": 2, "nproc": 2}
+    heard: list[list[str]] = []
+    stage.session.say(2, 1, "too early", heard.append)
+    stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2})
+    stage.take(1)
+    assert stage.posted(NodesGathered) == [NodesGathered(0.0, 2, 1, 2)]
+    stage.session.say(2, 1, "mine", heard.append)
+    assert stage.hears() == {"do": "say", "attempt": 2, "number": 1, "text": "mine"}
+    stage.says(*[{"ev": "heard", "attempt": 2, "number": 1, "texts": ["theirs", "mine"]}] * 2)
+    stage.take(2)
+    assert heard == [["theirs", "mine"]]
+    stage.session.begin(BeginAttempt(2, "failure", CheckpointRef("c.pt", 7, "digest")), AS_WRITTEN)
+    started = stage.hears()
+    assert (started["do"], started["attempt"], started["env"]["SUPERVISE_JOB_RESUME_FROM"]) == ("start", 2, "c.pt")
 
 
 HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n    run()\n'

@@ -1,0 +1,120 @@
+"""Choose what all nodes of a job resume from: the newest checkpoint that every node has, and can load.
+
+Each node lists what it has as rows of `Held`, the newest first. `candidates` says which of them may be one checkpoint on all nodes; each
+node then proves its own row of a candidate (`Proof`), and `accepted` judges the proofs. Every node calls both with the same values, so
+every node comes to the same answer, and no node decides for the others.
+
+Two rows of one file (a shared file system: inode, size and modification time agree) are one checkpoint, and one node reads it for all.
+Two files are one checkpoint where name and step agree, and either their digests do or the ranks of both nodes wrote them in the same
+attempt: of a sharded save to local disks each node holds other bytes. The same path alone proves nothing: a directory of its own on each
+node may hold step 60 of this run on one, and step 60 of another run on the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A checkpoint as one node has it.
+
+    path: where it lies. name: its own, the same on all nodes. digest: of its content where a manifest tells it, else "". written_in: number
+    of the agreement of the attempt in which this node's ranks wrote it; 0: unknown.
+    """
+
+    path: str
+    name: str
+    step: int | None
+    n_bytes: int
+    mtime_ns: int
+    inode: int
+    digest: str = ""
+    written_in: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What one node found of its row of a candidate. reason: why it cannot be loaded there, "" where it can.
+
+    step, digest, level and nan (names of weights that hold NaN) are known to the nodes that read it (`reads`).
+    """
+
+    reason: str
+    step: int | None = None
+    digest: str = ""
+    level: str = ""
+    nan: tuple[str, ...] = ()
+
+
+def is_same_file(a: Held, b: Held) -> bool:
+    """Whether two nodes see one file, or one directory, of a shared file system. Device numbers differ between machines."""
+    return (a.inode, a.n_bytes, a.mtime_ns) == (b.inode, b.n_bytes, b.mtime_ns)
+
+
+def _written_together(a: Held, b: Held) -> bool:
+    return a.step is not None and a.written_in > 0 and a.written_in == b.written_in
+
+
+def may_be_one(a: Held, b: Held) -> bool:
+    """Whether two rows may be one checkpoint, before anything was read."""
+    if is_same_file(a, b):
+        return True
+    if (a.name, a.step) != (b.name, b.step):
+        return False
+    return not a.digest or not b.digest or a.digest == b.digest or _written_together(a, b)
+
+
+def candidates(held: Sequence[Sequence[Held]]) -> list[tuple[Held, ...]]:
+    """Return what may be one checkpoint on all nodes, newest first: for each a row of every node, in the order of the nodes.
+
+    The first node's order counts: by then all its ranks, and those of every other node, are gone.
+    """
+    found = []
+    for first in held[0] if held else ():
+        rows = [first]
+        for others in held[1:]:
+            fitting = [row for row in others if may_be_one(first, row)]
+            row = next((row for row in fitting if is_same_file(first, row)), fitting[0] if fitting else None)
+            if row is None:
+                break
+            rows.append(row)
+        else:
+            found.append(tuple(rows))
+    return found
+
+
+def reads(candidate: Sequence[Held], node: int) -> bool:
+    """Whether a node reads its row itself: the first of those that see the same file does, for all of them."""
+    return not any(is_same_file(candidate[node], row) for row in candidate[:node])
+
+
+def is_shared(candidate: Sequence[Held]) -> bool:
+    """Whether all nodes see one file."""
+    return all(is_same_file(candidate[0], row) for row in candidate[1:])
+
+
+def accepted(candidate: Sequence[Held], proofs: Sequence[Proof]) -> str:
+    """Return why the nodes cannot resume from a candidate, "" where they can."""
+    for node, proof in enumerate(proofs):
+        if proof.reason:
+            return f"node {node}: {proof.reason}"
+    readers = [node for node in range(len(candidate)) if reads(candidate, node)]
+    first = readers[0]
+    for node in readers[1:]:
+        if proofs[node].step != proofs[first].step:
+            return f"node {first} has step {proofs[first].step} and node {node} has step {proofs[node].step}"
+        same = proofs[node].digest and proofs[node].digest == proofs[first].digest
+        if not same and not _written_together(candidate[first], candidate[node]):
+            return f"nodes {first} and {node} have different files of that name"
+    return ""
+
+
+def told(rows: Sequence[Held]) -> str:
+    """Return what a node has, newest first, for a person who must see which node lacks what."""
+    step = "" if rows[0].step is None else f"step {rows[0].step}, "
+    return f"{step}{rows[0].path}" + (f" and {len(rows) - 1} older" if len(rows) > 1 else "")

@@ -1,0 +1,67 @@
+"""What the nodes of a round tell each other before their ranks start: one all-gather after another, over the agents' store.
+
+Every node says a text and gets the texts of all nodes, in the order of the nodes. Reading a large checkpoint takes minutes, so a node is
+waited for as long as its agent counts up a key of its own, once a second. A node whose agent is gone is noticed after SILENT_S.
+
+Raises Cancelled where the attempt was stopped meanwhile, TimeoutError where a node is silent, and torch's errors where the store is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # exported where the build has them
+
+from supervisor.agent.stores import Cancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BEAT_S = 1.0
+SILENT_S = 30.0
+POLL_S = 0.02
+
+
+class Exchange:
+    """The all-gathers of one round. `token` is the round's own. For one thread."""
+
+    def __init__(self, store: Store, token: str, node: int, nodes: int, cancelled: Callable[[], bool]) -> None:
+        """Nothing is written before the first `gather` or `beat`."""
+        self._store = PrefixStore(f"supervise/{token}/exchange", store)
+        self._node = node
+        self._nodes = nodes
+        self._cancelled = cancelled
+        self._next_beat = 0.0
+
+    def beat(self) -> None:
+        """Show that this node's agent lives, at most once in BEAT_S."""
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_S
+            self._store.add(f"alive/{self._node}", 1)
+
+    def gather(self, number: int, text: str) -> list[str]:
+        """Say `text` in all-gather `number`, and return what all said."""
+        self._store.set(f"{number}/{self._node}", text)
+        missing = list(range(self._nodes))
+        seen: dict[int, tuple[int, float]] = {}
+        while True:
+            if self._cancelled():
+                raise Cancelled
+            missing = [node for node in missing if not self._store.check([f"{number}/{node}"])]
+            if not missing:
+                return [self._store.get(f"{number}/{node}").decode() for node in range(self._nodes)]
+            self.beat()
+            self._look_for_silence(missing, seen)
+            time.sleep(min(BEAT_S, POLL_S * self._nodes))
+
+    def _look_for_silence(self, missing: list[int], seen: dict[int, tuple[int, float]]) -> None:
+        now = time.monotonic()
+        for node in missing:
+            count = self._store.add(f"alive/{node}", 0)
+            if seen.get(node, (-1, 0.0))[0] != count:
+                seen[node] = count, now
+            elif now - seen[node][1] > SILENT_S:
+                msg = f"node {node} of this rendezvous has not been heard of for {SILENT_S:.0f} s, while the nodes agreed on a checkpoint"
+                raise TimeoutError(msg)

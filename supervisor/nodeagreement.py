@@ -1,0 +1,189 @@
+"""This node's part in the agreement of several nodes on what an attempt resumes from (core/gathering.py, checkpointing/common.py).
+
+Every step is an all-gather: each node says a row of JSON and gets the rows of all nodes. All nodes then draw the same conclusion by
+themselves, from the same rows.
+
+1. What each node went on with so far. The node that took part in the newest agreement says with which knobs all go on, and which
+   checkpoints are not handed out any more. Before this step each node has written to disk what dead ranks left in memory.
+2. The checkpoints that each node has: names, sizes and steps; nothing is read through.
+3. For each candidate that all nodes have, newest first: each node's proof that it can load it. Of a shared file one node reads the bytes,
+   the others compare its identity. The first candidate that all nodes prove is taken.
+
+`agree` runs in a worker thread: files are read, and other nodes are waited for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from checkpointing import common
+from checkpointing.common import Held, Proof
+from checkpointing.model import CheckpointingError
+from supervisor.core.inbox import CheckpointSelected
+from supervisor.core.model import CheckpointRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.checkpoints import JobCheckpoints
+    from supervisor.core.actions import SelectCheckpoint
+    from supervisor.permit import Permit
+
+    #: Says a text to all nodes in the all-gather of this number; returns what all said, in the order of the nodes.
+    Say = Callable[[int, str], list[str]]
+
+
+class Cancelled(Exception):  # noqa: N818  not a failure: the attempt ended while its nodes agreed
+    """The attempt is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a node went on with so far, as SelectCheckpoint has it. suspect: a checkpoint may have caused the last failure.
+
+    finite: it takes an older checkpoint where weights of the newest turned to NaN.
+    """
+
+    host: str
+    agreed: int
+    overrides: tuple[tuple[str, str], ...]
+    poison: tuple[str, ...]
+    suspect: bool
+    knows: bool
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A candidate that all nodes proved, by its number."""
+
+    number: int
+    proofs: tuple[Proof, ...]
+
+    @property
+    def step(self) -> int | None:
+        """The step that it holds: a node that read it knows; they agree."""
+        return next((proof.step for proof in self.proofs if proof.level), None)
+
+    @property
+    def nan(self) -> frozenset[str]:
+        """Names of weights that hold NaN."""
+        return frozenset(name for proof in self.proofs for name in proof.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a node has. found: how many may be checkpoints; refused: why those are out that are not held."""
+
+    held: tuple[Held, ...]
+    found: int
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+def agree(  # noqa: PLR0913  what is asked, of what, and by whom
+    action: SelectCheckpoint, checkpoints: JobCheckpoints, say: Say, permit: Permit, *, host: str, suspect: bool, t: float
+) -> CheckpointSelected:
+    """Agree with the other nodes. Raises Cancelled, by way of `say`, where the attempt is over before they do."""
+    problem = checkpoints.rescue(permit)
+    pasts = _gathered(say, 1, Past(host, action.agreed, action.overrides, action.avoid, suspect, action.knows, checkpoints.prefers_finite))
+    newest = max(pasts, key=lambda past: past.agreed)  # the first of those that are as new
+    poison = tuple(dict.fromkeys(path for past in pasts if past.agreed == newest.agreed for path in past.poison))
+    offer, fenced = _offer(action, checkpoints, poison, problem)
+    offers = _gathered(say, 2, offer)
+    candidates = common.candidates([one.held for one in offers])
+    refused: list[tuple[str, str]] = []
+    newest_whole: _Taken | None = None
+    taken: _Taken | None = None
+    for number, candidate in enumerate(candidates):
+        proof = checkpoints.prove(candidate, action.node, suspect=any(past.suspect for past in pasts))
+        proofs = _gathered(say, 3 + number, proof)
+        why = common.accepted(candidate, proofs)
+        if why:
+            refused.append((candidate[action.node].path, why))
+            continue
+        found = _Taken(number, tuple(proofs))
+        if newest_whole is None:
+            newest_whole = found
+        if not newest_whole.nan or not newest_whole.nan <= found.nan or not all(past.finite for past in pasts):
+            taken = found
+            break
+    taken = taken or newest_whole
+    if taken is None:
+        return _none(action, pasts, offers, fenced, tuple(refused), newest, poison, t)
+    rows = [candidate[action.node] for candidate in candidates]
+    row, proof = rows[taken.number], taken.proofs[action.node]
+    checkpoints.take(row.path)
+    whole = (one for one in rows[newest_whole.number if newest_whole else taken.number : taken.number] if one.path not in dict(refused))
+    return CheckpointSelected(
+        t,
+        action.attempt,
+        CheckpointRef(row.path, taken.step, proof.level or "identity"),
+        max(one.found for one in offers),
+        fenced,
+        (*refused, *offer.refused),
+        tuple(CheckpointRef(one.path, one.step, "") for one in reversed(rows[taken.number + 1 :])),
+        not_finite=tuple((one.path, "its weights hold NaN; an older one is taken instead") for one in whole),
+        agreed=newest.agreed + 1,
+        overrides=newest.overrides,
+        poison=poison,
+    )
+
+
+def _none(  # noqa: PLR0913, PLR0917  what all said, and what came of it
+    action: SelectCheckpoint,
+    pasts: Sequence[Past],
+    offers: Sequence[Offer],
+    fenced: tuple[tuple[str, str], ...],
+    refused: tuple[tuple[str, str], ...],
+    newest: Past,
+    poison: tuple[str, ...],
+    t: float,
+) -> CheckpointSelected:
+    """Nothing that all nodes have. Where no node has, or knew, anything, that is a beginning from scratch; else say who has what."""
+    found = sum(one.found for one in offers) + sum(past.knows for past in pasts)
+    held = tuple((past.host, _has(offer)) for past, offer in zip(pasts, offers, strict=True)) if found else ()
+    fresh = [node for node, past in enumerate(pasts) if past.agreed == newest.agreed]
+    others_can = newest.agreed > 0 and 0 < action.least_nodes <= len(fresh) < len(pasts)
+    alone = others_can and bool(common.candidates([offers[node].held for node in fresh]))
+    return CheckpointSelected(
+        t,
+        action.attempt,
+        None,
+        found,
+        fenced,
+        (*refused, *offers[action.node].refused),
+        agreed=newest.agreed + 1,
+        overrides=newest.overrides,
+        poison=poison,
+        held=(*held, *refused[:1]),
+        leaves=alone and action.node not in fresh,
+        again=alone and action.node in fresh,
+    )
+
+
+def _has(offer: Offer) -> str:
+    if offer.held:
+        return common.told(offer.held)
+    return f"none ({'; '.join(': '.join(row) for row in offer.refused[:2])})" if offer.refused else "none"
+
+
+def _offer(
+    action: SelectCheckpoint, checkpoints: JobCheckpoints, poison: tuple[str, ...], problem: tuple[str, str] | None
+) -> tuple[Offer, tuple[tuple[str, str], ...]]:
+    try:
+        held, selection = checkpoints.offer((*poison, *action.avoid), dict(action.agreements))
+    except (CheckpointingError, OSError) as error:
+        return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), ()
+    against = (*selection.poisoned, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
+    return Offer(held, selection.found + bool(problem), (*against, *selection.fenced)), selection.fenced
+
+
+_Row = TypeVar("_Row", Past, Offer, Proof)
+
+
+def _gathered(say: Say, number: int, mine: _Row) -> list[_Row]:
+    return [msgspec.convert(json.loads(text), type=type(mine)) for text in say(number, json.dumps(asdict(mine)))]

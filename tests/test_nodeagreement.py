@@ -1,0 +1,189 @@
+"""Nodes, each with its own state directory and checkpoints of torch's, agree on what to resume from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from supervisor import nodeagreement
+from supervisor.checkpoints import JobCheckpoints
+from supervisor.core.actions import SelectCheckpoint
+from supervisor.job import Job
+from supervisor.permit import Permit
+from supervisor.settings import Checkpoints, Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supervisor.core.inbox import CheckpointSelected
+
+DEADLINE_S = 30.0
+
+
+class Nodes:
+    """So many nodes; `shared`: their checkpoints lie in one directory, else each has one of its own."""
+
+    def __init__(self, place: Path, count: int, *, shared: bool) -> None:
+        self.directories = [place / "ckpt" if shared else place / f"ckpt-{node}" for node in range(count)]
+        self.nodes = []
+        for node, directory in enumerate(self.directories):
+            directory.mkdir(exist_ok=True)
+            settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/*.pt",)))
+            state = place / f"state-{node}"
+            self.nodes.append(JobCheckpoints(Job("job", "run", f"n{node}", ("torchrun",), place, {}, settings, state, state, "cookie")))
+
+    def saved(self, step: int, *nodes: int) -> None:
+        """Save the same content on some nodes."""
+        for node in nodes:
+            torch.save({"step": step, "w": torch.full((8,), float(step))}, self.directories[node] / f"step-{step}.pt")
+
+    def torn(self, step: int, node: int) -> None:
+        """Leave a save of a node half written."""
+        path = self.directories[node] / f"step-{step}.pt"
+        self.saved(step, node)
+        path.write_bytes(path.read_bytes()[:-100])
+
+    def agree(self, *asked: SelectCheckpoint) -> list[CheckpointSelected]:
+        """Let all agree, each in a thread of its own, and return what each came to."""
+        count = len(self.nodes)
+        said: dict[int, list[str]] = {}
+        barrier = threading.Barrier(count, timeout=DEADLINE_S)
+        found: dict[int, CheckpointSelected] = {}
+
+        def run(node: int) -> None:
+            def say(number: int, text: str) -> list[str]:
+                said.setdefault(number, [""] * count)[node] = text
+                barrier.wait()
+                return said[number]
+
+            action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
+            found[node] = nodeagreement.agree(action, self.nodes[node], say, Permit(), host=f"n{node}", suspect=False, t=5.0)
+
+        threads = [threading.Thread(target=run, args=(node,)) for node in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        return [found[node] for node in range(count)]
+
+    def steps(self, found: list[CheckpointSelected]) -> list[int | None]:
+        """Return the step of each node's choice, which lies in its own directory."""
+        for one, directory in zip(found, self.directories, strict=True):
+            assert one.chosen is None or one.chosen.path.startswith(f"{directory}/")
+        return [one.chosen.step if one.chosen else None for one in found]
+
+
+def test_of_a_shared_directory_all_take_the_newest_and_one_reads_it(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 3, shared=True)
+    nodes.saved(40, 0)
+    nodes.saved(60, 0)
+    found = nodes.agree()
+    assert nodes.steps(found) == [60, 60, 60]
+    assert [one.chosen and one.chosen.level for one in found] == ["structure", "identity", "identity"]
+    assert [[ref.step for ref in one.older] for one in found] == [[40]] * 3
+    assert {one.agreed for one in found} == {1}
+
+
+def test_a_torn_one_is_passed_over_by_all_and_says_so(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    nodes.saved(40, 0)
+    nodes.torn(60, 0)
+    found = nodes.agree()
+    assert nodes.steps(found) == [40, 40]
+    assert all("step-60.pt" in str(one.refused) for one in found)
+
+
+def test_nodes_with_the_same_copies_on_their_own_disks_take_the_newest_that_both_have(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.saved(40, 0, 1)
+    nodes.saved(60, 0, 1)
+    nodes.saved(80, 0)
+    assert nodes.steps(nodes.agree()) == [60, 60]
+    nodes.torn(60, 1)
+    assert nodes.steps(nodes.agree()) == [40, 40]
+
+
+def test_the_same_name_and_step_with_other_bytes_is_another_checkpoint(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.saved(60, 0)
+    torch.save({"step": 60, "w": torch.zeros(8)}, nodes.directories[1] / "step-60.pt")
+    found = nodes.agree()
+    assert nodes.steps(found) == [None, None]
+    assert "different files" in str(found[0].held)
+
+
+def test_where_only_one_node_has_any_none_begins_and_each_is_told_who_has_what(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.saved(60, 0)
+    found = nodes.agree()
+    assert nodes.steps(found) == [None, None]
+    assert [one.held for one in found] == [(("n0", f"step 60, {nodes.directories[0]}/step-60.pt"), ("n1", "none"))] * 2
+
+
+def test_where_none_has_any_all_begin_from_scratch_unless_one_knew_better(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    assert [(one.chosen, one.found, one.held) for one in nodes.agree()] == [(None, 0, ())] * 2
+    known = nodes.agree(SelectCheckpoint(1, nodes=2, node=0), SelectCheckpoint(1, nodes=2, node=1, knows=True))
+    assert [bool(one.held) for one in known] == [True, True]
+
+
+def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    for step in (40, 60):
+        nodes.saved(step, 0)
+    bad = f"{nodes.directories[0]}/step-60.pt"
+    joins = SelectCheckpoint(1, nodes=2, node=0, overrides=(("batch_size", "64"),))
+    went_on = SelectCheckpoint(9, (bad,), nodes=2, node=1, agreed=8, overrides=(("batch_size", "16"),))
+    found = nodes.agree(joins, went_on)
+    assert nodes.steps(found) == [40, 40]
+    assert [(one.agreed, one.overrides, one.poison) for one in found] == [(9, (("batch_size", "16"),), (bad,))] * 2
+
+
+@pytest.mark.parametrize(("least", "leaves"), [(2, True), (3, False)])
+def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_they_can_go_on(
+    tmp_path: Path,
+    least: int,
+    leaves: bool,  # noqa: FBT001  a column of the table
+) -> None:
+    nodes = Nodes(tmp_path, 3, shared=False)
+    nodes.saved(60, 1, 2)
+    asked = [SelectCheckpoint(5, nodes=3, node=n, agreed=4 if n else 0, least_nodes=least) for n in range(3)]
+    found = nodes.agree(*asked)
+    assert [one.leaves for one in found] == [leaves, False, False]
+    assert [one.again for one in found] == [False, leaves, leaves]
+    assert nodes.steps(found) == [None] * 3
+
+
+def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    for step in (40, 60):
+        nodes.saved(step, 0)
+    newest = nodes.directories[0] / "step-60.pt"
+    offer = nodes.nodes[1].offer
+
+    def offered(*args: object) -> object:
+        found = offer(*args)  # type: ignore[arg-type]
+        os.utime(newest, ns=(7, 7))  # the others' pruning, say
+        return found
+
+    nodes.nodes[1].offer = offered  # type: ignore[assignment, method-assign]
+    assert nodes.steps(nodes.agree()) == [40, 40]
+
+
+def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    nodes.saved(60, 0)
+
+    def broken(*_: object) -> object:
+        raise OSError(5, "Input/output error")
+
+    nodes.nodes[1].offer = broken  # type: ignore[assignment, method-assign]
+    found = nodes.agree()
+    assert nodes.steps(found) == [None, None]
+    assert all("Input/output error" in str(one.held) for one in found)
+    shutil.rmtree(tmp_path / "state-1", ignore_errors=True)

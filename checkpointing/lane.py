@@ -64,6 +64,7 @@ class Lane:
         self._pause_s = 0.0
         self._swept = False
         self._untidy = False
+        self._known: dict[str, remote.Kept] = {}  # the manifests at the mirror, as they were read: see remote.newest_first
         self.is_waiting = False
         self.n_waits = 0
         self.hurry = False  # set, under `wake`, by whoever knows that the pause is needless
@@ -159,7 +160,7 @@ class Lane:
                     self._tell("swept", mirror=self._backend.url, key=stored.key)
             self._swept = True
         if self._keep is not None:
-            kept, _ = remote.newest_first(self._backend, self._job)
+            kept, _ = remote.newest_first(self._backend, self._job, known=self._known)
             for one in remote.may_go(kept, self._keep):
                 remote.remove(self._backend, one.place.key)
                 self._tell("pruned", mirror=self._backend.url, key=one.place.key, step=one.manifest.step)

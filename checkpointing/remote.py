@@ -79,10 +79,13 @@ def read_manifest(backend: Backend, place: Place) -> Manifest:
     return found
 
 
-def newest_first(backend: Backend, job: str, seen: Callable[[], object] = lambda: None) -> tuple[list[Kept], list[tuple[str, str]]]:
+def newest_first(
+    backend: Backend, job: str, seen: Callable[[], object] = lambda: None, known: dict[str, Kept] | None = None
+) -> tuple[list[Kept], list[tuple[str, str]]]:
     """Give a job's checkpoints, the newest first; and (key, reason) for each whose manifest says nothing, or was removed meanwhile.
 
-    `seen` is called, in a thread, for each that was read.
+    `seen` is called, in a thread, for each that was read. `known` is a cache that the caller owns, by key: a manifest is never changed, so
+    only those that are new are read, and those that are gone are dropped from it.
     Raises Denied where not one may be read, and what else the backend does.
     """
     kept: list[Kept] = []
@@ -90,6 +93,9 @@ def newest_first(backend: Backend, job: str, seen: Callable[[], object] = lambda
     denied: list[Denied] = []
 
     def look(place: Place) -> Kept | tuple[str, str]:
+        cached = (known or {}).get(place.key)
+        if cached is not None and cached.place == place:
+            return cached
         try:
             read = read_manifest(backend, place)
             seen()
@@ -108,6 +114,9 @@ def newest_first(backend: Backend, job: str, seen: Callable[[], object] = lambda
                 kept.append(found)
             else:
                 passed.append(found)
+    if known is not None:
+        known.clear()
+        known.update((one.place.key, one) for one in kept)
     if denied and not kept:
         raise denied[0]
     return ordered(kept), passed

@@ -229,6 +229,7 @@ def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
             process.mirror(path, save(path, 1000, step=step), step)
             process.wait_for("uploaded", step=step)
         assert process.wait_for("pruned")["step"] == 1
+    assert place.proxy.count("^GET.*/manifest.json") == 3, "each manifest is read once"
     kept, _ = remote.newest_first(place.backend(), "job")
     assert [one.manifest.step for one in kept] == [3, 2]
 

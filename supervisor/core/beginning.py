@@ -66,10 +66,11 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.mended}
     torn = [(path, why) for path, why in event.fenced if path not in done]
-    notes = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
+    notes: tuple[Action, ...] = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
     notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
     notes += tuple(Say("warning", f"torn checkpoint {left}: {path}: {why}") for path, why in torn)
     if event.chosen is not None:
+        notes += _cost(state, event.chosen)
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
     if state.policy.checkpoints_declared and (event.found or state.newest is not None):
@@ -83,6 +84,20 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         return stopped, (*notes, *actions)
     state, actions = begin_from_scratch(state, event.t)
     return state, (*notes, *actions)
+
+
+def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
+    """Say what it costs to step back, before it is paid."""
+    plan = state.incident.plan if state.incident is not None else None
+    if plan is None or not plan.poison:
+        return ()
+    world = state.world_size
+    reached = state.progress.step if state.progress.step is not None else state.suspect_until  # it died while it loaded the suspect
+    if chosen.step is None or reached is None:
+        return (Say("info", f"goes on from {chosen.path}: what it costs is not known: the steps of the checkpoints are not"),)
+    again = max(reached - chosen.step, 0)
+    ranks = f" × {world} ranks = {again * world} rank-steps" if world else ""  # noqa: RUF001 (the sign)
+    return (Say("info", f"goes on from {chosen.path}: costs {again} steps{ranks}, done again from step {chosen.step}"),)
 
 
 def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:

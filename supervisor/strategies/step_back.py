@@ -3,8 +3,8 @@
 A checkpoint may be whole, byte for byte, and still hold what kills the training: parameters that are no numbers any more
 (NVIDIA/Megatron-LM #5281: 44 equal restarts from one such), an optimizer state that a kernel trips over. NaN steps back at once, for
 what is in the newest checkpoint came about just before; corruption and faults *while loading* only at the second time on the same one,
-for the first may be the machine's. At most `steps_back` in one run, and the cost is told before it is paid. A program's own error never
-steps back.
+for the first may be the machine's. At most `steps_back` in one run. Which one is taken, and what that costs, is known once those on disk
+were looked at (core/beginning.py): the newest of them may not have been verified when it failed. A program's own error never steps back.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ def propose(situation: Situation) -> Plan | None:
     older = [c for c in situation.verified if c.path != suspect.path and (c.step is None or suspect.step is None or c.step < suspect.step)]
     if not older and situation.known_good < 2:  # noqa: PLR2004 (the suspect and one more)
         return None
-    target = max(reversed(older), key=_step) if older else None
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{suspect.path} is not used again in this run: back to {target.path if target else 'the one before it'}",
+        reason=f"{suspect.path} is not used again in this run: back to the newest good one that is left",
         next_rung="",
         strategy=NAME,
         poison=(suspect.path,),
-        told=(_cost(situation, suspect, target),),
     )
 
 
@@ -75,16 +73,3 @@ def _newest(situation: Situation) -> CheckpointRef | None:
 
 def _step(checkpoint: CheckpointRef) -> int:
     return -1 if checkpoint.step is None else checkpoint.step
-
-
-def _cost(situation: Situation, suspect: CheckpointRef, target: CheckpointRef | None) -> str:
-    reached = situation.step if situation.step is not None else suspect.step
-    if target is None or target.step is None or reached is None:
-        return "what it costs is not known: the steps of the checkpoints are not"
-    again = max(reached - target.step, 0)
-    world = situation.world_size
-    return (
-        f"costs {again} steps"
-        + (f" × {world} ranks = {again * world} rank-steps" if world else "")  # noqa: RUF001 (the sign)
-        + f", done again from step {target.step}"
-    )

@@ -41,6 +41,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "ranks": lambda ranks: tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in ranks),
     "exit": lambda given: RankExit(**{"pid": 100 + given["rank"], "at_ns": 0, **given}),
     "evidence": lambda facts: tuple(_evidence(fact) for fact in facts),
+    "older": lambda rows: tuple(CheckpointRef(**row) for row in rows),
     "chosen": lambda given: CheckpointRef(**{"level": "structure", "step": None, **given}),
     "found": lambda given: CheckpointRef(**{"level": "structure", **given}) if isinstance(given, dict) else given,
     "checkpoint": lambda given: CheckpointRef(**{"level": "structure", **given}),

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor import redact
+from supervisor.classify import exits as exits_of
 from supervisor.classify import match
-from supervisor.classify.exits import OF_A_SIGNAL
 from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
@@ -42,6 +42,8 @@ SAME_END = 200
 LINES_APART = 1_000_000_000
 #: What only compares the lines of one file with each other.
 LINES_ONLY = frozenset({"read", "last_progress"})
+#: A command ends so soon after its program failed, at the latest: a launcher looks now and then.
+FOLLOWS_NS = 30 * 10**9
 #: KILL follows TERM after the grace, as nearly as the two are measured.
 GRACE_MARGIN_S = 0.25
 
@@ -83,7 +85,9 @@ def exits(deaths: Iterable[RankExit], clock: Clock, grace_s: float) -> tuple[Evi
         if not death.failed or death.rank < 0:
             continue
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
-        told = death.signal == signal.SIGTERM or death.code == OF_A_SIGNAL + signal.SIGTERM  # or a handler of it saved, and left so
+        told = (
+            death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM
+        )  # or a handler of it saved, and left so
         if first is not None and (told or death.signal == signal.SIGKILL):
             after_s = (death.at_ns - first.at_ns) / 1e9
             if told or after_s > grace_s - GRACE_MARGIN_S:
@@ -128,16 +132,47 @@ def saves(directory: Path) -> tuple[Evidence, ...]:
     return (Evidence("heartbeat", "saves", str(most)),) if most else ()
 
 
-def errors(directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int = 0) -> tuple[Evidence, ...]:
+def errors(
+    directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int = 0, deaths: Iterable[RankExit] = ()
+) -> tuple[Evidence, ...]:
     """Return the exceptions that ranks wrote down themselves since the attempt began, each proven to be of one of `ranks`."""
-    found = []
-    for error in errorfiles.read(directory, ranks, since_ns=since_ns).errors:
+    found: list[Evidence] = []
+    scan = errorfiles.read(directory, ranks, since_ns=since_ns)
+    program = _of_the_command(scan, ranks, deaths) if not heartbeats.read(directory / "heartbeat") else None
+    for error in scan.errors:
         t = clock.at_monotonic_ns(error.t_ns)
+        if error is program:
+            error = replace(error, rank=ranks[0].rank)  # noqa: PLW2901  the same report, with a name
+            found += _as_a_beat(error)
         kind = error.exc_type.removeprefix("builtins.")
         # cut as a claim's text is, so that the two are known to be of one exception
         found.append(Evidence("error_file", "exception", f"{kind}: {error.message}"[: match.KEPT_TEXT], rank=error.rank, t=t))
         found.append(Evidence("error_file", "traceback", error.traceback, rank=error.rank, t=t))
     return tuple(found)
+
+
+def _of_the_command(scan: errorfiles.ErrorScan, ranks: Sequence[RankInfo], deaths: Iterable[RankExit]) -> errorfiles.ErrorReport | None:
+    """Return the exception of the program that a plain command ran as its only rank; None where that is not sure.
+
+    A launcher of one process gives it no RANK (`accelerate launch` of one), and one that failed before it trained has claimed none: it is
+    the one process whose exception the command's own end followed at once. What a helper raised long before is not.
+    """
+    death = next((death for death in deaths if len(ranks) == 1 and death.rank == ranks[0].rank and death.failed), None)
+    if death is None:
+        return None
+    raised = [error for error in scan.unclaimed if exits_of.exception_type(error.exc_type) not in exits_of.OF_LAUNCHERS]
+    near = [error for error in raised if 0 <= death.at_ns - error.t_ns <= FOLLOWS_NS]
+    return near[0] if len({error.pid for error in near}) == 1 else None
+
+
+def _as_a_beat(error: errorfiles.ErrorReport) -> Iterable[Evidence]:
+    """Yield what a rank's heartbeat would tell, of one that had none yet."""
+    yield Evidence("heartbeat", "phase", str(error.phase), rank=error.rank)
+    yield Evidence("heartbeat", "steps", str(max(error.steps, 0)), rank=error.rank)
+    if error.step is not None:
+        yield Evidence("heartbeat", "step", str(error.step), rank=error.rank)
+    if error.torch:
+        yield Evidence("heartbeat", "torch", "loaded", rank=error.rank)
 
 
 def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence, ...]:

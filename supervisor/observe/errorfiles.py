@@ -35,7 +35,7 @@ class ErrorReport:
 
     `local_rank` and `rank` are None for a process that was not known to be a rank: a launcher, a helper, or a rank under `bash
     run.sh` that had not trained yet. `step` is absolute, None where unknown; `steps` were counted. `t_ns` is CLOCK_MONOTONIC, `wall`
-    Unix seconds. `programs`, `values`, `batchnorm`: see `Program`.
+    Unix seconds. `torch`: it had loaded torch. `programs`, `values`, `batchnorm`: see `Program`.
     """
 
     path: str
@@ -51,6 +51,7 @@ class ErrorReport:
     steps: int
     t_ns: int
     wall: float
+    torch: bool = False
     programs: tuple[str, ...] = ()
     values: tuple[tuple[str, str], ...] = ()
     batchnorm: bool = False
@@ -186,6 +187,7 @@ def _report(path: Path) -> ErrorReport:
         steps=int(row["steps"]),
         t_ns=int(row["t_ns"]),
         wall=float(row["wall"]),
+        torch=row.get("torch") is True,
         **_program(row),
     )
 

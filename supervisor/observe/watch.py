@@ -127,10 +127,11 @@ class Watch:
             return collect.tails(kept, tuple(read), self._signatures, self._clock.now())
 
         def of_exceptions() -> Iterable[Evidence]:
-            return collect.claims((*collect.errors(directory, ranks, self._clock, since_ns), *launcher.facts()), self._signatures)
+            raised = collect.errors(directory, ranks, self._clock, since_ns, deaths)
+            return collect.claims((*raised, *launcher.facts()), self._signatures)
 
         return {
-            "error files": lambda: collect.errors(directory, ranks, self._clock, since_ns),
+            "error files": lambda: collect.errors(directory, ranks, self._clock, since_ns, deaths),
             "exceptions": of_exceptions,
             "heartbeats": lambda: collect.beats(directory / "heartbeat"),
             "saves": lambda: collect.saves(directory),

@@ -127,3 +127,31 @@ def test_a_job_whose_checkpoints_are_all_torn_stops_with_65_and_touches_none_of_
     assert run.attempts() == 1
     assert moved(run) == []
     assert_untouched(run, before)
+
+
+#: A launcher of one process: it gives no RANK, waits, and fails as its child did (accelerate's simple_launcher).
+LAUNCHER = "import subprocess, sys\nsubprocess.run([sys.executable, *sys.argv[1:]], check=True)\n"
+
+
+def test_a_program_under_a_launcher_that_fails_before_its_first_step_is_tried_once(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    launcher, script = tmp_path / "accelerate", tmp_path / "train.py"
+    launcher.write_text(LAUNCHER)
+    script.write_text("import flash_attn_turbo\n")
+    run = supervise(sys.executable, str(launcher), str(script))
+    assert run.exit_code() == 1
+    assert run.attempts() == 1
+    assert "rank 0 raised ModuleNotFoundError: No module named 'flash_attn_turbo'" in run.stderr
+    assert "phase import" in run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_is_such_a_launcher(supervise: Callable[..., Supervised], tmp_path: Path, ranks: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nimport flash_attn_turbo\n")
+    run = supervise("accelerate", "launch", "--cpu", "--num_processes", str(ranks), str(script))
+    assert run.exit_code() == 1
+    assert run.attempts() == 1
+    assert "rank 0 raised ModuleNotFoundError" in run.stderr

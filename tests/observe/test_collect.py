@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import Evidence
-from supervisor.observe.collect import RECORDED_CHARACTERS, saves, trimmed
+from supervisor.clock import Clock
+from supervisor.core.model import Evidence, RankExit, RankInfo
+from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, errors, saves, trimmed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +63,39 @@ def test_saves_to_one_place_are_counted_and_parts_or_torn_ones_are_not(tmp_path:
     (tmp_path / "saves-2.jsonl").write_text(3 * _line("/c/last.pt", **ended))
     assert [fact.text for fact in saves(tmp_path)] == ["3"]
     assert saves(tmp_path / "nothing") == ()
+
+
+COMMAND = RankInfo(0, 0, 70, 1)
+ENDED = RankExit(0, 70, 100 * FOLLOWS_NS, code=1)
+
+
+def _raised(directory: Path, pid: int, at_ns: int, kind: str = "builtins.ModuleNotFoundError", phase: str = "import") -> None:
+    row = {"v": 1, "pid": pid, "start_ticks": 5, "rank": None, "local_rank": None, "exc_type": kind, "message": "m", "traceback": "t"}
+    row |= {"phase": phase, "steps": 0, "step": None, "torch": True, "t_ns": at_ns, "wall": 1.0}
+    (directory / f"error-unclaimed-{pid}.json").write_text(json.dumps(row))
+
+
+def _facts(directory: Path, *deaths: RankExit) -> set[tuple[str, str, int | None]]:
+    found = errors(directory, [COMMAND], Clock.start(), deaths=deaths)
+    return {(fact.name, fact.text, fact.rank) for fact in found if fact.name != "traceback"}
+
+
+def test_the_program_that_a_command_ended_with_is_its_rank_and_tells_its_phase(tmp_path: Path) -> None:
+    _raised(tmp_path, 71, ENDED.at_ns - 10)
+    _raised(tmp_path, 70, ENDED.at_ns - 5, "subprocess.CalledProcessError")  # the launcher's own
+    assert _facts(tmp_path, ENDED) == {
+        ("exception", "ModuleNotFoundError: m", 0),
+        ("phase", "import", 0),
+        ("steps", "0", 0),
+        ("torch", "loaded", 0),
+        ("exception", "subprocess.CalledProcessError: m", None),
+    }
+
+
+def test_what_a_helper_raised_long_before_the_end_or_one_of_several_is_of_no_rank(tmp_path: Path) -> None:
+    _raised(tmp_path, 71, ENDED.at_ns - FOLLOWS_NS - 1)
+    assert _facts(tmp_path, ENDED) == {("exception", "ModuleNotFoundError: m", None)}
+    _raised(tmp_path, 72, ENDED.at_ns - 2)
+    _raised(tmp_path, 73, ENDED.at_ns - 1)
+    assert {rank for _, _, rank in _facts(tmp_path, ENDED)} == {None}
+    assert {rank for _, _, rank in _facts(tmp_path)} == {None}

@@ -68,6 +68,11 @@ class Beat:
         return layout.PHASES[layout.proven_phase(self._phase, view[layout.FLAGS], age_ns)]
 
     @property
+    def torch_loaded(self) -> bool:
+        """Whether this process has loaded torch."""
+        return bool(self._view[layout.FLAGS] & layout.FLAG_AUTOGRAD)
+
+    @property
     def steps(self) -> int:
         """Training steps seen in this process."""
         return self._steps

@@ -127,6 +127,7 @@ class Reporter:
             "phase": self._beat.phase,
             "steps": self._beat.steps,
             "step": self._beat.step,
+            "torch": self._beat.torch_loaded,
             "t_ns": monotonic_ns(),
             "wall": time(),
             **(self._programs.at_exception(trace) or {}),

@@ -20,9 +20,10 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import digest, durable, manifest, proof, retain
+from checkpointing import digest, durable, manifest, ordering, proof, retain
 from checkpointing.manifest import Damaged, Manifest
 from checkpointing.model import Verdict
+from checkpointing.ordering import Order
 from checkpointing.pin import reflink
 from checkpointing.select import Spare
 from checkpointing.setaside import PUTTING
@@ -30,7 +31,7 @@ from checkpointing.source import NotRegular, Short, Source
 from checkpointing.tree import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from io import FileIO
 
     from checkpointing.setaside import SetAside
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 DIRECTORY: Final = "copies"
 _MAKING: Final = ".making-"  # and what is being removed: under a hidden name nothing is a copy
 _SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
+_REFLINK, _LINK, _COPY = "reflink", "link", "copy"  # how a copy was made
+
+
+class _Changed(Exception):  # noqa: N818 -- a fact about the original, not an error of ours
+    """The original is not what its manifest was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,15 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What became of a request: the copy, and the places of those that went for it; or None, and the reason."""
+    """What became of a request: the copy, and the places of those that went for it; or None, and the reason.
+
+    `is_transient`: it was written meanwhile, and the next try may well succeed.
+    """
 
     copy: Copy | None
     reason: str = ""
     removed: tuple[str, ...] = ()
+    is_transient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,19 @@ class Needed:
 class Copies:
     """The copies of a job on this node."""
 
-    def __init__(self, directory: str, cap_bytes: int) -> None:
-        """Use `directory`/copies, which need not exist yet."""
+    def __init__(
+        self,
+        directory: str,
+        cap_bytes: int,
+        *,
+        order: Callable[[], Order] = Order,
+        is_abandoned: Callable[[Manifest], bool] = lambda _manifest: False,
+    ) -> None:
+        """Use `directory`/copies, which need not exist yet. `is_abandoned`: of what nobody wants back any more."""
         self._directory = f"{directory}/{DIRECTORY}"
         self._cap_bytes = cap_bytes
+        self._order = order
+        self._is_abandoned = is_abandoned
         self.problem: str | None = None
 
     def all(self) -> tuple[Copy, ...]:
@@ -93,13 +112,15 @@ class Copies:
         return tuple(sorted(found, key=lambda copy: (copy.made_ns, copy.directory)))
 
     def newest_for(self, path: str) -> Copy | None:
-        """Give the copy of a path with the highest step, the last made of those that tell none."""
-        of_path = [copy for copy in self.all() if copy.manifest.path == path]
-        return max(of_path, key=lambda copy: (-1 if copy.manifest.step is None else copy.manifest.step, copy.made_ns), default=None)
+        """Give the newest copy of a path."""
+        order = self._order()
+        of_path = [copy for copy in self.all() if copy.manifest.path == path and not self._is_abandoned(copy.manifest)]
+        return min(of_path, key=lambda copy: _age(copy, order), default=None)
 
     def spares(self) -> tuple[Spare, ...]:
         """Give them as what select.newest may choose."""
-        return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in self.all())
+        usable = (copy for copy in self.all() if not self._is_abandoned(copy.manifest))
+        return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in usable)
 
     def keep(
         self,
@@ -107,9 +128,13 @@ class Copies:
         policy: retain.Policy = retain.Policy(),  # noqa: B008 -- a frozen value
         needed: Needed = Needed(),
         *,
+        may_link: bool = False,
         reading: Reading = Reading(),  # noqa: B008 -- a frozen value
     ) -> Kept:
-        """Copy what the manifest was made of, as long as it still is that; then let go what the policy does not keep."""
+        """Copy what the manifest was made of, as long as it still is that; then let go what the policy does not keep.
+
+        `may_link`: the script replaces the file and never rewrites it, so that a hard link to it is a copy.
+        """
         self.sweep()
         held = self.all()
         known = next((copy for copy in held if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
@@ -119,9 +144,11 @@ class Copies:
         if gone is None:
             return Kept(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
         try:
-            copy = self._make(made, reading)
+            copy = self._make(made, reading, may_link=may_link and not made.is_tree)
+        except _Changed as error:
+            return Kept(None, str(error), is_transient=True)
         except OSError as error:
-            return Kept(None, f"it could not be copied: {error.strerror or error}")
+            return Kept(None, f"it could not be copied: {error.strerror or error}", is_transient=isinstance(error, FileNotFoundError))
         if isinstance(copy, str):
             return Kept(None, copy)
         # the new one was read through just now: it is the survivor that is proven
@@ -143,13 +170,13 @@ class Copies:
         """
         held = {copy.place: copy for copy in self.all()}
         survivor, removed, reasons = None, list[str](), list[str]()
-        for rows in _by_path(held.values(), needed, bad):
+        for rows in _by_path(held.values(), self._order(), needed, bad):
             gone = retain.may_go(rows, policy)
             names = {row.name for row in gone}
             staying = [row for row in rows if row.name not in names and row.verdict is Verdict.VERIFIED]
             if not gone or not staying:
                 continue
-            newest = held[max(staying, key=retain.newness).name]
+            newest = held[min(staying, key=lambda row: row.age).name]
             if not dry_run:
                 found = proof.check(newest.place, newest.manifest, reading=reading)
                 if found.verdict is not Verdict.VERIFIED:
@@ -173,6 +200,8 @@ class Copies:
                     target = f"{temporary}/{copy.manifest.name}"
                     problem = _duplicate(copy.place, target, copy.manifest, Reading())
                     return problem or aside.put(target, path, copy.place, attempt, reason)
+                except _Changed as error:
+                    return str(error)
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)
         except OSError as error:
@@ -195,16 +224,17 @@ class Copies:
 
     def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: retain.Policy, needed: Needed) -> tuple[Copy, ...] | None:
         """Give what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
-        new = retain.Held("", made.step, max((copy.made_ns for copy in held), default=0) + 1, Verdict.VERIFIED, made.n_bytes)
+        order = self._order()
+        new = retain.Held("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
         names: set[str] = set()
         for one in (*tighter, retain.Policy(1)):
-            mine = [_row(copy, needed, Verdict.VERIFIED) for copy in held if copy.manifest.path == made.path]
-            others = _by_path((copy for copy in held if copy.manifest.path != made.path), needed)
-            names = {row.name for rows in ([*mine, new], *others) for row in retain.may_go(rows, one)}
-            if "" not in names and self._fits(held, names, made):
+            mine = [_row(copy, order, needed, Verdict.VERIFIED) for copy in held if copy.manifest.path == made.path]
+            others = _by_path((copy for copy in held if copy.manifest.path != made.path), order, needed)
+            names = {row.name for rows in ([*mine, new], *others) for row in retain.may_go(rows, one, new.name)}
+            if self._fits(held, names, made):
                 return tuple(copy for copy in held if copy.place in names)
-        if "" in names or made.n_bytes > self._cap_bytes:
+        if made.n_bytes > self._cap_bytes:
             return None
         # the last ones of other paths, the one made first first: they may be of files that nobody writes any more
         for copy in held:
@@ -217,13 +247,13 @@ class Copies:
     def _fits(self, held: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
         return sum(copy.manifest.n_bytes for copy in held if copy.place not in gone) + made.n_bytes <= self._cap_bytes
 
-    def _make(self, made: Manifest, reading: Reading) -> Copy | str:
+    def _make(self, made: Manifest, reading: Reading, *, may_link: bool) -> Copy | str:
         durable.make_directory(self._directory)
         temporary = tempfile.mkdtemp(prefix=_MAKING, dir=self._directory)
         with _locked(temporary):
             try:
                 os.mkdir(f"{temporary}/data", 0o700)  # noqa: PTH102 -- as above
-                problem = _duplicate(made.path, f"{temporary}/data/{made.name}", made, reading, saves_left=_SAVES_LEFT)
+                problem = _duplicate(made.path, f"{temporary}/data/{made.name}", made, reading, saves_left=_SAVES_LEFT, may_link=may_link)
                 if problem:
                     return problem
                 durable.write(f"{temporary}/{manifest.FILE_NAME}", manifest.encode(made))
@@ -236,17 +266,21 @@ class Copies:
         return Copy(made, final, os.stat(f"{final}/{manifest.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
 
 
-def _by_path(held: Iterable[Copy], needed: Needed, bad: Collection[str] = ()) -> list[list[retain.Held]]:
+def _by_path(held: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[retain.Held]]:
     """Give the rows of each path by themselves: a model's file and its optimizer's are each torn by themselves."""
     rows: dict[str, list[retain.Held]] = {}
     for copy in held:
-        rows.setdefault(copy.manifest.path, []).append(_row(copy, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
+        rows.setdefault(copy.manifest.path, []).append(_row(copy, order, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
     return list(rows.values())
 
 
-def _row(copy: Copy, needed: Needed, verdict: Verdict) -> retain.Held:
-    made, place = copy.manifest, copy.place
-    return retain.Held(place, made.step, copy.made_ns, verdict, made.n_bytes, place in needed.in_use, place in needed.uploading)
+def _row(copy: Copy, order: Order, needed: Needed, verdict: Verdict) -> retain.Held:
+    place = copy.place
+    return retain.Held(place, _age(copy, order), verdict, copy.manifest.n_bytes, place in needed.in_use, place in needed.uploading)
+
+
+def _age(copy: Copy, order: Order) -> ordering.Age:
+    return order.of_manifest(copy.manifest, ordering.COPY, copy.place)
 
 
 def _names(directory: str) -> list[str]:
@@ -279,25 +313,30 @@ def _locked(directory: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _duplicate(source: str, target: str, made: Manifest, reading: Reading, saves_left: int = 0) -> str:
-    """Have `target` hold what a manifest says, from `source`; "" or why not. What is incomplete at `target` is the caller's to remove."""
+def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
+    source: str, target: str, made: Manifest, reading: Reading, *, saves_left: int = 0, may_link: bool = False
+) -> str:
+    """Have `target` hold what a manifest says, from `source`; "" or why not. What is incomplete at `target` is the caller's to remove.
+
+    Raises _Changed where `source` is not what the manifest was made of.
+    """
     has_room = False
     for file in made.files:
         old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if made.is_tree else (source, target)
         durable.make_directory(os.path.dirname(new))  # noqa: PTH120 -- as above
-        shared = reflink(old, new)
+        way = _REFLINK if reflink(old, new) else _LINK if may_link and _link(old, new) else _COPY
         if not has_room:
             room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
-            # shared blocks cost nothing until the original is overwritten in place: then the job needs as many anew
-            if room.f_bavail * room.f_frsize < made.n_bytes * (saves_left if shared else 1 + saves_left):
+            # shared blocks cost nothing until the original is written anew: then the job needs as many again
+            if room.f_bavail * room.f_frsize < made.n_bytes * (saves_left + (way == _COPY)):
                 return f"the disk would not have room for {saves_left} more of its size" if saves_left else "the disk has no room for it"
             has_room = True
         try:
-            read = _take(old, new, made.part_bytes, reading, shared=shared)
+            read = _take(old, new, made.part_bytes, reading, way)
         except (Short, NotRegular):
-            return f"{file.path} changed meanwhile"
+            raise _Changed(f"{file.path} changed meanwhile") from None
         if (read.n_bytes, read.crc64nvme, read.parts) != (file.n_bytes, file.crc64nvme, file.parts):
-            return f"{file.path} is not what its manifest says: it was written since, or is damaged"
+            raise _Changed(f"{file.path} is not what its manifest says: it was written since, or is damaged")
     if made.is_tree:
         for inner in sorted({"", *(file.path.rpartition("/")[0] for file in made.files)}):
             shutil.copymode(f"{source}/{inner}", f"{target}/{inner}")
@@ -305,15 +344,25 @@ def _duplicate(source: str, target: str, made: Manifest, reading: Reading, saves
     return ""
 
 
-def _take(old: str, new: str, part_bytes: int, reading: Reading, *, shared: bool) -> digest.Digest:
+def _link(old: str, new: str) -> bool:
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _take(old: str, new: str, part_bytes: int, reading: Reading, way: str) -> digest.Digest:
     """Read a file once: of one that shares its blocks already the new one, else the old one, writing the new one on the way."""
     with _open(old, reading) as opened:
-        if shared:
+        if way != _COPY:
             with _open(new, reading) as ours:
                 read = digest.of_source(ours, part_bytes=part_bytes)
-        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if shared else os.O_CREAT | os.O_EXCL)
+        if way == _LINK:
+            return read  # owner, mode and times are those of the original, which has them
+        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if way == _REFLINK else os.O_CREAT | os.O_EXCL)
         with os.fdopen(os.open(new, flags, 0o600), "wb", buffering=0) as out:
-            if not shared:
+            if way == _COPY:
                 read = _write(opened, out, part_bytes)
             _like(out.fileno(), opened.stat_opened)
             os.fsync(out.fileno())

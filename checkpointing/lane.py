@@ -136,12 +136,12 @@ class Lane:
             sent=state["sent"],
             seconds=round(time.monotonic() - began, 3),
         )
-        self._tidy()
+        self._tidy(key)
 
-    def _tidy(self) -> None:
+    def _tidy(self, arrived: str) -> None:
         """Tidy up after an upload. That it fails is a trouble of its own: told once, and no reason for the uploads to pause."""
         try:
-            self._remove_old()
+            self._remove_old(arrived)
         except BackendError as error:
             if not self._untidy:
                 self._untidy = True
@@ -151,8 +151,11 @@ class Lane:
                 self._untidy = False
                 self._tell("recovered", mirror=self._backend.url, what="tidy")
 
-    def _remove_old(self) -> None:
-        """Sweep what was left of our job's uploads, once; and let go of the oldest checkpoints, where that was asked for."""
+    def _remove_old(self, arrived: str) -> None:
+        """Sweep what was left of our job's uploads, once; and let go of the oldest checkpoints, where that was asked for.
+
+        `arrived`: the key of the one that was brought just now, which stays.
+        """
         if not self._swept:
             for stored in list(self._backend.list(remote.prefix_of(self._job), unfinished=True)):
                 if 0 < stored.at < time.time() - _LEFTOVER_S:
@@ -161,7 +164,7 @@ class Lane:
             self._swept = True
         if self._keep is not None:
             kept, _ = remote.newest_first(self._backend, self._job, known=self._known)
-            for one in remote.may_go(kept, self._keep):
+            for one in remote.may_go(kept, self._keep, arrived):
                 remote.remove(self._backend, one.place.key)
                 self._tell("pruned", mirror=self._backend.url, key=one.place.key, step=one.manifest.step)
 

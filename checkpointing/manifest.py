@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import digest, durable
-from checkpointing.model import Identity, NonFinite
+from checkpointing.model import Identity, Lineage, NonFinite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,19 +51,27 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known about the saving besides the bytes; each part may be missing."""
+    """What is known about the saving besides the bytes; each part may be missing. `began`: when the run began, as `Lineage` has it."""
 
     job: str = ""
     run: str = ""
     world_size: int | None = None
     knobs: tuple[tuple[str, str], ...] = ()
+    began: int | None = None
+    attempt: int | None = None
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """Which attempt of which run saved it, None where it was not written down."""
+        return None if self.began is None or self.attempt is None else Lineage(self.began, self.run, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint was when it was proven. `path` and `identity` are where it was read, on `host`; `made_unix_s` is wall time.
+    """What a checkpoint was when it was proven. `path` and `identity` are where it was read, on `host`.
 
-    `non_finite`: the tensors that hold NaN or Inf (model.listed). Manifests of version 1 were made of finite ones only.
+    Wall time: `made_unix_s` of the proof; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1. `non_finite`: the
+    tensors that hold NaN or Inf (model.listed). Manifests of version 1 were made of finite ones only.
     """
 
     name: str
@@ -77,8 +85,14 @@ class Manifest:
     within: tuple[int, int] | None = None
     about: About = About()
     made_unix_s: int = 0
+    saved_unix_ns: int = 0
     part_bytes: int = digest.PART_BYTES
     non_finite: tuple[NonFinite, ...] = ()
+
+    @property
+    def saved_ns(self) -> int:
+        """When it was saved, wall time in nanoseconds. A directory's identity tells no time: in version 1 the proof stands for it."""
+        return (self.saved_unix_ns or self.made_unix_s * 10**9) if self.is_tree else self.identity.mtime_ns
 
     @property
     def n_bytes(self) -> int:
@@ -114,6 +128,9 @@ def encode(manifest: Manifest) -> bytes:
         "job": about.job,
         "run": about.run,
         "made_unix_s": manifest.made_unix_s,
+        "saved_unix_ns": manifest.saved_unix_ns,
+        "run_began_unix_s": about.began,
+        "attempt": about.attempt,
         "source": {
             "host": manifest.host,
             "path": manifest.path,
@@ -175,8 +192,10 @@ def _manifest(row: dict[str, Any]) -> Manifest:
             _text(row["run"]),
             None if row["world_size"] is None else _count(row["world_size"]),
             tuple(sorted((_text(knob), _text(value)) for knob, value in row["knobs"].items())),
+            *(None if row.get(name) is None else _count(row[name]) for name in ("run_began_unix_s", "attempt")),
         ),
         made_unix_s=_count(row["made_unix_s"]),
+        saved_unix_ns=_count(row.get("saved_unix_ns", 0)),
         part_bytes=part_bytes,
         non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
     )

@@ -68,6 +68,21 @@ class Identity:
         return cls(directory.st_dev, directory.st_ino, sum(row[2] for row in rows), int.from_bytes(digest, "big") >> 1)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Lineage:
+    """Which attempt of which run wrote a checkpoint; the default, for what nobody knows, comes before all others.
+
+    `began`: when the run began, in seconds since the epoch, and after everything that was known of earlier runs (checkpointing/lineage.py).
+    """
+
+    began: int = 0
+    run: str = ""
+    attempt: int = 0
+
+
+UNKNOWN_LINEAGE = Lineage()
+
+
 @dataclass(frozen=True, slots=True)
 class NamedStep:
     """A step read out of a file name. `sure`: beside the number stands "step" or "iteration", and no epoch whose step it might be."""

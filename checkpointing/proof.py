@@ -69,6 +69,7 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
         within=found.within,
         about=about,
         made_unix_s=int(now()),
+        saved_unix_ns=max(tree.newest_mtime_ns if tree is not None else found.identity.mtime_ns, 0),
         part_bytes=part_bytes,
         non_finite=found.non_finite or (),
     )

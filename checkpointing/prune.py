@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from checkpointing import durable, ownership, retain
 from checkpointing.manifest import Manifest
 from checkpointing.model import Identity, Verdict
+from checkpointing.ordering import HERE, Order
 from checkpointing.verify import identity_of
 
 if TYPE_CHECKING:
@@ -52,13 +53,12 @@ class Pruned:
     reason: str = ""
 
 
-def plan(rows: Sequence[Row], policy: retain.Policy, proven: str) -> tuple[tuple[Row, str], ...]:
+def plan(rows: Sequence[Row], policy: retain.Policy, proven: str, order: Order = Order()) -> tuple[tuple[Row, str], ...]:  # noqa: B008 -- a frozen value
     """Give those that the policy does not keep, the oldest first, and why each stays all the same, "" where it may go. Changes nothing."""
     held = [
         retain.Held(
             row.manifest.path,
-            row.manifest.step,
-            row.manifest.made_unix_s,
+            order.of_manifest(row.manifest, HERE, row.manifest.path),
             Verdict.VERIFIED if not row.fenced and identity_of(row.manifest.path) == row.manifest.identity else Verdict.UNKNOWN,
             row.manifest.n_bytes,
             row.in_use,
@@ -94,10 +94,16 @@ class Pruner:
         self._directory = directory
         self._file = f"{directory}/{FILE_NAME}"
 
-    def prune(self, rows: Sequence[Row], policy: retain.Policy, proven: str) -> tuple[Pruned, ...]:
+    def prune(
+        self,
+        rows: Sequence[Row],
+        policy: retain.Policy,
+        proven: str,
+        order: Order = Order(),  # noqa: B008 -- a frozen value
+    ) -> tuple[Pruned, ...]:
         """Remove what a policy does not keep. `proven`: the path of the one that was read through just now."""
         self.finish()
-        planned = plan(rows, policy, proven)
+        planned = plan(rows, policy, proven, order)
         return tuple(_told(row, why or self._remove(row.manifest)) for row, why in planned)
 
     def finish(self) -> None:

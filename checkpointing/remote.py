@@ -1,6 +1,6 @@
 """What a mirror holds: where checkpoints stand in it, and which there are.
 
-In: a backend. Out: keys and manifests, the newest first: that of the highest step, as on a disk (checkpointing/age.py). A checkpoint
+In: a backend. Out: keys and manifests, the newest first, in the one order (checkpointing/ordering.py). A checkpoint
 stands in `<job>/<run>/<step or name>-<id>/`: its files under `data/`, and `manifest.json`, written last: without it there is no
 checkpoint. Job and run are percent-encoded, so that neither leads elsewhere. Raises what the backend does. Nothing is kept.
 """
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from checkpointing import age, retain
 from checkpointing import manifest as manifests
+from checkpointing import retain
 from checkpointing.backends import Backend, Denied, Missing
 from checkpointing.manifest import Manifest
 from checkpointing.model import Verdict
+from checkpointing.ordering import Generations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -124,14 +125,31 @@ def newest_first(
 
 def ordered(kept: Iterable[Kept]) -> list[Kept]:
     """Give them the newest first; of the same one in several mirrors, the mirror that came first."""
-    return sorted(kept, key=lambda one: age.of_manifest(one.manifest, age.MIRROR, one.place.key))
+    kept = list(kept)
+    generations = Generations(one.manifest for one in kept)
+    return sorted(kept, key=lambda one: generations.age(one.manifest, one.place.key))
 
 
-def may_go(kept: Iterable[Kept], policy: retain.Policy) -> list[Kept]:
-    """Give what a policy lets go of one mirror, in the order in which it should be removed."""
-    rows = {one.place.key: (rank, one) for rank, one in enumerate(reversed(ordered(kept)))}
-    held = [retain.Held(key, one.manifest.step, rank, Verdict.VERIFIED, one.manifest.n_bytes) for key, (rank, one) in rows.items()]
-    return [rows[one.name][1] for one in retain.may_go(held, policy)]
+def may_go(kept: Iterable[Kept], policy: retain.Policy, made: str | None = None) -> list[Kept]:
+    """Give what a policy lets go of one mirror, in the order in which it should be removed. `made`: the key of what arrived just now.
+
+    The quota is that of one run, the one that `made` is of, else the newest. Earlier runs get what it leaves of the quota. A run that goes
+    on beside it, or began later, is left alone: it is of another node, and looks after its own.
+    """
+    kept = ordered(kept)
+    own = next((one for one in kept if one.place.key == made), kept[0] if kept else None)
+    if own is None:
+        return []
+    generations = Generations(one.manifest for one in kept)
+    number, run = generations.generation(own.manifest)
+    counted: dict[str, Kept] = {}
+    for one in kept:
+        generation, its_run = generations.generation(one.manifest)
+        if generation < number or (generation, its_run) == (number, run):
+            counted[one.place.key] = one
+    own_order = Generations(one.manifest for one in counted.values())
+    held = [retain.Held(key, own_order.age(one.manifest, key), Verdict.VERIFIED, one.manifest.n_bytes) for key, one in counted.items()]
+    return [counted[one.name] for one in retain.may_go(held, policy, made)]
 
 
 def remove(backend: Backend, key: str) -> int:

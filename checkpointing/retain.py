@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from checkpointing.model import Verdict
+from checkpointing.ordering import Age
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,11 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One copy. `age`: grows with the time at which it was made (any unit). `step` None: nobody knows."""
+    """One copy. `age`: its place in the one order (checkpointing/ordering.py)."""
 
     name: str
-    step: int | None
-    age: int
+    age: Age
     verdict: Verdict
     n_bytes: int = 0
     in_use: bool = False
@@ -37,32 +37,29 @@ class Policy:
     every: int | None = None
 
 
-def may_go(held: Iterable[Held], policy: Policy) -> tuple[Held, ...]:
-    """Give what may be removed: the damaged ones first, then the verified, oldest first.
+def may_go(held: Iterable[Held], policy: Policy, made: str | None = None) -> tuple[Held, ...]:
+    """Give what may be removed: the damaged ones first, then the verified, oldest first. Never `made`, which was made just now.
 
-    Of every `every` steps the first that is held stays (steps 0 to every - 1, every to 2 * every - 1, …): what stays once stays after
-    others went. The newest is the highest step, and of those without a step the last made, which come after all with one.
+    Of every `every` steps the first of each run stays (steps 0 to every - 1, every to 2 * every - 1, …): what stays once stays after others
+    went. What was rolled back is no such first one.
     """
-    ranked = sorted(held, key=newness)
+    ranked = sorted(held, key=lambda one: one.age, reverse=True)
     verified = [one for one in ranked if one.verdict is Verdict.VERIFIED]
     if not verified:
         return ()
     stay = {one.name for one in verified[-max(policy.newest, 1) :]}
+    if made is not None:
+        stay.add(made)
     if policy.every is not None and policy.every > 0:
         stay |= _milestones(verified, policy.every)
     damaged = [one for one in ranked if one.verdict is Verdict.BAD]
     return tuple(one for one in (*damaged, *verified) if one.name not in stay and not one.in_use and not one.uploading)
 
 
-def newness(one: Held) -> tuple[bool, int, int, str]:
-    """Give the key that sorts the oldest first."""
-    return (one.step is not None, one.step or 0, one.age, one.name)
-
-
 def _milestones(verified: Sequence[Held], every: int) -> set[str]:
-    """Give the first of each `every` steps; `verified` is sorted, the oldest first."""
-    first: dict[int, str] = {}
+    """Give the first of each `every` steps of each run; `verified` is sorted, the oldest first."""
+    first: dict[tuple[int, str, int], str] = {}
     for one in verified:
-        if one.step is not None:
-            first.setdefault(one.step // every, one.name)
+        if one.age.step is not None and not one.age.is_rolled_back:
+            first.setdefault((one.age.began, one.age.run, one.age.step // every), one.name)
     return set(first.values())

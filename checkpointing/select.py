@@ -4,7 +4,7 @@ In: a listing, the fences, a cache of earlier verdicts, the manifests, and what 
 Out: a `Selection`, always; what must not be resumed from is fenced on the way. Nothing can fail but the recording of a fence, which
 `Fences` tells itself.
 
-Newest is the highest step. Three things make that more than a sort:
+Newest is what checkpointing/ordering.py says: by run, attempt and step. Three things make that more than a sort:
 
 * A name that says "step" is believed for the order; for any other name the content is looked at first (directory and data.pkl, not
   the bulk). What the full reading then finds counts: if the content says less than the name did, the file goes back into the queue.
@@ -35,10 +35,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import age, proof
-from checkpointing.age import Age
+from checkpointing import ordering, proof
 from checkpointing.manifest import Manifest, Manifests
 from checkpointing.model import Candidate, Identity, Verdict, Verification, nan_weights, note_of
+from checkpointing.ordering import Age, Order
 from checkpointing.source import Throttle, never
 from checkpointing.tree import Reading
 from checkpointing.verify import Cache, identity_of, verify
@@ -88,7 +88,7 @@ class Selection:
     MOST_OLDER behind the chosen one, oldest first, as (path, step or None): nobody looked into them.
 
     `spare`: the chosen one lies elsewhere. Of a copy of ours `chosen.path` is the copy, which can be read from there as well as be put
-    back; of a mirror's it is the home, where nothing may be yet: it has to be restored first.
+    back; of a mirror's it is the home, where nothing may be yet: it has to be restored first. `notes`: what a person should know of it.
     """
 
     chosen: Verification | None
@@ -101,20 +101,7 @@ class Selection:
     foreign: Why = ()
     spare: Spare | None = None
     not_finite: Why = ()
-
-
-def age_key(candidate: Candidate, found: Verification | None) -> Age:
-    """Give the key that sorts the newest first: by step of the whole run, then by epoch and step within it, then late before early.
-
-    `found` is None where nothing was read yet: then the name counts.
-    """
-    step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
-    within = found.within if found is not None else None
-    return age.of(step, within, candidate.mtime_ns or candidate.identity.mtime_ns, age.HERE, candidate.path)
-
-
-def _spare_age(spare: Spare) -> Age:
-    return age.of_manifest(spare.manifest, age.COPY if spare.place else age.MIRROR, spare.name)
+    notes: tuple[str, ...] = ()
 
 
 def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never) -> Verification | None:
@@ -143,6 +130,7 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     clock: Callable[[], float] = time.monotonic,
     avoid: Collection[str] = (),
     prefer_finite: bool = False,
+    order: Order = Order(),  # noqa: B008 -- a frozen value
 ) -> Selection:
     """Choose the newest whole checkpoint of a listing and of what lies elsewhere, and fence the torn ones that stood before it.
 
@@ -152,16 +140,16 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
     now = clock()
-    reader = _Reader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s)
+    reader = _Reader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order)
     tally = _Tally()
     avoided = frozenset(avoid)
     queue = _gather(listing, fences, reader, tally, avoided)
-    _gather_spares(spares, queue, tally, avoided)
-    chosen, taken = _take_finite(queue, reader, tally) if prefer_finite else _take(queue, reader, tally)[1:]
+    _gather_spares(spares, queue, tally, avoided, order)
+    taken = (_take_finite if prefer_finite else _take)(queue, reader, tally)
     if fences is not None:
         for kind in dict.fromkeys(_KINDS.values()):
             fences.add([row for row, its_kind in tally.torn if its_kind == kind], kind)
-    return _selection(listing, queue, tally, cache, chosen, taken)
+    return _selection(listing, queue, tally, cache, taken)
 
 
 def held(  # noqa: PLR0913 -- as newest
@@ -172,22 +160,24 @@ def held(  # noqa: PLR0913 -- as newest
     manifests: Manifests | None = None,
     spares: Sequence[Spare] = (),
     avoid: Collection[str] = (),
+    order: Order = Order(),  # noqa: B008 -- a frozen value
 ) -> tuple[list[tuple[Candidate | Spare, int | None]], Selection]:
     """Return what `newest` would read, newest first, each with its step as far as that is known; and what stands against the others.
 
     Nothing is read through, so that nobody knows yet which of them are whole; `chosen` is None.
     """
     tally = _Tally()
-    reader = _Reader(cache, manifests, suspect=False, throttle=None, interrupted=never, clock=lambda: 0.0, budget_ends=1.0, limit_ends=1.0)
+    reader = _Reader(
+        cache, manifests, suspect=False, throttle=None, interrupted=never, clock=lambda: 0.0, budget_ends=1.0, limit_ends=1.0, order=order
+    )
     queue = _gather(listing, fences, reader, tally, frozenset(avoid))
-    _gather_spares(spares, queue, tally, frozenset(avoid))
+    _gather_spares(spares, queue, tally, frozenset(avoid), order)
     rows = [(candidate, _step_of(candidate, verified, cache)) for _, candidate, verified in sorted(queue, key=lambda row: row[0])]
-    return rows, _selection(listing, queue, tally, cache, None, None)
+    return rows, _selection(listing, queue, tally, cache, (None, None, None))
 
 
-def _selection(  # noqa: PLR0913, PLR0917 -- the parts of one
-    listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache, chosen: Verification | None, taken: Spare | None
-) -> Selection:
+def _selection(listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache, taken: _Taken) -> Selection:
+    key, chosen, spare = taken
     refused = (tally.fenced, tally.unverifiable, tally.unknown, tally.poisoned, tally.not_finite)
     known = len(queue) + (chosen is not None) + sum(map(len, refused))
     tally.unknown.extend(listing.problems)
@@ -200,20 +190,22 @@ def _selection(  # noqa: PLR0913, PLR0917 -- the parts of one
         tuple(tally.poisoned),
         _behind(queue, cache),
         tuple(tally.foreign),
-        taken,
+        spare,
         tuple(tally.not_finite),
+        () if chosen is None or key is None else _lower_and_later(chosen, key, queue),
     )
 
 
 _Row = tuple[Age, Candidate | Spare, Verification | None]
 
 
-def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, avoided: frozenset[str]) -> None:
+def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, avoided: frozenset[str], order: Order) -> None:
     for spare in spares:
         if spare.place in avoided or (spare.home in avoided and _holds(spare.home, spare.manifest)):
             tally.poisoned.append((spare.name, POISONED))
         else:
-            queue.append((_spare_age(spare), spare, None))
+            distance = ordering.COPY if spare.place else ordering.MIRROR
+            queue.append((order.of_manifest(spare.manifest, distance, spare.name), spare, None))
 
 
 def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Tally, avoided: frozenset[str]) -> list[_Row]:
@@ -231,18 +223,18 @@ def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Ta
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
             tally.refuse(glanced)
         else:
-            queue.append((age_key(candidate, glanced), candidate, None))
+            queue.append((reader.order.of_candidate(candidate, glanced), candidate, None))
     return queue
 
 
 _Taken = tuple[Age, Verification, Spare | None] | tuple[None, None, None]
 
 
-def _take_finite(queue: list[_Row], reader: _Reader, tally: _Tally) -> tuple[Verification | None, Spare | None]:
+def _take_finite(queue: list[_Row], reader: _Reader, tally: _Tally) -> _Taken:
     """Take the newest whose weights did not turn NaN: compared with the newest of all, at least one of those that hold NaN is finite."""
     age, newest, spare = _take(queue, reader, tally)
     if newest is None or age is None or not (lost := nan_weights(newest.non_finite or ())):
-        return newest, spare
+        return (None, None, None) if newest is None or age is None else (age, newest, spare)
     passed: list[tuple[Age, Verification, Spare | None]] = [(age, newest, spare)]
     while True:
         age, found, taken = _take(queue, reader, tally)
@@ -252,11 +244,11 @@ def _take_finite(queue: list[_Row], reader: _Reader, tally: _Tally) -> tuple[Ver
             back = "an older one" if found.step is None else f"step {found.step}"
             for _, one, _home in passed:
                 tally.not_finite.append((one.path, f"its weights hold NaN: {note_of(one.non_finite or ())}; {back} is taken instead"))
-            return found, taken
+            return age, found, taken
         passed.append((age, found, taken))
     for its_age, one, home in passed[1:]:  # all of them hold NaN there: the older ones stay in their order
         heapq.heappush(queue, (its_age, home or _candidate_of(one), one))
-    return newest, spare
+    return passed[0]
 
 
 def _candidate_of(found: Verification) -> Candidate:
@@ -274,12 +266,12 @@ def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> _Taken:
                 return key, found, candidate
         else:
             found = verified or reader.read(candidate)
-            true_key = age_key(candidate, found)
+            true_key = reader.order.of_candidate(candidate, found)
             if found.verdict is Verdict.VERIFIED and true_key > key:  # older than its name said: whatever is newer goes first
                 heapq.heappush(queue, (true_key, candidate, found))
                 continue
             if found.verdict is Verdict.VERIFIED:
-                return key, found, None
+                return true_key, found, None
         tally.refuse(found)
     return None, None, None
 
@@ -301,13 +293,25 @@ def _step_of(candidate: Candidate | Spare, verified: Verification | None, cache:
     return known.step if known is not None else candidate.named.step if candidate.named is not None else None
 
 
+def _lower_and_later(chosen: Verification, key: Age, queue: list[_Row]) -> tuple[str, ...]:
+    """Say that the chosen one is not the one of the highest step, where that is so, and was not rolled back."""
+    higher = [row for row in queue if row[0].step is not None and key.step is not None and row[0].step > key.step]
+    passed = min((row for row in higher if not row[0].is_rolled_back), key=lambda row: (row[0].major, row[0]), default=None)
+    if passed is None or key.is_rolled_back:
+        return ()
+    other = passed[1].name if isinstance(passed[1], Spare) else passed[1].path
+    where = "in this run" if passed[0].lineage.run == key.run else "by a later run"
+    return (f"{chosen.path} (step {key.step}) is taken: it was written after {other} (step {passed[0].step}) {where}",)
+
+
 def _holds(path: str, manifest: Manifest) -> bool:
     """Say whether a path holds, by size and time, what a manifest was made of. What we put back has the time of what it is a copy of."""
     identity = identity_of(path)
-    return identity is not None and _is_same(identity, manifest)
+    return identity is not None and is_same(identity, manifest)
 
 
-def _is_same(identity: Identity, manifest: Manifest) -> bool:
+def is_same(identity: Identity, manifest: Manifest) -> bool:
+    """Say whether a manifest is of what has an identity, which may have moved since."""
     return identity == manifest.identity or _has_moved(identity, manifest)
 
 
@@ -354,6 +358,7 @@ class _Reader:
     clock: Callable[[], float]
     budget_ends: float
     limit_ends: float
+    order: Order
 
     def at_limit(self) -> bool:
         return self.interrupted() or self.clock() >= self.limit_ends
@@ -371,7 +376,7 @@ class _Reader:
     def read(self, candidate: Candidate) -> Verification:
         known = self.cache.get(candidate.path, candidate.identity)
         manifest = self._manifest(candidate)
-        if manifest is not None and _is_same(candidate.identity, manifest):
+        if manifest is not None and is_same(candidate.identity, manifest):
             before = replace(known, step=manifest.step, within=manifest.within) if known is not None else _recorded(candidate, manifest)
             believed = candidate.identity == manifest.identity and before.verdict is Verdict.VERIFIED and not self.suspect
             found = self._check(candidate.path, manifest, self.at_budget if believed else self.at_limit)

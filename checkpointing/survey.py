@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import names, pointers
+from checkpointing.catalog import Listing
 from checkpointing.formats import tree_format_of
 from checkpointing.model import Candidate, Identity, Verdict, Verification
-from checkpointing.select import age_key
 from checkpointing.source import NotRegular, never
 from checkpointing.tree import Tree
 from checkpointing.verify import identity_of, verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 _SUFFIXES: Final = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
 _LIGHTNING: Final = re.compile(r"(?<![a-z_])step=(\d{1,18})")
@@ -64,9 +64,16 @@ def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
     return list(_below(path, levels)) or [path]
 
 
-def newest_first(found: Iterable[Verification]) -> list[Verification]:
-    """Sort by step as a resume does, the newest first."""
-    return sorted(found, key=lambda one: age_key(Candidate(one.path, one.identity, names.step_in(one.path), _mtime_ns(one.path)), one))
+def listing(directory: str) -> Listing:
+    """List what a resume from a directory would choose among; what a save left that did not end is none of it."""
+    found = []
+    for path in checkpoints_in(directory):
+        identity = identity_of(path)
+        if identity is not None and not names.is_temporary(path) and not names.is_set_aside(path):
+            is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
+            mtime_ns = Tree(path).newest_mtime_ns if is_directory else identity.mtime_ns
+            found.append(Candidate(path, identity, names.step_in(path), mtime_ns, is_directory))
+    return Listing(tuple(found))
 
 
 def _below(path: str, levels: int) -> Iterator[str]:
@@ -207,10 +214,3 @@ def _root(
     )
     reasons = tuple(dict.fromkeys((*one.reasons, pointer.problem))) if one.verdict is verdict else (pointer.problem, *one.reasons)
     return replace(one, verdict=verdict, reason=reasons[0], reasons=reasons, level="", format=pointer.format)
-
-
-def _mtime_ns(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns  # noqa: PTH116 -- strings throughout the package
-    except OSError:
-        return 0

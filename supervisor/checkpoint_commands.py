@@ -1,7 +1,7 @@
 """The commands of `supervise checkpoints`.
 
 In: click's values. Out: the exit code of what does the work, which is imported when it is asked for. What can fail is a SuperviseError of
-its. `verify` and `latest` read no settings: they work on any directory, without a job. Nothing is kept.
+its. `verify` reads no settings: it works on any directory, without a job. Nothing is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_to(group: click.Group) -> None:
         checkpoints,
         "latest",
         _latest,
-        [as_json, click.Argument(["directory"], metavar="DIRECTORY")],
+        [*options(shared), as_json, click.Argument(["directory"], metavar="DIRECTORY")],
         "Say which checkpoint of a directory a resume would take, and why the newer ones are passed over.",
     )
     declared = options(lambda row: row.key == "checkpoints.paths")
@@ -100,10 +100,12 @@ def _verify(paths: tuple[str, ...], as_json: bool, **values: object) -> int:  # 
 
 
 def _latest(directory: str, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
-    given(values).without_command()
-    from supervisor.checkpointview import latest  # noqa: PLC0415  for this command only
+    invocation = given(values).without_command()
+    settings = invocation.settings()
+    from supervisor.checkpointlist import records_of  # noqa: PLC0415  for this command only
+    from supervisor.checkpointview import latest  # noqa: PLC0415  as above
 
-    return latest(directory, as_json=as_json)
+    return latest(directory, records_of(settings, invocation.job(settings), directory), as_json=as_json)
 
 
 def _of_mirror(row: Row) -> bool:

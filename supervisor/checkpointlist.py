@@ -26,7 +26,7 @@ from supervisor import learned, lock, numerics, places, stdio
 from supervisor.card import clean
 from supervisor.checkpointview import as_dict, table
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.readers import find_job, state_root
+from supervisor.readers import find_job, places_in, state_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,6 +147,20 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
 def _numbers(manifest: Manifest) -> str:
     """Say what is not finite in a verified checkpoint, and whether it was in an earlier one of its run."""
     return numerics.report(manifest) or note_of(manifest.non_finite)
+
+
+def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:
+    """Return where a job recorded what it knows of its checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
+    root = state_root(settings)
+    if job is not None and any(place.job == job for place in places_in(root)):
+        return find_job(root, job).directory / DIRECTORY
+    above = os.path.abspath(directory).rstrip("/") + "/"  # noqa: PTH100  a link stays as it is named
+    for place in places_in(root):
+        records = place.directory / DIRECTORY
+        paths = (*(one.path for one in Manifests(str(records)).all()), *(one.path for one in _fences(records).all()))
+        if any(f"{path}/".startswith(above) for path in paths):
+            return records
+    return None
 
 
 def _candidates(settings: Settings, learnt: tuple[learned.Place, ...], recorded: list[str]) -> Iterator[Candidate]:

@@ -12,8 +12,8 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from checkpointing import ordering, retain
 from checkpointing import prune as pruning
-from checkpointing import retain
 from checkpointing.catalog import find
 from checkpointing.copies import DIRECTORY as COPIES
 from checkpointing.copies import Copies
@@ -23,6 +23,7 @@ from checkpointing.model import CheckpointingError
 from supervisor import learned, mirror_commands, stdio
 from supervisor.card import clean
 from supervisor.checkpointlist import DIRECTORY, refuse_while_running
+from supervisor.checkpointorder import CheckpointOrder
 from supervisor.errors import SuperviseError
 from supervisor.places import pattern_of
 from supervisor.pointed import leads_to
@@ -43,7 +44,8 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
         refuse_while_running(place)
     directory = place.directory / DIRECTORY
     policy = retain.Policy(checkpoints.keep or retain.Policy().newest, checkpoints.keep_every or None)
-    gone = Copies(str(directory), 0).prune(policy, dry_run=dry_run)
+    order = CheckpointOrder(directory, Manifests(str(directory))).order
+    gone = Copies(str(directory), 0, order=order).prune(policy, dry_run=dry_run)
     for name in gone.removed:
         _say("copy", name, removed=not dry_run, as_json=as_json)
     if gone.reason:
@@ -67,14 +69,16 @@ def _own(settings: Settings, directory: Path, policy: retain.Policy) -> Iterator
     declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
     learnt = learned.of_last_run(directory)
     rows: dict[str, list[pruning.Row]] = {}
-    for made in Manifests(str(directory)).all():
+    manifests = Manifests(str(directory))
+    order = CheckpointOrder(directory, manifests).order()
+    for made in manifests.all():
         seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
         fenced = fences.get(made.path, made.identity) is not None
         if made.path in declared or learnt.is_checkpoint(made.path):
             rows.setdefault(pattern_of(made.path), []).append(pruning.Row(made, seen, fenced=fenced, leads=leads_to(made.path)))
     for pattern in sorted(rows):
-        newest = max(rows[pattern], key=lambda row: (row.manifest.step or 0, row.manifest.made_unix_s))
-        for row, reason in pruning.plan(rows[pattern], policy, newest.manifest.path):
+        newest = min(rows[pattern], key=lambda row: order.of_manifest(row.manifest, ordering.HERE, row.manifest.path))
+        for row, reason in pruning.plan(rows[pattern], policy, newest.manifest.path, order):
             yield pruning.Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
 
 

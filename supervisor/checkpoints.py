@@ -9,12 +9,13 @@ fences and the manifests.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import forecast, ownership, persist, proof, prune, retain
+from checkpointing import forecast, ordering, ownership, persist, proof, prune, retain
 from checkpointing.catalog import Listing, find
 from checkpointing.common import Held, Proof, is_shared, reads
 from checkpointing.copies import Copies, Copy, Needed
@@ -28,6 +29,7 @@ from checkpointing.tree import Reading
 from checkpointing.verify import Cache, identity_of, verify
 from supervisor import numerics
 from supervisor.baseline import Baseline
+from supervisor.checkpointorder import CheckpointOrder
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.learned import Learned
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
@@ -61,15 +63,28 @@ class JobCheckpoints:
         self._directory = job.state / DIRECTORY
         self._cache = Cache()
         self._fences: Fences | None = None
+        settings = job.settings
+        learns = settings.checkpoints.learn and settings.instrument.enabled
+        self.learned = Learned(self._directory, job.run_id) if learns else None
         self._manifests = Manifests(str(self._directory))
+        self._order = CheckpointOrder(self._directory, self._manifests, self.learned, job.run_id)
         self._aside = SetAside(str(self._directory))
-        self._copies = Copies(str(self._directory), int(job.settings.checkpoints.copies_gib * 2**30))
+        self._copies = Copies(
+            str(self._directory),
+            int(settings.checkpoints.copies_gib * 2**30),
+            order=self._order.order,
+            is_abandoned=self._order.is_abandoned,
+        )
+        self._notes: tuple[str, ...] = ()  # to be said with the first selection
         self._recorded: dict[str, Manifest] = {}  # the newest of each path, of what the watcher proved
+        self._reported: set[str] = set()  # paths of checkpoints among them
         self._brought: set[tuple[str, str]] = set()
         self._baseline = Baseline(self._directory, job.settings.checkpoints.paths)
         self.has_rank_0: Callable[[], bool | None] = lambda: True  # is global rank 0 on this node; None: no rank is known yet
         self.short: Callable[[str], None] | None = None  # told once while there is no room for the next checkpoints
         self._is_short = False
+        self.unprotected: Callable[[str], None] | None = None  # told once of each file that a kill during its save would lose
+        self._unprotected: set[str] = set()
         self._pruner = prune.Pruner(str(self._directory))
         self.pruned: Callable[[str, int | None, str], None] | None = (
             None  # path, step, why it stays, of what checkpoints.keep does not keep
@@ -82,24 +97,22 @@ class JobCheckpoints:
         self.not_finite: Callable[[int | None, str], None] | None = None  # told once when numbers turn to NaN or Inf: step, text
         self.stumbled: Callable[[str], None] | None = None  # told once of each failure of the watcher itself
         self._attempt = 0
-        self._began_ns = 0  # of that attempt, by wall time
+        self._beginning = threading.Lock()
+        self._has_begun = False
         self._alive_until_ns = time.time_ns()  # of the last rank, by wall time
-        settings = job.settings
-        learns = settings.checkpoints.learn and settings.instrument.enabled
-        self.learned = Learned(self._directory, job.run_id) if learns else None
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read or recorded, last, each in one line."""
         learned = self.learned.problem if self.learned is not None else None
         fences = self._fences.problem if self._fences is not None else None
-        return tuple(
-            problem for problem in (fences, learned, self._manifests.problem, self._copies.problem, self._baseline.problem) if problem
-        )
+        found = (fences, learned, self._manifests.problem, self._copies.problem, self._order.problem, self._baseline.problem)
+        return tuple(problem for problem in found if problem)
 
     def began(self, attempt: int) -> None:
         """Note which attempt's ranks are to be learned from. From the loop's thread."""
-        self._attempt, self._began_ns = attempt, time.time_ns()
+        self._attempt = attempt
+        self._order.attempt_begins(attempt)
 
     def ended(self) -> None:
         """Note that no rank is left: what is written from now on is not this job's. From the loop's thread."""
@@ -133,8 +146,20 @@ class JobCheckpoints:
         declared = (os.path.join(self._job.cwd, pattern) for pattern in self._job.settings.checkpoints.paths)  # noqa: PTH118 (patterns)
         return any(fnmatchcase(path, pattern) for pattern in declared) or (self.learned is not None and self.learned.is_saved(path))
 
+    def _begin(self) -> None:
+        """Before anything is read: take the run down, and what the ranks of a supervisor that was killed wrote last."""
+        with self._beginning:
+            if self._has_begun:
+                return
+            self._has_begun = True
+            self._notes = self._order.begin_run(self._copies)
+            left = sorted(self._job.scratch.glob("attempt-[0-9]*"))
+            if self.learned is not None and left:
+                self.learned.absorb(left[-1], int(left[-1].name.rpartition("-")[2]), again=True)
+
     def absorb(self) -> None:
         """Learn from what the ranks wrote since the last time."""
+        self._order.keep()
         if self.learned is not None and self._attempt:
             self.learned.absorb(self._job.attempt_dir(self._attempt), self._attempt)
 
@@ -151,9 +176,12 @@ class JobCheckpoints:
         declared = bool(checkpoints.paths)
         mended: tuple[tuple[str, str], ...] = ()
         try:
+            self._begin()
             self._fences = self._fences or Fences(self._directory)
             self.absorb()
             self._rescue(permit)
+            if permit.valid:
+                self._order.step_back(avoid, self._copies)
             selection = self._newest(self._fences, avoid, suspect=suspect)
             if self.learned is not None and self._resumes_itself and permit.valid:
                 self.learned.settle()
@@ -162,7 +190,8 @@ class JobCheckpoints:
                 selection = self._newest(self._fences, avoid, suspect=suspect) if mended else selection
             if permit.valid:
                 self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
-            return replace(to_event(selection, t, attempt), mended=mended)
+            notes, self._notes = (*self._notes, *selection.notes), ()
+            return replace(to_event(selection, t, attempt), mended=mended, notes=notes)
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
 
@@ -171,6 +200,7 @@ class JobCheckpoints:
     def rescue(self, permit: Permit) -> tuple[str, str] | None:
         """Take in, and write to disk, what the dead ranks of this node left. Returns what could not be looked at, and why."""
         try:
+            self._begin()
             self._fences = self._fences or Fences(self._directory)
             self.absorb()
             self._rescue(permit)
@@ -185,8 +215,15 @@ class JobCheckpoints:
 
         agreements: number of the nodes' agreement with which an attempt of this run began. Raises CheckpointingError, OSError.
         """
+        self._order.step_back(avoid, self._copies)
         rows, selection = held(
-            self.listing(), self._fences, self._cache, manifests=self._manifests, spares=self._spares(), avoid=frozenset(avoid)
+            self.listing(),
+            self._fences,
+            self._cache,
+            manifests=self._manifests,
+            spares=self._spares(),
+            avoid=frozenset(avoid),
+            order=self._order.order(),
         )
         self._offered = {}
         for found, step in rows[:MOST_OFFERED]:
@@ -282,6 +319,7 @@ class JobCheckpoints:
             limit_s=LIMIT_S if checkpoints.paths else checkpoints.verify_budget_s,  # what the script does itself does not wait for us
             avoid=avoid,
             prefer_finite=self.prefers_finite,
+            order=self._order.order(),
         )
 
     def _torn_candidates(self, learned: Learned) -> tuple[str, ...]:
@@ -388,6 +426,7 @@ class JobCheckpoints:
     def has_good(self) -> bool:
         """Say whether any checkpoint on this disk is proven whole. Nothing is fenced: ranks of other nodes may be writing."""
         try:
+            self._begin()
             fences = Fences(self._directory)
             chosen = self._newest(None, (), suspect=False).chosen
             return chosen is not None and fences.get(chosen.path, chosen.identity) is None
@@ -398,8 +437,13 @@ class JobCheckpoints:
         """Record what is declared and here before any rank starts."""
         self._baseline.take(listing.candidates)
 
-    def restored(self, path: str) -> None:
-        """Take a file that was restored from a mirror for a checkpoint: it was one before this disk forgot it."""
+    def restored(self, path: str, began: int) -> None:
+        """Take a file that was restored from a mirror for a checkpoint: it was one before this disk forgot it.
+
+        `began`: when the run began that saved it; this one is a later one, whatever our clock says.
+        """
+        self._begin()
+        self._order.restored(began)
         identity = identity_of(path)
         if identity is not None:
             self._baseline.add(path, identity)
@@ -410,6 +454,12 @@ class JobCheckpoints:
         """Say whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""
         newest = numerics.newest_of_run(self._manifests.all(), self._job.run_id)
         return "" if newest is None else numerics.report(newest)
+
+    def last_recorded(self) -> Manifest | None:
+        """Return the newest checkpoint of this run that is recorded as verified. Reads nothing."""
+        order = self._order.order()
+        own = [one for path, one in list(self._recorded.items()) if one.about.run == self._job.run_id and path in self._reported]
+        return min(own, key=lambda one: order.of_manifest(one, ordering.HERE, one.path), default=None)
 
     def watcher(self, on_verified: Callable[[CheckpointRef, int], None]) -> CheckpointWatcher | None:
         """Make the watcher, where any checkpoint is declared or may be learned. `on_verified` gets the attempt that saved it too."""
@@ -423,6 +473,7 @@ class JobCheckpoints:
             nonlocal swept
             if not swept:  # in the watcher's thread, for there may be many
                 swept = True
+                self._begin()
                 self._manifests.sweep()
             self.absorb()
             listing = self.listing(candidates=True)
@@ -437,24 +488,38 @@ class JobCheckpoints:
                 self._bring_one(manifest)
                 self._foresee(manifest)
                 self._prune(manifest)
-            if news and self.is_checkpoint(found.path):
-                on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)), self._made_in(found.path))
+            if not self.is_checkpoint(found.path):
+                return
+            self._reported.add(found.path)
+            if news:
+                on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)), self._made_in(found))
 
         self._copies.sweep()
         return CheckpointWatcher(
-            look, verified, self._cache, interval_s=checkpoints.scan_interval_s, on_trouble=self.stumbled or (lambda _: None)
+            look,
+            verified,
+            self._cache,
+            order=self._order.order,
+            is_wanted=self._may_be_pruned,
+            interval_s=checkpoints.scan_interval_s,
+            on_trouble=self.stumbled or (lambda _: None),
         )
 
-    def _made_in(self, path: str) -> int:
-        """Return the attempt that saved a checkpoint: by its ranks' word, else by when the file was written; 0 where neither tells."""
-        writes = self.learned.writes(path) if self.learned is not None else ()
-        if writes:
-            return max(write.attempt for write in writes)
+    def _made_in(self, found: Verification) -> int:
+        """Return the attempt of this run that saved a checkpoint; 0 where none did."""
         try:
-            written_ns = os.stat(path).st_mtime_ns  # noqa: PTH116 (strings throughout)
+            saved_ns = os.stat(found.path).st_mtime_ns  # noqa: PTH116 (strings throughout)
         except OSError:
             return 0
-        return self._attempt if self._began_ns and written_ns >= self._began_ns else 0
+        lineage = self._order.lineage_of(found.path, found.identity, saved_ns)
+        return lineage.attempt if lineage.run == self._job.run_id else 0
+
+    def _may_be_pruned(self, candidate: Candidate) -> bool:
+        """Say whether what was here at our start is to be recorded: `checkpoints.keep` removes only what is, of this run."""
+        if not self._job.settings.checkpoints.keep:
+            return False
+        mtime_ns = candidate.mtime_ns or candidate.identity.mtime_ns
+        return self._order.lineage_of(candidate.path, candidate.identity, mtime_ns).run == self._job.run_id
 
     def _record(self, found: Verification, reading: Reading) -> Manifest | None:
         """Take down what was proven, byte by byte, so that a later change of it is seen. None where it changed meanwhile."""
@@ -463,7 +528,10 @@ class JobCheckpoints:
             return known
         try:
             part_bytes = self._job.settings.checkpoints.part_mib << 20
-            manifest = proof.build(found, About(self._job.name, self._job.run_id), reading=reading, part_bytes=part_bytes)
+            manifest = proof.build(found, About(self._job.name), reading=reading, part_bytes=part_bytes)
+            lineage = self._order.lineage_of(found.path, found.identity, manifest.saved_ns)
+            about = replace(manifest.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt)
+            manifest = replace(manifest, about=about)
         except (proof.Changed, Interrupted, OSError):
             return None  # it is looked at anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest
@@ -477,7 +545,7 @@ class JobCheckpoints:
 
         `before`: what was recorded of the same path last, which is no longer there.
         """
-        earlier = [one for one in self._manifests.all() if one.path != made.path and numerics.saved_ns(one) < numerics.saved_ns(made)]
+        earlier = [one for one in self._manifests.all() if one.path != made.path and one.saved_ns < made.saved_ns]
         earlier += [before] if before is not None else []
         last = numerics.newest_of_run(earlier, self._job.run_id, pattern_of(made.path))
         made = replace(made, non_finite=numerics.compared(made.non_finite, last))
@@ -487,21 +555,32 @@ class JobCheckpoints:
 
     def _compare_later(self, made: Manifest) -> None:
         """Compare those anew that were saved after it and verified before it: of several at once the newest is read first."""
-        place, when = pattern_of(made.path), numerics.saved_ns(made)
-        later = [
-            one for one in self._recorded.values() if one.non_finite and pattern_of(one.path) == place and numerics.saved_ns(one) > when
-        ]
-        for one in sorted(later, key=numerics.saved_ns):
+        place, when = pattern_of(made.path), made.saved_ns
+        later = [one for one in self._recorded.values() if one.non_finite and pattern_of(one.path) == place and one.saved_ns > when]
+        for one in sorted(later, key=lambda one: one.saved_ns):
             again = self._compared(one) if one.path != made.path and not numerics.turned(one) else one
             if again != one and self._manifests.put(again):
                 self._recorded[one.path] = again
 
     def _keep_copy(self, manifest: Manifest, reading: Reading) -> None:
-        """Keep a copy of what the script writes over again and again: the next save may leave it torn."""
+        """Keep a copy of what the script writes over again and again: the next save may leave it torn.
+
+        Where none can be had, and a save is not seen to leave the old file whole until the new one is, that is told once.
+        """
         path = manifest.path
-        in_place = self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)
-        if in_place and not numerics.lost_weights(manifest) and self._job.settings.checkpoints.copies_gib > 0:
-            self._copies.keep(manifest, self._policy, Needed(self._in_use), reading=reading)
+        if not self._is_in_place(path) or numerics.lost_weights(manifest) or self._job.settings.checkpoints.copies_gib <= 0:
+            return
+        replaces = self.learned is not None and self.learned.replaces(path)
+        kept = self._copies.keep(manifest, self._policy, Needed(self._in_use), may_link=replaces, reading=reading)
+        is_lost = kept.copy is None and not kept.is_transient and not replaces and self._copies.newest_for(path) is None
+        if is_lost and path not in self._unprotected and self.unprotected is not None:
+            self._unprotected.add(path)
+            self.unprotected(f"a kill during the next save of {path} loses all: it is written in place and has no copy: {kept.reason}")
+
+    def _is_in_place(self, path: str) -> bool:
+        """Say whether a checkpoint, or what may turn out to be one, has a name that the next save will have too."""
+        is_one = self.is_checkpoint(path) or (self.learned is not None and self.learned.is_known(path))
+        return is_one and pattern_of(path) == escaped(path)
 
     def _bring(self, listing: Listing) -> None:
         """Have the mirrors get what was recorded before it was known to be a checkpoint."""
@@ -551,7 +630,10 @@ class JobCheckpoints:
         """Remove this job's older checkpoints of the same place, where `checkpoints.keep` says so. `proven` was read through just now."""
         if not self._job.settings.checkpoints.keep or self.learned is None or not self.is_checkpoint(proven.path):
             return
-        place, fences = pattern_of(proven.path), self._fences
+        place, fences, order = pattern_of(proven.path), self._fences, self._order.order()
+        # of those that are read in one look the newest comes first, and stands for those that it lets go
+        read = [one for one in self._recorded.values() if pattern_of(one.path) == place]
+        proven = min(read, key=lambda one: order.of_manifest(one, ordering.HERE, one.path))
         made_here = [made for made in self._manifests.all() if pattern_of(made.path) == place and self.is_checkpoint(made.path)]
         finite = numerics.newest_of_run([made for made in made_here if not numerics.lost_weights(made)], self._job.run_id)
         rows = [
@@ -565,7 +647,7 @@ class JobCheckpoints:
             )
             for made in made_here
         ]
-        for one in self._pruner.prune(rows, self._policy, proven.path):
+        for one in self._pruner.prune(rows, self._policy, proven.path, order):
             if not one.reason:
                 self._manifests.forget(one.path)
                 self._recorded.pop(one.path, None)
@@ -577,7 +659,7 @@ class JobCheckpoints:
     def _foresee(self, manifest: Manifest) -> None:
         """Tell when the next checkpoints will not fit; one that is written in place needs no more room than it has."""
         path = manifest.path
-        if self.short is None or (self.learned is not None and self.learned.is_known(path) and pattern_of(path) == escaped(path)):
+        if self.short is None or self._is_in_place(path):
             return
         found = forecast.forecast(os.path.dirname(path), manifest.n_bytes)  # noqa: PTH120 (strings throughout)
         if found.room is forecast.Room.SHORT and not self._is_short:

@@ -1,27 +1,38 @@
-"""`supervise checkpoints verify` and `latest`: what checkpoints are worth, on any directory, without a job and without settings.
+"""`supervise checkpoints verify` and `latest`: what checkpoints are worth, on any directory, with or without a job.
 
-In: paths as they were typed. Out: one JSON object for each checkpoint and line, or a table; the exit code. What is wrong with a
-checkpoint, or with a path, is a row. Nothing is written, no pickle is executed, and what is read is given back to the page cache.
+In: paths as they were typed, and for `latest` what the job recorded that saves there. Out: one JSON object for each checkpoint and line,
+or a table; the exit code. What is wrong with a checkpoint, or with a path, is a row. Nothing is written, no pickle is executed, and what is
+read is given back to the page cache.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from checkpointing import pointers, survey
-from checkpointing.model import Verdict
+from checkpointing.copies import Copies
+from checkpointing.fence import Fences
+from checkpointing.manifest import Manifests
+from checkpointing.model import CheckpointingError, Identity, Verdict, Verification
+from checkpointing.select import newest
 from checkpointing.source import NotRegular
-from checkpointing.verify import verify as verify_one
+from checkpointing.verify import Cache
 from supervisor import stdio
 from supervisor.card import clean
+from supervisor.checkpointorder import CheckpointOrder
+from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from checkpointing.model import Verification
+    from checkpointing.catalog import Listing
+    from checkpointing.select import Selection
 
 _SHOWN_REASONS = 3
 
@@ -43,34 +54,55 @@ def verify(paths: Sequence[str], *, as_json: bool) -> int:
     return 0 if good else 1
 
 
-def latest(directory: str, *, as_json: bool) -> int:
-    """Print which checkpoint a resume would take, and why the newer ones were passed over. Returns 0 where there is one."""
+def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
+    """Print which checkpoint a resume would take, and why the newer ones were passed over. Returns 0 where there is one.
+
+    `records`: what the job that saves there recorded of its checkpoints, None where none did. It is the same choice as a resume's, by what
+    is recorded now: fences, manifests, kept copies, the order of the runs, and what was given up by a step back. Nothing is recorded.
+    """
     progress = stdio.StatusLine(wanted=not as_json)
-    glances = [verify_one(path, bulk=False) for path in survey.checkpoints_in(directory)]
-    chosen: Verification | None = None
-    passed: list[Verification] = []
-    # what the content says beyond a glance may put it behind another: sorted anew until the first is both read and good
-    waiting = survey.newest_first(glances)
-    read: set[str] = set()
-    while waiting and chosen is None:
-        first = waiting.pop(0)
-        if first.path not in read:
-            progress.show(_reading(first.path))
-            found = survey.judged(first.path)
-            progress.clear()
-            read.add(first.path)
-            waiting = survey.newest_first([found, *waiting])
-        elif first.verdict is Verdict.VERIFIED:
-            chosen = first
-        elif first.verdict is not Verdict.FOREIGN:
-            passed.append(first)
-    reasons = _pointed(directory, chosen)
+    progress.show(_reading(directory))
+    cache = Cache()
+    listing = survey.listing(os.path.abspath(directory))  # noqa: PTH100  a link stays as it is named
+    selection, fenced = _selected(listing, records, directory, cache)
+    progress.clear()
+    refused = (*fenced, *selection.fenced, *selection.poisoned, *selection.unverifiable, *selection.unknown)
+    identities = {candidate.path: candidate.identity for candidate in listing.candidates}
+    passed = [_known(cache, path, identities.get(path), why) for path, why in refused]
+    chosen = selection.chosen
+    reasons = [*selection.notes, *_pointed(directory, chosen)]
     if as_json:
         row = {**as_dict(chosen), "reasons": [*(chosen.reasons if chosen else ()), *reasons]}
         stdio.write(sys.stdout, json.dumps({**row, "passed_over": [as_dict(one) for one in passed]}))
     else:
         stdio.write(sys.stdout, "\n".join(_told(directory, chosen, passed, reasons)))
     return 0 if chosen is not None else 1
+
+
+def _selected(listing: Listing, records: Path | None, directory: str, cache: Cache) -> tuple[Selection, list[tuple[str, str]]]:
+    """Choose as a resume does; and give what a fence keeps out, as (path, reason)."""
+    if records is None:
+        return newest(listing, None, cache, limit_s=math.inf), []
+    try:
+        fences, manifests = Fences(records), Manifests(str(records))
+    except CheckpointingError as error:
+        raise SuperviseError(error.message, hint=error.hint) from error
+    fenced = {one.path: fence.reason for one in listing.candidates if (fence := fences.get(one.path, one.identity)) is not None}
+    free = replace(listing, candidates=tuple(one for one in listing.candidates if one.path not in fenced))
+    known = CheckpointOrder(records, manifests)
+    copies = Copies(str(records), 0, order=known.order, is_abandoned=known.is_abandoned)
+    above = os.path.abspath(directory).rstrip("/") + "/"  # noqa: PTH100  as above
+    spares = [spare for spare in copies.spares() if f"{spare.home}/".startswith(above)]
+    order = known.order()
+    return newest(free, None, cache, manifests=manifests, spares=spares, limit_s=math.inf, order=order), list(fenced.items())
+
+
+def _known(cache: Cache, path: str, identity: Identity | None, why: str) -> Verification:
+    """Return what was found about one that was passed over; of what nobody read now, what is recorded."""
+    found = None if identity is None else cache.get(path, identity)
+    if found is not None and found.verdict is not Verdict.VERIFIED:
+        return found
+    return Verification(path, identity or Identity(0, 0, 0, 0), Verdict.BAD, why, reasons=(why,))
 
 
 def as_dict(found: Verification | None) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Write:
 
     was: the file before its last save; now: as the save left it, None while it is under way; of a directory the size is -1. cut: a save of
     it began and did not end, as far as was told. fresh: nothing was there before its first save of this run. loose: it was told before the
-    script closed the file.
+    script closed the file. replaced: its last save made another inode, under a temporary name or after the old one was removed.
     """
 
     path: str
@@ -99,6 +99,7 @@ class Write:
     cut: bool = False
     fresh: bool = False
     loose: bool = False
+    replaced: bool = False
 
 
 class Learned:
@@ -114,6 +115,7 @@ class Learned:
         self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
         self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → units loaded
         self._asked: set[tuple[int, str]] = set()  # (attempt, pattern) that was asked for
+        self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.problem: str | None = None
         record = _decoded(self._file)
         self._places = {place.pattern: place for place in record.places}
@@ -121,9 +123,13 @@ class Learned:
         self._earlier = tuple(write.path for write in record.writes)  # of this run or the one before it
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
-    def absorb(self, directory: Path, attempt: int) -> bool:
-        """Take in what the ranks of an attempt wrote since the last time. Returns whether anything was new; writes it down then."""
+    def absorb(self, directory: Path, attempt: int, *, again: bool = False) -> bool:
+        """Take in what the ranks of an attempt wrote since the last time. Returns whether anything was new; writes it down then.
+
+        `again`: an earlier supervisor took in a part of it. What is known of that attempt already counts no second time.
+        """
         with self._lock:
+            self._counted = {path for path, write in self._writes.items() if again and write.attempt == attempt}
             before = self._places, self._writes, self._made
             self._places, self._writes, self._made = dict(self._places), dict(self._writes), dict(self._made)  # readers hold no lock
             for file in sorted(directory.glob("saves-*.jsonl")):
@@ -164,6 +170,16 @@ class Learned:
     def writes(self, unit: str) -> tuple[Write, ...]:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
         return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
+
+    def attempt_of(self, path: str, identity: Identity) -> int | None:
+        """Return which attempt of this run was seen to write a file as it is now, None where none was."""
+        write = self._writes.get(path)
+        return write.attempt if write is not None and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns) else None
+
+    def replaces(self, unit: str) -> bool:
+        """Return whether each file of a checkpoint was seen to get another inode when it was saved: a rewrite cannot harm a link to it."""
+        writes = self.writes(unit)
+        return bool(writes) and all(write.replaced for write in writes)
 
     def wrote(self, unit: str) -> bool:
         """Return whether ranks of this node wrote a checkpoint, in this run or the one before."""
@@ -242,7 +258,8 @@ class Learned:
             if number > self._numbers.get(file, 0):
                 self._numbers[file] = number
                 unit = unit_of(path)
-                if not under_way and (unit == path or not self.writes(unit)):  # one save of all ranks, one directory of many files
+                is_counted = under_way or path in self._counted
+                if not is_counted and (unit == path or not self.writes(unit)):  # one save of all ranks, one directory of many files
                     self._count(unit, float(row["t"]), saved=1)
             under_way.add((file, number))
             was = _stat(row["was"])
@@ -254,7 +271,9 @@ class Learned:
         elif what == "ended":
             under_way = self._open.get(path, set())
             under_way.discard((file, number))
-            self._writes[path] = replace(known, now=_stat(row["now"]), cut=bool(under_way) or not row["well"])
+            now = _stat(row["now"])
+            replaced = known.was is not None and now is not None and known.was[:2] != now[:2]
+            self._writes[path] = replace(known, now=now, cut=bool(under_way) or not row["well"], replaced=replaced)
         elif what == "renamed":
             self._renamed(str(row["was"]), path, row, attempt)
         if what != "ended":
@@ -282,7 +301,7 @@ class Learned:
             if unit == path or not self.writes(unit):
                 self._count(unit, t, saved=1)
         self._writes.pop(path, None)
-        self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh)
+        self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
 
     def _was_loaded(self, row: dict[str, Any], file: str) -> None:
         if not loads_first(row.get("via", ""), int(row["steps"])):
@@ -389,6 +408,7 @@ def _decoded(file: Path) -> _Record:
                 bool(row["cut"]),
                 bool(row["fresh"]),
                 bool(row["loose"]),
+                bool(row.get("replaced")),
             )
             for row in content["writes"]
         )

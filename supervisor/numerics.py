@@ -7,7 +7,6 @@ tensor that an earlier save of the same run held finite is reported: then the tr
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,17 +23,7 @@ if TYPE_CHECKING:
 def newest_of_run(manifests: Iterable[Manifest], run: str, place: str | None = None) -> Manifest | None:
     """Give what a run saved last, as far as it was verified; with `place` (a pattern) only there."""
     mine = (one for one in manifests if run and one.about.run == run and (place is None or pattern_of(one.path) == place))
-    return max(mine, key=saved_ns, default=None)
-
-
-def saved_ns(one: Manifest) -> int:
-    """Give when a checkpoint was saved, by its file system's clock: several may be verified at once, and the newest is verified first."""
-    if not one.is_tree:
-        return one.identity.mtime_ns
-    try:
-        return os.stat(one.path).st_mtime_ns  # noqa: PTH116 (strings throughout)
-    except OSError:
-        return one.made_unix_s * 10**9
+    return max(mine, key=lambda one: one.saved_ns, default=None)
 
 
 def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:

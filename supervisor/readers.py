@@ -189,7 +189,7 @@ def find_job(root: Path, job: str | None) -> Place:
 
     Where several nodes share the directory, it is this node's part, else the most recent. Raises SuperviseError (64) listing what there is.
     """
-    places = sorted(_places(root), key=_changed_at, reverse=True)
+    places = places_in(root)
     jobs = list(dict.fromkeys(p.job for p in places))
     if job is None and not places:
         hint = "Start one with `supervise -- COMMAND`, or name the place with --state-dir."
@@ -264,11 +264,14 @@ def as_dict(seen: Status) -> dict[str, Any]:
     }
 
 
-def _places(root: Path) -> list[Place]:
+def places_in(root: Path) -> list[Place]:
+    """Return the files of all jobs on all nodes that share the directory, the last changed first; of one time, this node's."""
+    here = identity.node_name()
     try:
-        return [Place(p.parents[2].name, p.parent.name, p.parent) for p in root.glob("*/nodes/*/journal.jsonl")]
+        found = [Place(p.parents[2].name, p.parent.name, p.parent) for p in root.glob("*/nodes/*/journal.jsonl")]
     except OSError:
         return []
+    return sorted(found, key=lambda place: (_changed_at(place), place.node == here), reverse=True)
 
 
 def _changed_at(place: Place) -> float:

@@ -3,8 +3,9 @@
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
 the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "said", "text"} for people, and at the end one of
-{"ev": "restored", "path", "step", "mirror", "bytes", "passed_over"}, {"ev": "nothing"}, {"ev": "refused", "kind", "message", "hint"};
-kind: other_job, unreachable, in_the_way (something else is there), elsewhere (the place is none of the job's), no_space, failed.
+{"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over"}, {"ev": "nothing"},
+{"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (something else is there), elsewhere (the place is
+none of the job's), no_space, failed.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Answer:
     message: str = ""
     hint: str = ""
     passed_over: tuple[tuple[str, str], ...] = ()
+    began: int = 0
 
 
 def restore(job: Job, say: Callable[[str], None]) -> Answer:
@@ -105,7 +107,7 @@ def _without_a_word(code: int, errors: IO[bytes]) -> str:
 def _answer(row: dict[str, Any]) -> Answer:
     if row["ev"] == "restored":
         passed = tuple((str(what), str(why)) for what, why in row["passed_over"])
-        return Answer("restored", row["path"], row["step"], row["mirror"], row["bytes"], passed_over=passed)
+        return Answer("restored", row["path"], row["step"], row["mirror"], row["bytes"], passed_over=passed, began=row["began"])
     return Answer("nothing") if row["ev"] == "nothing" else Answer(row["kind"], message=row["message"], hint=row["hint"])
 
 
@@ -152,7 +154,15 @@ def main() -> int:
     if done is None:
         tell("nothing")
     else:
-        tell("restored", path=done.path, step=done.manifest.step, mirror=done.url, bytes=done.fetched_bytes, passed_over=done.passed_over)
+        tell(
+            "restored",
+            path=done.path,
+            step=done.manifest.step,
+            began=max(done.manifest.about.began or 0, done.manifest.saved_ns // 10**9),
+            mirror=done.url,
+            bytes=done.fetched_bytes,
+            passed_over=done.passed_over,
+        )
     return 0
 
 

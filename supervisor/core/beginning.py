@@ -68,6 +68,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     torn = [(path, why) for path, why in event.fenced if path not in done]
     notes: tuple[Action, ...] = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
     notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
+    notes += tuple(Say("warning", note) for note in event.notes)
     notes += tuple(Say("warning", f"torn checkpoint {left}: {path}: {why}") for path, why in torn)
     if event.chosen is not None:
         notes += _cost(state, event.chosen)

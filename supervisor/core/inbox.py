@@ -163,6 +163,7 @@ class CheckpointSelected:
     `fenced` are the torn ones, with why; they stay where they are and are never handed out. `refused` are those that could not be
     verified, or not be read: nobody says that they are bad. `older` are the further ones that are there, oldest first, not looked into.
     `mended`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
+    `notes`: what a person should know of the choice.
 
     agreed: where several nodes agreed on it, the number of that agreement, else 0; overrides and poison are then what the attempt runs
     with on all of them. held: what each node had where they found nothing in common, as (node, text). leaves: this node alone is in the
@@ -184,6 +185,7 @@ class CheckpointSelected:
     held: tuple[tuple[str, str], ...] = ()
     leaves: bool = False
     again: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

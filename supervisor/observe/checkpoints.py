@@ -19,7 +19,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.model import Verdict
-from checkpointing.select import age_key, glance
+from checkpointing.ordering import Order
+from checkpointing.select import glance
 from checkpointing.source import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
 from checkpointing.tree import Reading
 from checkpointing.verify import verify
@@ -29,9 +30,9 @@ from supervisor.core.model import CheckpointRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from checkpointing.age import Age
     from checkpointing.catalog import Listing
     from checkpointing.model import Candidate, Identity, Verification
+    from checkpointing.ordering import Age
     from checkpointing.select import Selection
     from checkpointing.verify import Cache
 
@@ -67,12 +68,18 @@ class CheckpointWatcher:
         on_verified: Callable[[Verification, Reading, bool], None],
         cache: Cache,
         *,
+        order: Callable[[], Order] = Order,
+        is_wanted: Callable[[Candidate], bool] = lambda _candidate: False,
         interval_s: float = 5.0,
         quiet_s: float = 2.0,
         rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
         on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text."""
+        """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
+
+        `is_wanted`: what was here before the start is read all the same.
+        """
+        self._order, self._is_wanted = order, is_wanted
         self._on_trouble = on_trouble
         self._troubles: set[str] = set()
         self._list = look
@@ -160,9 +167,10 @@ class CheckpointWatcher:
 
     def _newest_first(self, candidates: list[Candidate]) -> list[Candidate]:
         keyed: list[tuple[Age, Candidate]] = []
+        order = self._order()
         for candidate in candidates:
             glanced = glance(candidate, self._cache, self._stopped.is_set)
-            keyed.append((age_key(candidate, glanced), candidate))
+            keyed.append((order.of_candidate(candidate, glanced), candidate))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
     def _settle(self, candidate: Candidate) -> None:
@@ -171,7 +179,7 @@ class CheckpointWatcher:
         known = self._cache.get(candidate.path, candidate.identity)
         if known is not None and known.level != "directory":
             found = known
-        elif at_start and self._whole_at_start:
+        elif at_start and self._whole_at_start and not self._is_wanted(candidate):
             self._settled[candidate.path] = candidate.identity
             return
         else:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpointing import digest, durable, manifest
-from checkpointing.manifest import About, Damaged, File, Manifest, Manifests, Newer
-from checkpointing.model import Identity
+from checkpointing.manifest import VERSION, About, Damaged, File, Manifest, Manifests, Newer
+from checkpointing.model import Identity, Lineage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,8 +78,19 @@ def test_a_later_version_is_read_as_long_as_it_allows_that() -> None:
     document = json.loads(manifest.encode(TREE))
     later = {**document, "version": 7, "colour": {"of": "blue"}, "files": [{**row, "blake3": "00"} for row in document["files"]]}
     assert manifest.decode(signed(later)) == TREE
-    with pytest.raises(Newer, match="version 3"):
-        manifest.decode(signed({**document, "reader": 3, "files": "elsewhere"}))
+    with pytest.raises(Newer, match=f"version {VERSION + 1}"):
+        manifest.decode(signed({**document, "reader": VERSION + 1, "files": "elsewhere"}))
+
+
+def test_a_manifest_of_version_1_is_read_and_tells_no_lineage() -> None:
+    made = replace(TREE, saved_unix_ns=7, about=replace(TREE.about, began=5, attempt=2))
+    document = json.loads(manifest.encode(made))
+    assert manifest.decode(manifest.encode(made)) == made
+    assert made.about.lineage == Lineage(5, "run-1", 2)
+    old = {name: value for name, value in document.items() if name not in {"saved_unix_ns", "run_began_unix_s", "attempt"}}
+    read = manifest.decode(signed({**old, "version": 1}))
+    assert read == replace(TREE, saved_unix_ns=0)
+    assert (document["reader"], read.about.lineage, read.saved_ns) == (1, None, TREE.made_unix_s * 10**9)
 
 
 def replaced(**members: Any) -> dict[str, Any]:  # noqa: ANN401 -- whatever JSON has

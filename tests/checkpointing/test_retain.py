@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing.model import Verdict
+from checkpointing.model import Lineage, Verdict
+from checkpointing.ordering import age
 from checkpointing.retain import Held, Policy, may_go
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+lineages = st.builds(lambda run, attempt: Lineage(run, f"run-{run}", attempt), st.integers(0, 3), st.integers(0, 2))
+ages = st.builds(
+    lambda step, lineage, saved_s, gone: age(step, None, lineage, mtime_ns=saved_s * 10**9, is_rolled_back=gone),
+    st.one_of(st.none(), st.integers(0, 50)),
+    lineages,
+    st.integers(0, 20),
+    st.booleans(),
+)
 copies = st.lists(
     st.builds(
-        Held,
+        lambda name, at, **more: Held(name, at._replace(name=name), **more),
         name=st.text("abcdefghij", min_size=1, max_size=3),
-        step=st.one_of(st.none(), st.integers(0, 50)),
-        age=st.integers(0, 20),
+        at=ages,
         verdict=st.sampled_from(Verdict),
         in_use=st.booleans(),
         uploading=st.booleans(),
@@ -28,7 +40,11 @@ policies = st.builds(Policy, newest=st.integers(0, 5), every=st.one_of(st.none()
 
 
 def held(step: int | None, verdict: Verdict = Verdict.VERIFIED, **more: bool) -> Held:
-    return Held(f"{step}", step, step or 0, verdict, **more)
+    return Held(f"{step}", age(step, None), verdict, **more)
+
+
+def names(gone: Iterable[Held]) -> list[str]:
+    return [one.name for one in gone]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +60,7 @@ def held(step: int | None, verdict: Verdict = Verdict.VERIFIED, **more: bool) ->
     ids=str,
 )
 def test_the_newest_and_every_kth_stay(steps: tuple[int, ...], policy: Policy, go: tuple[int, ...]) -> None:
-    assert tuple(one.step for one in may_go(map(held, steps), policy)) == go
+    assert tuple(one.age.step for one in may_go(map(held, steps), policy)) == go
 
 
 def test_what_is_damaged_goes_first_but_only_beside_a_verified_one() -> None:
@@ -69,8 +85,34 @@ def test_a_verified_one_always_stays_and_what_is_needed_is_never_named(given_cop
         assert any(one.verdict is Verdict.VERIFIED for one in left)
     else:
         assert not gone
-    steps = [one.step for one in given_copies if one.verdict is Verdict.VERIFIED and one.step is not None]
-    assert not steps or max(steps) in [one.step for one in left if one.verdict is Verdict.VERIFIED]
+    verified = [one for one in given_copies if one.verdict is Verdict.VERIFIED]
+    assert not verified or min(verified, key=lambda one: one.age) in left
+
+
+def of(run: int, attempt: int, step: int) -> Held:
+    return Held(f"{run}.{attempt}.{step}", age(step, None, Lineage(run, f"run-{run}", attempt)), Verdict.VERIFIED)
+
+
+def test_a_lower_step_of_a_later_run_or_attempt_is_the_newer_one() -> None:
+    earlier = [of(1, 1, 99_000), of(1, 1, 100_000)]
+    assert names(may_go([*earlier, of(2, 1, 500)], Policy(2))) == ["1.1.99000"]
+    assert names(may_go([*earlier, of(2, 1, 500), of(2, 1, 1000)], Policy(2))) == ["1.1.99000", "1.1.100000"]
+    rolled_back = [of(1, 1, 800), of(1, 1, 900), of(1, 1, 1000), of(1, 2, 850)]
+    assert names(may_go(rolled_back, Policy(2))) == ["1.1.800", "1.1.900"]
+    assert names(may_go([*rolled_back, of(1, 2, 890)], Policy(2))) == ["1.1.800", "1.1.900", "1.1.1000"]
+
+
+def test_what_was_made_just_now_stays_whatever_the_order_says() -> None:
+    held = [of(1, 1, 100), of(1, 1, 200), of(1, 1, 10)]
+    assert names(may_go(held, Policy(2), made="1.1.10")) == []
+    assert names(may_go(held, Policy(1), made="1.1.10")) == ["1.1.100"]
+
+
+def test_the_first_of_each_so_many_steps_is_that_of_each_run_and_never_one_that_was_rolled_back() -> None:
+    held = [of(1, 1, 100), of(1, 1, 150), of(2, 1, 120), of(2, 1, 150), of(2, 1, 300)]
+    assert names(may_go(held, Policy(1, every=100))) == ["1.1.150", "2.1.150"]
+    gone = replace(held[0], age=held[0].age._replace(is_rolled_back=True))
+    assert names(may_go([gone, held[1], held[4]], Policy(1, every=100))) == ["1.1.100"]
 
 
 @given(copies, policies)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import survey
+from checkpointing import select, survey
+from checkpointing.verify import Cache
 
 from .corruptions import sound
 
@@ -61,4 +62,6 @@ def test_steps_of_each_format_stand_beside_each_other(name: str, tmp_path: Path)
         sound.FORMATS[name](tmp_path, step)
     found = list(survey.look(str(tmp_path)))
     assert {survey.word(one.verdict) for one in found} == {"good"}
-    assert [one.step for one in survey.newest_first(found)] == [300, 200, 100]
+    selected = select.newest(survey.listing(str(tmp_path)), None, Cache())
+    assert selected.chosen is not None
+    assert (selected.chosen.step, [step for _, step in selected.older]) == (300, [100, 200])

@@ -107,6 +107,6 @@ def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: 
         means=Means(),
         keep=policy,
     )
-    lane._tidy()  # noqa: SLF001 -- what is done after each upload
+    lane._tidy("")  # noqa: SLF001 -- what is done after each upload
     assert [row["key"] for row in told if row["ev"] == "pruned"] == would
     assert [one.manifest.step for one in remote.newest_first(backend, "job")[0]] == left

@@ -1,0 +1,232 @@
+"""What a node remembers of the runs and attempts of a job that wrote checkpoints, and of the roll-backs between them.
+
+    <state>/checkpoints/lineage.json
+    {"version": 1, "runs": [{"run", "began", "attempts": [[number, began_ns], ...]}],
+     "roll_backs": [{"began", "run", "attempt", "step", "path", "content"}], "abandoned": [{"path", "began", "run", "attempt"}]}
+
+A run's `began` is the wall time of its start in seconds, but always later than all that is known of earlier runs: a clock that was set
+back, or is behind that of the node from which a checkpoint was restored, does not make a new run an old one. A file of which no manifest
+tells the lineage belongs to the last attempt that had begun when it was modified; a file server's clock that is seconds behind ours may so
+give an attempt's very first save to the attempt before.
+
+`abandoned` are places from which a person removed the checkpoint before a run began: copies of what earlier runs wrote there are not used.
+
+Nothing here raises: what cannot be read or written is told by `problem`. Thread-safe. The file is of one supervisor, which has the lock.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing import durable
+from checkpointing.model import UNKNOWN_LINEAGE, Lineage
+from checkpointing.ordering import RollBack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from checkpointing.manifest import Manifest
+
+FILE_NAME: Final = "lineage.json"
+_VERSION: Final = 1
+_MOST_RUNS: Final = 64
+_MOST_ROWS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that wrote checkpoints here: its attempts as (number, when it began: wall time in nanoseconds), in order."""
+
+    run: str
+    began: int
+    attempts: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    runs: tuple[Run, ...] = ()
+    roll_backs: tuple[RollBack, ...] = ()
+    abandoned: tuple[tuple[str, Lineage], ...] = ()
+
+
+class Lineages:
+    """The lineages of one job on this node."""
+
+    def __init__(self, directory: Path, run: str = "") -> None:
+        """Read what earlier runs recorded in `directory`, which need not exist yet. `run`: the one that goes on now, "" for a reader."""
+        self._file = directory / FILE_NAME
+        self._lock = threading.Lock()  # of the record; nobody who holds it waits for a disk
+        self._writing = threading.Lock()
+        self.problem: str | None = None
+        self._record, self.problem, self._is_newer = _read(self._file)
+        self._kept = self._record
+        self._run = run
+        self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before the run was taken down: a disk did not answer
+
+    def begin_run(self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None) -> bool:
+        """Begin the run, or go on with it; True where it is new. `manifests`: all that are known, looked at where the run is not."""
+        run = self._run
+        if any(one.run == run for one in self._record.runs):
+            return False
+        found = tuple(manifests())
+        with self._lock:
+            runs = {one.run: one for one in self._record.runs}
+            floor = max((one.began for one in self._record.runs), default=0)
+            for made in found:
+                lineage, saved_s = made.about.lineage, made.saved_ns // 10**9
+                floor = max(floor, saved_s, 0 if lineage is None else lineage.began)
+                if lineage is not None:  # the record was lost, or is of another node
+                    known = runs.get(lineage.run, Run(lineage.run, lineage.began))
+                    runs[lineage.run] = _with_attempt(known, lineage.attempt, saved_s * 10**9)
+            is_new = run not in runs
+            if is_new:
+                runs[run] = Run(run, max(int(time.time() if now_s is None else now_s), floor + 1))
+            for number, began_ns in self._early:
+                runs[run] = _with_attempt(runs[run], number, began_ns)
+            self._change(runs=tuple(sorted(runs.values(), key=lambda one: one.began))[-_MOST_RUNS:])
+        self.keep()
+        return is_new
+
+    def raise_began(self, began: int) -> None:
+        """Have this run be later than `began`, of a checkpoint that was restored for it. Before its first attempt."""
+        with self._lock:
+            own = self._own()
+            if own.began <= began and not own.attempts:
+                others = tuple(one for one in self._record.runs if one.run != self._run)
+                self._change(runs=(*others, Run(self._run, began + 1)))
+        self.keep()
+
+    def begin_attempt(self, number: int, now_ns: int) -> None:
+        """Note when an attempt began. Not written down before `keep`: it is called where nobody may wait for a disk."""
+        with self._lock:
+            if not any(one.run == self._run for one in self._record.runs):
+                self._early = (*self._early, (number, now_ns))
+                return
+            others = tuple(one for one in self._record.runs if one.run != self._run)
+            self._change(runs=(*others, _with_attempt(self._own(), number, now_ns)))
+
+    @property
+    def current(self) -> Lineage:
+        """The attempt that runs, or ran last."""
+        own = self._own()
+        return Lineage(own.began, own.run, own.attempts[-1][0] if own.attempts else 0)
+
+    @property
+    def roll_backs(self) -> tuple[RollBack, ...]:
+        """What was given up, of all runs."""
+        return self._record.roll_backs
+
+    def of_attempt(self, attempt: int) -> Lineage:
+        """Give the lineage of an attempt of this run."""
+        own = self._own()
+        return Lineage(own.began, own.run, attempt)
+
+    def at(self, t_ns: int) -> Lineage:
+        """Give the last attempt that had begun at a time; the default where none had."""
+        found = UNKNOWN_LINEAGE
+        for one in self._record.runs:
+            for number, began_ns in one.attempts:
+                if began_ns <= t_ns:
+                    found = max(found, Lineage(one.began, one.run, number))
+        return found
+
+    def roll_back(self, row: RollBack) -> None:
+        """Record that the training steps back from a checkpoint."""
+        with self._lock:
+            if row not in self._record.roll_backs:
+                self._change(roll_backs=(*self._record.roll_backs, row)[-_MOST_ROWS:])
+        self.keep()
+
+    def abandon(self, path: str) -> None:
+        """Record that a person removed what earlier runs had written at a path."""
+        with self._lock:
+            earlier = max((one for one in self._record.runs if one.run != self._run), key=lambda one: one.began, default=None)
+            last = (
+                UNKNOWN_LINEAGE
+                if earlier is None
+                else Lineage(earlier.began, earlier.run, max((a for a, _ in earlier.attempts), default=0))
+            )
+            others = tuple(row for row in self._record.abandoned if row[0] != path)
+            self._change(abandoned=(*others, (path, last))[-_MOST_ROWS:])
+        self.keep()
+
+    def is_abandoned(self, manifest: Manifest) -> bool:
+        """Say whether a copy is of what a person removed before a run began."""
+        lineage = manifest.about.lineage or UNKNOWN_LINEAGE
+        return any(path == manifest.path and lineage <= last for path, last in self._record.abandoned)
+
+    def keep(self) -> None:
+        """Write down what changed."""
+        with self._writing:
+            record = self._record
+            if record is self._kept or self._is_newer:
+                return
+            content = {
+                "version": _VERSION,
+                "runs": [asdict(one) for one in record.runs],
+                "roll_backs": [
+                    {**asdict(one.last), "step": one.step, "path": one.path, "content": one.content} for one in record.roll_backs
+                ],
+                "abandoned": [{**asdict(last), "path": path} for path, last in record.abandoned],
+            }
+            try:
+                durable.make_directory(str(self._file.parent))
+                durable.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
+                self._kept, self.problem = record, None
+            except OSError as error:
+                self.problem = f"the order of the checkpoints could not be recorded: {self._file}: {error.strerror}"
+
+    def _own(self) -> Run:
+        return next((one for one in self._record.runs if one.run == self._run), Run(self._run, int(time.time())))
+
+    def _change(
+        self,
+        *,
+        runs: tuple[Run, ...] | None = None,
+        roll_backs: tuple[RollBack, ...] | None = None,
+        abandoned: tuple[tuple[str, Lineage], ...] | None = None,
+    ) -> None:
+        """Replace, never change: readers hold no lock. The caller holds it."""
+        was = self._record
+        self._record = _Record(
+            was.runs if runs is None else runs,
+            was.roll_backs if roll_backs is None else roll_backs,
+            was.abandoned if abandoned is None else abandoned,
+        )
+
+
+def _with_attempt(run: Run, number: int, began_ns: int) -> Run:
+    earlier = {attempt: began for attempt, began in run.attempts if attempt != number}
+    known = min((began for attempt, began in run.attempts if attempt == number), default=began_ns)
+    return Run(run.run, run.began, tuple(sorted({**earlier, number: min(known, began_ns)}.items())))
+
+
+def _read(file: Path) -> tuple[_Record, str | None, bool]:
+    """Give what is recorded, what is wrong with it, and whether it is of a later version, which is left as it is."""
+    try:
+        document: Any = json.loads(file.read_bytes())
+        if int(document["version"]) > _VERSION:
+            return _Record(), f"the order of the checkpoints could not be read: {file}: a newer supervise wrote it", True
+        runs = tuple(
+            Run(str(row["run"]), int(row["began"]), tuple((int(number), int(t)) for number, t in row["attempts"]))
+            for row in document["runs"]
+        )
+        roll_backs = tuple(
+            RollBack(_lineage(row), None if row["step"] is None else int(row["step"]), str(row["path"]), str(row["content"]))
+            for row in document["roll_backs"]
+        )
+        abandoned = tuple((str(row["path"]), _lineage(row)) for row in document["abandoned"])
+        return _Record(runs, roll_backs, abandoned), None, False
+    except (FileNotFoundError, NotADirectoryError):
+        return _Record(), None, False
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _Record(), f"the order of the checkpoints could not be read: {file}: {error}", False
+
+
+def _lineage(row: Any) -> Lineage:  # noqa: ANN401 (JSON)
+    return Lineage(int(row["began"]), str(row["run"]), int(row["attempt"]))

@@ -1,0 +1,185 @@
+"""Says which of two checkpoints is newer: by run, attempt and step, never by the step alone.
+
+A step counts within one lineage. Whatever begins anew (a run from scratch, a roll-back, a counter that a resume resets) writes lower steps
+later, and what it writes is what goes on:
+
+    attempt 1 saves 800, 900, 1000 (NaN); the next attempt goes back to 800 and saves 850: the newest is 850
+    run A saves 100000; run B begins from scratch in the same place and saves 500: the newest is 500
+
+Files that tell a step of the whole run come before those that tell (epoch, step), and those before files of which nobody knows either: an
+export or a best.pt must not win against step 5000 because it was written later. What was rolled back comes behind all else.
+
+On one node the lineage of each checkpoint is known (checkpointing/lineage.py). In a mirror the runs of several nodes meet, which have
+begun at almost the same time and go on side by side: `Generations` takes such runs for one, in which the time of the save decides.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Lineage, Verification
+
+if TYPE_CHECKING:
+    from checkpointing.manifest import Manifest
+
+HERE, COPY, MIRROR = 0, 1, 2  # of the same step, what lies in its place goes before our copy of it, and that before a mirror's
+_STEP, _WITHIN, _NEITHER = 0, 1, 2
+_RUN_ID: Final = re.compile(r"(\d{8}T\d{6})-[0-9a-f]{4}")
+
+
+class Age(NamedTuple):
+    """The key that sorts the newest first; counts are negated for that."""
+
+    is_rolled_back: bool
+    kind: int
+    began: int
+    run: str
+    attempt: int
+    major: int
+    minor: int
+    distance: int
+    mtime_ns: int
+    name: str
+
+    @property
+    def lineage(self) -> Lineage:
+        """Who wrote it."""
+        return Lineage(-self.began, self.run, -self.attempt)
+
+    @property
+    def step(self) -> int | None:
+        """The step of the whole run."""
+        return -self.major if self.kind == _STEP else None
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """A step back from a checkpoint: what `last` and earlier lineages wrote at its step or beyond is taken only where nothing else is.
+
+    Where no step is known, only the checkpoint itself is meant: `path`, and what has the `content` (a manifest's id; "" unknown).
+    """
+
+    last: Lineage
+    step: int | None
+    path: str
+    content: str = ""
+
+    def covers(self, lineage: Lineage, step: int | None, path: str, content: str = "") -> bool:
+        """Say whether a checkpoint is of what was given up."""
+        if lineage > self.last:
+            return False
+        if self.step is not None and step is not None:
+            return step >= self.step
+        return content == self.content if content and self.content else path == self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is known of the checkpoints of one node. By default nothing: then the step decides."""
+
+    lineage_of: Callable[[Candidate], Lineage] = lambda _candidate: UNKNOWN_LINEAGE
+    roll_backs: tuple[RollBack, ...] = ()
+
+    def of_candidate(self, candidate: Candidate, found: Verification | None) -> Age:
+        """Give the key of what a listing found. `found` None: nothing was read yet, and the name counts."""
+        step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
+        within = found.within if found is not None else None
+        lineage = self.lineage_of(candidate)
+        is_rolled_back = any(one.covers(lineage, step, candidate.path) for one in self.roll_backs)
+        mtime_ns = candidate.mtime_ns or candidate.identity.mtime_ns
+        return age(step, within, lineage, mtime_ns=mtime_ns, distance=HERE, name=candidate.path, is_rolled_back=is_rolled_back)
+
+    def of_manifest(self, manifest: Manifest, distance: int, name: str) -> Age:
+        """Give the key of what a manifest describes."""
+        lineage = manifest.about.lineage or UNKNOWN_LINEAGE
+        is_rolled_back = any(one.covers(lineage, manifest.step, manifest.path, manifest.id) for one in self.roll_backs)
+        within, saved_ns = manifest.within, manifest.saved_ns
+        return age(manifest.step, within, lineage, mtime_ns=saved_ns, distance=distance, name=name, is_rolled_back=is_rolled_back)
+
+
+def age(  # noqa: PLR0913 -- the parts of a key
+    step: int | None,
+    within: tuple[int, int] | None,
+    lineage: Lineage = UNKNOWN_LINEAGE,
+    *,
+    mtime_ns: int = 0,
+    distance: int = HERE,
+    name: str = "",
+    is_rolled_back: bool = False,
+) -> Age:
+    """Give the key of a checkpoint. `distance`: HERE, COPY or MIRROR."""
+    if step is not None:
+        kind, major, minor = _STEP, -step, 0
+    elif within is not None:
+        kind, major, minor = _WITHIN, -within[0], -within[1]
+    else:
+        kind, major, minor = _NEITHER, -mtime_ns, 0
+    return Age(is_rolled_back, kind, -lineage.began, lineage.run, -lineage.attempt, major, minor, distance, -mtime_ns, name)
+
+
+class Generations:
+    """The order of the checkpoints of a job in its mirrors, where runs of several nodes meet.
+
+    Runs that were going on at the same time are one generation. Their attempts are counted by each node for itself, hence there the time
+    of the save decides, and then the step. A generation of a single run is in the order of its attempts and steps.
+    """
+
+    def __init__(self, manifests: Iterable[Manifest]) -> None:
+        """Take all that the mirrors hold of a job."""
+        listed = tuple(manifests)
+        last_save: dict[Lineage, int] = {}  # of each run
+        for one in listed:
+            lineage = _lineage(one)
+            if lineage is not None:
+                run = replace(lineage, attempt=0)
+                last_save[run] = max(last_save.get(run, 0), _saved_s(one))
+        self._generations: dict[Lineage, int] = {}
+        number, ends = 0, 0
+        for run in sorted(last_save):
+            if number == 0 or run.began >= ends:
+                number += 1
+            ends = max(ends, last_save[run])
+            self._generations[run] = number
+        numbers = list(self._generations.values())
+        self._shared = {number for number in numbers if numbers.count(number) > 1}
+        self._labelled = sorted((_saved_s(one), lineage) for one in listed if (lineage := _lineage(one)) is not None)
+
+    def age(self, manifest: Manifest, name: str) -> Age:
+        """Give the key of one of them."""
+        number, run = self.generation(manifest)
+        attempt = _saved_s(manifest) if number in self._shared else self._lineage(manifest).attempt
+        lineage = Lineage(number, "" if number in self._shared else run, attempt)
+        return age(manifest.step, manifest.within, lineage, mtime_ns=manifest.saved_ns, distance=MIRROR, name=name)
+
+    def generation(self, manifest: Manifest) -> tuple[int, str]:
+        """Give the number of its generation, 0 where nobody knows, and its run."""
+        lineage = self._lineage(manifest)
+        return self._generations.get(replace(lineage, attempt=0), 0), lineage.run
+
+    def _lineage(self, manifest: Manifest) -> Lineage:
+        """Give its lineage; of what a person sent by hand, that of what had been saved last before it."""
+        own = _lineage(manifest)
+        if own is not None:
+            return own
+        before = [lineage for saved_s, lineage in self._labelled if saved_s <= _saved_s(manifest)]
+        return before[-1] if before else UNKNOWN_LINEAGE
+
+
+def _saved_s(manifest: Manifest) -> int:
+    return manifest.saved_ns // 10**9
+
+
+def _lineage(manifest: Manifest) -> Lineage | None:
+    """Give what was written down, or where that is of an older version, when the run's name says that it began."""
+    about = manifest.about
+    named = _RUN_ID.fullmatch(about.run)
+    if about.lineage is not None:
+        return about.lineage if about.lineage.began else None
+    if named is None:
+        return None
+    return Lineage(calendar.timegm(time.strptime(named[1], "%Y%m%dT%H%M%S")), about.run, 0)

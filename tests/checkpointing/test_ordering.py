@@ -1,0 +1,190 @@
+"""Which checkpoint is newer: by run, attempt and step, on one node and in a mirror in which the runs of several nodes meet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from checkpointing import ordering, proof, remote, retain
+from checkpointing.catalog import find
+from checkpointing.lineage import Lineages
+from checkpointing.manifest import About, File, Manifest, Manifests
+from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Identity, Lineage
+from checkpointing.ordering import Generations, Order, RollBack
+from checkpointing.remote import Kept, Place
+from checkpointing.select import newest
+from checkpointing.verify import Cache, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from checkpointing.backends import Backend
+
+
+def made(step: int | None, run: str, saved_s: int, lineage: tuple[int, int] | None = None, name: str = "") -> Manifest:
+    """Describe a file; `lineage` is when its run began and its attempt."""
+    began, attempt = lineage or (None, None)
+    file = File(name or f"{run}-{step}", 0, 0, ())
+    path, identity = f"/ckpt/{name or step}", Identity(1, 1, 0, saved_s * 10**9)
+    about = About("job", run, began=began, attempt=attempt)
+    return Manifest(file.path, is_tree=False, layout="", files=(file,), path=path, identity=identity, step=step, about=about)
+
+
+def in_order(*manifests: Manifest) -> list[tuple[str, int | None]]:
+    generations = Generations(manifests)
+    return [(one.about.run, one.step) for one in sorted(manifests, key=lambda one: generations.age(one, one.path))]
+
+
+def test_a_later_run_goes_before_a_higher_step_and_within_it_a_later_attempt() -> None:
+    a = [made(step, "a", 100 + step // 1000, (100, 1)) for step in (99_000, 100_000)]
+    b = [made(1000, "b", 320, (300, 1)), made(800, "b", 310, (300, 1)), made(850, "b", 330, (300, 2))]
+    assert in_order(*a, *b) == [("b", 850), ("b", 1000), ("b", 800), ("a", 100_000), ("a", 99_000)]
+
+
+def test_runs_of_several_nodes_that_go_on_at_once_are_one_in_which_the_time_of_the_save_decides() -> None:
+    """Rank 0 moved from node x, which had begun first and was lost, to node y, whose attempts are counted anew."""
+    x = [made(190, "x", 1190, (1000, 6)), made(200, "x", 1200, (1000, 6))]
+    y = [made(205, "y", 1210, (999, 2)), made(210, "y", 1220, (999, 2))]
+    assert [step for _, step in in_order(*x, *y)] == [210, 205, 200, 190]
+    assert in_order(*x, *y, made(5, "z", 1230, (1221, 1)))[0] == ("z", 5)
+
+
+def test_manifests_of_before_are_ordered_by_the_stamp_of_their_runs_and_those_sent_by_hand_by_their_time() -> None:
+    old = [made(900, "20260101T000000-aaaa", 1_767_230_000), made(100, "20260102T000000-aaaa", 1_767_320_000)]
+    by_hand = made(2000, "by-hand", 1_767_320_001)
+    assert [step for _, step in in_order(*old)] == [100, 900]
+    assert [step for _, step in in_order(*old, by_hand)] == [2000, 100, 900]
+    assert [step for _, step in in_order(made(10, "by-hand", 50), made(20, "elsewhere", 20))] == [20, 10], "nothing but the step is known"
+
+
+def kept(one: Manifest, backend: Backend) -> Kept:
+    return Kept(backend, Place(remote.key_of(one), "job", one.about.run, 0, 0.0), one)
+
+
+def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it() -> None:
+    backend: Backend = None  # type: ignore[assignment] -- nothing is asked of it
+    a = [made(step, "a", 100 + step // 1000, (100, 1)) for step in (98_000, 99_000, 100_000)]
+    first, second = made(500, "b", 310, (300, 1)), made(1000, "b", 320, (300, 1))
+    beside = [made(step, "c", 300 + step, (301, 1)) for step in (1, 2, 3)]
+
+    def gone(*manifests: Manifest, arrived: Manifest) -> list[int | None]:
+        return [one.manifest.step for one in remote.may_go([kept(m, backend) for m in manifests], retain.Policy(2), remote.key_of(arrived))]
+
+    assert gone(*a, first, arrived=first) == [98_000, 99_000]
+    assert gone(*a, first, second, arrived=second) == [98_000, 99_000, 100_000]
+    assert gone(*a, first, second, *beside, arrived=second) == [98_000, 99_000, 100_000], "the other node's stay"
+    assert gone(*a[1:], made(1, "b", 305, (300, 1)), first, second, arrived=second) == [99_000, 100_000, 1]
+    late = made(7, "a", 330, (100, 2))  # what a run that is over had left in the spool
+    assert gone(*a, late, first, second, arrived=late) == [98_000, 99_000]
+
+
+def save(path: Path, step: int, at_s: float) -> None:
+    path.parent.mkdir(exist_ok=True)
+    torch.save({"step": step, "w": torch.ones(8)}, path)
+    os.utime(path, (at_s, at_s))
+
+
+@pytest.fixture
+def ckpt(tmp_path: Path) -> Path:
+    return tmp_path / "ckpt"
+
+
+def test_a_newer_state_under_a_lower_step_is_taken_and_said(ckpt: Path) -> None:
+    save(ckpt / "step_140.pt", 140, 100)
+    save(ckpt / "step_100.pt", 100, 200)
+
+    def lineage_of(candidate: Candidate) -> Lineage:
+        return Lineage(1, "run", 1 if candidate.mtime_ns < 150e9 else 2)
+
+    listing = find(["*.pt"], str(ckpt))
+    assert (found := newest(listing, None, Cache()).chosen) is not None
+    assert found.step == 140
+    selected = newest(listing, None, Cache(), order=Order(lineage_of))
+    assert selected.chosen is not None
+    assert selected.chosen.step == 100
+    assert selected.notes == (f"{ckpt}/step_100.pt (step 100) is taken: it was written after {ckpt}/step_140.pt (step 140) in this run",)
+    by_hand = newest(listing, None, Cache(), order=Order(lambda one: UNKNOWN_LINEAGE if one.mtime_ns < 150e9 else Lineage(2, "b", 1)))
+    assert by_hand.notes[0].endswith("(step 140) by a later run")
+
+
+def test_what_was_given_up_is_taken_only_where_nothing_else_is(ckpt: Path) -> None:
+    for step in (800, 1000):
+        save(ckpt / f"step_{step}.pt", step, step)
+    save(ckpt / "last.pt", 1000, 1000)
+    order = Order(lambda _one: Lineage(1, "run", 1), (RollBack(Lineage(1, "run", 1), 1000, str(ckpt / "step_1000.pt")),))
+    selected = newest(find(["*.pt"], str(ckpt)), None, Cache(), order=order)
+    assert selected.chosen is not None
+    assert (selected.chosen.step, selected.notes) == (800, ())
+    (ckpt / "step_800.pt").unlink()
+    assert (left := newest(find(["*.pt"], str(ckpt)), None, Cache(), order=order).chosen) is not None
+    assert left.step == 1000, "not even then is the training begun from scratch"
+    later = replace(order, lineage_of=lambda _one: Lineage(1, "run", 2))
+    assert not later.of_candidate(find(["*.pt"], str(ckpt)).candidates[0], None).is_rolled_back
+
+
+def test_a_step_back_from_what_tells_no_step_means_that_content_alone() -> None:
+    poisoned, older = made(None, "a", 10, (1, 1), "x"), made(None, "a", 5, (1, 1), "y")
+    order = Order(roll_backs=(RollBack(Lineage(1, "a", 1), None, "/ckpt/x", poisoned.id),))
+    assert order.of_manifest(poisoned, ordering.COPY, "").is_rolled_back
+    assert not order.of_manifest(replace(older, path="/ckpt/x"), ordering.COPY, "").is_rolled_back
+
+
+# what a node remembers
+
+
+def test_a_run_is_later_than_all_that_is_known_whatever_the_clock_says(tmp_path: Path) -> None:
+    first = Lineages(tmp_path, "a")
+    assert first.begin_run(tuple, 1000)
+    first.begin_attempt(1, 1001 * 10**9)
+    first.keep()
+    second = Lineages(tmp_path, "b")
+    assert second.begin_run(lambda: (made(5, "a", 2000, (1000, 1)),), 500), "the clock was set back"
+    assert second.current == Lineage(2001, "b", 0)
+    second.raise_began(7000)  # of what was restored from a mirror
+    assert second.current.began == 7001
+    second.begin_attempt(1, 600 * 10**9)
+    second.raise_began(9000)
+    assert second.current == Lineage(7001, "b", 1)
+    second.keep()
+    again = Lineages(tmp_path, "b")
+    assert not again.begin_run(lambda: pytest.fail("a requeue needs no look at the manifests"), 1)
+    assert again.current == Lineage(7001, "b", 1)
+
+
+def test_what_no_manifest_tells_of_belongs_to_the_attempt_that_ran_when_it_was_modified(tmp_path: Path) -> None:
+    lineages = Lineages(tmp_path, "a")
+    lineages.begin_attempt(1, 110 * 10**9)  # the disk had not answered yet
+    lineages.begin_run(tuple, 100)
+    lineages.begin_attempt(2, 200 * 10**9)
+    at = [lineages.at(t * 10**9) for t in (50, 110, 199, 200, 999)]
+    assert at == [UNKNOWN_LINEAGE, Lineage(100, "a", 1), Lineage(100, "a", 1), Lineage(100, "a", 2), Lineage(100, "a", 2)]
+
+
+def test_a_record_that_is_lost_is_made_anew_from_the_manifests(tmp_path: Path) -> None:
+    (tmp_path / "lineage.json").write_text("{")
+    lineages = Lineages(tmp_path, "b")
+    assert "could not be read" in (lineages.problem or "")
+    assert lineages.begin_run(lambda: (made(5, "a", 150, (100, 1)), made(6, "a", 250, (100, 2))), 300)
+    assert [lineages.at(t * 10**9) for t in (160, 260)] == [Lineage(100, "a", 1), Lineage(100, "a", 2)]
+    assert lineages.problem is None
+
+
+def test_a_record_of_a_later_version_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "lineage.json").write_text('{"version": 9}')
+    lineages = Lineages(tmp_path, "a")
+    lineages.begin_run(tuple, 5)
+    assert (tmp_path / "lineage.json").read_text() == '{"version": 9}'
+    assert "newer supervise" in (lineages.problem or "")
+
+
+def test_a_manifest_tells_when_a_directory_was_saved(tmp_path: Path) -> None:
+    save(tmp_path / "ckpt" / "step_5.pt", 5, 1234)
+    built = proof.build(verify(str(tmp_path / "ckpt" / "step_5.pt")), now=lambda: 9999.0)
+    manifests = Manifests(str(tmp_path / "state"))
+    assert manifests.put(built)
+    (read,) = manifests.all()
+    assert (read.saved_unix_ns, replace(read, is_tree=True).saved_ns) == (1234 * 10**9, 1234 * 10**9)

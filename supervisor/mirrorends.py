@@ -134,14 +134,17 @@ def lines(job: Job, *, several_nodes: bool = False) -> list[str]:
     return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint", *alone]
 
 
-def finish(mirror: MirrorLink, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> None:
-    """Give the mirror `left_s` seconds for what was saved last, and say what it has not got."""
+def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> bool:
+    """Read what was saved last; give the mirror what is left of `left_s` seconds, and say what it has not got. True if all was read."""
     until = time.monotonic() + left_s
+    is_read = True
     if watcher is not None:
-        if not watcher.finish(max(left_s, _LEAST_S)):
+        is_read = watcher.finish(max(left_s, _LEAST_S))
+        if not is_read and mirror is not None:
             say("what was saved last was not read to its end, and is not in the mirror: the next start of the job sends it")
         watcher.stop(0.1)
-    left = mirror.close(max(0.0, until - time.monotonic()))
+    left = None if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
     if left:
         kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
         say(f"{kept} not in the mirror yet, and spooled in {spool} for the next start")
+    return is_read

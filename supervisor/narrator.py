@@ -46,7 +46,7 @@ SAID = frozenset({"batch_changed", FROM_SCRATCH})
 #: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
 #: worse, and all that is about the keeping of checkpoints.
 BY_THEMSELVES = frozenset(
-    {"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling", "not_finite"}
+    {"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling", "not_finite", "no_copy"}
 )
 
 #: What the log says of each event that the core took. Progress is left to the journal: it would drown the rest.

@@ -163,6 +163,7 @@ class _Run:
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
         self.workshop.checkpoints.not_finite = self._numbers_turned
+        self.workshop.checkpoints.unprotected = self._is_unprotected
         self.workshop.checkpoints.pruned = self._was_pruned
         self.workshop.checkpoints.stumbled = self._watcher_stumbled
         self.mirror: MirrorLink | None = None
@@ -207,10 +208,11 @@ class _Run:
             started = SupervisorStarted(self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, last_look=looked)
             self.loop.post(started)
             end = self.loop.run()
-        finally:
-            if watcher is not None and self.mirror is None:
+        except BaseException:
+            if watcher is not None:
                 watcher.stop(0.1)
-        self._finish_mirror(watcher)
+            raise
+        self._finish_checkpoints(watcher)
         self._end(end)
         return end.exit_code
 
@@ -242,6 +244,9 @@ class _Run:
         where = "" if step is None else f" at step {step}"
         goes_on = f"the training goes on{where}"
         self.loop.call_soon(lambda: self.narrator.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; {goes_on}")))
+
+    def _is_unprotected(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.narrator.alerted(Alert("no_copy", self.loop.state.attempt, text)))
 
     # the journal's listener: from its thread
 
@@ -446,13 +451,20 @@ class _Run:
 
     # the end
 
-    def _finish_mirror(self, watcher: CheckpointWatcher | None) -> None:
-        """Give the mirror a while for what was saved last, and say what it has not got."""
-        if self.mirror is None:
+    def _finish_checkpoints(self, watcher: CheckpointWatcher | None) -> None:
+        """Verify what was saved last and say so, give the mirror a while for it, and say what it has not got."""
+        if self.mirror is None and watcher is None:
             return
         left_s = 0.0 if self.loop.state.stop is not None else self.job.settings.checkpoints.finish_s  # who asked us to stop waits for us
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
-        mirrorends.finish(self.mirror, watcher, left_s, lambda text: self.terminal.say(text, "warning"), self.job.state / "spool")
+        spool = self.job.state / "spool"
+        is_read = mirrorends.finish(self.mirror, watcher, left_s, lambda text: self.terminal.say(text, "warning"), spool)
+        last = self.workshop.checkpoints.last_recorded()
+        if last is not None and is_read:
+            step = "" if last.step is None else f" of step {last.step}"
+            self.terminal.say(f"the last checkpoint is verified: {last.path}{step}")
+        elif not is_read and self.mirror is None:
+            self.terminal.say("what was saved last was not read to its end: see `supervise checkpoints verify`", "warning")
 
     def _end(self, end: Finish) -> None:
         code = end.exit_code

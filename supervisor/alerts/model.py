@@ -43,6 +43,7 @@ class AlertEvent(StrEnum):
     MIRROR_RECOVERED = "mirror_recovered"
     DISK_FILLING = "disk_filling"
     NOT_FINITE = "not_finite"
+    NO_COPY = "no_copy"
     NODE_HEALTH = "node_health"
 
     @property
@@ -53,7 +54,9 @@ class AlertEvent(StrEnum):
                 return "firing"
             case AlertEvent.RECURRING_FAILURE | AlertEvent.GPU_QUARANTINED | AlertEvent.MEMORY_HELD | AlertEvent.CHANGE_IGNORED:
                 return "firing"
-            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING | AlertEvent.NOT_FINITE | AlertEvent.NODE_HEALTH:
+            case AlertEvent.MIRROR_FAILING | AlertEvent.DISK_FILLING | AlertEvent.NO_COPY:
+                return "firing"
+            case AlertEvent.NOT_FINITE | AlertEvent.NODE_HEALTH:
                 return "firing"
             case AlertEvent.RESOLVED | AlertEvent.BATCH_CHANGED | AlertEvent.MIRROR_RECOVERED:
                 return "resolved"
@@ -84,6 +87,7 @@ SEVERITIES = {
     AlertEvent.MIRROR_RECOVERED: Severity.INFO,
     AlertEvent.DISK_FILLING: Severity.WARNING,
     AlertEvent.NOT_FINITE: Severity.WARNING,
+    AlertEvent.NO_COPY: Severity.WARNING,
     AlertEvent.NODE_HEALTH: Severity.WARNING,
 }
 

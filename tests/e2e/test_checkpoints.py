@@ -7,6 +7,7 @@ its end, from a whole checkpoint; every file that is not its own is where and wh
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -186,3 +187,43 @@ def test_only_so_many_of_its_own_stay_where_that_was_asked_for(supervise: Callab
     left = {path.name for path in (tmp_path / "ckpt").glob("*.pt")}
     assert {"step_10.pt", "step_20.pt", "step_60.pt"} <= left, "what an earlier run wrote stays"
     assert "step_30.pt" not in left
+
+
+IN_PLACE = """
+import argparse, glob, os, pathlib, signal, sys, time
+import torch
+import torch.distributed as dist
+
+class Kills:
+    def __reduce__(self):  # in the middle of the second save
+        os.kill(os.getpid(), signal.SIGKILL)
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+resume = parser.parse_args().resume
+dist.init_process_group("gloo")
+first = torch.load(resume)["step"] if resume else 0
+print("resumed at", first, flush=True)
+out = pathlib.Path("sub/ckpt.pt")
+for step in range(first + 1, 4):
+    torch.save({"step": step, "w": torch.ones(4096), "kills": Kills() if step == 2 and not resume else None}, out)
+    until = time.monotonic() + 60
+    while not glob.glob("state/*/nodes/*/checkpoints/copies/*/manifest.json") and time.monotonic() < until:
+        time.sleep(0.05)
+"""
+
+
+def test_a_declared_file_is_copied_from_its_first_save_on_and_the_last_one_is_verified(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "t.py").write_text(IN_PLACE)
+    options = ["--checkpoints", "sub/ckpt.pt", "--resume-args", "--resume {resume}", "--config", str(fast(tmp_path))]
+    run = supervise("torchrun", "--standalone", "--nproc-per-node=1", "t.py", options=options)
+    assert run.exit_code(deadline_s=120) == 0, run.stderr
+    assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "1"]
+    assert f"the last checkpoint is verified: {tmp_path}/sub/ckpt.pt of step 3" in run.stderr
+    listed = json.loads(run.ask_again("checkpoints", "ls", "--json", "--checkpoints", "sub/ckpt.pt").stdout)
+    assert [(row["state"], row["step"]) for row in listed["checkpoints"]] == [("verified", 3)]
+    latest = json.loads(run.ask_again("checkpoints", "latest", "--json", "sub").stdout)
+    assert (latest["path"], latest["step"]) == (f"{tmp_path}/sub/ckpt.pt", 3)

@@ -244,7 +244,7 @@ def _make(path: Path, owners: set[int], others: int = stat.S_IWGRP | stat.S_IWOT
         path.mkdir(mode=0o700, exist_ok=True, parents=True)
         status = path.stat()
     except FileExistsError:
-        raise _state_error(path, "a file is in the way") from None
+        raise _state_error(path, f"a {'symbolic link that leads nowhere' if path.is_symlink() else 'file'} is in the way") from None
     except OSError as error:
         raise _state_error(path, error.strerror or "cannot be made") from error
     if status.st_uid not in owners:

@@ -9,8 +9,11 @@ closed unions when read: nothing that a journal says can name anything else.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import stat
 import zlib
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from dataclasses import fields as fields_of
@@ -268,7 +271,7 @@ def decode(rec: bytes) -> Record | None:
     try:
         env = _ENVELOPE.decode(rec)
         body = _BODIES[env.kind].decode(env.body) if env.kind in _BODIES else None
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, RecursionError):
         return None
     except msgspec.DecodeError:
         return _decode_leniently(rec)
@@ -282,7 +285,7 @@ def _decode_leniently(rec: bytes) -> Record | None:
         kind = raw["kind"]
         body: Body | None = msgspec.convert(raw["body"], type=KINDS[kind]) if kind in KINDS else None
         return Record(int(raw["seq"]), float(raw.get("t", 0.0)), str(raw.get("wall", "")), kind, body)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -308,10 +311,10 @@ def scan(path: Path) -> Iterator[Record | Damage]:
 def frames(path: Path) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line."""
     try:
-        file = path.open("rb")
+        fd = _opened(path)
     except FileNotFoundError:
         return
-    with file:
+    with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
         offset = 0
         for line in file:
             rec = unframe(line)
@@ -322,6 +325,15 @@ def frames(path: Path) -> Iterator[bytes | Damage]:
             else:
                 yield from _rescued(line, offset)
             offset += len(line)
+
+
+def _opened(path: Path) -> int:
+    """Open a regular file. Of anything else it is an OSError: a FIFO in its place would be waited for, and never answer."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return fd
 
 
 def _rescued(line: bytes, offset: int) -> Iterator[bytes | Damage]:

@@ -116,6 +116,9 @@ def test_a_file_in_the_way_is_named(tmp_path: Path, place: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("", encoding="utf-8")
     assert f"{path}: a file is in the way" in refused("state", tmp_path).message
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    assert f"{path}: a symbolic link that leads nowhere is in the way" in refused("state", tmp_path).message
 
 
 def test_a_place_that_cannot_be_written_is_named() -> None:

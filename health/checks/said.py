@@ -34,4 +34,6 @@ def mib(count: float) -> str:
     size, unit = count / (1 << 20), "MiB"
     if size >= 10240:  # noqa: PLR2004 -- five digits are too many
         size, unit = size / 1024, "GiB"
+    elif 0 < size < 1:  # "0 MiB free, and one checkpoint takes 0 MiB" would say nothing
+        size, unit = size * 1024, "KiB"
     return f"{size:.0f} {unit}"

@@ -78,6 +78,7 @@ TABLE = [
     Row("disk_space", space(5 * GIB), FAILED, "/data is full: 5120 MiB", Repair.CONFIGURE),
     Row("disk_space", space(400 * MIB, 10 * GIB), FAILED, "is full: 400 MiB", Repair.CONFIGURE),
     Row("disk_space", space(60 * MIB, 64 * MIB), OK, "60 MiB free"),  # small by design
+    Row("disk_space", space(100 << 10, need=300 << 10), FAILED, "KiB free, and one checkpoint takes 300 K", Repair.CONFIGURE, blocks=True),
     Row("disk_space", space(500 * GIB, need=600 * GIB), FAILED, "one checkpoint takes 600 GiB", Repair.CONFIGURE, blocks=True),
     Row("disk_space", space(500 * GIB, need=400 * GIB), OK, "500 GiB free"),
     Row("disk_space", space(500 * GIB, inodes_free=50), DEGRADED, "50 inodes left", Repair.CONFIGURE),

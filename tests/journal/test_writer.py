@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +239,27 @@ def test_a_file_that_is_no_journal_is_set_aside_whole(tmp_path: Path, ear: Any) 
         assert notes(path) == ["new"]
         assert path.with_name(f"journal.jsonl.unreadable-{n}").read_bytes() == b"somebody's notes\nand more"
         path.unlink()
+
+
+def test_a_fifo_in_the_place_of_the_journal_is_set_aside_and_not_waited_for(tmp_path: Path, ear: Any) -> None:
+    path = tmp_path / "journal.jsonl"
+    os.mkfifo(path)
+    journal, past = opened(path, ear)
+    assert past.last_run is None
+    journal.append(Note("new"), t=1.0)
+    assert journal.close(10)
+    assert notes(path) == ["journal_unreadable", "new"]
+    assert path.with_name("journal.jsonl.unreadable-1").is_fifo()
+
+
+def test_a_record_that_is_nested_without_end_is_damage(tmp_path: Path, ear: Any) -> None:
+    path = tmp_path / "journal.jsonl"
+    deep = b'{"seq":1,"kind":"note","body":' + b"[" * 10**5 + b"]" * 10**5 + b"}"
+    framed = b'{"crc":"%08x","len":%d,"rec":%s}\n' % (zlib.crc32(deep), len(deep), deep)
+    path.write_bytes(encode(1, 1.0, 1.0, Header("job", "node")) + framed)
+    assert [type(found) for found in scan(path)] == [Record, Damage]
+    journal, _ = opened(path, ear)
+    assert journal.close(10)
 
 
 def test_a_newer_journal_is_refused_and_left_as_it_is(tmp_path: Path, ear: Any) -> None:

@@ -219,7 +219,11 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that the job can see, in CUDA's order on this node. quarantined: why the ledger keeps it out, "" where it does not."""
+    """A GPU that the job can see.
+
+    index: as nvidia-smi shows it, which is how people are told of a GPU. CUDA's number is its place among those that the job sees.
+    quarantined: why the ledger keeps it out, "" where it does not.
+    """
 
     index: int
     uuid: str

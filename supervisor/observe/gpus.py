@@ -40,7 +40,7 @@ _START_S: Final = 0.5  # how long whoever gives up waits for a start that is und
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One GPU. index: CUDA's. pci: as in sysfs (0000:3b:00.0)."""
+    """One GPU. index: nvidia-smi's; CUDA's is its place in the list. pci: as in sysfs (0000:3b:00.0)."""
 
     index: int
     uuid: str
@@ -97,7 +97,7 @@ def pci_id(text: str) -> str:
 
 
 def in_cudas_order(rows: Sequence[_Row], environ: Mapping[str, str]) -> tuple[Listed, ...]:
-    """Return what of the node's GPUs the environment lets through, numbered as CUDA does."""
+    """Return what of the node's GPUs the environment lets through, in CUDA's order."""
     there = sorted(rows, key=lambda row: row.index)
     container = environ.get("NVIDIA_VISIBLE_DEVICES", "")
     if container == "none":
@@ -117,7 +117,7 @@ def in_cudas_order(rows: Sequence[_Row], environ: Mapping[str, str]) -> tuple[Li
             if row in chosen:  # CUDA takes a list that names one twice for an empty one
                 return ()
             chosen.append(row)
-    return tuple(Listed(number, row.uuid, row.pci) for number, row in enumerate(chosen))
+    return tuple(Listed(row.index, row.uuid, row.pci) for row in chosen)
 
 
 def _meant(word: str, there: Sequence[_Row]) -> _Row | None:

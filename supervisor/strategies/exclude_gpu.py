@@ -162,7 +162,8 @@ def _are(exclude: tuple[str, ...]) -> str:
 
 def _named(situation: Situation, culprit: Gpu | None) -> str:
     if culprit is None:
-        return f"GPU {situation.verdict.gpu or '(unnamed)'}"
+        named = situation.verdict.gpu
+        return f"CUDA device {named}" if named.isdigit() else f"GPU {named or '(unnamed)'}"
     return f"GPU {culprit.index} ({culprit.uuid}{', ' * bool(culprit.pci)}{culprit.pci})"
 
 

@@ -36,10 +36,10 @@ def seen(directory: Path, text: str, **environ: str) -> list[str]:
     return [gpu.uuid for gpu in gpus.visible({"PATH": path, **environ})]
 
 
-def test_each_has_cudas_number_its_uuid_and_its_address(tmp_path: Path) -> None:
+def test_each_has_the_number_that_nvidia_smi_shows_its_uuid_and_its_address(tmp_path: Path) -> None:
     path = smi(tmp_path, f'test "$1" = --query-gpu=index,uuid,pci.bus_id,name && cat <<END\n{ALIKE}END')
     assert gpus.visible({"PATH": path}) == (Listed(0, A, "0000:3b:00.0"), Listed(1, B, "0000:5e:00.0"), Listed(2, C, "10000:86:00.0"))
-    assert gpus.visible({"PATH": path, "CUDA_VISIBLE_DEVICES": "2,0"}) == (Listed(0, C, "10000:86:00.0"), Listed(1, A, "0000:3b:00.0"))
+    assert gpus.visible({"PATH": path, "CUDA_VISIBLE_DEVICES": "2,0"}) == (Listed(2, C, "10000:86:00.0"), Listed(0, A, "0000:3b:00.0"))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,10 @@ def main() -> int:
 
     from supervisor.agent import selfcheck  # noqa: PLC0415  imports torch: after the signals are in our hands
 
+    if why := selfcheck.no_torch():
+        link.send("failed", 0, text=why)
+        sys.stderr.write(f"{why}\n")
+        return 1
     misfits = selfcheck.missing()
     if misfits:
         link.send("unfit", 0, missing=misfits)

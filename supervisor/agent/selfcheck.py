@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from dataclasses import dataclass
 from types import CodeType
 
@@ -100,6 +101,19 @@ ROWS: tuple[Row, ...] = (
     Row(C10D, "Store.check"),
     Row(C10D, "PrefixStore.underlying_store"),
 )
+
+
+def no_torch() -> str:
+    """Return why torch cannot be imported at all, and what helps; "" where it can. Stock torchrun could not run then either."""
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as e:
+        if e.name == "torch":
+            return f"ModuleNotFoundError: No module named 'torch': install it there: {sys.executable} -m pip install torch"
+        return f"{type(e).__name__}: {e}: torch cannot be imported by {sys.executable}"
+    except Exception as e:  # noqa: BLE001  a torch that breaks on import breaks in any way it likes
+        return f"{type(e).__name__}: {e}: torch cannot be imported by {sys.executable}"
+    return ""
 
 
 def missing(rows: tuple[Row, ...] = ROWS) -> list[str]:

@@ -46,6 +46,8 @@ SEND_DEADLINE_S = 1
 LAST_WORDS_S = 1.0
 #: The agent's words about other nodes.
 _OF_NODES = frozenset({"gathered", "heard", "peer_fenced", "nodes_waiting", "peer_decided"})
+#: How many names of torch's that do not fit are told; the others are counted.
+_NAMED = 3
 
 
 class ElasticSession:
@@ -225,7 +227,9 @@ class ElasticSession:
             self._ground.loop.feed(LauncherStarted(now, int(message["pid"]), message["max_restarts"], nodes, nproc, least))
             self._go()
         elif kind == "unfit":
-            self._fall_back("; ".join(str(item) for item in message["missing"]))
+            missing = [str(item) for item in message["missing"]]
+            more = [f"and {len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
+            self._fall_back("; ".join([*missing[:_NAMED], *more]))
         elif int(message.get("attempt", -1)) == self._ending.attempt or kind == "failed":
             self._on_attempt(kind, message)
 

@@ -36,9 +36,7 @@ def propose(situation: Situation) -> Plan | None:
     told = f"{who} {'hold' if several else 'holds'} {amount_told(held)} of the GPU and {'are' if several else 'is'} not of this job"
     plan = restart_within_budget.propose(situation)
     if plan.kind is PlanKind.STOP:
-        return replace(
-            plan, strategy=NAME, reason=f"{told}; {plan.reason}", next_rung=f"nothing: end {who}, or use another GPU", exit_code=69
-        )
+        return replace(plan, strategy=NAME, reason=f"{told}; {plan.reason}", next_rung=f"end {who}, or use another GPU", exit_code=69)
     return replace(
         plan,
         strategy=NAME,

@@ -25,7 +25,7 @@ def propose(situation: Situation) -> Plan | None:
         kind=PlanKind.STOP,
         reason="it failed before its first training step: "
         + ("nothing is restarted there, though another try may help" if passes else "a restart would meet the same"),
-        next_rung=f"nothing: {'start again once it has passed' if passes else 'correct the program and start again'}",
+        next_rung=f"{'start again once it has passed' if passes else 'correct the program, then start again'}",
         strategy="own_code_before_first_step",
         exit_code=exit_code_of(situation.first),
     )

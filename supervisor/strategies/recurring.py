@@ -31,7 +31,7 @@ def propose(situation: Situation) -> Plan | None:
     return Plan(
         kind=PlanKind.STOP,
         reason=f"failed {count} times in the same way in this run" + ("" if ours else ", with no progress between them"),
-        next_rung="nothing: remove the cause, or start with --keep-going",
+        next_rung="remove the cause, or start with --keep-going",
         strategy=NAME,
         exit_code=65 if ours else 75,
     )

@@ -33,7 +33,7 @@ def propose(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: it is the program's",
-            next_rung="nothing: the cause has to be removed by a person",
+            next_rung="remove the cause, then start again",
             strategy=NAME,
             exit_code=65,
         )

@@ -31,7 +31,7 @@ def propose(situation: Situation) -> Plan | None:
         kind=PlanKind.STOP,
         reason=f"attempt {twin.attempt} failed in the same way {_at(twin)}, and this one {where}, with no progress in between: "
         "it is deterministic",
-        next_rung="nothing: the cause has to be removed by a person",
+        next_rung="remove the cause, then start again",
         strategy=NAME,
         exit_code=124 if situation.verdict.cause in HANGS else 65,
     )

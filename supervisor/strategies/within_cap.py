@@ -20,7 +20,7 @@ def propose(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=f"--max-restarts={cap} is used up",
-            next_rung="nothing: raise --max-restarts, or leave it out to let the failure budget decide",
+            next_rung="raise --max-restarts, or leave it out to let the failure budget decide",
             strategy=NAME,
             exit_code=exit_code_of(situation.first),
         )
@@ -30,7 +30,7 @@ def propose(situation: Situation) -> Plan | None:
         return Plan(
             kind=PlanKind.STOP,
             reason=(spent if policy.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
-            next_rung="nothing: look at the incidents, then start again",
+            next_rung="look at the incidents, then start again",
             strategy=NAME,
             exit_code=code,
         )

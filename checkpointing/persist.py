@@ -170,7 +170,7 @@ def _is_on_disk(final: str, slot: Slot) -> bool:
         is_later = os.stat(final).st_mtime >= slot.t  # noqa: PTH116 -- as above
     except OSError:
         return False
-    return is_later and verify(final).verdict is Verdict.VERIFIED
+    return is_later and verify(final, own=True).verdict is Verdict.VERIFIED
 
 
 def _good_slots(view: memoryview, layout: Layout, slot: int | None, seq: int | None) -> list[Slot]:

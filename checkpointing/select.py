@@ -59,6 +59,11 @@ _KINDS: Final = {Verdict.BAD: "torn", Verdict.INCOMPLETE: "incomplete", Verdict.
 Why = tuple[tuple[str, str], ...]  # (path, reason) each
 
 
+def never_own(_path: str) -> bool:
+    """Know of no path that this job wrote it."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Spare:
     """A checkpoint that does not lie where the job reads it: `home` is where it was, and where it would be put back.
@@ -104,13 +109,13 @@ class Selection:
     notes: tuple[str, ...] = ()
 
 
-def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never) -> Verification | None:
+def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never, *, own: bool = False) -> Verification | None:
     """Look into a file whose name does not surely tell its step; None where the name does, or nothing need be read."""
     if candidate.named is not None and candidate.named.sure:
         return None
     known = cache.get(candidate.path, candidate.identity)
     if known is None:
-        known = verify(candidate.path, bulk=False, interrupted=interrupted)
+        known = verify(candidate.path, bulk=False, interrupted=interrupted, own=own)
         cache.put(known)
     return known
 
@@ -131,16 +136,17 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     avoid: Collection[str] = (),
     prefer_finite: bool = False,
     order: Order = Order(),  # noqa: B008 -- a frozen value
+    own: Callable[[str], bool] = never_own,
 ) -> Selection:
     """Choose the newest whole checkpoint of a listing and of what lies elsewhere, and fence the torn ones that stood before it.
 
     `avoid`: paths that are passed over unread, whatever they hold now, and copies of just what they hold; they count as found, so that
     nobody starts from scratch for them. `prefer_finite`: one whose weights turned NaN gives way to an older. `suspect`: the last failure
-    may have come from a checkpoint. `fences` None: nothing is recorded.
+    may have come from a checkpoint. `fences` None: nothing is recorded. `own`: is a path known to be written by this job (see `verify`).
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
     now = clock()
-    reader = _Reader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order)
+    reader = _Reader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order, own)
     tally = _Tally()
     avoided = frozenset(avoid)
     queue = _gather(listing, fences, reader, tally, avoided)
@@ -161,6 +167,7 @@ def held(  # noqa: PLR0913 -- as newest
     spares: Sequence[Spare] = (),
     avoid: Collection[str] = (),
     order: Order = Order(),  # noqa: B008 -- a frozen value
+    own: Callable[[str], bool] = never_own,
 ) -> tuple[list[tuple[Candidate | Spare, int | None]], Selection]:
     """Return what `newest` would read, newest first, each with its step as far as that is known; and what stands against the others.
 
@@ -168,7 +175,16 @@ def held(  # noqa: PLR0913 -- as newest
     """
     tally = _Tally()
     reader = _Reader(
-        cache, manifests, suspect=False, throttle=None, interrupted=never, clock=lambda: 0.0, budget_ends=1.0, limit_ends=1.0, order=order
+        cache,
+        manifests,
+        suspect=False,
+        throttle=None,
+        interrupted=never,
+        clock=lambda: 0.0,
+        budget_ends=1.0,
+        limit_ends=1.0,
+        order=order,
+        own=own,
     )
     queue = _gather(listing, fences, reader, tally, frozenset(avoid))
     _gather_spares(spares, queue, tally, frozenset(avoid), order)
@@ -219,7 +235,7 @@ def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Ta
         if fence is not None:
             tally.fenced.append((candidate.path, fence.reason))
             continue
-        glanced = glance(candidate, reader.cache, reader.at_limit)
+        glanced = glance(candidate, reader.cache, reader.at_limit, own=reader.own(candidate.path))
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
             tally.refuse(glanced)
         else:
@@ -359,6 +375,7 @@ class _Reader:
     budget_ends: float
     limit_ends: float
     order: Order
+    own: Callable[[str], bool]
 
     def at_limit(self) -> bool:
         return self.interrupted() or self.clock() >= self.limit_ends
@@ -385,7 +402,8 @@ class _Reader:
             found = known
         else:
             believed = known is not None and known.level in _FULL and not self.suspect
-            found = verify(candidate.path, throttle=self.throttle, interrupted=self.at_budget if believed else self.at_limit)
+            until = self.at_budget if believed else self.at_limit
+            found = verify(candidate.path, throttle=self.throttle, interrupted=until, own=self.own(candidate.path))
             if believed and known is not None:
                 found = self._believe(known, found)
         if manifest is not None and manifest.identity.size == candidate.identity.size and _lacks_checksums(found):
@@ -421,7 +439,7 @@ class _Reader:
         """Fall back on an earlier verdict where there was no time for another, and the directory of the file holds."""
         if found.verdict is not Verdict.UNKNOWN or found.identity != known.identity:
             return self._kept(found)
-        directory = verify(known.path, bulk=False, interrupted=self.at_limit)
+        directory = verify(known.path, bulk=False, interrupted=self.at_limit, own=self.own(known.path))
         if directory.identity != known.identity or directory.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
             return directory
         return replace(known, level="identity")

@@ -31,15 +31,19 @@ _INDEX: Final = (".safetensors.index.json", ".bin.index.json")
 _CHANGED: Final = "it changed while it was read"
 
 
-def verify(  # noqa: PLR0911 -- each is another answer
+def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choice of its own
     path: str,
     *,
     bulk: bool = True,
     throttle: Throttle | None = None,
     drop_cache: bool = False,
     interrupted: Callable[[], bool] = never,
+    own: bool = False,
 ) -> Verification:
     """Say whether `path` is a whole checkpoint, and which step it holds.
+
+    `own`: this job is known to have written it. Then calls that are not on the list of known names (formats/pickle_danger.py) are a note;
+    in any other file they are DANGEROUS.
 
     Without `bulk` only directory and metadata are read, and VERIFIED has the level "directory": enough for the step, not to resume
     from. `interrupted` is asked before each MiB; once it answers True, the verdict is UNKNOWN.
@@ -48,13 +52,13 @@ def verify(  # noqa: PLR0911 -- each is another answer
         source = Source(path, throttle=throttle, drop_cache=drop_cache, interrupted=interrupted)
     except NotRegular as error:
         if error.what == "a directory":
-            return _verify_tree(path, Reading(throttle, drop_cache, interrupted), bulk=bulk)
+            return _verify_tree(path, Reading(throttle, drop_cache, interrupted), bulk=bulk, own=own)
         return _told(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
         return _told(path, identity_of(path), Verdict.UNKNOWN, _why(error))
     if path.endswith(_INDEX):  # it stands for the files beside it
         source.close()
-        below = _verify_tree(os.path.dirname(path) or ".", Reading(throttle, drop_cache, interrupted), bulk=bulk)  # noqa: PTH120 -- strings throughout the package
+        below = _verify_tree(os.path.dirname(path) or ".", Reading(throttle, drop_cache, interrupted), bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
         return replace(below, path=path, identity=Identity.of(source.stat_opened))
     with source:
         identity = Identity.of(source.stat_opened)
@@ -67,10 +71,10 @@ def verify(  # noqa: PLR0911 -- each is another answer
             return _told(path, identity, Verdict.UNKNOWN, _why(error))
     if now != identity or identity_of(path) != identity:
         return _told(path, identity, Verdict.WRITING, _CHANGED, found.format)
-    return _conclude(path, identity, found)
+    return _conclude(path, identity, found, own=own)
 
 
-def _verify_tree(path: str, reading: Reading, *, bulk: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
+def _verify_tree(path: str, reading: Reading, *, bulk: bool, own: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
     identity: Identity | None = None
     try:
         tree = Tree(path, reading)
@@ -92,7 +96,7 @@ def _verify_tree(path: str, reading: Reading, *, bulk: bool) -> Verification:  #
     if found.verdict is Verdict.VERIFIED and (tree.truncated or tree.problems):
         why = "; ".join(f"{name}: {problem}" for name, problem in tree.problems[:3]) or "it has more names than are looked at"
         return _told(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", found.format)
-    return _conclude(path, identity, found)
+    return _conclude(path, identity, found, own=own)
 
 
 def identity_of(path: str) -> Identity | None:
@@ -104,7 +108,13 @@ def identity_of(path: str) -> Identity | None:
         return None
 
 
-def _conclude(path: str, identity: Identity, found: Examination) -> Verification:
+def _conclude(path: str, identity: Identity, found: Examination, *, own: bool) -> Verification:
+    if found.unlisted and not own and found.verdict is not Verdict.DANGEROUS:
+        named = ", ".join(found.unlisted[:3])
+        why = f"loading it would call {named}, which is not listed, and this job was not seen to write it"
+        found = replace(
+            found, verdict=Verdict.DANGEROUS, reason=why, level="", also=tuple(one for one in (found.reason, *found.also) if one)
+        )
     step, within, reason = _agree(path, found)
     reasons = tuple(dict.fromkeys(why for why in (reason, *found.also, note_of(found.non_finite)) if why))
     verdict, level = found.verdict, found.level

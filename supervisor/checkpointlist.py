@@ -75,9 +75,9 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
-    found = verify_one(absolute)
+    manifest = Manifests(str(directory)).get(absolute)
+    found = verify_one(absolute, own=manifest is not None and manifest.identity == identity_of(absolute))
     fence = _fences(directory).get(found.path, found.identity)
-    manifest = Manifests(str(directory)).get(found.path)
     row = {
         **as_dict(found),
         "files": list(found.files),

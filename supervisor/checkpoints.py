@@ -96,6 +96,7 @@ class JobCheckpoints:
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
         self.not_finite: Callable[[int | None, str], None] | None = None  # told once when numbers turn to NaN or Inf: step, text
         self.stumbled: Callable[[str], None] | None = None  # told once of each failure of the watcher itself
+        self.several_nodes = False  # then ranks elsewhere write checkpoints too, which are not seen here
         self._attempt = 0
         self._beginning = threading.Lock()
         self._has_begun = False
@@ -156,6 +157,16 @@ class JobCheckpoints:
             left = sorted(self._job.scratch.glob("attempt-[0-9]*"))
             if self.learned is not None and left:
                 self.learned.absorb(left[-1], int(left[-1].name.rpartition("-")[2]), again=True)
+
+    def is_own(self, path: str) -> bool:
+        """Say whether this job wrote a checkpoint: its ranks here were seen to, or it is what was recorded of this job.
+
+        Where nothing is seen (learning is off) or ranks of other nodes write too, it is taken for this job's.
+        """
+        if self.learned is None or self.several_nodes or self.learned.wrote(path):
+            return True
+        recorded = self._manifests.get(path)
+        return recorded is not None and recorded.identity == identity_of(path)
 
     def absorb(self) -> None:
         """Learn from what the ranks wrote since the last time."""
@@ -224,6 +235,7 @@ class JobCheckpoints:
             spares=self._spares(),
             avoid=frozenset(avoid),
             order=self._order.order(),
+            own=self.is_own,
         )
         self._offered = {}
         for found, step in rows[:MOST_OFFERED]:
@@ -320,6 +332,7 @@ class JobCheckpoints:
             avoid=avoid,
             prefer_finite=self.prefers_finite,
             order=self._order.order(),
+            own=self.is_own,
         )
 
     def _torn_candidates(self, learned: Learned) -> tuple[str, ...]:
@@ -356,7 +369,9 @@ class JobCheckpoints:
         beside = [one for one in candidates if pattern_of(one.path) in places]
         whole: set[str] = set()
         for one in sorted(beside, key=lambda one: one.mtime_ns, reverse=True)[:MOST_BESIDE]:
-            known = self._cache.get(one.path, one.identity) or verify(one.path, interrupted=lambda: time.monotonic() > until)
+            known = self._cache.get(one.path, one.identity) or verify(
+                one.path, interrupted=lambda: time.monotonic() > until, own=self.is_own(one.path)
+            )
             self._cache.put(known)
             if known.verdict is Verdict.VERIFIED:
                 whole.add(pattern_of(one.path))
@@ -370,7 +385,7 @@ class JobCheckpoints:
         identity = identity_of(path)
         if identity is None:
             return
-        found = self._cache.get(path, identity) or verify(path)
+        found = self._cache.get(path, identity) or verify(path, own=self.is_own(path))
         self._cache.put(found)
         copy = self._copies.newest_for(path) if self.is_checkpoint(path) else None
         leads = leads_to(path)
@@ -410,7 +425,7 @@ class JobCheckpoints:
         except (CheckpointingError, OSError):
             return None  # the next start looks again, and says it
         for one in sorted(new, key=lambda one: one.mtime_ns, reverse=True):
-            found = verify(one.path, interrupted=lambda: time.monotonic() > until)
+            found = verify(one.path, interrupted=lambda: time.monotonic() > until, own=self.is_own(one.path))
             if found.verdict is Verdict.VERIFIED:
                 return to_ref(found)
         return None
@@ -503,6 +518,7 @@ class JobCheckpoints:
             is_wanted=self._may_be_pruned,
             interval_s=checkpoints.scan_interval_s,
             on_trouble=self.stumbled or (lambda _: None),
+            own=self.is_own,
         )
 
     def _made_in(self, found: Verification) -> int:

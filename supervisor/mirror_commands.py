@@ -58,7 +58,7 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
     worst = 0
     with _told(), contextlib.closing(Spool(_absolute(f"{settings.job.state_dir}/push"))) as spool:
         for path in (os.path.realpath(path) for path in paths):
-            found = verify(path)
+            found = verify(path, own=True)
             if found.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
                 _print(
                     {"path": path, "verdict": found.verdict, "reason": found.reason}, f"not pushed: {path}: {found.reason}", as_json=as_json

@@ -162,6 +162,7 @@ class _Run:
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
+        self.workshop.checkpoints.several_nodes = self._has_several_nodes
         self.workshop.checkpoints.not_finite = self._numbers_turned
         self.workshop.checkpoints.unprotected = self._is_unprotected
         self.workshop.checkpoints.pruned = self._was_pruned

@@ -22,6 +22,7 @@ from checkpointing.tree import Reading
 from checkpointing.verify import verify
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.job import Job
+from supervisor.learned import Learned
 from supervisor.permit import Permit
 from supervisor.settings import Checkpoints, Settings
 from tests.e2e.untouched import listing, renamed
@@ -88,7 +89,7 @@ class Ground:
     def keeps(self, path: Path) -> None:
         """Have the copy made that the watcher makes."""
         self.checkpoints.absorb()
-        found = verify(str(path))
+        found = verify(str(path), own=self.checkpoints.is_own(str(path)))
         assert found.verdict is Verdict.VERIFIED
         manifest = self.checkpoints._record(found, Reading())  # noqa: SLF001  what the watcher calls, in its thread
         assert manifest is not None
@@ -112,6 +113,30 @@ class Ground:
 @pytest.fixture
 def ground(tmp_path: Path) -> Ground:
     return Ground(tmp_path)
+
+
+class Config:
+    """What a script may save beside its tensors."""
+
+
+def test_an_object_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one_in_any_other(ground: Ground) -> None:
+    told = [str(ground.here / "ckpt.pt")]
+    path = ground.rank.saves("ckpt.pt", 10, asked=told)
+    ground.rank.number += 1
+    ground.rank.line(what="began", path=str(path), n=ground.rank.number, via="torch", was=stat_of(path), file=False)
+    torch.save({"step": 10, "config": Config()}, path)
+    ground.rank.line(what="ended", path=str(path), n=ground.rank.number, well=True, now=stat_of(path))
+    strange = ground.here / "strange.pt"
+    torch.save({"step": 99, "config": Config()}, strange)
+    ground.checkpoints.absorb()
+    assert [verify(str(one), own=ground.checkpoints.is_own(str(one))).verdict for one in (path, strange)] == [
+        Verdict.VERIFIED,
+        Verdict.DANGEROUS,
+    ]
+    ground.keeps(path)
+    again = JobCheckpoints(ground.job)
+    again.learned = Learned(ground.state / "elsewhere", "run-9")
+    assert (again.is_own(str(path)), again.is_own(str(strange))) == (True, False), "what was recorded of this job is this job's"
 
 
 def hf(ground: Ground, step: int, *, cut: bool = False, made: bool = True) -> Path:

@@ -45,7 +45,8 @@ class Examination:
 
     `level` as in model.Verification. `also` are further reasons. `format` is set where the row's own name would say too little.
     `files` are the members of a directory that belong to the checkpoint; () stands for all that are in it. `non_finite` are tensors that
-    hold NaN or Inf: a note, whatever the verdict.
+    hold NaN or Inf: a note, whatever the verdict. `unlisted` is what its pickles would call beyond the list of known names:
+    `verify` decides about that, because it depends on who wrote the file.
     """
 
     verdict: Verdict
@@ -56,6 +57,7 @@ class Examination:
     format: str = ""
     files: tuple[str, ...] = ()
     non_finite: tuple[NonFinite, ...] = ()
+    unlisted: tuple[str, ...] = ()
 
 
 class Format(Protocol):
@@ -191,5 +193,6 @@ def combine(parts: Iterable[Examination], place: Place = NOWHERE, *, format: str
         reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
     levels = [part.level for part in looked_at if part.level]
     level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
+    unlisted = tuple(dict.fromkeys(one for part in looked_at for one in part.unlisted))[:_MOST_REASONS]
     non_finite = listed(one for part in looked_at for one in part.non_finite)
-    return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite)
+    return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite, unlisted)

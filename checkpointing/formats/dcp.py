@@ -133,9 +133,11 @@ def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> 
             for item in items:
                 found = _examine_item(source, item)
                 told += found.verdict is not Verdict.VERIFIED
-                if found.verdict is not Verdict.VERIFIED or found.reason or found.non_finite:
+                if found.verdict is not Verdict.VERIFIED or found.reason or found.non_finite or found.unlisted:
                     why = f"{name}: {item.name}: {found.reason}" if found.reason else ""
-                    yield Examination(found.verdict, why, NOWHERE, found.level, non_finite=tuple(_named(item, found.non_finite)))
+                    yield Examination(
+                        found.verdict, why, NOWHERE, found.level, non_finite=tuple(_named(item, found.non_finite)), unlisted=found.unlisted
+                    )
                 if told > _MOST_TOLD:
                     return
     yield Examination(Verdict.VERIFIED, "", NOWHERE, torch_zip.LEVEL)

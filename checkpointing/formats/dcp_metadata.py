@@ -2,9 +2,11 @@
 
 In: its bytes. Out: `Metadata`: the items, where each lies, how long a tensor's piece is. Raises `Damaged`, `Dangerous`, `TooLarge`.
 
-The file is a pickle, and torch's own reader gives it to pickle.load, which runs whatever stands in it. Here every global becomes an
-empty class of ours, if the table of pickle_danger lets it: a call then makes an empty object, and nothing that a file names is ever
-imported. Tables and sets become lists of rows, so that no key is hashed (a nested tuple can take for ever to hash). The unpickler is the
+The file is a pickle, and torch's own reader gives it to pickle.load, which runs whatever stands in it. So what it may name is a closed
+list (`_LISTED`), whoever wrote it. Here every global becomes an empty class of ours: a call then makes an empty object, and nothing that
+a file names is ever imported.
+
+Tables and sets become lists of rows, so that no key is hashed (a nested tuple can take for ever to hash). The unpickler is the
 one of the standard library that is written in Python: the other fills an array up to any memo index that a file names.
 """
 
@@ -77,6 +79,32 @@ _ITEM_BYTES: Final = {
 }
 
 
+#: Every global that torch 2.1 to 2.13 and Megatron-Core write into it; dtypes (`torch bfloat16`) besides.
+_LISTED: Final = {
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties StorageMeta"
+        " _MEM_FORMAT_ENCODING"
+    ),
+    "torch.distributed._shard.sharded_tensor.metadata": "TensorProperties MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix",
+    "torch.serialization": "_get_layout",
+    "megatron.core.dist_checkpointing.strategies.torch": "MCoreMetadata",
+    "torch": "Size device strided sparse_coo contiguous_format preserve_format channels_last channels_last_3d",
+    "collections": "OrderedDict",
+    "pathlib": "PosixPath WindowsPath PurePosixPath Path",
+    "pathlib._local": "PosixPath WindowsPath PurePosixPath Path",
+    "builtins": "set frozenset",
+    "__builtin__": "set frozenset",
+    "copyreg": "_reconstructor",
+    "copy_reg": "_reconstructor",
+}
+_LISTED_SETS: Final = {module: frozenset(names.split()) for module, names in _LISTED.items()}
+
+
+def _is_listed(module: str, name: str) -> bool:
+    return name in _LISTED_SETS.get(module, ()) or pickle_danger.is_dtype(module, name)
+
+
 class _Empty:
     """What stands for an object of any class: what it was made of, and the state that it was given."""
 
@@ -141,14 +169,16 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; type
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # noqa: SLF001 -- as above
 
-    def __init__(self, raw: bytes, interrupted: Callable[[], bool]) -> None:
+    def __init__(self, raw: bytes, interrupted: Callable[[], bool], *, closed: bool) -> None:
         super().__init__(io.BytesIO(raw))
         self.dispatch = _Counted(type(self).dispatch, interrupted)  # type: ignore[misc]  # of this one alone
         self._made: dict[tuple[str, str], type[_Empty]] = {}
+        self._closed = closed
         self._memory = 0
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 -- pickle's interface
-        if pickle_danger.judge(module, name) is pickle_danger.Judgement.DANGEROUS or pickle_danger.is_method(module, name):
+        refused = pickle_danger.judge(module, name) is pickle_danger.Judgement.DANGEROUS or pickle_danger.is_method(module, name)
+        if refused or (self._closed and not _is_listed(module, name)):
             text = f"{module}.{name}"[:100]
             raise Dangerous(f"it would call {text}")
         key = (module, name)
@@ -191,10 +221,13 @@ for _opcode, _method in (
     _Reader.dispatch[_opcode[0]] = _method
 
 
-def build(raw: bytes, interrupted: Callable[[], bool] = never) -> Any:  # noqa: ANN401 -- whatever the pickle says
-    """Build what a pickle says out of empty objects, rows and plain values. Raises Damaged, Dangerous, TooLarge, source.Interrupted."""
+def build(raw: bytes, interrupted: Callable[[], bool] = never, *, closed: bool = False) -> Any:  # noqa: ANN401 -- whatever the pickle says
+    """Build what a pickle says out of empty objects, rows and plain values. Raises Damaged, Dangerous, TooLarge, source.Interrupted.
+
+    `closed`: it may name nothing but what a `.metadata` holds.
+    """
     try:
-        return _Reader(raw, interrupted).load()
+        return _Reader(raw, interrupted, closed=closed).load()
     except (Dangerous, Damaged, TooLarge, Interrupted):
         raise
     except Exception as error:  # noqa: BLE001 -- a pickle can make any error: of types, of values, of memory, of recursion
@@ -216,7 +249,7 @@ def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
         raise Damaged("torn: it is empty")
     if not any(raw[:64]):
         raise Damaged("torn: it begins with zeros, so its data never reached the disk")
-    top = build(raw, interrupted)
+    top = build(raw, interrupted, closed=True)
     if not isinstance(top, _Empty) or not top.kind.endswith(".Metadata"):
         raise Damaged("it holds no DCP metadata")
     fields = top.fields()

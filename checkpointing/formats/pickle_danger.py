@@ -6,16 +6,20 @@ imported. The rule, which docs/checkpoints.md states for users:
 * KNOWN: what torch, numpy and the frameworks around them write, and the plain value types of the standard library.
 * DANGEROUS: whatever runs code, starts a process, opens a file or a connection, imports or reaches into a module: the whole standard
   library but for the rows below, known gadgets of torch and numpy, and any name that reaches one of these through another module.
-* UNKNOWN: everything else. A training script's own class is such a one, and a checkpoint may hold it: it is noted, not refused. Somebody
-  who can put a package on the machine needs no pickle to run code there.
+* UNKNOWN: everything else. A training script's own class is such a one, and a checkpoint may hold it.
 
-A call is judged by what is called, so `pickle_scan` adds two more rules: to call what an earlier call returned is DANGEROUS too, and so is
-to call a method of a class of a known package (`is_method`): such a package's pickles call classes and functions that rebuild, and among
-so many methods there are some that evaluate what they are given.
+That is about names, which a checkpoint may hold (an activation function in a module). What may be *called* is a closed list
+(`may_be_called`): the values above, classes of the known packages, and the functions that rebuild their objects, one by one. Among a
+package's other functions there is always one that loads a library or evaluates a text. Whether a call that is not listed is accepted
+depends on who wrote the file, which `verify` is told. To call what an earlier call returned, or a method of a class of a known package
+(`is_method`), is DANGEROUS whoever wrote it.
+
+The metadata of torch.distributed.checkpoint has a list of its own (`dcp_metadata`), for torch unpickles that file without any guard.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from enum import Enum
 from typing import Final
@@ -51,7 +55,7 @@ _VALUES: Final = {
     "types": "SimpleNamespace MappingProxyType NoneType GenericAlias EllipsisType UnionType",
     "copyreg": "_reconstructor __newobj__ __newobj_ex__",
     "_codecs": "encode",
-    "functools": "partial partialmethod cmp_to_key",
+    "functools": "partial partialmethod",
     "operator": "itemgetter add sub mul truediv floordiv mod neg pos lt le eq ne ge gt and_ or_ not_ matmul",
     "_operator": "itemgetter add sub mul truediv floordiv mod neg pos lt le eq ne ge gt and_ or_ not_ matmul",
     "random": "Random",
@@ -142,6 +146,8 @@ _DANGEROUS_PACKAGES: Final = (
     "torch.export.custom_ops",
     "torch.export.pt2_archive",
     "torch.nn.utils._deprecation_utils",
+    "torch._ops",
+    "torch.ops",
     "torch.onnx",
     "torch.utils._config_module",
     "torch.utils._content_store",
@@ -154,6 +160,18 @@ _DANGEROUS_PACKAGES: Final = (
     "torch.utils.show_pickle",
     "transformers.dynamic_module_utils",
     "transformers.testing_utils",
+    "transformers.utils.import_utils",
+    "transformers.pipelines",
+    "transformers.agents",
+    "transformers.tools",
+    "lightning_fabric.utilities.cloud_io",
+    "lightning.fabric.utilities.cloud_io",
+    "lightning_fabric.strategies.launchers",
+    "lightning.fabric.strategies.launchers",
+    "lightning.pytorch.cli",
+    "lightning.pytorch.strategies.launchers",
+    "pytorch_lightning.cli",
+    "pytorch_lightning.strategies.launchers",
     "accelerate.commands",
     "accelerate.launchers",
     "accelerate.utils.launch",
@@ -191,6 +209,7 @@ _DANGEROUS_GLOBALS: Final = frozenset(
         ("torch", "compile"),
         ("torch", "classes"),
         ("torch", "ops"),
+        ("accelerate.utils", "load"),
         ("torch._utils", "_import_dotted_name"),
         ("torch._utils", "_augment_memory_snapshot_stack_traces"),
         ("torch.distributed.distributed_c10d", "_tensor_to_object"),
@@ -213,6 +232,72 @@ _KNOWN_PACKAGES: Final = _words("""
 torch numpy torchvision transformers accelerate lightning lightning_fabric pytorch_lightning torchmetrics deepspeed
 megatron omegaconf transformer_engine apex torchao fairscale peft diffusers timm datasets tokenizers safetensors nemo
 """)
+
+
+#: Functions and classes with small letters that a pickle of the known packages calls; source: their own __reduce__ and copyreg entries.
+_REBUILD: Final = {
+    "torch": "device dtype layout memory_format",
+    "torch._C": "Generator TensorBase _TensorBase",
+    "torch._utils": (
+        "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter _rebuild_parameter_with_state _rebuild_qtensor"
+        " _rebuild_sparse_tensor _rebuild_sparse_csr_tensor _rebuild_nested_tensor _rebuild_meta_tensor_no_storage"
+        " _rebuild_device_tensor_from_numpy _rebuild_device_tensor_from_cpu_tensor _rebuild_xla_tensor _rebuild_mlc_tensor"
+        " _rebuild_wrapper_subclass"
+    ),
+    "torch._tensor": "_rebuild_from_type _rebuild_from_type_v2",
+    "torch.storage": "_load_from_bytes",  # whose argument pickle_scan reads as well
+    "torch.serialization": "_get_layout",
+    "torch.nn.modules.rnn": "apply_permutation",
+    "numpy": "ndarray dtype bool_ generic",
+    "numpy.core.multiarray": "_reconstruct scalar",
+    "numpy._core.multiarray": "_reconstruct scalar",
+    "numpy.core.numeric": "_frombuffer",
+    "numpy._core.numeric": "_frombuffer",
+    "numpy.core": "multiarray._reconstruct multiarray.scalar",
+    "numpy.random._pickle": "__generator_ctor __bit_generator_ctor __randomstate_ctor",
+    "numpy.random": "__RandomState_ctor",
+    "numpy.random.bit_generator": "__pyx_unpickle_SeedSequence",
+    "numpy.ma.core": "_mareconstruct",
+    "deepspeed.utils.tensor_fragment": "tensor_fragment fragment_address",
+}
+_REBUILD_SETS: Final = {module: _words(names) for module, names in _REBUILD.items()}
+#: Where torch's own classes are that objects of a training are made of; its others load, compile or launch something.
+_TORCH_CLASSES: Final = _words("""
+torch.nn torch.optim torch.distributed torch.utils.data torch.amp torch.cuda.amp torch.ao torch.quantization torch.distributions
+torch.fx.immutable_collections torch.torch_version torch._tensor torch.storage torch.return_types torch._subclasses torch.sparse
+torch.masked torch.nested torch._dynamo.eval_frame
+""")
+_MOST_CLASS_PARTS: Final = 3
+_DTYPE: Final = re.compile(r"(float|bfloat|int|uint|complex|bool|half|double|quint|qint)[a-z0-9_]{0,16}")
+
+
+def is_dtype(module: str, name: str) -> bool:
+    """Say whether a global is one of torch's types of numbers ("torch bfloat16"), which nobody can call."""
+    return module == "torch" and _DTYPE.fullmatch(name) is not None
+
+
+def may_be_called(module: str, name: str) -> bool:
+    """Say whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it. What `judge` refuses is not."""
+    module = _OLD.get(module, module)
+    if judge(module, name) is not Judgement.KNOWN:
+        return False
+    root = module.partition(".")[0]
+    if root not in _KNOWN_PACKAGES or name in _REBUILD_SETS.get(module, frozenset[str]()):
+        return True  # a value of the standard library, or listed by name
+    if is_dtype(module, name):
+        return True
+    return _is_class(name) and (root not in ("torch", "numpy") or _holds_classes(module))
+
+
+def _is_class(name: str) -> bool:
+    parts = name.split(".")
+    return len(parts) <= _MOST_CLASS_PARTS and all(part.lstrip("_")[:1].isupper() for part in parts)
+
+
+def _holds_classes(module: str) -> bool:
+    if module in ("torch", "numpy") or module.startswith("numpy."):
+        return True  # Size, the storages; scalar types
+    return any(module == place or module.startswith(f"{place}.") for place in _TORCH_CLASSES)
 
 
 def judge(module: str, name: str) -> Judgement:

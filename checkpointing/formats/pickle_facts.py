@@ -38,7 +38,7 @@ class Scan:
     `keys`: the texts among the keys of the outermost dictionary, at most MOST_KEYS; `numbers` those with an integer, `nones` those
     with None. `facts`: the integers under each of a few keys in any dictionary, `counts` the tensors of one element under STEP_KEYS (Adam
     counts so for each parameter). `dangers` and `unknown`: "module.name" of what it
-    would call. `end`: how many bytes the pickle has.
+    would call. `unlisted`: what it would call that is not on the list (pickle_danger.may_be_called). `end`: how many bytes the pickle has.
     """
 
     steps: tuple[tuple[str, int], ...]
@@ -52,3 +52,4 @@ class Scan:
     unknown: tuple[str, ...] = ()
     end: int = 0
     counts: tuple[Number, ...] = ()
+    unlisted: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats.pickle_danger import Judgement, is_method, judge
+from checkpointing.formats.pickle_danger import Judgement, is_method, judge, may_be_called
 from checkpointing.formats.pickle_facts import Number, Scan, Storage
 from checkpointing.model import MOST_NAME
 
@@ -36,10 +36,13 @@ _KEYS: Final = frozenset({*STEP_KEYS, _EPOCH})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
 _MOST_NAMES: Final = 8  # enough to say what is wrong with a pickle
 MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own are among its first
+_GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
+# They call nothing that they are given. To call what partial returns is refused in itself; what getattr returns is judged by its name.
+_HOLDERS: Final = ("functools partial", *_GETATTR)
+_ONE_ARGUMENT: Final = ("builtins iter", "__builtin__ iter", "builtins type", "__builtin__ type")  # with more they call, or make a class
 _MOST_NAMED: Final = 500_000  # things that are visited to find the names of tensors
 _MOST_ARGUMENTS: Final = 8  # of a call, looked at for tensors
 _DEEPEST: Final = 4  # pickles within a pickle
-_GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
 _REBUILD: Final = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v3")
 _FLOAT8: Final = "torch float8_"
 _ENCODE: Final = "_codecs encode"  # with "latin1": how the protocols up to 2 write bytes
@@ -121,6 +124,7 @@ class _Machine:
         self.storages: dict[str, Storage] = {}
         self.dangers: dict[str, None] = {}
         self.unknown: dict[str, None] = {}
+        self.unlisted: dict[str, None] = {}
         self.facts: dict[str, set[int]] = {}
         self.counts: dict[Number, None] = {}
         self.looked_within: dict[int, object] = {}  # by identity: a pickle can hand the same bytes over a million times
@@ -146,9 +150,7 @@ class _Machine:
         if not isinstance(function, _Global):
             self.danger("a call of what another call returned")
             return _Thing()
-        module, _, name = function.name.partition(" ")
-        if is_method(module, name):
-            self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
+        self.list_call(function, arguments)
         if isinstance(arguments, tuple) and any(isinstance(one, _Global) and one.name in _GETATTR for one in arguments):
             self.danger("builtins.getattr")
         if function.name in _GETATTR:
@@ -170,6 +172,20 @@ class _Machine:
             for one in arguments[:_MOST_ARGUMENTS]:
                 made.hold("", one)
         return made
+
+    def list_call(self, function: _Global, arguments: object) -> None:
+        """Hold a call against the list, and every function among its arguments too: what is called may call these."""
+        given = arguments if isinstance(arguments, tuple) else ()
+        for one in (function, *given) if function.name not in _HOLDERS else (function,):
+            if not isinstance(one, _Global) or one.name in _GETATTR:
+                continue
+            module, _, name = one.name.partition(" ")
+            if is_method(module, name):
+                self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
+            elif len(self.unlisted) < _MOST_NAMES and not may_be_called(module, name):
+                self.unlisted[f"{module}.{name}"[:_LONGEST_TEXT]] = None
+        if len(given) > 1 and function.name in _ONE_ARGUMENT:
+            self.danger(f"{function.name.replace(' ', '.')} of several")
 
     def view(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
         """Note which elements of a storage a tensor uses: (storage, offset, sizes, strides, …); v3 has the dtype behind two more."""
@@ -213,6 +229,7 @@ class _Machine:
                 for found in inner(data, self.depth + 1):
                     for what in found.dangers:
                         self.danger(what)
+                    self.unlisted.update(dict.fromkeys(found.unlisted))
             case _:
                 self.danger("torch.storage._load_from_bytes of what cannot be read")
 
@@ -292,6 +309,7 @@ class _Machine:
 
     def fill(self, items: list[Any]) -> None:
         target = self.stack[-1]
+        self.changes(target)
         if isinstance(target, _Thing):
             for key, value in zip(items[::2], items[1::2], strict=True):
                 target.hold(key, value)
@@ -312,6 +330,7 @@ class _Machine:
 
     def extend(self, items: list[Any]) -> None:
         target = self.stack[-1]
+        self.changes(target)
         if isinstance(target, _Thing):
             first = len(target.parts or ())
             for number, item in enumerate(items):
@@ -321,8 +340,14 @@ class _Machine:
         """BUILD: an object gets its attributes."""
         state = self.stack.pop()
         target = self.stack[-1]
+        self.changes(target)
         if isinstance(target, _Thing):
             target.hold("", state)
+
+    def changes(self, target: object) -> None:
+        """Refuse to change what is no object of the pickle's own: an attribute of a class, a table of a module."""
+        if isinstance(target, _Global):
+            self.danger(f"a change of {target.name.replace(' ', '.')}"[:_LONGEST_TEXT])
 
     def persistent(self) -> None:
         """Note torch's storages: ("storage", type, key, location, count of elements); legacy files also hold ("module", class, …)."""
@@ -502,4 +527,5 @@ def _result(machine: _Machine, end: int) -> Scan:
         tuple(machine.unknown),
         end,
         tuple(machine.counts),
+        tuple(machine.unlisted),
     )

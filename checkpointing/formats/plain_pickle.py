@@ -43,11 +43,13 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:
             return unproven.examine(source, suffix, bulk=bulk)
         whole = len(data) == source.size
         return Examination(Verdict.BAD, f"torn: a plain pickle that is not whole: {error}") if whole else _nothing_proves()
-    refused = torch_pickle.dangerous(what for found in pickle_scan.inner(data[scan.end :], 1) for what in found.dangers)
+    behind = list(pickle_scan.inner(data[scan.end :], 1))
+    refused = torch_pickle.dangerous(what for found in behind for what in found.dangers)
+    unlisted = tuple(what for found in (scan, *behind) for what in found.unlisted)
     return (
         torch_pickle.dangerous(scan.dangers)
         or refused
-        or Examination(Verdict.UNVERIFIABLE, _nothing_proves().reason, torch_pickle.place(scan))
+        or Examination(Verdict.UNVERIFIABLE, _nothing_proves().reason, torch_pickle.place(scan), unlisted=unlisted)
     )
 
 

@@ -74,7 +74,9 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
     unwritten, non_finite = _numbers(source, scans[3], storages) if bulk else ("", ())
     if unwritten:
         return Examination(Verdict.BAD, unwritten, place)
-    return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, LEVEL if bulk else "directory", non_finite=non_finite)
+    unlisted = tuple(what for one in scans for what in one.unlisted)
+    level = LEVEL if bulk else "directory"
+    return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, level, non_finite=non_finite, unlisted=unlisted)
 
 
 def _scan_at(source: Source, at: int) -> Scan:

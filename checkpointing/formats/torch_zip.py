@@ -118,7 +118,8 @@ def _examine(source: Source, records: dict[bytes, Record], *, bulk: bool) -> Exa
     if refused := torch_pickle.dangerous(scan.dangers):
         return replace(refused, place=place, format=framework)
     try:
-        return replace(_prove(source, records, prefix, scan, has_crcs=has_crcs, bulk=bulk), place=place, format=framework)
+        proven = _prove(source, records, prefix, scan, has_crcs=has_crcs, bulk=bulk)
+        return replace(proven, place=place, format=framework, unlisted=scan.unlisted)
     except zip_layout.Damaged as error:
         return Examination(Verdict.BAD, str(error), place, format=framework)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
-from checkpointing.select import glance
+from checkpointing.select import glance, never_own
 from checkpointing.source import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
 from checkpointing.tree import Reading
 from checkpointing.verify import verify
@@ -74,12 +74,14 @@ class CheckpointWatcher:
         quiet_s: float = 2.0,
         rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
         on_trouble: Callable[[str], None] = lambda _: None,
+        own: Callable[[str], bool] = never_own,
     ) -> None:
         """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
 
-        `is_wanted`: what was here before the start is read all the same.
+        `is_wanted`: what was here before the start is read all the same. `own`: see `verify`.
         """
         self._order, self._is_wanted = order, is_wanted
+        self._own = own
         self._on_trouble = on_trouble
         self._troubles: set[str] = set()
         self._list = look
@@ -169,7 +171,7 @@ class CheckpointWatcher:
         keyed: list[tuple[Age, Candidate]] = []
         order = self._order()
         for candidate in candidates:
-            glanced = glance(candidate, self._cache, self._stopped.is_set)
+            glanced = glance(candidate, self._cache, self._stopped.is_set, own=self._own(candidate.path))
             keyed.append((order.of_candidate(candidate, glanced), candidate))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
@@ -183,7 +185,8 @@ class CheckpointWatcher:
             self._settled[candidate.path] = candidate.identity
             return
         else:
-            found = verify(candidate.path, throttle=self._throttle, drop_cache=True, interrupted=self._stopped.is_set)
+            own = self._own(candidate.path)
+            found = verify(candidate.path, throttle=self._throttle, drop_cache=True, interrupted=self._stopped.is_set, own=own)
         if found.identity != candidate.identity or found.verdict in (Verdict.UNKNOWN, Verdict.WRITING):
             # it must stand still anew, and what could not be read is not tried again at once
             delay_s = _RETRY_S if found.verdict is Verdict.UNKNOWN else 0.0

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing.formats import pickle_scan
+from checkpointing.formats import dcp_metadata, pickle_scan
 from checkpointing.formats.pickle_danger import Judgement, judge
 from checkpointing.model import Verdict
 from checkpointing.verify import verify
@@ -76,9 +76,13 @@ SOUND: dict[str, Any] = {
 def test_what_checkpoints_hold_is_not_dangerous(name: str, protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"value": SOUND[name]}, path, pickle_protocol=protocol)
-    found = verify(str(path))
+    found = verify(str(path), own=True)
     assert found.verdict is Verdict.VERIFIED, found
-    assert ("classes of its own" in found.reason) == (name in ("enum", "nested"))
+    of_its_own = name in ("enum", "nested")
+    assert ("classes of its own" in found.reason) == of_its_own
+    elsewhere = verify(str(path))
+    assert elsewhere.verdict is (Verdict.DANGEROUS if of_its_own else Verdict.VERIFIED), elsewhere
+    assert ("this job was not seen to write it" in elsewhere.reason) == of_its_own
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
@@ -130,6 +134,83 @@ def test_what_runs_code_is_dangerous(name: str, protocol: int) -> None:
     with pytest.raises(pickle_scan.NotAPickle) as torn:
         pickle_scan.scan(data[:-1])
     assert torn.value.dangers  # what stands before the tear would have run
+
+
+class Named:
+    """Pickled as a global of any name, without importing it."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.text = f"c{module}\n{name}\n".encode()
+
+
+def calling(module: str, name: str, opcode: bytes = b"R") -> bytes:
+    """Give a pickle that calls a global with one text."""
+    if opcode == b"i":
+        return b"\x80\x02}X\x01\x00\x00\x00a(X\x07\x00\x00\x00evil.soi" + f"{module}\n{name}\n".encode() + b"s."
+    if opcode == b"o":
+        return b"\x80\x02}X\x01\x00\x00\x00a(" + Named(module, name).text + b"X\x07\x00\x00\x00evil.soos."
+    return b"\x80\x02}X\x01\x00\x00\x00a" + Named(module, name).text + b"X\x07\x00\x00\x00evil.so\x85" + opcode + b"s."
+
+
+GADGETS = (
+    ("torch._C._distributed_c10d", "_register_handler"),
+    ("torch.cuda.tunable", "read_file"),
+    ("torch.utils.some_new_module", "evaluate"),
+    ("transformers.modeling_utils", "load_state_dict"),
+    ("accelerate.checkpointing", "load_custom_state"),
+    ("nemo.core.classes.common", "import_class_by_path"),
+    ("somebody", "Thing"),
+)
+
+
+@pytest.mark.parametrize("opcode", [b"R", b"\x81", b"i", b"o"], ids=["REDUCE", "NEWOBJ", "INST", "OBJ"])
+@pytest.mark.parametrize(("module", "name"), GADGETS)
+def test_a_call_that_is_not_listed_is_told(module: str, name: str, opcode: bytes) -> None:
+    found = pickle_scan.scan(calling(module, name, opcode))
+    assert found.unlisted == (f"{module}.{name}",)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch._ops", "ops.load_library"),
+        ("torch", "ops.load_library"),
+        ("transformers.utils.import_utils", "direct_transformers_import"),
+        ("transformers.pipelines", "pipeline"),
+        ("lightning_fabric.utilities.cloud_io", "_load"),
+        ("accelerate.utils", "load"),
+    ],
+)
+def test_what_is_known_to_load_code_is_dangerous_whoever_wrote_it(module: str, name: str) -> None:
+    assert pickle_scan.scan(calling(module, name)).dangers
+
+
+def test_a_function_that_is_not_listed_does_not_get_called_through_what_is() -> None:
+    text = Named("torch.cuda.tunable", "read_file").text
+    rebuilds = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(" + text + b"ctorch\nTensor\n))tR."
+    assert pickle_scan.scan(rebuilds).unlisted == ("torch.cuda.tunable.read_file",)
+    iterates = b"\x80\x02cbuiltins\niter\n(cfunctools\npartial\n" + text + b"\x85RK\x00tR."
+    assert pickle_scan.scan(iterates).dangers == ("builtins.iter of several",)
+    makes = b"\x80\x02cbuiltins\ntype\n(X\x01\x00\x00\x00A)}tR."
+    assert pickle_scan.scan(makes).dangers == ("builtins.type of several",)
+
+
+@pytest.mark.parametrize(
+    "change", [b"}b", b"X\x01\x00\x00\x00aK\x01s", b"K\x01a", b"(K\x01e"], ids=["BUILD", "SETITEM", "APPEND", "APPENDS"]
+)
+def test_to_change_what_a_module_holds_is_dangerous(change: bytes) -> None:
+    assert pickle_scan.scan(b"\x80\x02ctorch.nn\nModule\n" + change + b".").dangers == ("a change of torch.nn.Module",)
+
+
+@pytest.mark.parametrize(("module", "name"), [*GADGETS, ("torch._ops", "ops.load_library"), ("torch.nn", "Linear"), ("__main__", "Config")])
+def test_the_metadata_of_dcp_names_nothing_beyond_its_list(module: str, name: str) -> None:
+    evil = (
+        b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}X\x0c\x00\x00\x00planner_data"
+        + calling(module, name)[2:-1]
+        + b"sb."
+    )
+    with pytest.raises(dcp_metadata.Dangerous, match=name.replace(".", r"\.")):
+        dcp_metadata.read(evil)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

@@ -65,7 +65,8 @@ class JobCheckpoints:
         self._fences: Fences | None = None
         settings = job.settings
         learns = settings.checkpoints.learn and settings.instrument.enabled
-        self.learned = Learned(self._directory, job.run_id) if learns else None
+        hands_over = "" if settings.checkpoints.paths else settings.knobs.resume.hands_over
+        self.learned = Learned(self._directory, job.run_id, hands_over) if learns else None
         self._manifests = Manifests(str(self._directory))
         self._order = CheckpointOrder(self._directory, self._manifests, self.learned, job.run_id)
         self._aside = SetAside(str(self._directory))

@@ -135,7 +135,8 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who hears of what is wr
         origin = Origin("command line", row.flag)
         take(row, _parsed(row, given, origin) if isinstance(given, str) else _checked(row, given, origin), origin)
     settings = with_values(Settings(cwd=str(cwd)), values, origins)
-    _require_placeholder(settings)
+    with checked():
+        _require_placeholder(settings)
     return settings
 
 
@@ -412,9 +413,17 @@ def _is_empty(row: Row, value: object, origin: Origin) -> bool:
 
 
 def _require_placeholder(settings: Settings) -> None:
-    """Refuse arguments that would be appended at a restart, and would not say what to resume from."""
+    """Refuse arguments that would be appended at a restart, and would not say what to resume from; and those that never would be."""
     knob = settings.knobs.resume
-    if not knob.args or any(word in knob.args for word in ("{resume}", "{step}")) or knob.flag or knob.env or settings.job.resumes_itself:
+    learns = settings.checkpoints.learn and settings.instrument.enabled
+    if knob.hands_over and not settings.checkpoints.paths and not learns:
+        name = next(name for name in ("args", "flag", "env") if getattr(knob, name))
+        raise SuperviseError(
+            f"no checkpoint is ever handed over: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
+            hint="Name them with --checkpoints 'DIR/*.pt', or leave checkpoints.learn and instrument.enabled on.",
+            exit_code=blamed(settings.origin(f"knobs.resume.{name}")),
+        )
+    if knob.hands_over != "switch" or settings.job.resumes_itself:
         return
     origin = settings.origin("knobs.resume.args")
     raise SuperviseError(

@@ -30,7 +30,7 @@ from checkpointing import durable
 from checkpointing.model import Identity
 from checkpointing.tree import Tree
 from supervisor.instrument._supervise_shim.layout import loads_first
-from supervisor.places import is_of, pattern_of, unit_of
+from supervisor.places import is_of, pattern_of, says_checkpoint, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,8 +105,13 @@ class Write:
 class Learned:
     """What was learned of one job on this node."""
 
-    def __init__(self, directory: Path, run_id: str) -> None:
-        """Read what earlier runs learned; what they wrote is not this run's."""
+    def __init__(self, directory: Path, run_id: str, hands_over: str = "") -> None:
+        """Read what earlier runs learned; what they wrote is not this run's.
+
+        hands_over: "path" or "switch" where the user said how a checkpoint is handed over, and not where they are: then what the job was
+        seen to save is one, without being seen to load it. A path needs more: there must be no doubt which place is meant.
+        """
+        self._hands_over = hands_over
         self._file = directory / FILE_NAME
         self._run = run_id
         self._lock = threading.Lock()
@@ -153,7 +158,17 @@ class Learned:
     def patterns(self, *, candidates: bool = False) -> tuple[str, ...]:
         """Return the patterns of checkpoints, and with `candidates` those of what may turn out to be."""
         kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
-        return tuple(place.pattern for place in self.places() if place.kind in kinds)
+        places = self.places()
+        found = tuple(place.pattern for place in places if place.kind in kinds)
+        given = self._given(places) if self._hands_over else ()
+        return (*found, *(pattern for pattern in given if pattern not in found))
+
+    def _given(self, places: tuple[Place, ...]) -> tuple[str, ...]:
+        """Return the patterns of what was saved as a checkpoint by all that can be told, where none was also loaded."""
+        if any(place.kind == "checkpoint" for place in places):
+            return ()
+        likely = [p.pattern for p in places if p.kind == "candidate" or (p.saved and not p.data and says_checkpoint(p.pattern))]
+        return tuple(likely) if self._hands_over == "switch" or len(likely) == 1 else ()
 
     def is_checkpoint(self, path: str) -> bool:
         """Return whether a path is of a place of checkpoints."""

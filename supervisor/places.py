@@ -66,6 +66,12 @@ def is_of(pattern: str, path: str) -> bool:
     return pattern_of(path) == pattern
 
 
+def says_checkpoint(pattern: str) -> bool:
+    """Return whether the name of a place, or of its directory, says that checkpoints lie there."""
+    directory, _, name = pattern.rpartition("/")
+    return bool(_SAYS_CHECKPOINT.search(name) or _SAYS_CHECKPOINT.search(directory.rpartition("/")[2]))
+
+
 def _is_step(name: str) -> bool:
     """Whether a directory's name is that of one step."""
     return names.step_in(f"{name}/x") is not None

@@ -74,6 +74,11 @@ if TYPE_CHECKING:
     from supervisor.observe.checkpoints import CheckpointWatcher
     from supervisor.settings import Settings
 
+#: Told at the start: with --checkpoints nothing need be learned first, and nothing be guessed.
+_UNDECLARED = (
+    "no --checkpoints: {} is used once the script was seen to save a checkpoint and it was verified;"
+    " --checkpoints 'DIR/*.pt' says where they are"
+)
 LEASE_REFRESH_S = 10.0
 #: How often what descends from the job is written down, for the case that we and the guardian are killed in one instant.
 RECORD_S = 5.0
@@ -193,6 +198,9 @@ class _Run:
         if watcher is not None:
             watcher.start()
         self.narrator.started(self._opening_lines())
+        knob = self.job.settings.knobs.resume
+        if knob.hands_over and not self.job.settings.checkpoints.paths:
+            self.terminal.say(_UNDECLARED.format(knob.args or knob.flag or f"${knob.env}"), "warning")
         try:
             policy = config.to_policy(
                 self.job.settings,

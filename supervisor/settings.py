@@ -142,6 +142,13 @@ class ResumeKnob:
     flag: str = _row("", "flag appended with the checkpoint's path as its value, such as --resume")
     env: str = _row("", "environment variable that is set to the checkpoint's path")
 
+    @property
+    def hands_over(self) -> str:
+        """What the script is given: "path", "switch" (arguments in which no checkpoint stands), or nothing."""
+        if self.flag or self.env or "{resume}" in self.args or "{step}" in self.args:
+            return "path"
+        return "switch" if self.args else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Knobs:

@@ -342,3 +342,25 @@ def test_what_cannot_be_recorded_is_told_and_known_all_the_same(tmp_path: Path, 
     known = knows(tmp_path, rank)
     assert known.patterns() == ("/j/ckpt.pt",)
     assert "could not be recorded" in (known.problem or "")
+
+
+def handed(tmp_path: Path, rank: Rank, hands_over: str) -> tuple[str, ...]:
+    known = Learned(tmp_path / "checkpoints", "r1", hands_over)
+    known.absorb(rank.directory, 1)
+    return known.patterns()
+
+
+def test_where_the_user_says_how_one_is_handed_over_what_is_saved_need_not_be_loaded_first(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/out/ckpt.pt")
+    assert [handed(tmp_path, rank, hands) for hands in ("", "switch", "path")] == [(), ("/j/out/ckpt.pt",), ("/j/out/ckpt.pt",)]
+    rank.saves("/j/vocabulary.bin")  # once, and nothing in its name says that it is one
+    assert handed(tmp_path, rank, "path") == ("/j/out/ckpt.pt",)
+
+
+def test_a_switch_is_turned_on_by_any_of_two_places_and_a_path_is_not_guessed(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/out/model.pt")
+    rank.saves("/j/out/weights.pt")
+    assert len(handed(tmp_path, rank, "switch")) == 2
+    assert handed(tmp_path, rank, "path") == ()
+    rank.loads("/j/out/model.pt")
+    assert handed(tmp_path, rank, "path") == ("/j/out/model.pt",)

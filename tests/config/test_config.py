@@ -371,3 +371,13 @@ def test_a_plug_in_is_not_named_by_a_file_that_was_found_beside_the_code(load: C
         load()
     assert refused.value.exit_code == ExitCode.CONFIG
     assert load(named="supervise.toml").value(f"{section}.plugins") == ("theirs",)
+
+
+@pytest.mark.parametrize("off", ["checkpoints.learn", "instrument.enabled"])
+def test_arguments_that_could_never_be_used_are_a_usage_error(load: Callable[..., Settings], off: str) -> None:
+    given = {"knobs.resume.args": "--init_from=resume", "job.resumes_itself": True}
+    assert load(given).knobs.resume.hands_over == "switch"
+    assert load({**given, off: False, "checkpoints.paths": ("ckpt/*.pt",)})
+    with pytest.raises(SuperviseError, match="none is declared or learned") as caught:
+        load({**given, off: False})
+    assert caught.value.exit_code == ExitCode.USAGE

@@ -6,6 +6,7 @@ nothing declared. Out: the next attempt goes on from the last good save, also wh
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,3 +65,34 @@ def test_a_torn_checkpoint_that_a_link_leads_to_stays_where_it_is(supervise: Cal
     assert moved(run) == []
     assert "latest.pt leads to it" in run.stderr
     assert (tmp_path / "ckpt" / "latest.pt").exists()
+
+
+#: As nanoGPT does: one file, written in place, and a switch that says to begin with it.
+SWITCHED = """
+import os, pathlib, signal, sys
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+first = 0
+pathlib.Path("out").mkdir(exist_ok=True)
+if "--init_from=resume" in sys.argv:
+    first = torch.load("out/ckpt.pt")["iter_num"]
+print("began at", first, flush=True)
+for step in range(first + 1, 31):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    if step % 10 == 0:
+        torch.save({"iter_num": step, "model": model.state_dict()}, "out/ckpt.pt")
+    if step == 15 and os.environ["SUPERVISE_JOB_ATTEMPT"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_switch_is_used_once_a_save_was_seen_though_no_place_is_declared(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SWITCHED)
+    run = supervise(sys.executable, str(script), options=["--resumes-itself", "--resume-args", "--init_from=resume"])
+    assert run.exit_code(deadline_s=60) == 0
+    assert "warning: no --checkpoints: --init_from=resume is used once" in run.stderr
+    assert run.stdout.splitlines() == ["began at 0", "began at 10"]
+    assert "resumed at step 10 from" in run.stderr

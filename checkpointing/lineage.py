@@ -68,15 +68,20 @@ class Lineages:
         self._run = run
         self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before the run was taken down: a disk did not answer
 
-    def begin_run(self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None) -> bool:
-        """Begin the run, or go on with it; True where it is new. `manifests`: all that are known, looked at where the run is not."""
+    def begin_run(self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None, *, others: Iterable[Path] = ()) -> bool:
+        """Begin the run, or go on with it; True where it is new. `manifests`: all that are known, looked at where the run is not.
+
+        `others`: directories like ours of the job's other nodes. What they remember of earlier runs counts here too.
+        """
         run = self._run
         if any(one.run == run for one in self._record.runs):
             return False
         found = tuple(manifests())
+        elsewhere = [_read(directory / FILE_NAME)[0] for directory in others]
         with self._lock:
-            runs = {one.run: one for one in self._record.runs}
-            floor = max((one.began for one in self._record.runs), default=0)
+            runs = {one.run: one for record in (*elsewhere, self._record) for one in record.runs}
+            roll_backs = dict.fromkeys((*(row for record in elsewhere for row in record.roll_backs), *self._record.roll_backs))
+            floor = max((one.began for one in runs.values()), default=0)
             for made in found:
                 lineage, saved_s = made.about.lineage, made.saved_ns // 10**9
                 floor = max(floor, saved_s, 0 if lineage is None else lineage.began)
@@ -88,7 +93,8 @@ class Lineages:
                 runs[run] = Run(run, max(int(time.time() if now_s is None else now_s), floor + 1))
             for number, began_ns in self._early:
                 runs[run] = _with_attempt(runs[run], number, began_ns)
-            self._change(runs=tuple(sorted(runs.values(), key=lambda one: one.began))[-_MOST_RUNS:])
+            kept = tuple(sorted(runs.values(), key=lambda one: one.began))[-_MOST_RUNS:]
+            self._change(runs=kept, roll_backs=tuple(roll_backs)[-_MOST_ROWS:])
         self.keep()
         return is_new
 

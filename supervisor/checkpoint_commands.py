@@ -101,7 +101,7 @@ def _verify(paths: tuple[str, ...], as_json: bool, **values: object) -> int:  # 
 
 def _latest(directory: str, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
     invocation = given(values).without_command()
-    settings = invocation.settings()
+    settings = invocation.settings_to_read_with()
     from supervisor.checkpointlist import records_of  # noqa: PLC0415  for this command only
     from supervisor.checkpointview import latest  # noqa: PLC0415  as above
 

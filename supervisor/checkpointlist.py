@@ -157,8 +157,7 @@ def records_of(settings: Settings, job: str | None, directory: str) -> Path | No
     above = os.path.abspath(directory).rstrip("/") + "/"  # noqa: PTH100  a link stays as it is named
     for place in places_in(root):
         records = place.directory / DIRECTORY
-        paths = (*(one.path for one in Manifests(str(records)).all()), *(one.path for one in _fences(records).all()))
-        if any(f"{path}/".startswith(above) for path in paths):
+        if any(f"{one.path}/".startswith(above) for one in Manifests(str(records)).all()):
             return records
     return None
 

@@ -34,6 +34,7 @@ class CheckpointOrder:
         """Read what was recorded in `directory`, the `checkpoints` of the state directory."""
         self._directory, self._manifests, self._learned = directory, manifests, learnt
         self._lineages = Lineages(directory, run)
+        self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, what a manifest told: that of a large directory takes long to read
         self.is_abandoned = self._lineages.is_abandoned
 
     @property
@@ -47,7 +48,9 @@ class CheckpointOrder:
         Where a checkpoint is gone that is written in place, and no save of it was cut off, a person removed it to begin anew: what is kept
         of it is not used again. A file system that is not mounted has removed nothing.
         """
-        if not self._lineages.begin_run(self._manifests.all):
+        # a job that moved to another host, on a disk that both see, finds what it left there
+        others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
+        if not self._lineages.begin_run(self._manifests.all, others=[one for one in others if one != self._directory]):
             return ()
         before = learned.of_last_run(self._directory)
         newest = {copy.manifest.path: copy for copy in copies.all()}
@@ -74,9 +77,14 @@ class CheckpointOrder:
 
     def lineage_of(self, path: str, identity: Identity, mtime_ns: int) -> Lineage:
         """Return who wrote what has this identity."""
+        read = self._read.get(path)
+        if read is not None and read[0] == identity:
+            return read[1]
         manifest = self._manifests.get(path)
         if manifest is not None and is_same(identity, manifest) and manifest.about.began is not None:
-            return manifest.about.lineage or UNKNOWN_LINEAGE
+            lineage = manifest.about.lineage or UNKNOWN_LINEAGE
+            self._read[path] = identity, lineage
+            return lineage
         attempt = None if self._learned is None else self._learned.attempt_of(path, identity)
         return self._lineages.at(mtime_ns) if attempt is None else self._lineages.of_attempt(attempt)
 

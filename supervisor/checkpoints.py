@@ -590,7 +590,8 @@ class JobCheckpoints:
         replaces = self.learned is not None and self.learned.replaces(path)
         kept = self._copies.keep(manifest, self._policy, Needed(self._in_use), may_link=replaces, reading=reading)
         is_lost = kept.copy is None and not kept.is_transient and not replaces and self._copies.newest_for(path) is None
-        if is_lost and path not in self._unprotected and self.unprotected is not None:
+        is_alone = all(other == path for other in self._recorded)
+        if is_lost and is_alone and path not in self._unprotected and self.unprotected is not None:
             self._unprotected.add(path)
             self.unprotected(f"a kill during the next save of {path} loses all: it is written in place and has no copy: {kept.reason}")
 

@@ -190,6 +190,28 @@ def test_a_step_back_holds_for_the_next_start_where_nothing_was_saved_after_it(t
     assert chosen(node.stops(0)) == ("step_900.pt", 900)
 
 
+def test_a_step_back_holds_on_another_host_that_sees_the_same_disk(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.state = tmp_path / "state" / "nodes" / "x"
+    node.state.mkdir(parents=True)
+    node.run("run-a")
+    node.attempt(1)
+    for step in (800, 900, 1000):
+        node.save(step)
+    node.look()
+    node.stops(1, "ckpt/step_1000.pt", "ckpt/step_900.pt")
+    node.attempt(2)
+    node.save(850)
+    node.look()
+    node.stops(2, "ckpt/step_1000.pt", "ckpt/step_900.pt")
+    node.state = tmp_path / "state" / "nodes" / "y"
+    node.state.mkdir()
+    for path in (node.here / "ckpt").iterdir():  # what the hooks told is on the other host; a save is seconds after its attempt's start
+        at = path.stat().st_mtime + (1 if path.name == "step_850.pt" else 0)
+        os.utime(path, (at, at))
+    assert chosen(node.run("run-b")) == ("step_850.pt", 850)
+
+
 def test_a_state_that_was_written_later_under_a_lower_step_is_taken_and_that_is_said(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run("run-a")

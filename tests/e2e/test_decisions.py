@@ -386,6 +386,19 @@ def test_the_webhook_is_told(  # a fixture and a case
     assert SECRET not in run.account()
 
 
+def test_the_job_file_of_the_page_on_systemd_resumes(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "systemd.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    config = tmp_path / "bert.toml"
+    config.write_text(example)
+    config.chmod(0o600)
+    fault = ["--fail-rank=0", "--fail-at-step=12", "--fail-how=kill", "--fail-once-file=failed"]
+    run = supervise(*PLAIN, "--steps=20", "--digest=digest", *SAVING, *fault, options=["--config", str(config)])
+    assert run.exit_code() == 0
+    assert digest_of(run) == state_after(20)
+    assert [step for rank, step in run.progress() if rank == 0].count(1) == 1  # nothing from scratch
+
+
 #: AdamW keeps its own count of steps in the checkpoint, which this script does not load whatever it is handed.
 IGNORES = """
 import os, pathlib, signal

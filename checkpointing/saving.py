@@ -36,6 +36,7 @@ _METADATA: Final = ".metadata"  # of DCP: without it a directory is no checkpoin
 _PROBE_BYTES: Final = 4 << 20
 _FREE_SPACE: Final = "free space there, or save elsewhere; the checkpoints that were there are untouched"
 _ELSEWHERE: Final = "give save a path that can be written to; the checkpoints that were there are untouched"
+_NOT_SHARED: Final = "a sharded save needs a file system that all nodes share: give save a path on one, or save whole with sharded=False"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -181,7 +182,11 @@ def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> No
 
     # DCP would ask for these where the others wait for it without being told of an error
     parts = {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in state.items()}
-    together.meet()
+    # DCP makes the directory where it is missing: a rank on a disk of its own would save its part where nobody looks for it
+    sees_it = os.path.isdir(temporary)  # noqa: PTH112 -- as above
+    if not together.meet(vote=sees_it).yes:
+        who = "not every rank sees" if sees_it else f"rank {together.rank} does not see"
+        raise CheckpointingError(f"checkpoint was not saved: {final}: {who} what rank 0 writes there", hint=_NOT_SHARED)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as asked for

@@ -114,6 +114,25 @@ def one_disk_each(place: Path) -> dict[str, Any]:
     return {"step": found and found.step, "of": found and found.state["step"], "passed_over": found and found.passed_over}
 
 
+def sharded_on_one_disk_each(place: Path) -> dict[str, Any]:
+    """Save in shards where every node has a disk of its own (a mount namespace each)."""
+    rank = dist.get_rank()
+    here, disk = place / "ckpt", place / f"disk-{rank}"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS):
+        return {"skip": os.strerror(ctypes.get_errno())}
+    disk.mkdir()
+    here.mkdir(exist_ok=True)
+    for words in (["mount", "--make-rprivate", "/"], ["mount", "--bind", str(disk), str(here)]):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 -- our own
+        if done.returncode:
+            return {"skip": done.stderr}
+    dist.barrier()
+    failed = caught(lambda: save({f"weights-{rank}": torch.ones(100)}, here, step=1, sharded=True, keep=1))
+    whole_save = caught(lambda: save({"weights": torch.ones(100)}, here, step=2))
+    return {"failed": failed, "then": whole_save, "left": sorted(path.name for path in here.iterdir())}
+
+
 def alone_in_trouble(place: Path) -> dict[str, Any]:
     """Have one rank be unable to load what all agreed on: none goes on without it."""
     save({"weights": torch.ones(10)}, place / "ckpt", step=1)

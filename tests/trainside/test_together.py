@@ -78,6 +78,15 @@ def test_ranks_with_a_disk_of_their_own_load_the_newest_that_all_of_them_have_wh
     }
 
 
+def test_a_sharded_save_on_disks_that_are_not_shared_fails_on_every_rank_before_anything_is_written(tmp_path: Path) -> None:
+    first, second = ranks("sharded_on_one_disk_each", 2, tmp_path)
+    assert first["failed"][0] == second["failed"][0] == "CheckpointingError"
+    assert "not every rank sees what rank 0 writes there" in first["failed"][1]
+    assert "rank 1 does not see what rank 0 writes there" in second["failed"][1]
+    assert (first["then"], second["then"]) == ([], []), "the ranks go on together"
+    assert (first["left"], second["left"]) == (["step-00000002.pt"], [])
+
+
 @pytest.mark.slow
 def test_a_rank_that_cannot_load_stops_the_others(tmp_path: Path) -> None:
     first, second = ranks("alone_in_trouble", 2, tmp_path)

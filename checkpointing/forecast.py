@@ -1,35 +1,36 @@
 """Whether the next saves will fit where the job saves, before one of them fails half-way.
 
-In: a directory, the size of a save, how many are to fit. Out: a `Forecast`, always; what could not be learned is its state UNKNOWN. Free
-space as statvfs tells it is the file system's, not the user's: quotas (of a user, a project, an NFS server) and the limit on the size of
-a file show only when something is written. So the space is really asked for: hidden files of that size are allocated and given back at
-once, which is a matter of metadata on ext4, XFS, Btrfs and tmpfs. Where allocating is unknown (NFS before 4.2), a few MiB are written
-instead, which shows a quota that is used up, and nothing more.
+Nothing is written or allocated for it: space that we took, if only for a moment, would be missing for a save that runs just then,
+and in a file system in memory (tmpfs) it would be the job's own memory. So the answer is what can be read:
 
-While it lasts, the space is taken from a save that happens to run, so ask where none does: before an attempt, or right after a save was
-seen to end. Where statvfs already says that it will not fit, nothing is asked for.
+* the free space and the inodes of the file system (statvfs), which on ext4 and XFS includes a project's quota;
+* the quota of the user and of the group (quotactl_fd, Linux 5.14), where the file system keeps them;
+* on tmpfs what the machine's memory and the limits of our cgroups leave;
+* the limit on the size of a file.
+
+Not to be seen are quotas of Btrfs, of Lustre and of an NFS or object server, and what other programs are about to write.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import functools
 import os
-import tempfile
+import platform
+import resource
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from checkpointing import segment
 
 SAVES_AHEAD: Final = 2
-_PREFIX: Final = ".supervise-room-"
-_WRITTEN_BYTES: Final = 4 << 20
-_FULL: Final = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EFBIG: "files may not be that large"}
-_UNKNOWN_HERE: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
+_QUOTACTL_FD: Final = 443  # the same number on every architecture that torch is built for
+_GET_QUOTA: Final = 0x800007
+_DQBLK: Final = struct.Struct("=8QI4x")  # struct if_dqblk: hard and soft limit in KiB, bytes in use, ..., valid
+_KIB: Final = 1024
 
 
 class Room(StrEnum):
@@ -42,9 +43,9 @@ class Room(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`fit`: how many saves of `save_bytes` fit, at most as many as were asked for; None where nobody knows. `proven`: it was tried.
+    """`fit`: how many saves of `save_bytes` fit, at most as many as were asked for; None where nobody knows.
 
-    `free_bytes` is what statvfs says to a user without privileges. `reason` says what is short, or what kept us from looking.
+    `free_bytes` is what is left by whatever limits it most. `reason` says what is short, or what kept us from looking.
     """
 
     directory: str
@@ -52,81 +53,58 @@ class Forecast:
     save_bytes: int
     fit: int | None
     free_bytes: int
-    proven: bool
     reason: str = ""
 
 
 def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forecast:
-    """Say whether `saves` more of `save_bytes` each fit into `directory`."""
+    """Say whether `saves` more of `save_bytes` each fit into `directory`, as far as can be read. Changes nothing."""
     try:
-        told = os.statvfs(directory)
+        told, device = os.statvfs(directory), os.stat(directory).st_dev  # noqa: PTH116 -- strings throughout the package
     except OSError as error:
-        return Forecast(directory, Room.UNKNOWN, save_bytes, None, 0, proven=False, reason=f"it could not be looked at: {error.strerror}")
-    free = told.f_bavail * told.f_frsize
+        return Forecast(directory, Room.UNKNOWN, save_bytes, None, 0, f"it could not be looked at: {error.strerror}")
+    rows = [(told.f_bavail * told.f_frsize, "{free} are free")]
+    if _file_system(device) in _IN_MEMORY:
+        free, what = segment.room_bytes(directory)
+        rows.append((free, f"it is in memory, and {what} leaves {{free}}"))
+    rows += [(left, f"the quota of the {whose} leaves {{free}}") for left, whose in _quotas(directory)]
+    free, reason = min(rows)
     if told.f_files and not told.f_favail:
-        return Forecast(directory, Room.SHORT, save_bytes, 0, free, proven=False, reason="no more files fit: the disk has no inodes left")
+        return Forecast(directory, Room.SHORT, save_bytes, 0, free, "no more files fit: the disk has no inodes left")
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if largest != resource.RLIM_INFINITY and largest < save_bytes:
+        return Forecast(directory, Room.SHORT, save_bytes, 0, free, "files may not be that large")
     if free < saves * save_bytes:
-        fit = free // save_bytes
-        return Forecast(directory, Room.SHORT, save_bytes, fit, free, proven=False, reason=f"{free / 1e9:.3g} GB are free")
-    return _tried(directory, save_bytes, saves, free)
+        return Forecast(directory, Room.SHORT, save_bytes, free // save_bytes, free, reason.format(free=f"{free / 1e9:.3g} GB"))
+    return Forecast(directory, Room.ENOUGH, save_bytes, saves, free)
 
 
-def _tried(directory: str, save_bytes: int, saves: int, free: int) -> Forecast:
-    with contextlib.ExitStack() as held:
-        for number in range(saves):
-            try:
-                code, proven = _reserve(directory, save_bytes, held)
-            except OSError as error:
-                code, proven = error.errno or errno.EIO, False
-            if code in _FULL:
-                return Forecast(directory, Room.SHORT, save_bytes, number, free, proven=True, reason=_FULL[code])
-            if code:
-                return Forecast(directory, Room.UNKNOWN, save_bytes, None, free, proven=False, reason=os.strerror(code))
-            if not proven:
-                why = "this file system reserves nothing, so that a quota which is nearly used up would not show"
-                return Forecast(directory, Room.ENOUGH, save_bytes, saves, free, proven=False, reason=why)
-    return Forecast(directory, Room.ENOUGH, save_bytes, saves, free, proven=True)
+def _file_system(device: int) -> str:
+    """Give the kind of file system that a device number belongs to, "" where the kernel does not say."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 -- as above
+        for line in file:
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == wanted:
+                return after.split()[0]
+    return ""
 
 
-def _reserve(directory: str, n_bytes: int, held: contextlib.ExitStack) -> tuple[int, bool]:
-    """Take space until `held` is closed: errno (0: it is there), and whether all of it was taken. Raises OSError."""
-    held.callback(os.close, fd := _nameless(directory))
-    code = _fallocate()(fd, max(n_bytes, 1))
-    if code not in _UNKNOWN_HERE:
-        return code, code == 0
-    piece = bytes(1 << 20)
-    for _ in range(min(n_bytes, _WRITTEN_BYTES) // len(piece) + 1):
-        os.write(fd, piece)
-    os.fsync(fd)  # over a network a quota may answer no sooner
-    return 0, False
-
-
-def _nameless(directory: str) -> int:
-    """Open a new file without a name: whatever ends us, the space comes back, and whoever watches the directory sees nothing. OSError."""
+def _quotas(directory: str) -> list[tuple[int, str]]:
+    """Give what the quotas of this user and group leave, in bytes; nothing where the file system keeps none, or the kernel is older."""
+    found = []
+    libc = ctypes.CDLL(None, use_errno=True)
     try:
-        return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in (*_UNKNOWN_HERE, errno.EISDIR, errno.ENOENT):
-            raise
-    fd, path = tempfile.mkstemp(prefix=_PREFIX, dir=directory)
-    os.unlink(path)  # noqa: PTH108 -- paths are plain strings throughout the package
-    return fd
-
-
-@functools.cache
-def _fallocate() -> Callable[[int, int], int]:
-    """Give what allocates: errno, 0 for done. Not posix_fallocate: where a file system cannot, that writes into every block."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
-    if function is None:
-        return lambda _fd, _n_bytes: errno.ENOSYS
-    function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-
-    def allocate(fd: int, n_bytes: int) -> int:
-        while True:
-            if not function(fd, 0, 0, n_bytes):
-                return 0
-            code = ctypes.get_errno()
-            if code != errno.EINTR:
-                return code
-
-    return allocate
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        for kind, who, whose in ((0, os.geteuid(), "user"), (1, os.getegid(), "group")):
+            buffer = ctypes.create_string_buffer(_DQBLK.size)
+            if platform.system() == "Linux" and libc.syscall(_QUOTACTL_FD, fd, _GET_QUOTA << 8 | kind, who, buffer) == 0:
+                hard, soft, used, *_ = _DQBLK.unpack(buffer.raw)
+                limit = min((one for one in (hard, soft) if one), default=0) * _KIB
+                if limit:
+                    found.append((max(0, limit - used), whose))
+    finally:
+        os.close(fd)
+    return found

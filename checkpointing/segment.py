@@ -225,7 +225,7 @@ def _stem(directory: str) -> str:
 
 
 def room_bytes(shm: str = SHM) -> tuple[int, str]:
-    """Give how much may be put into shared memory, and what limits it: the file system, the machine's memory, or our cgroup's."""
+    """Give how much may be put into a directory in memory, and what limits it: the file system, the machine's memory, or our cgroup's."""
     try:
         st = os.statvfs(shm)
     except FileNotFoundError:

@@ -69,29 +69,3 @@ def btrfs(place: Path, n_bytes: int = 160 << 20) -> Iterator[Path]:
         yield place
     finally:
         _ran("umount", place)
-
-
-@contextlib.contextmanager
-def with_quota(place: Path, n_bytes: int) -> Iterator[Path]:
-    """Make a part of a file system that may hold no more than `n_bytes`, which statvfs does not tell."""
-    with btrfs(place) as disk:
-        part = disk / "part"
-        limit = ("btrfs", "qgroup", "limit", n_bytes, part)
-        if not (_ran("btrfs", "subvolume", "create", part) and _ran("btrfs", "quota", "enable", disk) and _ran(*limit)):
-            pytest.skip("needs a file system with quotas")
-        yield part
-
-
-@contextlib.contextmanager
-def ext2(place: Path, n_bytes: int) -> Iterator[Path]:
-    """Mount a file system that reserves nothing ahead of the data (fallocate: EOPNOTSUPP), as NFS before 4.2 does."""
-    place.mkdir()
-    image = place.with_suffix(".image")
-    image.touch()
-    os.truncate(image, n_bytes)
-    if os.geteuid() != 0 or not _ran("mkfs.ext2", "-q", image) or not _ran("mount", "-o", "loop", image, place):
-        pytest.skip("needs mkfs.ext2, and to be allowed to mount")
-    try:
-        yield place
-    finally:
-        _ran("umount", place)

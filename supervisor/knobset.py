@@ -75,6 +75,7 @@ class KnobSet:
     cwd: Path = Path()
     environ: Mapping[str, str] = field(default_factory=dict)
     batch_change: bool = True
+    batch_drift: bool = False
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
@@ -210,7 +211,9 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
     knobcheck.require_apart(bound, argv, cwd, exit_code)
     knobcheck.require_whole_deepspeed(bound, argv, cwd, exit_code)
     ordered = tuple(sorted(bound, key=lambda one: knobs.NAMES.index(one.knob.name)))
-    return KnobSet(ordered, found.unarmed, found.programs, script.at, cwd, environ, settings.knobs.batch_change)
+    return KnobSet(
+        ordered, found.unarmed, found.programs, script.at, cwd, environ, settings.knobs.batch_change, settings.restart.batch_drift
+    )
 
 
 def file_text(argv: Sequence[str], place: FileKey, cwd: Path) -> tuple[str, str] | None:

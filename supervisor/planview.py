@@ -90,6 +90,10 @@ def opening_line(  # noqa: PLR0911  one for each thing that is to be said
         return _NO_BATCH_CHANGE
     if ladder is not None and halve_batch.NAME not in ladder:
         return f"on CUDA OOM: the batch is left as it is: the ladder that you gave cuda_oom has no {halve_batch.NAME}"
+    if size is not None and accum is None and found.batch_drift:
+        half = batch.halved_alone(size, 0)
+        changed = f"is left as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
+        return f"on CUDA OOM: {size.how} {changed}; --no-batch-drift forbids it"
     if size is None or accum is None:
         have, lack = (size.how, "grad_accum") if size is not None else (accum.how if accum else "", "batch_size")
         return f"on CUDA OOM: {have} is left as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG arms it"

@@ -186,7 +186,7 @@ class Restart:
     keep_going: bool = _row(default=False, text="do not stop at the tenth equal failure of a run", flag="--keep-going/--no-keep-going")
     batch_drift: bool = _row(
         default=False,
-        text="with fewer GPUs take the nearest global batch where the same one cannot be had",
+        text="take a smaller or the nearest global batch where the same one cannot be had",
         flag="--allow-batch-drift/--no-batch-drift",
     )
     ladders: tuple[str, ...] = _row((), "CAUSE=STRATEGY,STRATEGY,...: a ladder of your own in place of ours (docs/recovery.md)")

@@ -80,6 +80,18 @@ def halved(batch: Batch) -> Batch | str:
     return replace(batch, micro=batch.micro // 2, accum=None if batch.accum is None else batch.accum * 2)
 
 
+def halved_alone(batch: Knob, world: int) -> int | str:
+    """Return half of a batch size, rounded down, where nothing makes up for it; or why there is none.
+
+    A global one stays a multiple of `world`.
+    """
+    if not batch.value.isdigit():
+        return f"the batch size that the job runs with is not known: write {batch.how} out in the command"
+    whole = world if batch.counts == "global" and world else 1
+    half = int(batch.value) // 2 // whole * whole
+    return half or f"the micro-batch is 1 already ({batch.how} {batch.value})"
+
+
 def for_world(batch: Batch, world: int, *, drift: bool = False) -> Batch | str:
     """Return the batch for another number of ranks: the same product with no greater micro-batch, the greatest that there is.
 

@@ -134,7 +134,8 @@ class Draft:
             found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"sicken {how}", rng.randrange(8)))
         if self.odds(0.12):
             signum = rng.choice((1, 2, 10, 12, 15, 15))
-            at = Happening(rng.randrange(1, 4), rng.uniform(0.0, 1500.0), f"signal {signum}", rng.choice((-1.0, 0.5, 10.0, 30.0, 120.0)))
+            after_s = rng.uniform(0.0, rng.choice((1500.0, 5.0)))  # one in two as it starts, before its ranks are there
+            at = Happening(rng.randrange(1, 4), after_s, f"signal {signum}", rng.choice((-1.0, 0.5, 10.0, 30.0, 120.0)))
             found += [at] + [replace(at, after_s=at.after_s + rng.uniform(0.01, 20.0)) for _ in range(rng.choice((0, 0, 1, 2)))]
         return tuple(found)
 

@@ -74,3 +74,14 @@ def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows
     wait_for(lambda: loop.call_soon.called, "the attempt is prepared", 10)
     with asked.get().held() as allowed:
         assert not allowed
+
+
+def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_that_came_too_late() -> None:
+    posted: list[Any] = []
+    loop, job = MagicMock(), MagicMock()
+    loop.post, loop.state = posted.append, JobState(attempt=1, stage=Stage.STARTING)
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), MagicMock())
+    executor._prepared(act.GatherNodes(1), "", None, None)  # noqa: SLF001  its worker's answer
+    loop.state = JobState(attempt=1, stage=Stage.FOLLOWING)
+    executor.perform(act.BeginAttempt(1, "start", None))  # another node's rank failed while the journal was waited for
+    assert posted == []

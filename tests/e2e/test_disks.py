@@ -30,7 +30,7 @@ JOBS = Path(__file__).parents[1] / "jobs"
 PLAIN = [sys.executable, str(JOBS / "no_torch.py")]
 RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 #: no_torch.py reads its checkpoint by itself: no rank is seen to load it.
-HANDED_OVER = r"ckpt/step-(\d+)\.pt was handed over"
+HANDED_OVER = r"resume not confirmed: no rank was seen to load \S*ckpt/step-(\d+)\.pt"
 LONG = ["--steps=100000", "--step-ms=20", "--progress=progress"]
 
 pytestmark = pytest.mark.process

@@ -25,6 +25,8 @@ from checkpointing.tree import Tree
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from checkpointing.recall import Recall
+
 _MOST_ENTRIES: Final = 200_000  # a pattern like /**/*.pt would walk a data set
 _MAGIC: Final = frozenset("*?[")
 
@@ -44,14 +46,15 @@ class _Walk:
     What a wildcard merely passes (lost+found in a mount's root) is neither ours nor the job's to read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recall: Recall | None) -> None:
         self.problems: list[tuple[str, str]] = []
         self._left = _MOST_ENTRIES
+        self._recall = recall
 
-    def matches(self, base: str, segments: tuple[str, ...], *, named: bool = True) -> Iterator[str]:
-        """Yield the paths below `base` that the pattern's segments match."""
+    def matches(self, base: str, segments: tuple[str, ...], inode: int = 0, *, named: bool = True) -> Iterator[tuple[str, int]]:
+        """Yield the paths below `base` that the pattern's segments match, with the inode that has the name."""
         if not segments:
-            yield base
+            yield base, inode
             return
         first, rest = segments[0], segments[1:]
         if first == "**":
@@ -59,12 +62,19 @@ class _Walk:
                 yield from self.matches(directory, rest or ("*",), named=named and directory == base)
         elif not _MAGIC & set(first):
             path = os.path.join(base, first)  # noqa: PTH118 -- strings as the script gets them
-            if self._exists(path, named=named):
-                yield from self.matches(path, rest, named=named)
+            found = self._inode(path, named=named)
+            if found is not None:
+                yield from self.matches(path, rest, found, named=named)
         else:
             for entry in self._entries(base, named=named):
                 if fnmatch.fnmatchcase(entry.name, first) and (first.startswith(".") or not entry.name.startswith(".")):
-                    yield from self.matches(entry.path, rest, named=False)
+                    yield from self.matches(entry.path, rest, entry.inode(), named=False)
+
+    def candidates(self, path: str, inode: int) -> Iterable[Candidate]:
+        """Give what a matched path is."""
+        if self._recall is None:
+            return _candidates(path, self.problems)
+        return self._recall.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
 
     def _tree(self, base: str, *, named: bool) -> Iterator[str]:
         """Yield `base` and every directory below it, hidden ones and links aside."""
@@ -79,20 +89,18 @@ class _Walk:
                 except OSError as error:
                     self._note(entry.path, error, named=False)
 
-    def _exists(self, path: str, *, named: bool) -> bool:
+    def _inode(self, path: str, *, named: bool) -> int | None:
         try:
-            os.lstat(path)
+            return os.lstat(path).st_ino
         except OSError as error:
             self._note(path, error, named=named)
-            return False
-        return True
+            return None
 
     def _entries(self, directory: str, *, named: bool) -> list[os.DirEntry[str]]:
         if self._left <= 0:
             return []
         try:
-            with os.scandir(directory) as entries:
-                listed = list(entries)
+            listed = _scan(directory) if self._recall is None else self._recall.entries(directory, _scan)
         except OSError as error:
             self._note(directory, error, named=named)
             return []
@@ -107,15 +115,23 @@ class _Walk:
             self.problems.append((path, f"it could not be looked at: {error.strerror}"))
 
 
-def find(patterns: Iterable[str], cwd: str) -> Listing:
-    """List what matches the patterns. `**` stands for any directories, none included, and does not follow links to directories."""
-    walk = _Walk()
+def _scan(directory: str) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return list(entries)
+
+
+def find(patterns: Iterable[str], cwd: str, recall: Recall | None = None) -> Listing:
+    """List what matches the patterns. `**` stands for any directories, none included, and does not follow links to directories.
+
+    With `recall`, as by who lists again and again, what stood still for long is not looked at each time.
+    """
+    walk = _Walk(recall)
     best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
     for pattern in patterns:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
         # the working directory is no pattern, whatever characters it holds
-        for path in walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)):
-            for candidate in _candidates(path, walk.problems):
+        for path, inode in walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)):
+            for candidate in walk.candidates(path, inode):
                 # of a file's several names the one that says a step is the most useful, and the same one wins each time
                 preference = (candidate.named is None, candidate.path != path, candidate.path)
                 key = (candidate.identity.dev, candidate.identity.ino)

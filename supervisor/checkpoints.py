@@ -22,6 +22,7 @@ from checkpointing.copies import Copies, Copy, Needed
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests
 from checkpointing.model import CheckpointingError, Verdict, Verification, nan_weights
+from checkpointing.recall import Recall
 from checkpointing.select import LIMIT_S, Spare, held, newest
 from checkpointing.setaside import SetAside
 from checkpointing.source import Interrupted
@@ -120,14 +121,14 @@ class JobCheckpoints:
         """Note that no rank is left: what is written from now on is not this job's. From the loop's thread."""
         self._alive_until_ns = time.time_ns()
 
-    def listing(self, *, candidates: bool = False) -> Listing:
+    def listing(self, *, candidates: bool = False, recall: Recall | None = None) -> Listing:
         """List the checkpoints that are declared or learned, and with `candidates` what may turn out to be one."""
         cwd = str(self._job.cwd)
-        declared = find(self._job.settings.checkpoints.paths, cwd)
+        declared = find(self._job.settings.checkpoints.paths, cwd, recall)
         if self.learned is None:
             return declared
         patterns = self.learned.patterns(candidates=candidates)
-        further = find(patterns, cwd) if patterns else Listing(())
+        further = find(patterns, cwd, recall) if patterns else Listing(())
         known = {(candidate.identity.dev, candidate.identity.ino) for candidate in declared.candidates}
         more = [
             candidate
@@ -483,7 +484,7 @@ class JobCheckpoints:
         if not checkpoints.paths and self.learned is None:
             return None
 
-        swept = False
+        swept, recall = False, Recall()
 
         def look() -> Listing:
             nonlocal swept
@@ -492,7 +493,8 @@ class JobCheckpoints:
                 self._begin()
                 self._manifests.sweep()
             self.absorb()
-            listing = self.listing(candidates=True)
+            listing = self.listing(candidates=True, recall=None if watcher.is_finishing else recall)
+            recall.end_listing()
             self._bring(listing)
             return listing
 
@@ -511,7 +513,7 @@ class JobCheckpoints:
                 on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)), self._made_in(found))
 
         self._copies.sweep()
-        return CheckpointWatcher(
+        watcher = CheckpointWatcher(
             look,
             verified,
             self._cache,
@@ -521,6 +523,7 @@ class JobCheckpoints:
             on_trouble=self.stumbled or (lambda _: None),
             own=self.is_own,
         )
+        return watcher
 
     def _made_in(self, found: Verification) -> int:
         """Return the attempt of this run that saved a checkpoint; 0 where none did."""

@@ -120,6 +120,11 @@ class CheckpointWatcher:
             self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
+    @property
+    def is_finishing(self) -> bool:
+        """Whether this is the last look: what is there now, and not what stood still before."""
+        return self._finishing
+
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._stopped.is_set():
@@ -154,7 +159,8 @@ class CheckpointWatcher:
             except Exception as error:  # noqa: BLE001 -- one that we stumble over must not hide the others
                 self._settled[candidate.path] = candidate.identity
                 self._tell(candidate.path, error)
-        waits = [self._quiet_s - (now - self._seen[candidate.path][1]) for candidate in unread if candidate not in quiet]
+        waits = [self._quiet_s - (now - self._seen[candidate.path][1]) for candidate in unread]
+        waits = [wait for wait in waits if wait > 0]
         return min([self._interval_s, *(wait + _RECHECK_S for wait in waits)])
 
     def _tell(self, what: str, error: Exception) -> None:

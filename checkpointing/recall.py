@@ -1,0 +1,102 @@
+"""What a listing that is made every few seconds need not look at again: ten thousand files would cost two calls each.
+
+Two rules, neither of which compares a file's time with our clock for more than a guess:
+
+A name is looked at again after a tenth of the time for which it stood still, at most `MOST_S`, or at once if another inode has the name.
+So a save that replaces a file is seen at the next listing, and one that rewrites it in place late by a tenth of the pause between saves.
+Of a directory the modification time is compared besides, so that what is new in it is seen at once.
+A directory's names are listed again if its modification time moved. That time may have a granularity of two seconds (FAT, old NFS), in
+which a second change would not show: names that were listed sooner than `_SETTLED_S` after the time was first seen are listed again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.model import Candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MOST_S: Final = 60.0
+_SHARE: Final = 10
+_SETTLED_S: Final = 3.0
+
+
+@dataclass(slots=True)
+class _Listed:
+    mtime_ns: int
+    since: float
+    at: float
+    entries: list[os.DirEntry[str]]
+
+
+@dataclass(slots=True)
+class _Looked:
+    inode: int
+    mtime_ns: int  # of a directory, 0 of anything else
+    since: float
+    due: float
+    candidates: tuple[Candidate, ...]
+
+
+class Recall:
+    """What one thread listed before. Times are monotonic seconds; `wall` only guesses for how long a file stood still before we came."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        """Begin with nothing."""
+        self._clock, self._wall = clock, wall
+        self._listed: dict[str, _Listed] = {}
+        self._looked: dict[str, _Looked] = {}
+        self._used: set[str] = set()
+        self._is_first = True  # of what was there before us the times are believed: nobody is writing it
+
+    def entries(self, directory: str, scan: Callable[[str], list[os.DirEntry[str]]]) -> list[os.DirEntry[str]]:
+        """Give the names in a directory, from `scan` unless they are known. Raises OSError."""
+        now, mtime_ns = self._clock(), os.stat(directory).st_mtime_ns  # noqa: PTH116 -- strings throughout the package
+        self._used.add(directory)
+        known = self._listed.get(directory)
+        if known is not None and known.mtime_ns == mtime_ns and known.at - known.since >= _SETTLED_S:
+            return known.entries
+        since = known.since if known is not None and known.mtime_ns == mtime_ns else now
+        found = scan(directory)
+        self._listed[directory] = _Listed(mtime_ns, since, now, found)
+        return found
+
+    def candidates(self, path: str, inode: int, look: Callable[[], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
+        """Give what a matched path is, from `look` unless that is known and need not be looked at yet."""
+        now, known = self._clock(), self._looked.get(path)
+        self._used.add(path)
+        mtime_ns = _directory_mtime_ns(path) if known is None or known.mtime_ns else 0
+        same = known is not None and (known.inode, known.mtime_ns) == (inode, mtime_ns)
+        if same and known is not None and now < known.due:
+            return known.candidates
+        found = look()
+        if same and known is not None and known.candidates == found:
+            since = known.since
+        elif known is None and self._is_first:
+            newest_ns = max((candidate.mtime_ns for candidate in found), default=0)
+            since = now - max(0.0, self._wall() - newest_ns / 1e9)
+        else:
+            since = now
+        self._looked[path] = _Looked(inode, mtime_ns, since, now + min(MOST_S, (now - since) / _SHARE), found)
+        return found
+
+    def end_listing(self) -> None:
+        """Forget what was not asked for since the last call: it is no longer there, or no longer matched."""
+        self._looked = {path: looked for path, looked in self._looked.items() if path in self._used}
+        self._listed = {path: listed for path, listed in self._listed.items() if path in self._used}
+        self._used = set()
+        self._is_first = False
+
+
+def _directory_mtime_ns(path: str) -> int:
+    try:
+        st = os.stat(path)  # noqa: PTH116 -- strings throughout the package
+    except OSError:
+        return 0
+    return st.st_mtime_ns if stat.S_ISDIR(st.st_mode) else 0

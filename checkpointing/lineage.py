@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "lineage.json"
 _VERSION: Final = 1
+_GRAIN_NS: Final = 20_000_000  # of file systems' clocks: what was written a moment after a time may say that it was before
 _MOST_RUNS: Final = 64
 _MOST_ROWS: Final = 256
 
@@ -137,7 +138,7 @@ class Lineages:
         found = UNKNOWN_LINEAGE
         for one in self._record.runs:
             for number, began_ns in one.attempts:
-                if began_ns <= t_ns:
+                if began_ns <= t_ns + _GRAIN_NS:
                     found = max(found, Lineage(one.began, one.run, number))
         return found
 

@@ -543,6 +543,7 @@ class JobCheckpoints:
 
     def _record(self, found: Verification, reading: Reading) -> Manifest | None:
         """Take down what was proven, byte by byte, so that a later change of it is seen. None where it changed meanwhile."""
+        self._begin()
         known = self._manifests.get(found.path)
         if known is not None and known.identity == found.identity:
             return known

@@ -362,7 +362,9 @@ def test_files_of_nobody_knows_when_stand_behind_those_of_a_run(tmp_path: Path, 
     node = Node(tmp_path)
     (node.here / "ckpt").mkdir()
     for step in (5, 7000):
-        torch.save({"step": step, "w": torch.ones(8)}, node.here / "ckpt" / f"step_{step}.pt")
+        path = node.here / "ckpt" / f"step_{step}.pt"
+        torch.save({"step": step, "w": torch.ones(8)}, path)
+        os.utime(path, (1e9, 1e9))
     assert chosen(node.run("run-a"))[1] == 7000
     node.attempt(1)
     node.look()

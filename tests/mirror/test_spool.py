@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import digest, remote
+from checkpointing import digest, manifest, remote
 from checkpointing.backends import Bytes, open_backend
 from checkpointing.spool import Entry, Spool
 from checkpointing.upload import Means, upload
@@ -25,7 +25,7 @@ def spooled(home: Path) -> Entry:
 
 
 def newer(raw: bytes) -> bytes:
-    changed = raw.replace(b'"reader":1', b'"reader":2')
+    changed = raw.replace(b'"reader":1', f'"reader":{manifest.VERSION + 1}'.encode())
     assert changed != raw
     return changed
 

@@ -390,7 +390,7 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     if chosen is not None:
         told = f"{_step(chosen.step)} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
     elif not selected.found:
-        told = "none found"
+        told = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
     rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, told)]
     if selected.mended:
         rows.append(("mended", None, _first_of(selected.mended)))

@@ -32,10 +32,12 @@ from supervisor import numerics
 from supervisor.baseline import Baseline
 from supervisor.checkpointorder import CheckpointOrder
 from supervisor.core.inbox import CheckpointSelected
+from supervisor.core.model import Unused
 from supervisor.learned import Learned
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
+from supervisor.observe.sampler import loads
 from supervisor.permit import Permit
-from supervisor.places import escaped, is_of, pattern_of
+from supervisor.places import escaped, is_of, pattern_of, unit_of
 from supervisor.pointed import leads_to
 
 if TYPE_CHECKING:
@@ -204,9 +206,30 @@ class JobCheckpoints:
             if permit.valid:
                 self._in_use = frozenset() if selection.chosen is None else frozenset({selection.chosen.path})
             notes, self._notes = (*self._notes, *selection.notes), ()
-            return replace(to_event(selection, t, attempt), mended=mended, notes=notes)
+            unused = self._unused() if selection.chosen is None else ()
+            stuck = self._stuck(selection, attempt, {path for path, _ in mended})
+            return replace(to_event(selection, t, attempt), mended=mended, notes=notes, unused=unused, stuck=stuck)
         except (CheckpointingError, OSError) as error:
             return CheckpointSelected(t, attempt, None, found=int(declared), refused=((str(self._directory), str(error)),), mended=mended)
+
+    def _unused(self) -> tuple[Unused, ...]:
+        """Return where checkpoints of this job that are known to be whole lie, and nobody loads from. Nothing is read for it."""
+        if self.learned is None or self._job.settings.checkpoints.paths:
+            return ()
+        places = [place.pattern for place in self.learned.places() if place.saved and not place.data]
+        found: dict[str, list[Candidate]] = {}
+        for one in find(places, str(self._job.cwd)).candidates if places else ():
+            known = self._cache.get(one.path, one.identity)
+            if known is not None and known.verdict is Verdict.VERIFIED and self.learned.is_saved(one.path):
+                found.setdefault(pattern_of(one.path), []).append(one)
+        newest = {pattern: max(ones, key=lambda one: one.mtime_ns or one.identity.mtime_ns).path for pattern, ones in found.items()}
+        return tuple(Unused(pattern, len(found[pattern]), path) for pattern, path in sorted(newest.items()))
+
+    def _stuck(self, selection: Selection, attempt: int, gone: Collection[str]) -> str:
+        """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""
+        torn = {path for path, _ in selection.fenced if path not in gone}
+        tried = loads(self._job.attempt_dir(attempt), complete=False) if torn and attempt else []
+        return next((unit_of(path) for path in reversed(tried) if unit_of(path) in torn), "")
 
     # several nodes together (supervisor/nodeagreement.py)
 

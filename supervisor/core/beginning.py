@@ -62,7 +62,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 
     Of those that were only learned the script takes care itself: what we know of them stops nothing.
     """
-    state = changed(state, known_good=max(event.found - len(event.fenced) - len(event.refused) - len(event.not_finite), 0))
+    state = changed(
+        state, unused=event.unused, known_good=max(event.found - len(event.fenced) - len(event.refused) - len(event.not_finite), 0)
+    )
     left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.mended}
     torn = [(path, why) for path, why in event.fenced if path not in done]
@@ -70,6 +72,14 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
     notes += tuple(Say("warning", note) for note in event.notes)
     notes += tuple(Say("warning", f"torn checkpoint {left}: {path}: {why}") for path, why in torn)
+    stop = _meets_it_again(state, event)
+    if stop is not None:
+        state, actions = stop_for(state, event.t, *stop)
+        return state, (*notes, *actions)
+    untaken = _refusal(state, event.t) if event.chosen is not None and state.resume is not None and not state.gathers else None
+    if untaken is not None:
+        verdict = (state.incident and state.incident.verdict) or Verdict(Cause.NONE, 1.0, untaken.reason, "scratch:refused")
+        return stop_for(state, event.t, verdict, untaken)
     if event.chosen is not None:
         notes += _cost(state, event.chosen)
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
@@ -85,6 +95,23 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         return stopped, (*notes, *actions)
     state, actions = begin_from_scratch(state, event.t)
     return state, (*notes, *actions)
+
+
+def _meets_it_again(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:
+    """Return the stop where the script chooses its checkpoint itself, and the last attempt died of loading a torn one that stays there."""
+    verdict = state.incident.verdict if state.incident is not None else None
+    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.stuck or state.policy.checkpoints_declared:
+        return None
+    whole = event.chosen.path if event.chosen is not None else next((one.newest for one in event.unused), "")
+    torn = _name(event.stuck)
+    why = f"{event.stuck} is torn, and the script loads it: another attempt would meet the same error"
+    way = "copy it there, or --checkpoints and --resume-args hand it over"
+    hint = f"{torn} is torn; {_name(whole)} is whole: {way}" if whole else f"{torn} is torn, and no whole one is known: move it away"
+    return verdict, Plan(PlanKind.STOP, why, hint, "beginning", 65)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.core.model import CheckpointRef, Evidence, Finding, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
+from supervisor.core.model import CheckpointRef, Evidence, Finding, Gpu, Launcher, Phase, Policy, RankExit, RankInfo, Unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,8 @@ class CheckpointSelected:
     `fenced` are the torn ones, with why; they stay where they are and are never handed out. `refused` are those that could not be
     verified, or not be read: nobody says that they are bad. `older` are the further ones that are there, oldest first, not looked into.
     `mended`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
-    `notes`: what a person should know of the choice.
+    `notes`: what a person should know of the choice. `unused`: whole ones that are not handed over. `stuck`: the torn one that the last
+    attempt tried to load, and that stays where it is.
 
     agreed: where several nodes agreed on it, the number of that agreement, else 0; overrides and poison are then what the attempt runs
     with on all of them. held: what each node had where they found nothing in common, as (node, text). leaves: this node alone is in the
@@ -186,6 +187,8 @@ class CheckpointSelected:
     leaves: bool = False
     again: bool = False
     notes: tuple[str, ...] = ()
+    unused: tuple[Unused, ...] = ()
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,20 @@ class Beginning(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Unused:
+    """Whole checkpoints at a place that this job saves to and was not seen to load from: its pattern, how many, and the newest one."""
+
+    pattern: str
+    count: int
+    newest: str
+
+    def __str__(self) -> str:
+        """Return where they are, and how they are handed over."""
+        lie = f"{self.count} checkpoints lie in" if self.count > 1 else "a checkpoint lies in"
+        return f"{lie} {self.pattern}: --checkpoints '{self.pattern}' --resume-args '--YOUR-FLAG {{resume}}' hands over the newest"
+
+
+@dataclass(frozen=True, slots=True)
 class RankInfo:
     """One rank of one attempt. `start_ticks` is field 22 of /proc/PID/stat: with the pid it names a process for one boot."""
 

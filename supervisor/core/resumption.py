@@ -48,7 +48,9 @@ def judged(state: JobState) -> ReportResume:
         reached = handed is not None and (handed.step is None or first >= handed.step - 1)
         return replace(begun, step=first, path=path if reached else OWN, confirmed=True)
     because = _from_scratch(state)
-    return replace(begun, confirmed=because not in {"", _NOTHING_SEEN}, because=because)
+    known = because not in {"", _NOTHING_SEEN}
+    ways = "; ".join(str(one) for one in state.unused) if known and handed is None else ""
+    return replace(begun, confirmed=known, because=f"{because}; {ways}" if ways else because)
 
 
 def _from_scratch(state: JobState) -> str:
@@ -87,8 +89,8 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     if number == 1 and report.handed is None and report.path is None:
         return state, ()
     actions: tuple[Action, ...] = (report,)
-    if report.began is Beginning.FROM_SCRATCH and (report.handed is not None or state.newest is not None):
-        lost = report.handed or (state.newest.path if state.newest is not None else "")
+    lost = report.handed or (state.newest.path if state.newest is not None else "") or next((one.newest for one in state.unused), "")
+    if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, and {lost} is there"))
     if incident is not None:
         actions = (*actions, CloseIncident(incident.number, number, "resolved", state.progress.step))

@@ -22,6 +22,7 @@ from supervisor.core.model import (
     Progress,
     RankExit,
     RankInfo,
+    Unused,
     Verdict,
 )
 
@@ -122,6 +123,7 @@ class JobState:
     first_step: int | None = None  # absolute, at which the training of this attempt began
     began_as: Beginning | None = None  # as it was reported; None: not yet
     made: Made = Made()
+    unused: tuple[Unused, ...] = ()  # whole checkpoints that it was not given
     # its end
     deaths: tuple[RankExit, ...] = ()
     ended: bool = False

@@ -136,10 +136,10 @@ def is_saved(asking: Sequence[Beat]) -> bool:
     return saved and all(beat.went_on or start_ticks_of(beat.pid) != beat.start_ticks for beat in asking)
 
 
-def loads(directory: Path) -> list[str]:
+def loads(directory: Path, *, complete: bool = True) -> list[str]:
     """Return the paths that ranks loaded before they trained in this attempt, in the order of each rank's file.
 
-    What was asked for in vain was not loaded, and what is loaded later is an evaluation's.
+    What was asked for in vain was not loaded, and what is loaded later is an evaluation's. complete: False for those whose load failed.
     """
     found = []
     for file in sorted(directory.glob("loads-*.jsonl")):
@@ -150,7 +150,7 @@ def loads(directory: Path) -> list[str]:
         for line in lines:
             try:
                 row = json.loads(line)
-                if row.get("complete", True) and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
+                if row.get("complete", True) is complete and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
                     found.append(str(row["path"]))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a line that is being written
                 continue

@@ -6,6 +6,7 @@ nothing declared. Out: the next attempt goes on from the last good save, also wh
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,3 +98,42 @@ def test_a_switch_is_used_once_a_save_was_seen_though_no_place_is_declared(super
     assert "warning: no --checkpoints: --init_from=resume is used once" in run.stderr
     assert run.stdout.splitlines() == ["began at 0", "began at 10"]
     assert "resumed at step 10 from" in run.stderr
+
+
+#: Loads its `last.pt` whenever it is there; somebody else tears that before the first crash.
+LAST = """
+import os, pathlib, signal, time
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+last = pathlib.Path("out/last.pt")
+last.parent.mkdir(exist_ok=True)
+first = torch.load(last)["step"] if last.exists() else 0
+for step in range(first + 1, 31):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    if step % 10 == 0:
+        for path in (last, f"out/step_{step}.pt"):
+            torch.save({"step": step, "model": model.state_dict()}, path)
+pathlib.Path("saved").touch()
+while not pathlib.Path("go-on").exists():
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_torn_file_of_a_stranger_is_met_once_and_the_card_names_the_whole_one(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LAST)
+    run = supervise(sys.executable, str(script), options=["--config", str(fast(tmp_path))])
+    wait_for((tmp_path / "saved").exists, "the saves", alive=run.alive)
+    journal = next(run.state.glob("*/nodes/*/checkpoints"))
+    wait_for(lambda: "step_30.pt" in "".join(path.name for path in journal.rglob("*")), "its verification", alive=run.alive)
+    os.truncate(tmp_path / "out" / "last.pt", 700)
+    (tmp_path / "go-on").touch()
+    assert run.exit_code(deadline_s=60) == 65
+    assert run.attempts() == 2
+    assert "last.pt is torn; step_30.pt is whole" in " ".join(run.stderr.split())

@@ -11,7 +11,21 @@ import pytest
 from supervisor.core import actions as act
 from supervisor.core import inbox
 from supervisor.core.decide import HANDLERS, decide, initial
-from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Finding, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
+from supervisor.core.model import (
+    Cause,
+    CheckpointRef,
+    Claim,
+    Evidence,
+    Finding,
+    Gpu,
+    Knob,
+    Launcher,
+    Phase,
+    Policy,
+    RankExit,
+    RankInfo,
+    Unused,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +66,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "poison": tuple,
     "fenced": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),
+    "unused": lambda rows: tuple(Unused(**row) for row in rows),
     "mended": lambda rows: tuple((path, what) for path, what in rows),
 }
 #: What a row leaves out.

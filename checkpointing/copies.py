@@ -20,7 +20,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import digest, durable, manifest, ordering, proof, retain
+from checkpointing import digest, durable, leftovers, manifest, ordering, proof, retain
 from checkpointing.manifest import Damaged, Manifest
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
@@ -193,8 +193,8 @@ class Copies:
         if os.path.lexists(path):
             return f"something is there: {path}"
         try:
-            _sweep(directory, PUTTING)
-            temporary = tempfile.mkdtemp(prefix=PUTTING, dir=directory)
+            _sweep_shared(directory)
+            temporary = tempfile.mkdtemp(prefix=f"{PUTTING}{leftovers.tag()}-", dir=directory)
             with _locked(temporary):
                 try:
                     target = f"{temporary}/{copy.manifest.name}"
@@ -288,6 +288,17 @@ def _names(directory: str) -> list[str]:
         return sorted(name for name in os.listdir(directory) if not name.startswith(_MAKING))  # noqa: PTH208 -- as above
     except OSError:
         return []
+
+
+def _sweep_shared(directory: str) -> None:
+    """Remove our temporary directories beside the user's files, which other nodes may see: theirs once they are a day old."""
+    _sweep(directory, f"{PUTTING}{leftovers.tag()}-")
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(directory) if name.startswith(PUTTING)]  # noqa: PTH208 -- as above
+        now = leftovers.now_s(directory) if names else 0.0
+        for name in names:
+            if leftovers.is_old(f"{directory}/{name}", "", now):
+                _sweep(directory, name)
 
 
 def _sweep(directory: str, prefix: str) -> None:

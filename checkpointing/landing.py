@@ -2,7 +2,8 @@
 
 In: paths. Out: nothing, or the names that went. What is being restored stands beside its place as `.<name>.restore-<id>`, and who works
 at it holds a lock on `.<name>.restore-<id>.lock`: two nodes of one shared disk take turns, and the second finds what the first made.
-Where the file system knows no locks nobody waits, and nothing is swept. Raises OSError where our own disk fails.
+Where the file system knows no locks nobody waits, and nothing is swept. The lock's file
+holds the node's tag: what another node left is swept after a day (checkpointing/leftovers.py). Raises OSError where our own disk fails.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import durable
+from checkpointing import durable, leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,10 +49,14 @@ def sweep(directory: str) -> tuple[str, ...]:
     """Remove what restores that nobody works at left in a directory: what was meant is there, or was passed over for good."""
     with os.scandir(directory) as entries:
         left = sorted({match[1] for entry in entries if (match := _BESIDE.fullmatch(entry.name))})
-    gone = []
+    gone: list[str] = []
+    now = 0.0
     for name in left:
         path = f"{directory}/{name}"
         with contextlib.suppress(OSError):  # held by another, or no longer there
+            now = now or leftovers.now_s(directory)
+            if not _may_go(path, now):
+                continue
             fd = _locked(path, wait=False)
             if fd is None:
                 continue
@@ -64,6 +69,17 @@ def sweep(directory: str) -> tuple[str, ...]:
             finally:
                 _unlocked(path, fd)
     return tuple(gone)
+
+
+def _may_go(path: str, now: float) -> bool:
+    """Say whether this node left it, or another one long ago. Raises OSError."""
+    try:
+        with open(path + _LOCK, encoding="ascii", errors="replace") as file:  # noqa: PTH123 -- as above
+            if file.read(leftovers.TAG_DIGITS) == leftovers.tag():
+                return True
+    except FileNotFoundError:
+        pass
+    return leftovers.is_old(path if os.path.lexists(path) else path + _LOCK, "", now)
 
 
 def point(target: str, manifest: Manifest) -> None:
@@ -86,6 +102,8 @@ def _locked(path: str, *, wait: bool) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             if durable.is_at(fd, path + _LOCK):
+                os.ftruncate(fd, 0)
+                os.write(fd, leftovers.tag().encode())
                 return fd
         except OSError as error:
             os.close(fd)

@@ -1,8 +1,9 @@
 """New files and directories that appear under their name only when they are whole.
 
-In: the final path. Out: a temporary place beside it, `.NAME.tmp-<12 hex digits>`, held by a lock for as long as its writer lives; `put`
-makes it durable and renames it. OSError as the file system says; the temporary place is taken back then. What a killed writer left is known
-by its lock, which died with it, and swept by the next save into the same directory. Hidden names are passed over by `catalog.find`: what
+In: the final path. Out: a temporary place beside it, `.NAME.tmp-<8 hex digits of the node><12 of its own>`, held by a lock for as long as
+its writer lives; `put` makes it durable and renames it. OSError as the file system says; the temporary place is taken back then. What a
+killed writer of this node left is known by its lock, which died with it, and swept by the next save into the same directory; what one of
+another node left, by its age (checkpointing/leftovers.py). Hidden names are passed over by `catalog.find`: what
 was moved to `.NAME.old-…` by a writer that was killed before the new one had the name is brought back. Nothing is kept.
 """
 
@@ -15,17 +16,15 @@ import os
 import re
 import secrets
 import shutil
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import durable
+from checkpointing import durable, leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LEFTOVER: Final = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-[0-9a-f]{12}", re.DOTALL)
-_YOUNG_S: Final = 10.0  # between making and locking it a place looks abandoned
+_LEFTOVER: Final = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<node>[0-9a-f]{8})?[0-9a-f]{12}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ def held_directory(path: str, final: str) -> Iterator[Place]:
 def temporary_for(final: str, kind: str = "tmp") -> str:
     """Give a name beside `final` that nobody else has."""
     directory, name = os.path.split(final)
-    return os.path.join(directory, f".{name}.{kind}-{secrets.token_hex(6)}")  # noqa: PTH118 -- as above
+    return os.path.join(directory, f".{name}.{kind}-{leftovers.tag()}{secrets.token_hex(6)}")  # noqa: PTH118 -- as above
 
 
 def put(place: Place) -> None:
@@ -143,17 +142,19 @@ def sweep(directory: str) -> list[str]:
     gone = []
     bring_back(directory)
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
+        found = [(entry, match) for entry in entries if (match := _LEFTOVER.fullmatch(entry.name)) and not entry.is_symlink()]
+        now = leftovers.now_s(directory) if found else 0.0
+        for entry, match in found:
             with contextlib.suppress(OSError):
-                if _LEFTOVER.fullmatch(entry.name) and not entry.is_symlink() and _is_abandoned(entry):
+                if match["kind"] == "old" and not os.path.lexists(os.path.join(directory, match["name"])):  # noqa: PTH118 -- as above
+                    continue  # its writer is between its two renames, or was killed there: it is the only one, and is brought back
+                if leftovers.is_old(entry.path, match["node"] or "", now) and _is_unlocked(entry):
                     remove(entry.path)
                     gone.append(entry.path)
     return gone
 
 
-def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    if time.time() - entry.stat(follow_symlinks=False).st_mtime < _YOUNG_S:
-        return False
+def _is_unlocked(entry: os.DirEntry[str]) -> bool:
     # NFS locks a file only for those who may write it
     access = os.O_RDONLY if entry.is_dir(follow_symlinks=False) else os.O_RDWR
     fd = os.open(entry.path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import durable, ownership
+from checkpointing import durable, leftovers, ownership
 from checkpointing.model import Identity
 from checkpointing.verify import identity_of
 
@@ -188,7 +188,7 @@ def _reverse_put(change: Change) -> str:
             durable.rename_exclusive(change.path, kept)
         elif os.path.isdir(change.path):  # noqa: PTH112 -- as above
             # under a hidden name first: half of a directory must not stay where a checkpoint is looked for
-            hidden = f"{os.path.dirname(change.path)}/{PUTTING}{secrets.token_hex(4)}"  # noqa: PTH120 -- as above
+            hidden = f"{os.path.dirname(change.path)}/{PUTTING}{leftovers.tag()}-{secrets.token_hex(4)}"  # noqa: PTH120 -- as above
             durable.rename_exclusive(change.path, hidden)
             shutil.rmtree(hidden)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import shutil
 import threading
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import digest, landing, manifest, remote, restore
+from checkpointing import digest, landing, leftovers, manifest, remote, restore
 from checkpointing.backends import Backend, Bytes, Denied, Missing, open_backend
 from checkpointing.restore import Elsewhere, InTheWay, Unreachable
 from checkpointing.spool import Spool
@@ -193,9 +194,22 @@ def test_what_other_restores_left_goes_unless_one_works_at_it(tmp_path: Path, ba
     tree.mkdir()
     for file in (held, left, tree / "part", fresh / ".step_0.pt.restore-mine", fresh / f".gone.restore-{'d' * 16}.lock"):
         file.touch()
+    for name in (left, tree, fresh / f".gone.restore-{'d' * 16}"):
+        name.with_name(f"{name.name}.lock").write_text(leftovers.tag())  # as a killed restore of this node leaves it
     with landing.alone(str(held)):
         assert restore.newest([backend], "job", into=str(fresh)) is not None
         assert sorted(os.listdir(fresh)) == sorted([held.name, f"{held.name}.lock", ".step_0.pt.restore-mine", path.name])  # noqa: PTH208
+
+
+def test_what_another_node_works_at_stays_though_its_lock_is_not_seen_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda _fd, _how: None)  # of this node alone: every lock looks free
+    theirs, late = tmp_path / f".a.pt.restore-{'a' * 16}", tmp_path / f".b.pt.restore-{'b' * 16}"
+    for path in (theirs, late):
+        path.touch()
+        path.with_name(f"{path.name}.lock").write_text("0badcafe")
+    os.utime(late, (0, 0))
+    assert landing.sweep(str(tmp_path)) == (late.name,)
+    assert theirs.exists()
 
 
 @pytest.mark.parametrize(

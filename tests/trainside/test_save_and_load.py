@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -12,15 +13,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from checkpointing import durable, load, load_latest, placing, proof, save
+from checkpointing import durable, leftovers, load, load_latest, placing, proof, save
 from checkpointing.copies import Copies
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def names_in(directory: Path) -> list[str]:
@@ -258,19 +262,76 @@ def test_a_kill_at_any_rename_of_a_sharded_save_leaves_the_only_checkpoint(
 
 def test_leftovers_of_killed_writers_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
     old = time.time() - 60
-    dead, young = tmp_path / ".step-00000001.pt.tmp-0123456789ab", tmp_path / ".step-00000002.pt.tmp-0123456789ab"
-    directory = tmp_path / ".step-00000003.tmp-0123456789ab"
+    here = f"{leftovers.tag()}0123456789ab"
+    dead, young = tmp_path / f".step-00000001.pt.tmp-{here}", tmp_path / f".step-00000002.pt.tmp-{here}"
+    directory = tmp_path / f".step-00000003.tmp-{here}"
     foreign = [tmp_path / ".mine.tmp-1", tmp_path / "x.tmp-0123456789ab"]
     for path in (dead, young, *foreign):
         path.write_bytes(b"part")
     directory.mkdir()
     (directory / "__0_0.distcp").write_bytes(b"part")
     with placing.new_file(str(tmp_path / "step-00000004.pt")) as living:
-        for one in (dead, directory, *foreign, Path(living.path)):
+        for one in (dead, directory / "__0_0.distcp", directory, *foreign, Path(living.path)):
             os.utime(one, (old, old))
         assert sorted(placing.sweep(str(tmp_path))) == sorted([str(dead), str(directory)])
         assert Path(living.path).exists()
     assert names_in(tmp_path) == sorted(path.name for path in (young, *foreign))
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Be one node or another of a file system whose locks are each node's own: the other's look free."""
+    monkeypatch.setattr(fcntl, "flock", lambda _fd, _how: None)
+    return lambda node: monkeypatch.setattr(leftovers, "tag", lambda: node * leftovers.TAG_DIGITS)
+
+
+def test_a_save_of_another_node_is_not_swept_while_it_may_be_going_on(tmp_path: Path, two_nodes: Callable[[str], None]) -> None:
+    two_nodes("a")
+    final, hour_ago = str(tmp_path / "step-00000001"), time.time() - 3600
+    with placing.held_directory(placing.temporary_for(final), final) as place:
+        shard = Path(place.path) / "__0_0.distcp"
+        shard.write_bytes(b"part")
+        for path in (shard, Path(place.path)):
+            os.utime(path, (hour_ago, hour_ago))  # its files are made, and it writes slowly into one of them
+        two_nodes("b")
+        save({"weights": torch.ones(3)}, tmp_path, step=2)
+        assert shard.exists()
+        os.utime(shard, (hour_ago - 86400, hour_ago - 86400))
+        assert placing.sweep(str(tmp_path)) == [], "the directory itself was changed an hour ago"
+        os.utime(place.path, (hour_ago - 86400, hour_ago - 86400))
+        assert placing.sweep(str(tmp_path)) == [place.path]
+
+
+def test_a_node_whose_clock_is_wrong_sweeps_nothing_that_is_young(
+    tmp_path: Path, two_nodes: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_nodes("a")
+    with placing.new_file(str(tmp_path / "step-00000001.pt")) as place:
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 10 * 86400)
+        assert placing.sweep(str(tmp_path)) == []
+        two_nodes("b")
+        assert placing.sweep(str(tmp_path)) == []
+        assert Path(place.path).exists()
+
+
+@pytest.mark.parametrize("sweeper", ["a", "b"])
+def test_the_only_checkpoint_is_not_swept_between_the_two_renames_that_replace_it(
+    tmp_path: Path, two_nodes: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, sweeper: str
+) -> None:
+    two_nodes("a")
+    final, long_ago = tmp_path / "step-00000001", time.time() - 3 * 86400
+    old = Path(placing.temporary_for(str(final), "old"))
+    old.mkdir()
+    (old / ".metadata").write_bytes(b"x")
+    for path in (old / ".metadata", old):
+        os.utime(path, (long_ago, long_ago))
+    two_nodes(sweeper)
+    monkeypatch.setattr(placing, "bring_back", lambda _: [])  # it had looked a moment before the first rename
+    assert placing.sweep(str(tmp_path)) == []
+    assert old.exists()
+    monkeypatch.undo()
+    assert placing.bring_back(str(tmp_path)) == [str(final)]
 
 
 # loading

@@ -360,6 +360,8 @@ def _where(incident: Incident, last: Round, node: str) -> str:
     first = incident.rank if last is incident.rounds[0] else None  # the one that died first need not be the one whose fault it is
     ended = f"; rank {first} ended first" if first is not None and rank is not None and first != rank else ""
     at_least = decision is not None and decision.at_least
+    if decision is not None and decision.plan.strategy == "peer":  # what failed is another node's, which decided
+        node = decision.verdict.node or node
     return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
 
 

@@ -116,13 +116,12 @@ class Director:
         """Fence with the other nodes of this round until the next Go."""
 
         def on_fence(kind: str, peer: str, text: str) -> None:
-            if kind == "failure":  # told before our own end, which it explains
-                self._link.send("peer_fenced", attempt, node=peer, text=text)
+            self._link.send("peer_fenced", attempt, node=peer, text=text, kind=kind)  # before our own end, which it explains
             self.ranks.stop(attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP if kind == "membership" else outcomes.FAILED)
 
         def on_decision(kind: str, exit_code: int, reason: str, changes: stores.Changes | None) -> None:
             self.over_for_all |= kind == "stop"
-            told = {} if changes is None else {"overrides": changes.overrides, "poison": changes.poison}
+            told = {} if changes is None else {"overrides": changes.overrides, "poison": changes.poison, "first": changes.first}
             self._link.send("peer_decided", attempt, kind=kind, exit_code=exit_code, reason=reason, **told)
 
         fence = stores.Fence(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
@@ -177,7 +176,7 @@ class Director:
             self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
         elif isinstance(command, Publish):
             self.over_for_all |= command.kind == "stop"
-            changes = stores.Changes(command.overrides, command.poison)
+            changes = stores.Changes(command.overrides, command.poison, command.first)
             self._with_fence(command.attempt, lambda fence: fence.publish(command.kind, command.exit_code, command.reason, changes))
 
     def _stop(self, command: Stop) -> None:

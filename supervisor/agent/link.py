@@ -73,6 +73,7 @@ class Publish:
     reason: str = ""
     overrides: tuple[tuple[str, str], ...] = ()
     poison: tuple[str, ...] = ()
+    first: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,9 @@ def parse(line: bytes) -> Command:
         if what == "publish":
             overrides = tuple((str(name), str(value)) for name, value in raw.get("overrides", ()))
             poison = tuple(str(path) for path in raw.get("poison", ()))
-            return Publish(attempt, str(raw["kind"]), int(raw.get("exit_code") or 0), str(raw.get("reason") or ""), overrides, poison)
+            return Publish(
+                attempt, str(raw["kind"]), int(raw.get("exit_code") or 0), str(raw.get("reason") or ""), overrides, poison, raw.get("first")
+            )
         if what == "admit":
             return Admit(attempt)
     except (KeyError, TypeError, AttributeError, ValueError) as e:

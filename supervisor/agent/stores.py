@@ -24,11 +24,12 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
 
@@ -177,10 +178,14 @@ def _base(store: Store) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a decision changes on all nodes: knobs' values, and checkpoints that are not handed out any more."""
+    """What a decision changes on all nodes: knobs' values, checkpoints that are not handed out any more, and what it was made for.
+
+    first: what failed, which no agent looks into (FirstCause in core/model.py); its node is filled in here.
+    """
 
     overrides: tuple[tuple[str, str], ...] = ()
     poison: tuple[str, ...] = ()
+    first: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,7 @@ class _Note:
         changes = r.get("changes")
         if changes is not None:
             overrides = tuple((str(name), str(value)) for name, value in changes["overrides"])
-            changes = Changes(overrides, tuple(str(path) for path in changes["poison"]))
+            changes = Changes(overrides, tuple(str(path) for path in changes["poison"]), changes.get("first"))
         return cls(str(r["kind"]), str(r["node"]), str(r["text"]), int(r["exit_code"]), changes)
 
 
@@ -267,7 +272,8 @@ class Fence:
         """This node's decision holds for all; a node whose ranks still run fences with it."""
         self._published = True
         self._notes.put(("fence", _Note("failure", self._me, reason)))
-        self._notes.put(("decision", _Note(kind, self._me, reason, exit_code, changes)))
+        first = None if changes.first is None else {**changes.first, "node": self._node}
+        self._notes.put(("decision", _Note(kind, self._me, reason, exit_code, replace(changes, first=first))))
 
     def leave(self, *, done: bool = False) -> None:
         """The round is over for this node: nothing is reported any more, and the waits on its keys end.

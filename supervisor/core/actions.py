@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from supervisor.core.model import Beginning, CheckpointRef, Gpu, Plan, Verdict
+from supervisor.core.model import Beginning, CheckpointRef, FirstCause, Gpu, Plan, Verdict
 
 #: signal(7); core imports nothing that touches the system.
 SIGTERM = 15
@@ -137,6 +137,7 @@ class PublishDecision:
     reason: str
     overrides: tuple[tuple[str, str], ...] = ()
     poison: tuple[str, ...] = ()
+    first: FirstCause | None = None
     waits_for_journal: ClassVar[bool] = False
 
 

@@ -14,10 +14,11 @@ from supervisor.core.actions import (
     EndLauncher,
     OpenIncident,
     PublishDecision,
+    Say,
     SetTimer,
     StopRanks,
 )
-from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Evidence, Phase, Plan, PlanKind, RankExit, Verdict
+from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Evidence, FirstCause, Phase, Plan, PlanKind, RankExit, Verdict
 from supervisor.core.state import Incident, JobState, Stage, changed
 from supervisor.strategies import propose
 
@@ -107,8 +108,14 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
 
 
 def on_peer_fenced(state: JobState, event: PeerFenced) -> Step:
-    """Another node's rank failed first. Our ranks are being stopped; that node decides."""
-    if state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.FENCED}:
+    """Another node's rank failed first, and that node decides; or it admits nodes, and so do we. Our ranks are being stopped."""
+    if event.kind == "membership" and state.stage in {Stage.STARTING, Stage.RUNNING}:
+        said = Say(
+            "info", f"node {event.node} lets waiting nodes join: attempt {state.attempt} is stopped and the next one starts with them"
+        )
+        token = state.token + 1
+        return changed(state, stage=Stage.ADMITTING, token=token), (said, teardown_timer(state, token))
+    if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.FENCED}:
         return state, ()
     incident = state.incident or Incident(state.incidents + 1, event.t, state.attempt)
     opening = () if state.incident else (OpenIncident(incident.number, state.attempt, None, f"node {event.node}: {event.text}"),)
@@ -123,14 +130,29 @@ def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     if state.stage is not Stage.FOLLOWING or state.incident is None:
         return state, ()
     kind = PlanKind.RESTART if event.kind == "restart" else PlanKind.STOP
-    verdict = Verdict(Cause.NONE, 1.0, "a rank of another node failed", "peer", because=(Evidence("launcher", "peer", event.reason),))
+    first = event.first
+    verdict = _of_peer(event)
     before, hows = dict(state.overrides), {knob.name: knob.how for knob in state.policy.knobs}
     changes = tuple(Change(k, before.get(k, ""), new, hows.get(k, k)) for k, new in event.overrides if before.get(k) != new)
     told = f"the node whose rank failed decided: {event.reason}"
     plan = Plan(kind, told, "that node's next decision", "peer", event.exit_code, changes=changes)
     incident = replace(state.incident, verdict=verdict, plan=plan)
+    if first is not None:  # counted on every node, so that the budget is the same whoever decides next
+        state = planning.remembered(state, replace(first.failure, attempt=state.attempt, t=event.t))
     state = planning.with_poisoned(state, event.poison, state.progress.step)
     return follow_if_ready(changed(state, incident=incident, overrides=event.overrides), event.t)
+
+
+def _of_peer(event: PeerDecided) -> Verdict:
+    """Return what failed on the node that decided, as that node saw it."""
+    first, because = event.first, (Evidence("launcher", "peer", event.reason, node=event.first.node if event.first else ""),)
+    if first is None:
+        told = f"another node's ranks ended, and nobody there can say why: {event.reason}"
+        return Verdict(Cause.UNKNOWN, 0.2, told, "peer", because=because)
+    summary, failure = f"node {first.node}: {first.summary}", first.failure
+    return Verdict(
+        failure.cause, first.confidence, summary, failure.fingerprint, first.rank, first.transient, because=because, node=first.node
+    )
 
 
 def follow_if_ready(state: JobState, t: float) -> Step:
@@ -231,12 +253,13 @@ def _has_saved(state: JobState) -> bool:
 
 def _carry_out(state: JobState, t: float, verdict: Verdict, plan: Plan, *, publish: bool) -> Step:
     if plan.kind is PlanKind.STOP:
-        told = (_published(state, "stop", plan),) if publish else ()
+        told = (_published(state, "stop", verdict, plan),) if publish else ()
         state, actions = beginning.give_up(state, verdict, plan)
         return state, (*told, *actions)
-    told = (_published(state, "restart", plan),) if publish else ()
+    told = (_published(state, "restart", verdict, plan),) if publish else ()
     return beginning.restart(state, t, verdict, plan, *told)
 
 
-def _published(state: JobState, kind: str, plan: Plan) -> PublishDecision:
-    return PublishDecision(state.attempt, kind, plan.exit_code, plan.reason, state.overrides, state.poisoned)
+def _published(state: JobState, kind: str, verdict: Verdict, plan: Plan) -> PublishDecision:
+    first = FirstCause(state.failures[-1], verdict.confidence, verdict.summary, verdict.rank, verdict.transient)
+    return PublishDecision(state.attempt, kind, plan.exit_code, plan.reason, state.overrides, state.poisoned, first)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.core.model import CheckpointRef, Evidence, Finding, Gpu, Launcher, Phase, Policy, RankExit, RankInfo, Unused
+from supervisor.core.model import CheckpointRef, Evidence, Finding, FirstCause, Gpu, Launcher, Phase, Policy, RankExit, RankInfo, Unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,16 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class PeerFenced:
-    """A rank of another node failed first; this node's ranks are being stopped and that node's decision is awaited."""
+    """Another node ended the attempt, and this node's ranks are being stopped: one of its ranks failed first, and its decision is awaited.
+
+    kind: failure, or membership: it stopped its ranks so that waiting nodes can join.
+    """
 
     t: float
     attempt: int
     node: str
     text: str
+    kind: str = "failure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,7 @@ class PeerDecided:
     """The node whose rank failed first has decided for all. `kind`: restart or stop.
 
     overrides: all that the next attempt runs with instead of the user's own values. poison: checkpoints that are not handed out any more.
+    first: what failed there; None where that node's supervisor is gone, and its agent decided.
     """
 
     t: float
@@ -143,6 +148,7 @@ class PeerDecided:
     reason: str = ""
     overrides: tuple[tuple[str, str], ...] = ()
     poison: tuple[str, ...] = ()
+    first: FirstCause | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
 def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     """Go on with stock torchrun under us; said once."""
     said = Say("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
-    gathers, several = state.gathers, state.policy.nodes > 1
+    gathers, several = state.gathers and state.stop is None, state.policy.nodes > 1
     state = changed(state, policy=replace(state.policy, launcher=event.launcher), gathers=False)
     alone = (Say("warning", ALONE),) if several else ()
     state, actions = beginning.select(state, event.t) if gathers else (state, ())

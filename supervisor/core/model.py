@@ -339,6 +339,21 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstCause:
+    """What failed first in an attempt, as the node that decides saw it. The other nodes tell it, and count it, as that node does.
+
+    node: its name, "" at that node itself.
+    """
+
+    failure: Failure
+    confidence: float
+    summary: str
+    rank: int | None = None
+    transient: bool = False
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The settings that decisions depend on. Seconds, steps and counts; the defaults are those of docs/settings.md."""
 

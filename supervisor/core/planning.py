@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from supervisor.core.actions import Action
-    from supervisor.core.model import CheckpointRef, Evidence, Gpu, Knob, Plan, RankExit
+    from supervisor.core.model import CheckpointRef, Evidence, Failure, Gpu, Knob, Plan, RankExit
     from supervisor.core.state import JobState
 
 KEPT_FAILURES = 50
@@ -190,16 +190,8 @@ def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tu
     """Return the state that remembers the failure and what the plan changes, and what is to be done and told beside it."""
     verdict = failed.verdict
     count = failed.recurrences + (not changes(plan))
-    others = tuple(row for row in state.recurrences if row[0] != verdict.fingerprint)
     out_of_use = {gpu.uuid: gpu for gpu in state.gpus if gpu.uuid in plan.exclude}
-    state = changed(
-        state,
-        failures=(*state.failures, failed.failure(plan))[-KEPT_FAILURES:],
-        failed=state.failed + 1,
-        recurrences=(*others, (verdict.fingerprint, count))[-KEPT_FINGERPRINTS:],
-        progress=replace(state.progress, step=failed.step),
-        traced=state.traced or plan.trace,
-    )
+    state = changed(remembered(state, failed.failure(plan)), traced=state.traced or plan.trace)
     if changes(plan):
         state = with_poisoned(state, plan.poison, failed.step)
         state = changed(
@@ -209,6 +201,19 @@ def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tu
             gpus=without(state.gpus, plan, verdict.summary or "failed"),
         )
     return state, (*_quarantined(state, out_of_use, failed), *_alerts(state, plan, verdict, count))
+
+
+def remembered(state: JobState, failure: Failure) -> JobState:
+    """Return the state that counts a failure: of this node's, or of the node that decided."""
+    count = dict(state.recurrences).get(failure.fingerprint, 0) + (not failure.changed)
+    others = tuple(row for row in state.recurrences if row[0] != failure.fingerprint)
+    return changed(
+        state,
+        failures=(*state.failures, failure)[-KEPT_FAILURES:],
+        failed=state.failed + 1,
+        recurrences=(*others, (failure.fingerprint, count))[-KEPT_FINGERPRINTS:],
+        progress=replace(state.progress, step=failure.step),
+    )
 
 
 def _quarantined(state: JobState, out_of_use: dict[str, Gpu], failed: Situation) -> tuple[Action, ...]:

@@ -18,6 +18,8 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from supervisor.agent.link import UNFIT
 from supervisor.core.inbox import (
     AttemptStarted,
@@ -30,7 +32,7 @@ from supervisor.core.inbox import (
     PeerFenced,
     RankExited,
 )
-from supervisor.core.model import Evidence, Launcher, RankExit, RankInfo
+from supervisor.core.model import Evidence, FirstCause, Launcher, RankExit, RankInfo
 from supervisor.launch.environment import attempt_variables, handed, job_environment
 from supervisor.launch.session import Ending, Ground
 
@@ -269,7 +271,7 @@ class ElasticSession:
             self._gathered = attempt
             return NodesGathered(now, attempt, int(message["node"]), int(message["nodes"]))
         if kind == "peer_fenced":
-            return PeerFenced(now, attempt, str(message["node"]), str(message["text"]))
+            return PeerFenced(now, attempt, str(message["node"]), str(message["text"]), str(message["kind"]))
         if kind == "nodes_waiting":
             return NodesWaiting(now, attempt, int(message["count"]))
         if kind == "peer_decided":
@@ -284,7 +286,9 @@ class ElasticSession:
         overrides = tuple((str(name), str(value)) for name, value in message.get("overrides", self._overrides))
         poison = tuple(str(path) for path in message.get("poison", ()))
         kind, code, reason = str(message["kind"]), int(message["exit_code"]), str(message["reason"])
-        return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, poison)
+        told = message.get("first")
+        first = None if told is None else msgspec.convert(told, FirstCause)
+        return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, poison, first)
 
     def _failed(self, text: str, *, refused: bool) -> None:
         """Keep what torchrun failed with; of arguments that it refused its own exit code tells, which comes next."""

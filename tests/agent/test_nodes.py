@@ -40,11 +40,13 @@ def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a
     assert not first.has("stopped", 1), "success is not one node's to tell"
 
     changes = {"overrides": [["batch_size", "16"]], "poison": ["ckpt/7.pt"]}
-    second.send("publish", 1, kind="restart", exit_code=0, reason="because", **changes)  # fences by itself: a decision is one
+    cause = {"summary": "rank 1 raised ValueError"}
+    second.send("publish", 1, kind="restart", exit_code=0, reason="because", first=cause, **changes)  # fences by itself: a decision is one
     assert first.expect("peer_fenced", 1)["text"] == "because"
     decided = first.expect("peer_decided", 1)
     assert decided["reason"] == "because"
     assert {key: decided[key] for key in changes} == changes
+    assert decided["first"] == {**cause, "node": f"{socket.gethostname()}:1"}
     first.expect("stopped", 1, outcome="failed")
     second.stop(1, then="wait")
     second.expect("stopped", 1, outcome="stopped")

@@ -259,3 +259,19 @@ def test_a_secret_in_an_exception_is_written_nowhere_but_into_the_ranks_own_outp
     assert {"evidence.json", "card.txt", "journal.jsonl", "supervise.log"} <= {path.name for path in kept}
     assert [str(path) for path in kept if b"hunter2hunter2" in path.read_bytes()] == []
     assert [str(path) for path in kept if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.slow
+def test_the_first_cause_is_told_on_every_node_and_counted_there(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    job = [NO_TORCH, "--steps=100000", "--step-ms=20", "--fail-rank=1", "--fail-at-step=20", "--fail-how=exit:3"]
+    runs = [
+        supervise(*launcher, *job, options=["--no-instrument"], place=tmp_path / str(node))
+        for node, launcher in enumerate(launchers("static", 2))
+    ]
+    assert len({run.exit_code() for run in runs}) == 1
+    assert len({run.attempts() for run in runs}) == 1
+    for run in runs:
+        told = run.ask("why").stdout
+        assert "rank 1 exited with code 3" in told, told
+        assert "user_code" in told, told
+        assert "none, 100 % sure" not in told

@@ -8,13 +8,14 @@ import json
 import os
 import queue
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
 from supervisor.core.inbox import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
-from supervisor.core.model import CheckpointRef
+from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
 from supervisor.core.state import JobState, Stop
 from supervisor.core.state import Stage as JobStage
 from supervisor.knobset import Applied
@@ -278,8 +279,11 @@ def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_cha
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
-    stage.session.publish(PublishDecision(1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",)))
+    failure = Failure(1, 7.0, Cause.CUDA_OOM, "cuda_oom:x", 40, before_first_step=False, charged=True)
+    first = FirstCause(failure, 0.97, "rank 2 raised OutOfMemoryError", 2)
+    stage.session.publish(PublishDecision(1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), first))
     told = stage.hears()
+    cause = told.pop("first")
     assert told == {
         "do": "publish",
         "attempt": 1,
@@ -289,9 +293,10 @@ def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_cha
         "overrides": [["batch_size", "16"]],
         "poison": ["c.pt"],
     }
-    stage.says({**told, "ev": "peer_decided"})
+    stage.says({**told, "ev": "peer_decided", "first": {**cause, "node": "b:1"}})
     stage.take(1)
-    assert stage.posted(PeerDecided) == [PeerDecided(0.0, 1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",))]
+    first = replace(first, node="b:1")
+    assert stage.posted(PeerDecided) == [PeerDecided(0.0, 1, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), first)]
 
 
 def test_a_node_that_leaves_changes_nothing_of_what_the_others_run_with(stage: Stage) -> None:

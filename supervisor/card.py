@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import ReportDecision, ReportResume
     from supervisor.core.model import Change, Evidence, Plan, Verdict
+    from supervisor.core.state import JobState
     from supervisor.history import Incident, Round
     from supervisor.readers import Status
 
@@ -127,6 +128,17 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
     date = time.strftime("%Y-%m-%d %z", time.localtime(incident.opened_t))
     head = f"incident {incident.number} of job {job}: {incident.outcome.replace('_', ' ')} ({date})"
     return _laid_out(head, [(label, _clock(t), text) for label, t, text in rows], WIDTH, WHY_LINES)
+
+
+def stopped_text(state: JobState) -> str:
+    """Return the last line of a run that somebody stopped: how far it came, and from where the same command goes on."""
+    newest, policy = state.newest, state.policy
+    reached = f"stopped at {_step(state.progress.step, relative=state.progress.relative)}"
+    if newest is None:
+        return f"{reached}; no checkpoint of it was verified"
+    known = f"{reached}; the newest verified checkpoint is {newest.path}" + ("" if newest.step is None else f" (step {newest.step})")
+    resumes = policy.checkpoints_declared or policy.resumes_itself or state.ever_loaded
+    return f"{known}; the same command {'goes on from there' if resumes else 'begins as the script does by itself'}"
 
 
 def status_text(status: Status, address: str) -> str:

@@ -17,6 +17,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from supervisor import card as cards
 from supervisor import (
     config,
     eventlog,
@@ -479,6 +480,9 @@ class _Run:
         code = end.exit_code
         if numbers := self.workshop.checkpoints.numbers():
             self.terminal.say(f"{numbers}: look at the loss before you use the result", "warning")
+        state = self.loop.state
+        if state.stop is not None and state.attempt and code != 0:
+            self.terminal.say(cards.stopped_text(state))
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.workshop.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -72,6 +73,8 @@ def test_term_ends_the_job_in_every_phase_with_143_and_is_no_failure(
     assert run.exit_code(deadline_s=10) == 143
     run.wait_for_nothing_left(0)
     assert incidents(run) == 0
+    if phase == "train":
+        assert re.search(r"^supervise: stopped at step (\d+|unknown)", run.stderr, re.MULTILINE)
 
 
 SLOW_AGENT = """

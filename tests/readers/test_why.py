@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from supervisor import identity
-from supervisor.card import card, evidence_lines
+from supervisor.card import card, evidence_lines, stopped_text
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
 from supervisor.core.inbox import CheckpointSelected, TimerFired
-from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
+from supervisor.core.model import Cause, CheckpointRef, Evidence, Plan, PlanKind, Progress, Verdict
+from supervisor.core.state import JobState
 from supervisor.errors import SuperviseError
 from supervisor.readers import why
 
@@ -414,3 +415,24 @@ def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
     text = " ".join(told(written, capsys).split())
     assert "where rank 0 on" in text
     assert "; rank 1 ended first" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (JobState(), "stopped at step unknown; no checkpoint of it was verified"),
+        (
+            JobState(progress=Progress(423), newest=CheckpointRef("/d/400.pt", 400, "digest"), ever_loaded=True),
+            "stopped at step 423; the newest verified checkpoint is /d/400.pt (step 400); the same command goes on from there",
+        ),
+        (
+            JobState(progress=Progress(9, relative=True), newest=CheckpointRef("/d/a.pt", None, "digest")),
+            (
+                "stopped at step 9 (counted from where it began); the newest verified checkpoint is /d/a.pt;"
+                " the same command begins as the script does by itself"
+            ),
+        ),
+    ],
+)
+def test_a_run_that_was_stopped_has_a_last_word(state: JobState, text: str) -> None:
+    assert stopped_text(state) == text

@@ -256,7 +256,7 @@ def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most:
         return _WHOLE_FOLDED if label in _WHOLE else _FOLDED if label else 0  # the first of several tells most
 
     told = [(label, before, clean(text)) for label, before, text in rows]
-    wanted = sum(_wanted(row, width - 2 - _LABEL, folds) for row in told if row[0] in _WHOLE)
+    wanted = sum(_wanted(row, width - 2 - _LABEL, folds) for row in told if row[0] in _WHOLE or row[0] == "failed")
     while most - 1 - len(told) < wanted and (less := next((row for row in reversed(told) if not row[0]), None)):
         told.remove(less)
     if most - 1 - len(told) < wanted and told[0][0] == "failed":

@@ -59,6 +59,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "state_dir": str(written.directory),
         "exit_code": None,
         "numbers": None,
+        "restored": None,
     }
 
 

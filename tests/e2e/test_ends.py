@@ -49,6 +49,35 @@ def test_a_rank_that_fails_before_its_first_step_gives_its_own_code_up_to_63_and
     run.wait_for_nothing_left()
 
 
+#: Our own process alone: a bug in the worker that selects a checkpoint for the second attempt.
+BUG = """
+import sys
+
+if sys.orig_argv[1:2] and sys.orig_argv[1].endswith("/bin/supervise"):
+    from supervisor.checkpoints import JobCheckpoints
+
+    select = JobCheckpoints.select
+
+    def fails(self, t, attempt, *rest, **more):
+        if attempt:
+            raise RecursionError("maximum recursion depth exceeded")
+        return select(self, t, attempt, *rest, **more)
+
+    JobCheckpoints.select = fails
+"""
+
+
+def test_a_bug_in_a_worker_of_ours_ends_the_run_with_70_and_leaves_nothing(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(BUG)
+    run = supervise(
+        *PLAIN, *LONG, "--fail-rank=0", "--fail-at-step=3", "--fail-how=kill", PYTHONPATH=str(tmp_path / "site"), TMPDIR=str(tmp_path)
+    )
+    assert run.exit_code() == 70
+    assert "a bug of ours: RecursionError: maximum recursion depth exceeded; the traceback is in " in run.stderr
+    run.wait_for_nothing_left()
+
+
 @pytest.mark.parametrize("launcher", [PLAIN, NO_TORCH], ids=["plain", "torchrun"])
 def test_term_lets_the_ranks_save_and_ends_with_143(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
     run = supervise(*launcher, *LONG, "--save-on-term")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from supervisor.core.inbox import CheckpointSelected
 
 DEADLINE_S = 30.0
+GRAIN_S = 0.05
 
 
 class Node:
@@ -58,7 +60,9 @@ class Node:
         return self.checkpoints.select(1.0, 0)
 
     def attempt(self, number: int) -> None:
-        """Start the ranks of an attempt."""
+        """Start the ranks of an attempt, by more than the grain of the files' clock after the last save."""
+        last = max((path.stat().st_mtime for path in self.here.rglob("*.pt")), default=0.0)
+        wait_for(lambda: abs(time.time() - last) > GRAIN_S, "another time")
         self.current = number
         self.job.attempt_dir(number).mkdir()
         self.checkpoints.began(number)
@@ -204,11 +208,16 @@ def test_a_step_back_holds_on_another_host_that_sees_the_same_disk(tmp_path: Pat
     node.save(850)
     node.look()
     node.stops(2, "ckpt/step_1000.pt", "ckpt/step_900.pt")
+    # only times tell it there: let the first attempt have begun 100 s earlier, and have saved 50 s ago
+    record = node.state / "checkpoints" / "lineage.json"
+    document = json.loads(record.read_text())
+    document["runs"][0]["attempts"][0][1] -= 100 * 10**9
+    record.write_text(json.dumps(document))
+    for step in (800, 900, 1000):
+        path = node.here / "ckpt" / f"step_{step}.pt"
+        os.utime(path, (path.stat().st_mtime - 50,) * 2)
     node.state = tmp_path / "state" / "nodes" / "y"
     node.state.mkdir()
-    for path in (node.here / "ckpt").iterdir():  # what the hooks told is on the other host; a save is seconds after its attempt's start
-        at = path.stat().st_mtime + (1 if path.name == "step_850.pt" else 0)
-        os.utime(path, (at, at))
     assert chosen(node.run("run-b")) == ("step_850.pt", 850)
 
 

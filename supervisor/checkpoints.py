@@ -53,6 +53,9 @@ DIRECTORY: Final = "checkpoints"
 MAGIC: Final = frozenset("*?[")
 #: How many are looked into, the newest first, for a whole one beside a torn one.
 MOST_BESIDE: Final = 4
+#: Clocks of this machine and of a file server differ by no more than this.
+CLOCKS_APART_S: Final = 2.0
+MIXED: Final = "saved while nodes trained from different states"
 #: How many of the newest are offered to the other nodes.
 MOST_OFFERED: Final = 64
 
@@ -245,6 +248,19 @@ class JobCheckpoints:
         except (CheckpointingError, OSError) as error:
             return str(self._directory), str(error)
         return None
+
+    def distrust(self, since_t: float) -> None:
+        """Fence for good what was written since `since_t` (wall time), and let go our copies of it.
+
+        Nodes trained from different states then. Raises CheckpointingError, OSError.
+        """
+        since_ns = int((since_t - CLOCKS_APART_S) * 1e9)
+        fences = self._fences = self._fences or Fences(self._directory)
+        written = [one for one in self.listing(candidates=True).candidates if one.mtime_ns >= since_ns]
+        fences.add([(one.path, one.identity, MIXED) for one in written], "mixed")
+        for copy in self._copies.all():
+            if copy.made_ns >= since_ns:
+                self._copies.remove(copy)
 
     def offer(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[Held, ...], Selection]:
         """List what this node could resume from, newest first, and what stands against the rest. Nothing is read through.

@@ -8,6 +8,7 @@ the current attempt's bookkeeping; decides nothing. What is done about the node 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import queue
 import random
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor import nodeagreement
 from supervisor.core import actions as act
+from supervisor.core.gathering import began_text
 from supervisor.core.inbox import (
     AttemptEnded,
     EvidenceCollected,
@@ -92,6 +94,7 @@ class Executor:
         self._current: act.BeginAttempt | act.GatherNodes | None = None
         self._command: Applied | None = None  # the current attempt's
         self._permit = Permit()  # of the newest selection
+        self._node = 0  # of the nodes that met for the current attempt
         self._preparing = False
         self._began_ns = 0
         self._ranks: tuple[RankInfo, ...] = ()
@@ -103,6 +106,7 @@ class Executor:
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
             act.GatherNodes: self._begin,
+            act.TellNodes: self._tell_nodes,
             act.StopRanks: self._stop_ranks,
             act.EndLauncher: self._end_launcher,
             act.CollectEvidence: self._collect,
@@ -385,7 +389,8 @@ class Executor:
         incident = self._loop.state.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         if action.nodes:
-            together = self._permit = Permit(alone=False)
+            together, self._node = Permit(alone=False), action.node
+            self._permit = together
             self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
             return
 
@@ -413,6 +418,16 @@ class Executor:
 
         self.threads.start("find-save", work, awaited=False)  # the core has a timer for it
 
+    def _name(self, node: int) -> str:
+        """Return what the other nodes call this one."""
+        return f"node {node} ({self._job.node})"
+
+    def _tell_nodes(self, action: act.TellNodes) -> None:
+        text = f"{self._name(self._node)} {began_text(action.first_step, action.loaded_step)}"
+        row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
+        if self._session is not None:
+            self._session.tell(action.attempt, json.dumps(row))
+
     def _agree(self, action: act.SelectCheckpoint, permit: Permit, *, suspect: bool) -> None:
         """Agree with the other nodes on what to resume from. In a thread."""
 
@@ -426,7 +441,7 @@ class Executor:
                     continue
             raise nodeagreement.Cancelled
 
-        host, t = f"node {action.node} ({self._job.node})", self._loop.clock.now()
+        host, t = self._name(action.node), self._loop.clock.now()
         try:
             event = nodeagreement.agree(action, self._workshop.checkpoints, say, permit, host=host, suspect=suspect, t=t)
         except nodeagreement.Cancelled:

@@ -45,7 +45,7 @@ class Cancelled(Exception):  # noqa: N818  not a failure: the attempt ended whil
 class Past:
     """What a node went on with so far, as SelectCheckpoint has it. suspect: a checkpoint may have caused the last failure.
 
-    finite: it takes an older checkpoint where weights of the newest turned to NaN.
+    finite: it takes an older checkpoint where weights of the newest turned to NaN. mixed_from_t: wall time; see SelectCheckpoint.
     """
 
     host: str
@@ -55,6 +55,7 @@ class Past:
     suspect: bool
     knows: bool
     finite: bool
+    mixed_from_t: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,15 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
 ) -> CheckpointSelected:
     """Agree with the other nodes. Raises Cancelled, by way of `say`, where the attempt is over before they do."""
     problem = checkpoints.rescue(permit)
-    pasts = _gathered(say, 1, Past(host, action.agreed, action.overrides, action.avoid, suspect, action.knows, checkpoints.prefers_finite))
+    pasts = _gathered(
+        say,
+        1,
+        Past(host, action.agreed, action.overrides, action.avoid, suspect, action.knows, checkpoints.prefers_finite, action.mixed_from_t),
+    )
     newest = max(pasts, key=lambda past: past.agreed)  # the first of those that are as new
     poison = tuple(dict.fromkeys(path for past in pasts if past.agreed == newest.agreed for path in past.poison))
-    offer, fenced = _offer(action, checkpoints, poison, problem)
+    since = min((past.mixed_from_t for past in pasts if past.mixed_from_t is not None), default=None)
+    offer, fenced = _offer(action, checkpoints, poison, problem, since)
     offers = _gathered(say, 2, offer)
     candidates = common.candidates([one.held for one in offers])
     refused: list[tuple[str, str]] = []
@@ -172,9 +178,15 @@ def _has(offer: Offer) -> str:
 
 
 def _offer(
-    action: SelectCheckpoint, checkpoints: JobCheckpoints, poison: tuple[str, ...], problem: tuple[str, str] | None
+    action: SelectCheckpoint,
+    checkpoints: JobCheckpoints,
+    poison: tuple[str, ...],
+    problem: tuple[str, str] | None,
+    mixed_from_t: float | None,
 ) -> tuple[Offer, tuple[tuple[str, str], ...]]:
     try:
+        if mixed_from_t is not None:
+            checkpoints.distrust(mixed_from_t)
         held, selection = checkpoints.offer((*poison, *action.avoid), dict(action.agreements))
     except (CheckpointingError, OSError) as error:
         return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), ()

@@ -159,6 +159,23 @@ def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_t
     assert nodes.steps(found) == [None] * 3
 
 
+def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_nobody_ever(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=True)
+    for step in (40, 60, 80):
+        nodes.saved(step, 0)
+    old = nodes.directories[0] / "step-40.pt"
+    os.utime(old, (1000.0, 1000.0))
+    began = (nodes.directories[0] / "step-60.pt").stat().st_mtime
+    asked = [SelectCheckpoint(2, nodes=2, node=n, agreed=1, mixed_from_t=began if n else None) for n in range(2)]
+    found = nodes.agree(*asked)
+    assert nodes.steps(found) == [40, 40]
+    assert "different states" in str(found[0].fenced)
+    assert nodes.steps(nodes.agree()) == [40, 40]  # also without being told again
+    alone = nodes.nodes[0].select(1.0, 3).chosen
+    assert alone is not None
+    assert alone.step == 40
+
+
 def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=True)
     for step in (40, 60):

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import stores
-from supervisor.agent.exchange import Exchange
-from supervisor.agent.link import Admit, Go, Publish, Say, Start, Stop
+from supervisor.agent.exchange import Exchange, Told
+from supervisor.agent.link import Admit, Go, Publish, Say, Start, Stop, Tell
 from supervisor.agent.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Director:
         self._taken = 0  # attempt that the main thread works at
         self._go: Go | None = None
         self._said: deque[Say | Start] = deque()  # by the supervisor, of the attempt whose nodes agree
+        self._told: tuple[int, Told] | None = None
         self._leave: int | None = None
         self._fence: tuple[int, stores.Fence] | None = None
         self.ranks = Ranks(link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash)
@@ -77,6 +78,9 @@ class Director:
                     self._taken = go.attempt
                     break
             fence, self._fence = self._fence, None
+            told, self._told = self._told, None
+        if told is not None:
+            told[1].leave()
         if fence is not None:
             fence[1].leave()
         return go
@@ -103,6 +107,10 @@ class Director:
             if self.cancelled():
                 raise stores.Cancelled
             if isinstance(said, Start):
+                if nodes > 1:
+                    told = Told(store, token, node, nodes, lambda text: self._link.send("told", attempt, text=text))
+                    with self._changed:
+                        self._told = (attempt, told)
                 return said.go
             exchange.beat()
             if said is not None:
@@ -138,6 +146,9 @@ class Director:
         """Last words to the other nodes, for at most PUBLISH_S."""
         with self._changed:
             fence, self._fence = self._fence, None
+            told, self._told = self._told, None
+        if told is not None:
+            told[1].leave()
         if fence is not None:
             fence[1].finish(PUBLISH_S, done=self.succeeded)
 
@@ -169,6 +180,11 @@ class Director:
             with self._changed:
                 self._said.append(command)
                 self._changed.notify_all()
+        elif isinstance(command, Tell):
+            with self._changed:
+                told = self._told
+            if told is not None and told[0] == command.attempt:
+                told[1].tell(command.text)
         elif isinstance(command, Stop):
             self._stop(command)
         elif isinstance(command, Admit):

@@ -8,12 +8,14 @@ Raises Cancelled where the attempt was stopped meanwhile, TimeoutError where a n
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # exported where the build has them
 
-from supervisor.agent.stores import Cancelled
+from supervisor.agent.stores import Cancelled, own_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 SILENT_S = 30.0
 POLL_S = 0.02
+TOLD_LOOK_S = 1.0
+TOLD_SLOWLY_S = 10.0
 
 
 class Exchange:
@@ -65,3 +69,52 @@ class Exchange:
             elif now - seen[node][1] > SILENT_S:
                 msg = f"node {node} of this rendezvous has not been heard of for {SILENT_S:.0f} s, while the nodes agreed on a checkpoint"
                 raise TimeoutError(msg)
+
+
+class Told:
+    """What each node tells the others while its ranks run, once: how they began. `heard(text)` for each of the others, from a thread.
+
+    The thread looks at one count, and reads only when that grew; after a minute it looks seldom: some nodes have nothing to tell.
+    """
+
+    def __init__(self, store: Store, token: str, node: int, nodes: int, heard: Callable[[str], None]) -> None:
+        """Begin to listen."""
+        self._node, self._nodes, self._heard = node, nodes, heard
+        self._text: str | None = None
+        self._changed = threading.Event()
+        self._left = False
+        threading.Thread(target=self._quietly, args=(store, f"supervise/{token}/told"), name="told", daemon=True).start()
+
+    def tell(self, text: str) -> None:
+        """Tell the others. Returns at once."""
+        self._text = text
+        self._changed.set()
+
+    def leave(self) -> None:
+        """Tell and hear nothing any more."""
+        self._left = True
+        self._changed.set()
+
+    def _quietly(self, store: Store, prefix: str) -> None:
+        with suppress(RuntimeError, OSError):  # torch's errors of a lost store are RuntimeErrors: the ranks' own collectives tell of it
+            self._run(PrefixStore(prefix, own_client(store)))
+
+    def _run(self, store: Store) -> None:
+        missing = [node for node in range(self._nodes) if node != self._node]
+        known, told, began = 0, False, time.monotonic()
+        while missing or not told:
+            self._changed.wait(TOLD_LOOK_S if time.monotonic() - began < 60 * TOLD_LOOK_S else TOLD_SLOWLY_S)
+            if self._left:
+                return
+            self._changed.clear()
+            if self._text is not None and not told:
+                told = True
+                store.set(str(self._node), self._text)
+                store.add("count", 1)
+            count = store.add("count", 0)
+            if count == known:
+                continue
+            known = count
+            for node in [node for node in missing if store.check([str(node)])]:
+                missing.remove(node)
+                self._heard(store.get(str(node)).decode())

@@ -86,6 +86,14 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """What this node tells the others of the round while its ranks run; theirs come as `told`."""
+
+    attempt: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """The nodes agree: start the ranks as `go` says. Where a job has one node, the first Go is enough."""
 
@@ -100,7 +108,7 @@ class Admit:
     attempt: int
 
 
-Command = Go | Start | Say | Stop | Publish | Admit
+Command = Go | Start | Say | Tell | Stop | Publish | Admit
 
 
 def parse(line: bytes) -> Command:
@@ -112,8 +120,9 @@ def parse(line: bytes) -> Command:
             return _go(attempt, raw)
         if what == "start":
             return Start(attempt, _go(attempt, raw))
-        if what == "say":
-            return Say(attempt, int(raw["number"]), str(raw["text"]))
+        if what in {"say", "tell"}:
+            text = str(raw["text"])
+            return Tell(attempt, text) if what == "tell" else Say(attempt, int(raw["number"]), text)
         if what == "stop":
             leave = int(raw.get("exit_code") or 0) if raw.get("then", "wait") == "exit" else None
             return Stop(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))

@@ -47,6 +47,16 @@ class GatherNodes:
 
 
 @dataclass(frozen=True, slots=True)
+class TellNodes:
+    """Tell the other nodes how this node's ranks began; the fields are those of NodeBegan, which theirs come as."""
+
+    attempt: int
+    first_step: int | None = None
+    loaded_step: int | None = None
+    waits_for_journal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
 class StopRanks:
     """Stop this attempt's ranks and all that descends from them: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
@@ -86,7 +96,8 @@ class SelectCheckpoint:
 
     nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. agreed: number of the last
     agreement that this node took part in; the node that took part in the newest says with which overrides all go on. knows: this node
-    knew a good checkpoint. agreements: of earlier attempts of this run, as (attempt, number).
+    knew a good checkpoint. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written from then on
+    is never used: the nodes trained from different states. None: nothing was.
     """
 
     attempt: int
@@ -98,6 +109,7 @@ class SelectCheckpoint:
     knows: bool = False
     least_nodes: int = 0
     agreements: tuple[tuple[int, int], ...] = ()
+    mixed_from_t: float | None = None
     waits_for_journal: ClassVar[bool] = False
 
 
@@ -268,6 +280,7 @@ class Finish:
 Action = (
     BeginAttempt
     | GatherNodes
+    | TellNodes
     | StopRanks
     | EndLauncher
     | CollectEvidence

@@ -274,6 +274,9 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         checked=None,
         evicted=(),
         gathers=meets,
+        told_nodes=None,
+        others_began=(),
+        differs="",
     )
     if fresh.gathers:
         return fresh, (*_left_out(fresh), GatherNodes(number, state.nproc))
@@ -282,7 +285,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
 
 def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Have the ranks start whose nodes have met and agreed."""
-    state = changed(state, gathers=False, resume=resume, begun_with=state.overrides, began_t=t, token=state.token + 1)
+    state = changed(state, gathers=False, mixed_from_t=None, resume=resume, begun_with=state.overrides, began_t=t, token=state.token + 1)
     return state, (_order(state),)
 
 

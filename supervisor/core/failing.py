@@ -18,7 +18,7 @@ from supervisor.core.actions import (
     SetTimer,
     StopRanks,
 )
-from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Evidence, FirstCause, Phase, Plan, PlanKind, RankExit, Verdict
+from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Claim, Evidence, FirstCause, Phase, Plan, PlanKind, RankExit, Verdict
 from supervisor.core.state import Incident, JobState, Stage, changed
 from supervisor.strategies import propose
 
@@ -184,7 +184,7 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     if not state.ended or state.evidence is None or state.own_signal_awaited or state.incident is None:
         return state, ()
     evicted = preflight.evidence(state.evicted, state.over_t or t)
-    verdict = classify((*state.evidence, *evicted))
+    verdict = classify((*state.evidence, *evicted, *_differing(state, t)))
     failed_gpus = planning.failed_gpus(state, (*state.evidence, *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
@@ -202,6 +202,12 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     state, beside = planning.folded(state, plan, situation)
     state, actions = _carry_out(state, t, verdict, plan, publish=state.policy.nodes > 1)
     return state, (*beside, *actions)
+
+
+def _differing(state: JobState, t: float) -> tuple[Evidence, ...]:
+    """Return that the nodes of the attempt began differently, as evidence."""
+    claim = Claim(Cause.CHECKPOINT_MISMATCH, 0.97, transient=True)
+    return (Evidence("checkpoint", "nodes_differ", state.differs, t=state.over_t or t, claim=claim),) if state.differs else ()
 
 
 def _step(state: JobState, verdict: Verdict) -> int | None:

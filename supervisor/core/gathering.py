@@ -13,19 +13,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import beginning, planning
-from supervisor.core.actions import Say, SelectCheckpoint, SetTimer
-from supervisor.core.model import Cause, Plan, PlanKind, Verdict
+from supervisor.core import beginning, failing, lifecycle, planning
+from supervisor.core.actions import Say, SelectCheckpoint, SetTimer, TellNodes
+from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import CheckpointSelected, NodesGathered
+    from supervisor.core.inbox import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved
 
     Step = tuple[JobState, tuple[Action, ...]]
 
 #: Agreements whose attempts are remembered: checkpoints older than these are told apart by their digests alone.
 KEPT_AGREEMENTS = 20
+#: A script may count a step before or after it is made, and the look at it comes between.
+STEPS_APART = 1
 HINT = "put the checkpoints on storage that all nodes share, or copy the same one to every node, and start again"
 
 
@@ -45,6 +47,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         knows=state.newest is not None and state.policy.checkpoints_declared,
         least_nodes=state.policy.least_nodes,
         agreements=state.agreements,
+        mixed_from_t=state.mixed_from_t,
     )
     return state, (select, SetTimer("select", token, state.policy.select_deadline_s))
 
@@ -70,20 +73,21 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 
 def _nothing_in_common(state: JobState, event: CheckpointSelected) -> Step:
     """Stop on every node: some would resume and others begin from scratch, in one training."""
-    held = "; ".join(f"{node}: {text}" for node, text in event.held)
-    told = f"no checkpoint that every node has and can load: {held}"[:600]
-    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, told, "checkpoint_mismatch:nodes")
-    why = f"nodes would train on from different states: {told}"
-    return beginning.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, HINT, "beginning", 65))
+    told = "no checkpoint that every node has and can load"
+    return _apart_by(state, event, told, "nodes would train on from different states", "checkpoint_mismatch:nodes")
 
 
 def _leave(state: JobState, event: CheckpointSelected) -> Step:
     """Stop here alone: the others have what they resume from, and can go on without this node."""
-    held = "; ".join(f"{node}: {text}" for node, text in event.held)
-    told = f"this node does not have what the other nodes resume from: {held}"[:600]
-    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, told, "checkpoint_mismatch:this-node")
-    why = "the other nodes go on without this one"
-    return beginning.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, why, HINT, "beginning", 65))
+    told = "this node does not have what the other nodes resume from"
+    return _apart_by(state, event, told, "the other nodes go on without this one", "checkpoint_mismatch:this-node")
+
+
+def _apart_by(state: JobState, event: CheckpointSelected, told: str, why: str, fingerprint: str) -> Step:
+    held = tuple(f"{node}: {text}" for node, text in event.held)
+    because = tuple(Evidence("checkpoint", "held", row, t=event.t) for row in held)
+    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, told, fingerprint, because=because)
+    return beginning.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{why}: {'; '.join(held)}"[:600], HINT, "beginning", 65))
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
@@ -93,3 +97,54 @@ def on_select_overdue(state: JobState, t: float) -> Step:
     told = f"the nodes did not agree on a checkpoint within {state.policy.select_deadline_s:.0f} s"
     verdict = Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
     return beginning.stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
+
+
+def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
+    """Take the progress over; once it is known how this node's ranks began, tell the other nodes, and compare."""
+    state, actions = lifecycle.on_progress_observed(state, event)
+    if state.stage is not Stage.RUNNING or not beginning.gathers(state) or state.steps_seen < 1 or state.told_nodes is not None:
+        return state, actions
+    began = state.first_step, _loaded_step(state)
+    if began == (None, None):
+        return state, actions
+    state, more = _compared(changed(state, told_nodes=began), event.t)
+    return state, (*actions, TellNodes(state.attempt, *began), *more)
+
+
+def on_node_began(state: JobState, event: NodeBegan) -> Step:
+    """Compare how another node's ranks began with how this node's did."""
+    if state.stage not in {Stage.STARTING, Stage.RUNNING}:
+        return state, ()
+    return _compared(changed(state, others_began=(*state.others_began, (event.text, event.first_step, event.loaded_step))), event.t)
+
+
+def _loaded_step(state: JobState) -> int | None:
+    known = (*state.verified, *((state.resume,) if state.resume is not None else ()))
+    return next((found.step for found in known if found.path == state.loaded), None)
+
+
+def _compared(state: JobState, t: float) -> Step:
+    """End an attempt whose nodes train on from different states. What it saved, and saves until its ranks are gone, is used by nobody.
+
+    Only what was seen on both nodes is compared, each with its like: where rank 0 alone loads, and hands out what it loaded, all is well.
+    """
+    mine = state.told_nodes
+    if mine is None or state.stage is not Stage.RUNNING:
+        return state, ()
+    for text, first_step, loaded_step in state.others_began:
+        if _apart(mine[0], first_step, STEPS_APART) or _apart(mine[1], loaded_step, 0):
+            differs = f"this node's ranks {began_text(*mine)}, those of {text}"
+            state = changed(state, differs=differs, mixed_from_t=state.began_t)
+            return failing.fence(state, t, None, differs)
+    return state, ()
+
+
+def _apart(mine: int | None, theirs: int | None, tolerance: int) -> bool:
+    return mine is not None and theirs is not None and abs(mine - theirs) > tolerance
+
+
+def began_text(first_step: int | None, loaded_step: int | None) -> str:
+    """Return how ranks began, for people."""
+    if loaded_step is not None:
+        return f"loaded step {loaded_step}" + ("" if first_step is None else f" and trained on from step {first_step}")
+    return f"trained on from step {first_step}"

@@ -67,6 +67,21 @@ class NodesGathered:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeBegan:
+    """How the ranks of another node began: what they were seen to do, not what they were given.
+
+    first_step: the absolute step at which their training began, as the optimizer or the script counts. loaded_step: of the checkpoint that
+    they were seen to load. None where nobody knows. `text` describes it for people.
+    """
+
+    t: float
+    attempt: int
+    text: str
+    first_step: int | None = None
+    loaded_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptStarted:
     """Every rank of this node's share of the attempt exists. For a plain command: the command itself, as rank 0."""
 
@@ -363,6 +378,7 @@ Event = (
     | LauncherStarted
     | LauncherFellBack
     | NodesGathered
+    | NodeBegan
     | AttemptStarted
     | RankExited
     | PeerFenced

@@ -164,6 +164,10 @@ class JobState:
     wanted: int = 0  # ranks that the user's command runs here, 0: unknown
     health: tuple[Finding, ...] = ()  # what is not well, as far as it was told
     evicted: tuple[Finding, ...] = ()  # what ended this attempt, by --evict-on
+    told_nodes: tuple[int | None, int | None] | None = None  # first step and step of the checkpoint loaded, as the other nodes were told
+    others_began: tuple[tuple[str, int | None, int | None], ...] = ()  # the same of the other nodes, each with its description
+    differs: str = ""  # how the nodes began, where they began differently
+    mixed_from_t: float | None = None  # what was written since is used by nobody: the nodes trained from different states
     agreed: int = 0  # number of the last agreement of the nodes that this one took part in
     agreements: tuple[tuple[int, int], ...] = ()  # attempt and number, of the newest
     journal_degraded: bool = False

@@ -26,6 +26,7 @@ from supervisor.core.inbox import (
     LauncherExited,
     LauncherFellBack,
     LauncherStarted,
+    NodeBegan,
     NodesGathered,
     NodesWaiting,
     PeerDecided,
@@ -47,7 +48,7 @@ SEND_DEADLINE_S = 1
 #: What the link gets for its end after the agent's own: what the agent said last is on it, and comes by another way than its exit code.
 LAST_WORDS_S = 1.0
 #: The agent's words about other nodes.
-_OF_NODES = frozenset({"gathered", "heard", "peer_fenced", "nodes_waiting", "peer_decided"})
+_OF_NODES = frozenset({"gathered", "heard", "told", "peer_fenced", "nodes_waiting", "peer_decided"})
 #: How many names of torch's that do not fit are told; the others are counted.
 _NAMED = 3
 
@@ -95,6 +96,10 @@ class ElasticSession:
         if attempt == self._gathered:
             self._heard[number] = heard
             self._send({"do": "say", "attempt": attempt, "number": number, "text": text})
+
+    def tell(self, attempt: int, text: str) -> None:
+        """See Session."""
+        self._send({"do": "tell", "attempt": attempt, "text": text})
 
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
         """See Session. Where the nodes have met, the agent is told to start its ranks."""
@@ -276,6 +281,9 @@ class ElasticSession:
             return NodesWaiting(now, attempt, int(message["count"]))
         if kind == "peer_decided":
             return self._peer_decided(now, message)
+        if kind == "told":
+            row = json.loads(message["text"])
+            return NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"])
         heard = self._heard.pop(int(message["number"]), None)
         if heard is not None:
             heard([str(text) for text in message["texts"]])

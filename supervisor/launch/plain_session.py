@@ -51,6 +51,9 @@ class PlainSession:
     def say(self, attempt: int, number: int, text: str, heard: Callable[[list[str]], None]) -> None:
         """Nobody hears a plain command."""
 
+    def tell(self, attempt: int, text: str) -> None:
+        """As `say`."""
+
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
         """See Session."""
         ground = self._ground

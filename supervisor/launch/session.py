@@ -60,6 +60,10 @@ class Session(Protocol):
         """Say `text` to all nodes that have met, in all-gather `number`; `heard` gets what all said, in the order of the nodes."""
         ...
 
+    def tell(self, attempt: int, text: str) -> None:
+        """Tell the other nodes of the attempt something while the ranks run."""
+        ...
+
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
         """Start the attempt's ranks, by `applied`: the user's command with the attempt's overrides in it.
 

@@ -34,6 +34,7 @@ from supervisor.checkpointorder import CheckpointOrder
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import Unused
 from supervisor.learned import Learned
+from supervisor.neighbours import Neighbours
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
 from supervisor.observe.sampler import loads
 from supervisor.permit import Permit
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from checkpointing.manifest import Manifest
-    from checkpointing.model import Candidate
+    from checkpointing.model import Candidate, Identity
     from checkpointing.select import Selection
     from supervisor.core.model import CheckpointRef
     from supervisor.job import Job
@@ -86,6 +87,7 @@ class JobCheckpoints:
         self._recorded: dict[str, Manifest] = {}  # the newest of each path, of what the watcher proved
         self._reported: set[str] = set()  # paths of checkpoints among them
         self._brought: set[tuple[str, str]] = set()
+        self._neighbours = Neighbours(job.state, DIRECTORY)
         self._baseline = Baseline(self._directory, job.settings.checkpoints.paths)
         self.has_rank_0: Callable[[], bool | None] = lambda: True  # is global rank 0 on this node; None: no rank is known yet
         self.short: Callable[[str], None] | None = None  # told once while there is no room for the next checkpoints
@@ -561,8 +563,31 @@ class JobCheckpoints:
             interval_s=checkpoints.scan_interval_s,
             on_trouble=self.stumbled or (lambda _: None),
             own=self.is_own,
+            elsewhere=lambda candidate: self._elsewhere(candidate, is_last=watcher.is_finishing),
         )
         return watcher
+
+    def _elsewhere(self, candidate: Candidate, *, is_last: bool) -> Verification | None:
+        """Return what another node found of a checkpoint; WRITING while it is to read it; None where this node is.
+
+        A file is read by the node whose ranks saved it, anything else by the node of rank 0. What that node does not record in time, or
+        where it does not share the state directory, each node reads for itself.
+        """
+        path, identity = candidate.path, candidate.identity
+        is_mine = not candidate.is_directory and self.learned is not None and self.learned.wrote(path)
+        if not self.several_nodes or is_mine or self.has_rank_0():
+            return None
+        adopted = self._adopt(path, identity)
+        if adopted is not None:
+            return Verification(path, identity, Verdict.VERIFIED, step=adopted.step, level=proof.LEVEL, within=adopted.within)
+        if is_last or not self._neighbours.is_worth_waiting(path, identity):
+            return None
+        return Verification(path, identity, Verdict.WRITING, "another node reads it")
+
+    def _adopt(self, path: str, identity: Identity) -> Manifest | None:
+        """Take over what another node recorded of a checkpoint."""
+        found = self._neighbours.recorded(path, identity) if self.several_nodes else None
+        return found if found is not None and self._manifests.put(found) else None
 
     def _made_in(self, found: Verification) -> int:
         """Return the attempt of this run that saved a checkpoint; 0 where none did."""
@@ -586,6 +611,9 @@ class JobCheckpoints:
         known = self._manifests.get(found.path)
         if known is not None and known.identity == found.identity:
             return known
+        adopted = self._adopt(found.path, found.identity) if self.has_rank_0() is False else None
+        if adopted is not None:
+            return adopted
         try:
             part_bytes = self._job.settings.checkpoints.part_mib << 20
             manifest = proof.build(found, About(self._job.name), reading=reading, part_bytes=part_bytes)
@@ -661,10 +689,12 @@ class JobCheckpoints:
     def _sends(self, manifest: Manifest) -> bool:
         """Say whether this node sends a checkpoint: one that its ranks were seen to save; of what no hook saw, the node of rank 0.
 
+        Of a directory that ranks of several nodes saved together, the first of these nodes sends it, where they share a state directory.
         Not seen are safetensors written by a plain `open`, C++ writers, other processes. What was saved so must be declared, and new.
         """
         if self.learned is not None and self.learned.wrote(manifest.path):
-            return self.is_checkpoint(manifest.path)
+            first = not (self.several_nodes and manifest.is_tree) or self._neighbours.is_first(manifest.path, self.learned)
+            return first and self.is_checkpoint(manifest.path)
         return (
             self.has_rank_0() is True
             and not self._baseline.has(manifest.path, manifest.identity)

@@ -169,6 +169,7 @@ class _Run:
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
         self.workshop.checkpoints.several_nodes = self._has_several_nodes
+        self.workshop.checkpoints.has_rank_0 = self._has_rank_0
         self.workshop.checkpoints.not_finite = self._numbers_turned
         self.workshop.checkpoints.unprotected = self._is_unprotected
         self.workshop.checkpoints.pruned = self._was_pruned
@@ -178,7 +179,6 @@ class _Run:
         if settings.checkpoints.mirror:
             news = self.mirror_news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
-            self.workshop.checkpoints.has_rank_0 = self._has_rank_0
             self.workshop.checkpoints.bring = self.mirror.bring
             self.workshop.checkpoints.is_bringing = self.mirror.is_bringing
         self.next_refresh = self.next_ping = self.next_record = 0.0

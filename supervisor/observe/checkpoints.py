@@ -75,13 +75,15 @@ class CheckpointWatcher:
         rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
         on_trouble: Callable[[str], None] = lambda _: None,
         own: Callable[[str], bool] = never_own,
+        elsewhere: Callable[[Candidate], Verification | None] = lambda _candidate: None,
     ) -> None:
         """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
 
-        `is_wanted`: what was here before the start is read all the same. `own`: see `verify`.
+        `is_wanted`: what was here before the start is read all the same. `own`: see `verify`. `elsewhere`: what
+        another node found, where that one is to read it; WRITING while it does.
         """
         self._order, self._is_wanted = order, is_wanted
-        self._own = own
+        self._own, self._elsewhere = own, elsewhere
         self._on_trouble = on_trouble
         self._troubles: set[str] = set()
         self._list = look
@@ -192,7 +194,9 @@ class CheckpointWatcher:
             return
         else:
             own = self._own(candidate.path)
-            found = verify(candidate.path, throttle=self._throttle, drop_cache=True, interrupted=self._stopped.is_set, own=own)
+            found = self._elsewhere(candidate) or verify(
+                candidate.path, throttle=self._throttle, drop_cache=True, interrupted=self._stopped.is_set, own=own
+            )
         if found.identity != candidate.identity or found.verdict in (Verdict.UNKNOWN, Verdict.WRITING):
             # it must stand still anew, and what could not be read is not tried again at once
             delay_s = _RETRY_S if found.verdict is Verdict.UNKNOWN else 0.0

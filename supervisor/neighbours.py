@@ -1,0 +1,68 @@
+"""What other nodes of a job recorded of the same checkpoints, where they share the state directory.
+
+One node reads a shared checkpoint and records its digests; the others take its manifest, if it is of the content that they see. Device and
+inode are each mount's own, hence size and modification time are compared; of a directory the hash of all its files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.manifest import Manifests
+from checkpointing.source import BACKGROUND_BYTES_PER_S
+from supervisor.learned import of_last_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from checkpointing.manifest import Manifest
+    from checkpointing.model import Identity
+    from supervisor.learned import Learned
+
+#: How long the node that should read a checkpoint may take: it reads it twice, and may be slower than it is allowed to be.
+PATIENCE_S: Final = 30.0
+_READINGS: Final = 4
+#: Of the begins of one save on several nodes, by their clocks. An earlier run's save to the same path is not meant.
+_SAME_SAVE_S: Final = 600.0
+
+
+class Neighbours:
+    """The other nodes of a job. For the watcher's thread."""
+
+    def __init__(self, node_state: Path, directory: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`directory` is where a node's state holds what is recorded of checkpoints."""
+        self._nodes, self._me, self._directory, self._clock = node_state.parent, node_state.name, directory, clock
+        self._asked: dict[tuple[str, Identity], float] = {}
+
+    def recorded(self, path: str, identity: Identity) -> Manifest | None:
+        """Return what another node recorded of this content, with the identity that it has here."""
+        for node in self._others():
+            found = Manifests(f"{self._nodes}/{node}/{self._directory}").get(path)
+            if found is not None and (found.identity.size, found.identity.mtime_ns) == (identity.size, identity.mtime_ns):
+                return replace(found, identity=identity)
+        return None
+
+    def is_worth_waiting(self, path: str, identity: Identity) -> bool:
+        """Say whether another node may still record this content: there is one, and it had not yet the time to read it."""
+        if not self._others():
+            return False
+        since = self._asked.setdefault((path, identity), self._clock())
+        return self._clock() - since < PATIENCE_S + _READINGS * identity.size / BACKGROUND_BYTES_PER_S
+
+    def is_first(self, unit: str, mine: Learned) -> bool:
+        """Say whether this node's name is the first of those whose ranks were seen to take part in the last save of a checkpoint."""
+        at = max((write.t for write in mine.writes(unit)), default=None)
+        earlier = [name for name in self._others() if name < self._me]
+        return at is None or not any(
+            abs(write.t - at) < _SAME_SAVE_S for name in earlier for write in of_last_run(self._nodes / name / self._directory).writes(unit)
+        )
+
+    def _others(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._nodes) if name != self._me)  # noqa: PTH208
+        except OSError:
+            return []

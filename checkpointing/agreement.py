@@ -4,15 +4,19 @@ In: the flag file `save-now` in the job's directory in memory, the attempt's dir
 are spread over nodes. Out: an answer per call. Nothing here raises or imports torch; whoever cannot agree is not told to save.
 
 *The assumption*: every rank calls once per optimizer step, at the same place of its loop. Then the n-th call means the same step on all.
-*On one node* each rank publishes the number of its call in its heartbeat slot, before it looks. The first that sees the flag proposes
-the greatest number there plus MARGIN, by a file that only one can create. MARGIN is 2 because a rank may begin its next call between our
-look and the file: that call may pass the proposal unseen, the one after it cannot (more where calls take less than a millisecond).
-*Over nodes* every rank counts itself in at the ranks' store when it sees the flag: not every node hears of the end at the same moment.
-The one that completes the number proposes its own call plus a margin, by compare-and-set; until then each asks the store once per
-call. The ranks of a synchronous training are at most one call apart, but a host may run ahead of its GPU: so the margin is as many
-calls as pass in a quarter of a second, and two at least.
-*A rank that finds the proposed call behind it* is not told: half a checkpoint of one step and half of another is worse than none. Nor is
-anyone where fewer ranks call than there are (over nodes). The supervisor then stops the job when the time is over, and says that
+
+*A proposal* names a call that lies ahead. On one node each rank publishes the number of its call in its heartbeat slot, before it looks for
+the flag; the first that sees the flag proposes the greatest number there plus a margin. Over nodes every rank counts itself in when
+it sees the flag, for not every node hears of the end at the same moment; the one that completes the number proposes its own call plus a
+margin.
+
+*The vote* makes it exact, however the ranks are timed. At the proposed call each rank votes and waits. The vote that completes the
+number settles the outcome to "yes", once, by compare-and-set; only then do all of them answer True. A rank that finds the proposed call
+behind it settles it to "no", and so does one that has waited for WAIT_S: a rank that passed unseen may be in a collective that needs
+those who wait. After a "no" none of them saves, and a call further ahead is proposed. Example: the proposal is call 7, rank 1 passes call 7
+in the moment in which it is written; rank 0 waits at 7, rank 1 settles "no" at 8, both answer False, and meet at 13.
+
+Where fewer ranks call than there are (over nodes), nobody is told. The supervisor then stops the job when the time is over, and says that
 nothing was saved.
 """
 
@@ -24,6 +28,7 @@ import os
 import signal
 import struct
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +44,22 @@ if TYPE_CHECKING:
         def told_to_save(self) -> None:
             """Note that the answer was yes."""
 
+    class _Board(Protocol):
+        """Where the ranks leave what all of them read."""
+
+        def get(self, key: str) -> str:
+            """Return what was settled, "" while nothing was."""
+
+        def settle(self, key: str, value: str) -> str:
+            """Write a value where there is none, and return the one that stands: the first. Idempotent."""
+
+        def add(self, key: str) -> int:
+            """Count this rank, and return how many were counted so far."""
+
 
 MARGIN = 2
+WAIT_S = 5.0
+_POLL_S = 0.001
 LOOK_S = 0.002  # from reading the slots to the file's being there
 AHEAD_S = 0.25
 MOST_CALLS_AHEAD = 256
@@ -70,8 +89,8 @@ class Asking:
         self._job_dir: str | None = None
         self._flag = self._attempt_dir = ""
         self._calls = 0
-        self._at: int | None = None  # the call that answers True
         self._over = False  # it was answered, or cannot be any more
+        self._round = 0  # of proposals: one more after each "no"
         self._counted_in = False
         self._call_s, self._last_t = 0.0, time.monotonic()
 
@@ -85,17 +104,15 @@ class Asking:
         self._call_s, self._last_t = now - self._last_t, now
         if self._over or not os.access(self._flag, os.F_OK):
             return False
-        if self._at is None:
-            try:
-                self._at = self._agreed(calls)
-            except Exception:  # noqa: BLE001 - torch's store raises what it likes, and a save is worth less than the training
-                self._over = True
-        if self._at is None or calls < self._at:
-            return False
-        self._over = True
-        if calls == self._at and instrument is not None:
-            instrument.told_to_save()
-        return calls == self._at
+        try:
+            is_time = self._agreed(calls)
+        except Exception:  # noqa: BLE001 - torch's store raises what it likes, and a save is worth less than the training
+            is_time, self._over = False, True
+        if is_time:
+            self._over = True
+            if instrument is not None:
+                instrument.told_to_save()
+        return is_time
 
     def save_requested(self, instrument: Instrument | None) -> bool:
         """Answer one call; see worker.save_requested."""
@@ -129,52 +146,118 @@ class Asking:
 
     # the agreement
 
-    def _agreed(self, calls: int) -> int | None:
-        """Return the call at which all save, None while that is not known."""
+    def _agreed(self, calls: int) -> bool:
+        """Say whether all save at this call: it is the proposed one, and every rank is here."""
         group = _group()
         world = group.get_world_size() if group is not None else _number("WORLD_SIZE", 1)
-        if world > 1 and _number("LOCAL_WORLD_SIZE", 0) >= world:
-            return self._on_this_node(calls)
-        if world <= 1 or group is None:
-            return calls
-        return self._over_nodes(group._get_default_store(), world, calls)  # noqa: SLF001 - the only way to the ranks' store
+        if world <= 1:
+            return True
+        is_one_node = _number("LOCAL_WORLD_SIZE", 0) >= world
+        if not is_one_node and group is None:
+            return True
+        board: _Board = _Files(self._attempt_dir) if is_one_node else _Store(group._get_default_store())  # type: ignore[union-attr]  # noqa: SLF001 - the only way to the ranks' store
+        keys = f"{self._round}"
+        proposal = board.get(f"{keys}-at") or self._propose(board, f"{keys}-at", world, calls, is_one_node=is_one_node)
+        if not proposal:
+            return False
+        at, voters = map(int, proposal.split())
+        if calls < at:
+            return False
+        outcome = board.settle(f"{keys}-outcome", "no") if calls > at else _voted(board, keys, voters)
+        if outcome == "yes":
+            self._over = True  # also for a rank that had no vote: it came too late to be counted
+            return calls == at
+        self._round += 1
+        return False
 
-    def _on_this_node(self, calls: int) -> int:
-        path = f"{self._attempt_dir}/save-at"
-        if not os.access(path, os.F_OK):
-            mine = f"{path}.{os.getpid()}"
-            with open(mine, "w", encoding="ascii") as file:  # noqa: PTH123 - pathlib is slow, and this is the training loop
-                file.write(str(max(self._calls_of_all(), calls) + max(MARGIN, self._calls_in(LOOK_S))))
-            with contextlib.suppress(FileExistsError):
-                os.link(mine, path)  # whole or not at all, and only the first
-            os.unlink(mine)  # noqa: PTH108 - see above
-        with open(path, encoding="ascii") as file:  # noqa: PTH123 - see above
-            return int(file.read())
+    def _propose(self, board: _Board, key: str, world: int, calls: int, *, is_one_node: bool) -> str:
+        """Propose a call ahead, and return what was proposed first: the call and how many ranks vote; "" while that is not ours to do."""
+        if is_one_node:
+            greatest, asking = self._calls_of_all()
+            calls, voters, ahead_s = max(greatest, calls), asking or world, LOOK_S
+        else:
+            voters, ahead_s = world, AHEAD_S
+            if not self._round:
+                ready = 0 if self._counted_in else board.add("ready")
+                self._counted_in = True
+                if ready != world:
+                    return ""
+        margin = min(MOST_CALLS_AHEAD, max(MARGIN, self._calls_in(ahead_s)) << self._round)
+        return board.settle(key, f"{calls + margin} {voters}")
 
     def _calls_in(self, seconds: float) -> int:
         """Return how many calls pass in so long, going by the last one."""
         return min(MOST_CALLS_AHEAD, math.ceil(seconds / self._call_s)) if self._call_s > 0 else MARGIN
 
-    def _calls_of_all(self) -> int:
-        """Return the greatest number of calls that a rank of this node published, 0 where none is instrumented."""
+    def _calls_of_all(self) -> tuple[int, int]:
+        """Return the greatest number of calls that a rank of this node published, and how many ranks did; 0 where none is instrumented."""
         try:
-            with open(f"{self._attempt_dir}/heartbeat", "rb") as file:  # noqa: PTH123 - see above
+            with open(f"{self._attempt_dir}/heartbeat", "rb") as file:  # noqa: PTH123 - pathlib is slow, and this is the training loop
                 data = file.read()
         except OSError:
-            return 0
-        return max((struct.unpack_from("<q", data, at + 8 * ASKED)[0] for at in range(SLOT_BYTES, len(data), SLOT_BYTES)), default=0)
+            return 0, 0
+        numbers = [struct.unpack_from("<q", data, at + 8 * ASKED)[0] for at in range(SLOT_BYTES, len(data), SLOT_BYTES)]
+        return max(numbers, default=0), sum(number > 0 for number in numbers)
 
-    def _over_nodes(self, store: Any, world: int, calls: int) -> int | None:  # noqa: ANN401 - torch's
-        keys = f"{STORE_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}"
-        ready = store.add(f"{keys}/ready", 0 if self._counted_in else 1)
-        complete = not self._counted_in and ready == world
-        self._counted_in = True
-        if ready < world:
-            return None
-        if complete:
-            at = calls + max(MARGIN, self._calls_in(AHEAD_S))
-            return int(store.compare_set(f"{keys}/at", "", str(at)))
-        return int(store.get(f"{keys}/at")) if store.check([f"{keys}/at"]) else None
+
+def _voted(board: _Board, keys: str, voters: int) -> str:
+    """Vote at the proposed call, and return the outcome once there is one; not all came within WAIT_S: "no"."""
+    if board.add(f"{keys}-votes") >= voters:
+        return board.settle(f"{keys}-outcome", "yes")
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        outcome = board.get(f"{keys}-outcome")
+        if outcome:
+            return outcome
+        time.sleep(_POLL_S)
+    return board.settle(f"{keys}-outcome", "no")
+
+
+class _Files:
+    """The board of ranks on one node: files in the attempt's directory, which appear whole or not at all."""
+
+    def __init__(self, directory: str) -> None:
+        self._place = f"{directory}/save"
+
+    def get(self, key: str) -> str:
+        try:
+            with open(f"{self._place}-{key}", encoding="ascii") as file:  # noqa: PTH123 - see above
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
+    def settle(self, key: str, value: str) -> str:
+        path = f"{self._place}-{key}"
+        mine = f"{path}.{threading.get_native_id()}"
+        with open(mine, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
+            file.write(value)
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)  # only the first
+        os.unlink(mine)  # noqa: PTH108 - see above
+        return self.get(key)
+
+    def add(self, key: str) -> int:
+        directory = f"{self._place}-{key}"
+        os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - see above
+        os.close(os.open(f"{directory}/{threading.get_native_id()}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return len(os.listdir(directory))  # noqa: PTH208 - see above
+
+
+class _Store:
+    """The board of ranks on several nodes: the store of torch's process group."""
+
+    def __init__(self, store: Any) -> None:  # noqa: ANN401 - torch's
+        self._store, self._keys = store, f"{STORE_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}"
+
+    def get(self, key: str) -> str:
+        name = f"{self._keys}/{key}"
+        return self._store.get(name).decode() if self._store.check([name]) else ""
+
+    def settle(self, key: str, value: str) -> str:
+        return str(self._store.compare_set(f"{self._keys}/{key}", "", value).decode())
+
+    def add(self, key: str) -> int:
+        return int(self._store.add(f"{self._keys}/{key}", 1))
 
 
 def _outlive_notices() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Barrier
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed
 
 from checkpointing import agreement
 from supervisor.observe import heartbeats
@@ -19,6 +24,8 @@ from supervisor.observe.sampler import is_saved
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Attempt
 
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -168,9 +175,99 @@ def test_a_rank_that_finds_the_call_behind_it_is_not_told(monkeypatch: pytest.Mo
     (tmp_path / "attempt-0001").mkdir()
     asking = agreement.Asking()
     assert not any(asking.should_save(None) for _ in range(5))
-    (tmp_path / "attempt-0001" / "save-at").write_text("5")
+    (tmp_path / "attempt-0001" / "save-0-at").write_text("5 2")
     (tmp_path / "save-now").touch()
-    assert not any(asking.should_save(None) for _ in range(5))
+    assert not asking.should_save(None)
+    assert (tmp_path / "attempt-0001" / "save-0-outcome").read_text() == "no", "nobody else saves at that one either"
+
+
+class Ranks:
+    """Two ranks on one node or on two, each in a thread of its own."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, *, nodes: int) -> None:
+        """Set the environment that both have."""
+        self.flag = place / "save-now"
+        (place / "attempt-0001").mkdir()
+        found = {"SUPERVISE_JOB_DIR": str(place), "SUPERVISE_JOB_ATTEMPT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(2 // nodes)}
+        for name, value in found.items():
+            monkeypatch.setenv(name, value)
+        if nodes > 1:
+            store = torch.distributed.HashStore()
+            group = SimpleNamespace(get_world_size=lambda: 2, _get_default_store=lambda: store)
+            monkeypatch.setattr(agreement, "_group", lambda: group)
+        monkeypatch.setattr(agreement, "LOOK_S", 0.0)  # calls of microseconds would be proposed hundreds ahead
+        monkeypatch.setattr(agreement, "AHEAD_S", 0.0)
+        self.asking = [agreement.Asking(), agreement.Asking()]
+
+    def call(self, rank: int, times: int = 1) -> list[bool]:
+        """Have one rank ask."""
+        return [self.asking[rank].should_save(None) for _ in range(times)]
+
+    def together(self, *loops: Callable[[], object]) -> list[Any]:
+        """Run each in its own thread."""
+        with ThreadPoolExecutor(len(loops)) as pool:
+            return [one.result(30) for one in [pool.submit(loop) for loop in loops]]
+
+
+@pytest.fixture(params=[1, 2], ids=["one node", "two nodes"])
+def two(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(tmp_path, monkeypatch, nodes=request.param)
+
+
+def test_two_ranks_in_step_are_told_at_the_same_call(two: Ranks) -> None:
+    step, told = Barrier(2), ([], [])  # type: tuple[list[int], list[int]]
+
+    def train(rank: int) -> None:
+        for number in range(1, 20):
+            step.wait(20)
+            if number == 5 and not rank:
+                two.flag.touch()
+            if two.call(rank) == [True]:
+                told[rank].append(number)
+
+    two.together(lambda: train(0), lambda: train(1))
+    assert told[0] == told[1]
+    assert len(told[0]) == 1
+
+
+def test_a_rank_that_passes_the_proposed_call_unseen_leaves_no_other_alone_in_a_save(two: Ranks) -> None:
+    two.call(0, 4)
+    two.call(1, 4)
+    two.flag.touch()
+    two.together(lambda: two.call(0), lambda: two.call(1))
+    two.asking[1]._calls += 40  # noqa: SLF001 - it ran ahead while it was looked for: the proposal is behind it
+    ahead, behind = two.together(lambda: two.call(1, 30), lambda: two.call(0, 70))
+    assert sum(ahead) == sum(behind) == 1
+    assert 46 + ahead.index(True) == 6 + behind.index(True)
+
+
+def test_a_rank_that_does_not_come_is_waited_for_a_while_and_nobody_saves_alone(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "WAIT_S", 0.05)
+    two.flag.touch()
+    two.together(lambda: two.call(0), lambda: two.call(1))
+    assert not any(two.call(0, 12))
+    assert not any(two.call(1)), "and when it comes, it finds that the others have gone on"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_the_timing_all_or_none_are_told(two: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "WAIT_S", 0.3)
+    chance = random.Random(seed)  # noqa: S311 - the same again for a seed
+    pauses = [[chance.choice([0, 0, 0.0005, 0.004]) for _ in range(200)] for _ in range(2)]
+    begins = chance.randrange(1, 30)
+
+    def train(rank: int) -> list[int]:
+        told = []
+        for number, pause in enumerate(pauses[rank], 1):
+            time.sleep(pause)
+            if number == begins and not rank:
+                two.flag.touch()
+            if two.call(rank) == [True]:
+                told.append(number)
+        return told
+
+    first, second = two.together(lambda: train(0), lambda: train(1))
+    assert first == second
 
 
 def test_alone_it_is_told_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

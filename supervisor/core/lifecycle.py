@@ -146,9 +146,10 @@ def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     """Take the step over; the first one of a restarted attempt closes the incident.
 
-    Where another node's rank failed, the last step of ours counts too: it is what this node reports of that failure.
+    Where another node's rank failed, the last step of ours counts too, until that node has told its own: one failure has one step.
     """
-    if state.stage not in {Stage.RUNNING, Stage.STARTING, Stage.FOLLOWING}:
+    follows = state.stage is Stage.FOLLOWING and state.incident is not None and state.incident.plan is None
+    if state.stage not in {Stage.RUNNING, Stage.STARTING} and not follows:
         return state, ()
     step, relative = event.step, False
     if step is None and event.steps_seen >= 0 and state.resume is not None and state.resume.step is not None:
@@ -174,7 +175,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
         high_water=high_water,
         failures=failures,
     )
-    return resumption.reported(state) if state.stage is not Stage.FOLLOWING else (state, ())
+    return (state, ()) if follows else resumption.reported(state)
 
 
 def _refilled(failures: tuple[Failure, ...], step: int, passed: int) -> tuple[Failure, ...]:

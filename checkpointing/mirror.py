@@ -161,9 +161,8 @@ class Mirror:
             self._wake.wait_for(lambda: all(lane.is_waiting and not lane.hurry for lane in self._lanes), deadline_s)
 
     def _refuse(self, message: str, path: str) -> None:
-        self.tell(
-            "alert", what="refused", mirror="", message=message, hint="see that the path is there and its manifest is of it", path=path
-        )
+        hint, left = "see that the path is there and its manifest is of it", len(self._spool.entries())
+        self.tell("alert", what="refused", mirror="", message=message, hint=hint, path=path, left=left)
 
     def _tell_idle(self) -> None:
         """Say when every lane waits, once each time, however short the work between was."""

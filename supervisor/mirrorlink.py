@@ -202,12 +202,12 @@ class MirrorLink:
 
     def _note(self, row: Mapping[str, Any]) -> None:
         with self._changed:
-            if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):
-                self._still_since = time.monotonic()
-            elif row["ev"] == "idle" and not row["left"] and not self._pending:
-                self._still_since = None
             if row["ev"] == "spooled" or (row["ev"] == "alert" and row.get("path")):
                 self._pending.pop(row["path"], None)
                 self._left = None
             elif row["ev"] in {"idle", "stopped"}:
                 self._left = int(row["left"])
+            if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):
+                self._still_since = time.monotonic()
+            elif row.get("left") == 0 and not self._pending and row["ev"] != "ready":
+                self._still_since = None

@@ -43,6 +43,7 @@ class Neighbours:
         for node in self._others():
             found = Manifests(f"{self._nodes}/{node}/{self._directory}").get(path)
             if found is not None and (found.identity.size, found.identity.mtime_ns) == (identity.size, identity.mtime_ns):
+                self._asked.pop((path, identity), None)
                 return replace(found, identity=identity)
         return None
 

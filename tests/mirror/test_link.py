@@ -145,3 +145,6 @@ def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(j
         os.kill(process.pid, signal.SIGCONT)
         wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload")
         wait_for(lambda: link.waits_s() == 0, "nothing that waits")
+        link.bring(str(path), 1, str(tmp_path / "gone.json"))
+        wait_for(lambda: any(row.get("what") == "refused" for row in told), "the refusal")
+        assert link.waits_s() == 0, "nobody waits for what was refused"

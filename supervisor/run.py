@@ -47,6 +47,7 @@ from supervisor.core.inbox import (
 )
 from supervisor.core.model import Cause, Launcher
 from supervisor.core.state import NOTICES, Stage
+from supervisor.errors import ExitCode, SuperviseError
 from supervisor.eventlog import LogEvent
 from supervisor.executor import Executor
 from supervisor.job import Job
@@ -190,6 +191,15 @@ class _Run:
         threading.excepthook = self._thread_failed
         self._start_alerts()
         self._begin_journal()
+        try:
+            return self._go()
+        except SuperviseError as error:
+            if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start is to go on with what the state holds
+                self.journal.append(Ended(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
+                self.journal.close(CLOSE_DEADLINE_S)
+            raise
+
+    def _go(self) -> int:
         self._tidy_up()
         self._catch_signals()
         self._restore()

@@ -136,6 +136,9 @@ def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise:
     assert refused.exit_code() == 78
     assert "only of others: base" in refused.stderr
     assert "--restore-from none" in refused.stderr
+    status = refused.status()
+    assert (status["exit_code"], status["incidents"]) == (78, 0), "it was refused, and did not die"
+    assert "without a word" not in refused.ask("why").stdout
     anew = supervise("true", options=[*options, "--restore-from", "none"])
     assert (anew.exit_code(), "restored" in anew.stderr) == (0, False)
     named = supervise("true", options=[*options, "--restore-from", "base"])

@@ -30,6 +30,7 @@ from supervisor.core.inbox import (
     TimerFired,
 )
 from supervisor.core.model import Cause
+from supervisor.core.model import Launcher as LauncherKind
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.identity import SHM, is_gone
@@ -205,7 +206,7 @@ class Executor:
         self._current, self._ranks, self._command = action, (), applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
         self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
-        self.watch.begin(action.attempt)
+        self.watch.begin(action.attempt, plain=self._loop.state.policy.launcher is not LauncherKind.ELASTIC)
         self.node.health.begin()
         if self._session is None:
             self._session = self._workshop.session(self._ground())
@@ -378,7 +379,9 @@ class Executor:
     def _collected(self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[Beat, ...], session: Session | None) -> None:
         deaths: tuple[RankExit, ...] = self._loop.state.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
-        told = (*collect.exits(deaths, clock, grace_s), *found, *collect.without_secrets(session.facts if session else ()))
+        started = self.watch.rank_ends
+        ends, pids = (started.ends, started.pids) if started is not None else ((), {})
+        told = (*collect.exits(deaths, clock, grace_s, ends, pids), *found, *collect.without_secrets(session.facts if session else ()))
         facts = weighed(told, deaths, beats, clock)
         self._narrator.evidence(action.incident, facts)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)

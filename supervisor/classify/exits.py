@@ -165,6 +165,7 @@ PLAIN_EXIT_CODE = Row(Cause.UNKNOWN, 0.3, transient=False)
 #: killed at that time (observe/weigh.py).
 BY_FACT = {
     ("cgroup", "oom_kill"): Row(Cause.HOST_OOM, 0.97, transient=True),
+    ("exit", "vanished"): Row(Cause.KILLED_UNKNOWN, 0.5, transient=True, after=_OWN_CAUSES),
     ("host", "shm_full"): Row(Cause.SHM_EXHAUSTED, 0.6, transient=True),
 }
 

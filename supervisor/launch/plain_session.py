@@ -1,7 +1,8 @@
 """Any command that is not torchrun's, and stock torchrun where its agent cannot be subclassed: a child that is started once per attempt.
 
 The command counts as rank 0. Whatever ranks it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats and
-leave their own error files; their deaths are seen through the command's. See launch/session.py for what goes in and out.
+leave their own error files; how they end is evidence (observe/rankends.py), and the command's end alone ends the attempt: a launcher may
+start a rank again. See launch/session.py for what goes in and out.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from supervisor import redact
@@ -24,6 +25,7 @@ from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
 from supervisor.observe import errorfiles, heartbeats
 from supervisor.observe.logwatch import AGENT
+from supervisor.observe.rankends import Vanished
 from supervisor.places import pattern_of, unit_of
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ LINES_APART = 1_000_000_000
 LINES_ONLY = frozenset({"read", "last_progress"})
 #: A command ends so soon after its program failed, at the latest: a launcher looks now and then.
 FOLLOWS_NS = 30 * 10**9
+#: What is told of a rank that was reaped before its end could be seen.
+GONE = "it is gone, and nobody saw how it ended"
 #: KILL follows TERM after the grace, as nearly as the two are measured.
 GRACE_MARGIN_S = 0.25
 
@@ -74,14 +78,24 @@ def together(sources: Mapping[str, Callable[[], Iterable[Evidence]]], deadline_s
     return [fact for name in sources for fact in answers.get(name, ())] + silent
 
 
-def exits(deaths: Iterable[RankExit], clock: Clock, grace_s: float) -> tuple[Evidence, ...]:
-    """Return what the deaths themselves say.
+def exits(
+    deaths: Iterable[RankExit],
+    clock: Clock,
+    grace_s: float,
+    ends: Iterable[RankExit | Vanished] = (),
+    pids: Mapping[int, int] = MappingProxyType({}),
+) -> tuple[Evidence, ...]:
+    """Return what the deaths themselves say. ends, pids: of ranks that the command started by itself; it then is their launcher.
 
     The first failure ends the attempt: who dies of TERM after it, or of KILL after it and the grace, was ended by us.
     """
     found = []
     first: RankExit | None = None
-    for death in sorted(deaths, key=lambda death: death.at_ns):
+    for death in sorted((*deaths, *ends), key=lambda death: death.at_ns):
+        if isinstance(death, Vanished):
+            if first is None:  # after a failure, whoever goes was ended
+                found.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=clock.at_monotonic_ns(death.at_ns)))
+            continue
         if not death.failed or death.rank < 0:
             continue
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
@@ -94,6 +108,10 @@ def exits(deaths: Iterable[RankExit], clock: Clock, grace_s: float) -> tuple[Evi
                 name = "ended_by_us"
         first = first or death
         t = clock.at_monotonic_ns(death.at_ns)
+        if pids.get(death.rank, death.pid) != death.pid:
+            found.append(Evidence("launcher", name, text, t=t))
+            found.append(Evidence("launcher", "who", "the command"))
+            continue
         found.append(Evidence("exit", name, text, rank=death.rank, t=t, fields=(("pid", str(death.pid)),)))
     return tuple(found)
 

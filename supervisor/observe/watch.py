@@ -19,6 +19,7 @@ from supervisor.observe import cgroup, collect, cores, heartbeats, host
 from supervisor.observe.kernel import KernelWatch
 from supervisor.observe.logwatch import LogWatch
 from supervisor.observe.ours import Ours
+from supervisor.observe.rankends import RankEnds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,11 +55,12 @@ class Watch:
         self._shm = host.SharedMemory()
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
+        self.rank_ends: RankEnds | None = None
         self._kills: cgroup.Kills | None = None
         self._problem = ""
 
-    def begin(self, attempt: int) -> None:
-        """A new attempt starts; what was watched of the last one is forgotten."""
+    def begin(self, attempt: int, *, plain: bool = False) -> None:
+        """A new attempt starts; what was watched of the last one is forgotten. plain: the command starts its ranks by itself."""
         self.stop()
         self.ours.set_ranks(())
         self._problem = ""
@@ -71,6 +73,7 @@ class Watch:
         except (OSError, RuntimeError) as error:  # no descriptor or no thread to be had: counts are left
             self._problem = str(error)
         try:
+            self.rank_ends = RankEnds() if plain else None
             logs.start()
             self._logs = logs
         except RuntimeError as error:  # tails are left
@@ -86,7 +89,10 @@ class Watch:
 
     def learn(self, found: Iterable[Process]) -> None:
         """Take down what descends from the guardian now. From any thread."""
+        found = tuple(found)
         self.ours.learn(found)
+        if self.rank_ends is not None:
+            self.rank_ends.learn(found)
 
     def hurry(self) -> None:
         """A rank died: what it said last is read while the others are stopped, and what it left in shared memory is still there."""
@@ -98,10 +104,10 @@ class Watch:
 
     def stop(self) -> None:
         """Nothing runs any more, and nobody asks why."""
-        for watcher in (self._logs, self._kernel):
+        for watcher in (self._logs, self._kernel, self.rank_ends):
             if watcher is not None:
                 watcher.stop()
-        self._logs = self._kernel = self._kills = None
+        self._logs = self._kernel = self.rank_ends = self._kills = None
 
     def sources(self, attempt: int, ranks: Sequence[RankInfo], since_ns: int, deaths: Sequence[RankExit], launcher: Launcher) -> Sources:
         """Return who is to be asked about an attempt that has ended, and ends the watching. From any thread."""

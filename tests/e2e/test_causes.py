@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from supervisor.records import Damage, scan
 from tests.memorygroup import memory_group
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,3 +148,40 @@ def test_after_a_collective_that_timed_out_the_next_attempt_writes_down_what_its
     assert (level, entries) == ("INFO", "2000")
     assert Path(file).parent.is_dir()
     assert Path(file).parent.name == "0002"
+
+
+#: Lightning's way: rank 0 is the command, and starts rank 1 by itself.
+STARTS_ITS_PEER = """
+import os, subprocess, sys, time
+import torch.distributed as dist, torch
+rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
+if rank == 0:
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1]}
+    peer = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "LOCAL_RANK": "1"})
+    open("peer", "w").write(str(peer.pid))
+dist.init_process_group("gloo", rank=rank, world_size=2)
+for step in range(100_000):
+    time.sleep(0.02)
+    dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        open("step", "w").write(str(step))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_the_command_started_by_itself_is_named_and_not_the_peer_that_lost_it(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STARTS_ITS_PEER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    run = supervise(sys.executable, str(script), str(port), options=ONCE)
+    step = tmp_path / "step"
+    # a while, because what the command starts is looked for every few seconds
+    wait_for(lambda: step.exists() and int(step.read_text() or "0") > 300, "the ranks train", 60, alive=run.alive)
+    os.kill(int((tmp_path / "peer").read_text()), signal.SIGKILL)
+    run.exit_code()
+    assert "rank 1 was killed by SIGKILL" in run.stderr
+    assert "killed_unknown" in run.stderr

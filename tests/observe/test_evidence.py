@@ -18,6 +18,7 @@ from supervisor.core.model import Cause, Claim, Evidence, Phase, RankExit
 from supervisor.observe import cgroup, collect, host
 from supervisor.observe.heartbeats import Beat
 from supervisor.observe.logwatch import StreamRead
+from supervisor.observe.rankends import Vanished
 from supervisor.observe.scan import scanner
 from supervisor.observe.weigh import MOST_OF_LOGS, weighed
 
@@ -58,7 +59,8 @@ def test_every_fact_that_means_a_cause_by_itself_is_told_by_an_observer() -> Non
     none, one = (cgroup.Counts(own=True, oom_kills=n, limit_hits=n) for n in (0, 1))
     counted = cgroup.killed({"/job": none}, {"/job": one}, 7.0)
     seen = host.evidence((), 0, (death(0, 7.0, signum=7),))
-    assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *seen)}
+    gone = collect.exits((), CLOCK, 5.0, [Vanished(1, 101, 7)])
+    assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *seen, *gone)}
 
 
 # --- asking

@@ -1,0 +1,159 @@
+"""How ranks end that a plain command started by itself: Lightning's own children, the ranks of accelerate and deepspeed.
+
+They are no children of ours, so nobody tells us. A process below the guardian is such a rank if its environment has LOCAL_RANK and
+WORLD_SIZE, and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd says when it ends; how it ended
+stands in /proc/PID/stat until its parent has reaped it. One that was reaped at once has vanished, which may have been an end in order.
+
+The reading of an environment can hang, so a thread of this module does it and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import RankExit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from supervisor.guardian.descent import Process
+
+#: Fields of /proc/PID/stat behind the name: state, start time, and how it ended, as waitpid tells it.
+_STATE, _START, _STATUS = 0, 19, 49
+_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """A rank that is gone, and its parent has reaped it before anybody could see how it ended."""
+
+    rank: int
+    pid: int
+    at_ns: int
+
+
+class RankEnds:
+    """The ranks that one attempt's command started. Made for one attempt; its thread ends with `stop`."""
+
+    def __init__(self) -> None:
+        """Start the thread. Raises RuntimeError where none can be had."""
+        self._found: queue.SimpleQueue[Sequence[Process]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._stopped = False
+        self._seen: set[tuple[int, int]] = set()
+        self._alive: dict[int, tuple[int, int, int]] = {}  # rank, pid and start time by pidfd
+        self.pids: dict[int, int] = {}  # of the newest process of each rank
+        self._ends: dict[int, RankExit | Vanished] = {}
+        try:
+            threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
+        except RuntimeError:
+            os.close(self._wake)
+            raise
+
+    def learn(self, found: Iterable[Process]) -> None:
+        """Take what descends from the guardian now. From any thread."""
+        self._found.put(tuple(found))
+        self._poke()
+
+    @property
+    def ends(self) -> tuple[RankExit | Vanished, ...]:
+        """How ranks ended so far; of a rank that was started again, the newest process counts. An end in order is none."""
+        return tuple(sorted(self._ends.values(), key=lambda end: end.at_ns))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped = True
+        self._poke()
+
+    def _poke(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        while not self._stopped:
+            ready = [fd for fd, _ in poller.poll()]
+            for fd in ready:
+                if fd != self._wake:
+                    self._ended(fd)
+                    poller.unregister(fd)
+                    os.close(fd)
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+                while not self._found.empty():
+                    for fd in self._new(self._found.get()):
+                        poller.register(fd, select.POLLIN)
+        for fd in (*self._alive, self._wake):
+            os.close(fd)
+
+    def _new(self, found: Sequence[Process]) -> Iterable[int]:
+        """Yield a pidfd of each process that is a rank and was not seen before."""
+        for process in found:
+            if process.key in self._seen:
+                continue
+            self._seen.add(process.key)
+            own = _environment(process.pid)
+            rank = _rank_of(own)
+            if rank is None or own == _environment(process.ppid):
+                continue
+            try:
+                fd = os.pidfd_open(process.pid)
+            except OSError:
+                continue
+            if _stat(process.pid)[_START : _START + 1] != [str(process.start_ticks)]:
+                os.close(fd)
+                continue
+            self._alive[fd] = rank, process.pid, process.start_ticks
+            self.pids[rank] = process.pid
+            self._ends.pop(rank, None)
+            yield fd
+
+    def _ended(self, fd: int) -> None:
+        at_ns = time.monotonic_ns()
+        rank, pid, start_ticks = self._alive.pop(fd)
+        fields = _stat(pid)
+        if len(fields) <= _STATUS or fields[_START] != str(start_ticks) or fields[_STATE] not in {"Z", "X"}:
+            self._ends[rank] = Vanished(rank, pid, at_ns)
+            return
+        status = int(fields[_STATUS])
+        if os.WIFSIGNALED(status):
+            self._ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
+        elif os.WEXITSTATUS(status):
+            self._ends[rank] = RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """Return what of a process's environment says which rank it is."""
+    try:
+        rows = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (row.decode("utf-8", "replace").partition("=") for row in rows)
+    return {name: value for name, _, value in pairs if name in _RANK}
+
+
+def _rank_of(environ: dict[str, str]) -> int | None:
+    """Return the rank that an environment tells, None where it tells none; without RANK that of one node is its number there."""
+    if "LOCAL_RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    alone = environ.get("NODE_RANK", "0") == "0"
+    rank = environ.get("RANK", environ["LOCAL_RANK"] if alone else "")
+    return int(rank) if rank.isascii() and rank.isdigit() else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on, none where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,106 @@
+"""The ends of ranks that a command started by itself, which are nobody's children of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.clock import Clock
+from supervisor.core.model import RankExit
+from supervisor.guardian import descent
+from supervisor.observe.collect import exits
+from supervisor.observe.rankends import RankEnds, Vanished
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.process
+#: A rank that forks a loader, which has its environment, and does as it is told by a line on stdin.
+RANK = """
+import os, sys
+end, held = os.pipe()
+if os.fork() == 0:
+    os.close(held)
+    os.read(end, 1)
+    os._exit(0)
+print(os.getpid(), flush=True)
+sys.exit(int(sys.stdin.readline()))
+"""
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    children = []
+
+    def start(rank: int) -> subprocess.Popen[str]:
+        environ = {**os.environ, "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        child = subprocess.Popen([sys.executable, "-c", RANK], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        assert child.stdout is not None
+        child.stdout.readline()
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def seen() -> Iterator[RankEnds]:
+    made = RankEnds()
+    yield made
+    made.stop()
+
+
+def learned(seen: RankEnds, *pids: int) -> None:
+    """Have it learn of these, and of what is below this process."""
+    seen.learn(descent.below(os.getpid(), descent.snapshot()))
+    wait_for(lambda: set(pids) <= set(seen.pids.values()), "the ranks to be known", 10)
+
+
+def test_a_rank_that_is_killed_and_not_reaped_tells_the_signal_and_its_loaders_are_no_ranks(
+    seen: RankEnds, started: Callable[[int], subprocess.Popen[str]]
+) -> None:
+    one, two = started(0), started(1)
+    learned(seen, one.pid, two.pid)
+    assert seen.pids == {0: one.pid, 1: two.pid}
+    os.kill(two.pid, signal.SIGKILL)
+    wait_for(lambda: bool(seen.ends), "its end", 10)
+    (end,) = seen.ends
+    assert isinstance(end, RankExit)
+    assert (end.rank, end.pid, end.signal) == (1, two.pid, signal.SIGKILL)
+
+
+def test_an_end_in_order_is_none_a_code_is_told_and_a_rank_that_is_started_again_lives(
+    seen: RankEnds, started: Callable[[int], subprocess.Popen[str]]
+) -> None:
+    one, two = started(0), started(1)
+    learned(seen, one.pid, two.pid)
+    for child, code in ((one, "0\n"), (two, "3\n")):
+        assert child.stdin is not None
+        child.stdin.write(code)
+        child.stdin.flush()
+    wait_for(lambda: bool(seen.ends), "its end", 10)
+    assert [(end.rank, getattr(end, "code", None)) for end in seen.ends] == [(1, 3)]
+    again = started(1)
+    learned(seen, again.pid)
+    assert seen.ends == ()
+
+
+def test_who_is_killed_before_the_others_fail_failed_first_and_who_goes_after_them_was_ended() -> None:
+    command = RankExit(0, 70, 30, code=1)
+    told = exits([command], Clock.start(), 5.0, [RankExit(1, 71, 10, signal=9), Vanished(2, 72, 40)], {1: 71, 2: 72})
+    assert [(fact.source, fact.name, fact.text, fact.rank) for fact in told] == [("exit", "signal", "9", 1), ("exit", "exit_code", "1", 0)]
+    told = exits([command], Clock.start(), 5.0, [Vanished(1, 71, 10)], {0: 69, 1: 71})
+    assert [(fact.source, fact.name, fact.rank) for fact in told] == [
+        ("exit", "vanished", 1),
+        ("launcher", "exit_code", None),
+        ("launcher", "who", None),
+    ]

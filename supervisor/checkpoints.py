@@ -585,9 +585,15 @@ class JobCheckpoints:
         return Verification(path, identity, Verdict.WRITING, "another node reads it")
 
     def _adopt(self, path: str, identity: Identity) -> Manifest | None:
-        """Take over what another node recorded of a checkpoint."""
+        """Take over what another node recorded of a checkpoint, as of this node's run: each node counts runs and attempts for itself."""
         found = self._neighbours.recorded(path, identity) if self.several_nodes else None
-        return found if found is not None and self._manifests.put(found) else None
+        own = None if found is None else self._of_this_node(found)
+        return own if own is not None and self._manifests.put(own) else None
+
+    def _of_this_node(self, made: Manifest) -> Manifest:
+        """Write down the lineage of a checkpoint, as this node knows it."""
+        lineage = self._order.lineage_of(made.path, made.identity, made.saved_ns)
+        return replace(made, about=replace(made.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt))
 
     def _made_in(self, found: Verification) -> int:
         """Return the attempt of this run that saved a checkpoint; 0 where none did."""
@@ -616,10 +622,7 @@ class JobCheckpoints:
             return adopted
         try:
             part_bytes = self._job.settings.checkpoints.part_mib << 20
-            manifest = proof.build(found, About(self._job.name), reading=reading, part_bytes=part_bytes)
-            lineage = self._order.lineage_of(found.path, found.identity, manifest.saved_ns)
-            about = replace(manifest.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt)
-            manifest = replace(manifest, about=about)
+            manifest = self._of_this_node(proof.build(found, About(self._job.name), reading=reading, part_bytes=part_bytes))
         except (proof.Changed, Interrupted, OSError):
             return None  # it is looked at anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest

@@ -84,6 +84,21 @@ def test_one_node_reads_and_the_others_take_what_it_recorded(tmp_path: Path, rea
         node.watcher.stop()
 
 
+def test_what_is_taken_is_put_in_the_order_of_this_nodes_own_runs(tmp_path: Path) -> None:
+    """Rank 0 may move to this node from one that began later: what is saved here then must be the newer one."""
+    second, first = Node(tmp_path, "a", has_rank_0=False), Node(tmp_path, "b", has_rank_0=True)
+    for node, attempt in ((second, 1), (first, 4)):
+        node.checkpoints.select(1.0, 0)
+        node.checkpoints.began(attempt)
+    torch.save({"step": 200, "w": torch.ones(64)}, tmp_path / "here" / "step_200.pt")
+    for node in (first, second):
+        node.watcher.start()
+        assert node.watcher.finish(20.0)
+    (adopted,) = second.checkpoints._manifests.all()  # noqa: SLF001 -- what is recorded
+    assert (adopted.about.run, adopted.about.attempt) == ("run-a", 1)
+    assert second.checkpoints._order.lineage_of(adopted.path, adopted.identity, 0).run == "run-a"  # noqa: SLF001 -- as above
+
+
 def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Path) -> None:
     first, second = Node(tmp_path, "a", has_rank_0=True), Node(tmp_path, "b", has_rank_0=False)
     path = tmp_path / "here" / "step_7.pt"

@@ -223,7 +223,7 @@ class Lines:
         if match := _FOREIGN.match(text):
             month, day = match["mon"] or match["month"], match["d"] or match["day"]
             t = self._of_month(int(month), day, match["clock"] or match["time"], match["y"], None) if month else None
-            return replace(head, text=text[match.end() :], t=t, sure=head.sure or match["dmesg"] is not None, dated=True)
+            return replace(head, text=text[match.end() :], t=t, sure=head.sure or match["y"] is not None, dated=True)
         return head
 
     def _time(self, text: str) -> tuple[str, float | None, bool]:

@@ -65,8 +65,9 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
         return _first(state, event)
     if event.t - stop.t < BURST_S:
         return state, ()
-    if stop.crashed and state.ended:  # all that is waited for is who says why
-        return lifecycle.finish_stopped(replace(state, evidence=state.evidence or ()))
+    if state.ended and (stop.crashed or stop.searches):  # all that is waited for is who says why, or what was saved
+        stop = replace(stop, searches=True, searched=True)
+        return lifecycle.finish_stopped(replace(state, evidence=state.evidence or (), stop=stop))
     if event.signum == SIGTERM and stop.signum in NOTICES and stop.count == 1 and not stop.announced:
         state = replace(state, stop=replace(stop, t=event.t, announced=True))
         return _in_time(replace(state, token=state.token + 1), event, SIGTERM) if stop.waits else (state, ())

@@ -47,6 +47,7 @@ class RankEnds:
         """Start the thread. Raises RuntimeError where none can be had."""
         self._found: queue.SimpleQueue[Sequence[Process]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._open = threading.Lock()
         self._stopped = False
         self._seen: set[tuple[int, int]] = set()
         self._alive: dict[int, tuple[int, int, int]] = {}  # rank, pid and start time by pidfd
@@ -74,8 +75,9 @@ class RankEnds:
         self._poke()
 
     def _poke(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        with self._open:
+            if self._wake >= 0:  # its number may be another file's once it is closed
+                os.eventfd_write(self._wake, 1)
 
     def _watch(self) -> None:
         poller = select.poll()
@@ -93,7 +95,9 @@ class RankEnds:
                 while not self._found.empty():
                     for fd in self._new(self._found.get()):
                         poller.register(fd, select.POLLIN)
-        for fd in (*self._alive, self._wake):
+        with self._open:
+            wake, self._wake = self._wake, -1
+        for fd in (*self._alive, wake):
             os.close(fd)
 
     def _new(self, found: Sequence[Process]) -> Iterable[int]:

@@ -117,8 +117,9 @@ class Sampler:
         """
         paths = loads(self._directory) if self._directory else []
         units = [unit_of(path) for path in paths]
-        if self._resume is not None and self._resume.path in {*paths, *units}:
-            return self._resume.path, None
+        handed = self._resume.path if self._resume is not None else ""
+        if handed and (handed in {*paths, *units} or any(path.startswith(handed + "/") for path in paths)):
+            return handed, None
         ours = [unit for unit in units if self._is_ours(unit)]
         others = [unit for unit in units if unit not in ours]
         return ours[-1] if ours else None, others[-1] if others else None

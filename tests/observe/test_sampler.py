@@ -31,6 +31,7 @@ OF_20, OF_10 = "/run/checkpoint-20/rng_state.pth", "/run/checkpoint-10/rng_state
         (CheckpointRef(OF_20, 20, "structure"), [OF_20], OF_20),
         (None, ["/run/last.pt"], "/run/last.pt"),
         (HANDED, [], None),
+        (CheckpointRef("/run/best", 20, "structure"), ["/run/best/model.pt"], "/run/best"),
     ],
     ids=[
         "a file of the one handed over",
@@ -40,6 +41,7 @@ OF_20, OF_10 = "/run/checkpoint-20/rng_state.pth", "/run/checkpoint-10/rng_state
         "the file is handed over",
         "a file",
         "none",
+        "a file of a directory without a step in its name",
     ],
 )
 def test_a_file_of_a_checkpoint_names_the_checkpoint(

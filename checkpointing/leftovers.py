@@ -33,13 +33,16 @@ def tag() -> str:
 
 def now_s(directory: str) -> float:
     """Give the time by the clock of the file system that holds a directory. Raises OSError where nothing can be made there."""
-    probe = f"{directory}/.supervise-now-{tag()}{secrets.token_hex(6)}"
-    fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError:  # NFS and FUSE know no files without a name
+        probe = f"{directory}/.supervise-now-{tag()}{secrets.token_hex(6)}"
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.unlink(probe)  # noqa: PTH108 -- as above
     try:
         return os.fstat(fd).st_mtime
     finally:
         os.close(fd)
-        os.unlink(probe)  # noqa: PTH108 -- as above
 
 
 def is_old(path: str, node: str, now: float) -> bool:

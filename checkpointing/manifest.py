@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import digest, durable
-from checkpointing.model import Identity, Lineage, NonFinite
+from checkpointing.model import Identity, Lineage, NonFinite, nan_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +98,11 @@ class Manifest:
     def n_bytes(self) -> int:
         """The sum of the files' sizes."""
         return sum(file.n_bytes for file in self.files)
+
+    @property
+    def has_lost_weights(self) -> bool:
+        """Whether weights hold NaN that an earlier save of the run held finite: the last finite one must stay then."""
+        return bool(nan_weights(one for one in self.non_finite if one.was_finite))
 
     @property
     def id(self) -> str:

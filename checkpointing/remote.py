@@ -148,7 +148,14 @@ def may_go(kept: Iterable[Kept], policy: retain.Policy, made: str | None = None)
         if generation < number or (generation, its_run) == (number, run):
             counted[one.place.key] = one
     own_order = Generations(one.manifest for one in counted.values())
-    held = [retain.Held(key, own_order.age(one.manifest, key), Verdict.VERIFIED, one.manifest.n_bytes) for key, one in counted.items()]
+    # where the weights turned to NaN, the last finite one is what a resume will take
+    finite = (
+        next((key for key, one in counted.items() if not one.manifest.has_lost_weights), None) if own.manifest.has_lost_weights else None
+    )
+    held = [
+        retain.Held(key, own_order.age(one.manifest, key), Verdict.VERIFIED, one.manifest.n_bytes, in_use=key == finite)
+        for key, one in counted.items()
+    ]
     return [counted[one.name] for one in retain.may_go(held, policy, made)]
 
 

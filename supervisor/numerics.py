@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from checkpointing.model import MOST_NON_FINITE, nan_weights, note_of
+from checkpointing.model import MOST_NON_FINITE, note_of
 from supervisor.places import pattern_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def turned(made: Manifest) -> tuple[NonFinite, ...]:
 
 def lost_weights(made: Manifest) -> bool:
     """Say whether weights turned NaN: a copy of it is of no use, and the last finite one must stay."""
-    return bool(nan_weights(turned(made)))
+    return made.has_lost_weights
 
 
 def report(made: Manifest) -> str:

@@ -13,7 +13,7 @@ from checkpointing import ordering, proof, remote, retain
 from checkpointing.catalog import find
 from checkpointing.lineage import Lineages
 from checkpointing.manifest import About, File, Manifest, Manifests
-from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Identity, Lineage
+from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Identity, Lineage, NonFinite
 from checkpointing.ordering import Generations, Order, RollBack
 from checkpointing.remote import Kept, Place
 from checkpointing.select import newest
@@ -80,6 +80,16 @@ def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it
     assert gone(*a[1:], made(1, "b", 305, (300, 1)), first, second, arrived=second) == [99_000, 100_000, 1]
     late = made(7, "a", 330, (100, 2))  # what a run that is over had left in the spool
     assert gone(*a, late, first, second, arrived=late) == [98_000, 99_000]
+
+
+def test_the_last_finite_one_stays_in_a_mirror_while_the_newest_hold_nan() -> None:
+    backend: Backend = None  # type: ignore[assignment] -- nothing is asked of it
+    lost = (NonFinite("model.w", "NaN", 0, was_finite=True, finite_step=200),)
+    finite = [made(step, "a", 100 + step, (100, 1)) for step in (100, 200)]
+    turned = [replace(made(step, "a", 100 + step, (100, 1)), non_finite=lost) for step in (300, 400, 500, 600)]
+    rows = [kept(one, backend) for one in (*finite, *turned)]
+    gone = remote.may_go(rows, retain.Policy(2), remote.key_of(turned[-1]))
+    assert [one.manifest.step for one in gone] == [100, 300, 400]
 
 
 def save(path: Path, step: int, at_s: float) -> None:

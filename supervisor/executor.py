@@ -7,6 +7,7 @@ the current attempt's bookkeeping; decides nothing. What is done about the node 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -17,6 +18,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from checkpointing.model import CheckpointingError
 from supervisor import nodeagreement
 from supervisor.core import actions as act
 from supervisor.core.gathering import began_text
@@ -348,6 +350,7 @@ class Executor:
 
         def work() -> None:
             self._gone.wait(action.deadline_s)
+            self._distrust()
             deaths = self._loop.state.deaths
             launcher = Launcher(lambda: self._tails(action), lambda: session.facts if session else ())
             sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
@@ -357,6 +360,16 @@ class Executor:
             self._loop.call_soon(lambda: self._collected(action, found, beats, session))
 
         self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
+
+    def _distrust(self) -> None:
+        """Fence what was saved while nodes trained from different states, before the run can end. In a thread of the collection's.
+
+        What could not be looked at is looked at by the next agreement, which says so.
+        """
+        since_t = self._loop.state.mixed_from_t
+        if since_t is not None:
+            with contextlib.suppress(CheckpointingError, OSError):
+                self._workshop.checkpoints.distrust(since_t)
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""

@@ -132,7 +132,8 @@ def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, 
     """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count."""
     step = chosen.step
     if step is not None and step > state.saved_mark:
-        past = (f.attempt < state.attempt and (f.step is None or f.step <= step) for f in state.failures)
+        last = state.attempt - state.gathers  # of several nodes the number is the next attempt's already
+        past = (f.attempt < last and (f.step is None or f.step <= step) for f in state.failures)
         failures = (
             replace(f, progressed_since=True, passed_since=True) if over else f for f, over in zip(state.failures, past, strict=True)
         )

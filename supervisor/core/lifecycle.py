@@ -196,7 +196,10 @@ def _past(failure: Failure, step: int, passed: int) -> Failure:
 
 
 def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
-    """A verified checkpoint beyond the run's high-water mark is progress: it clears the budget."""
+    """A verified checkpoint beyond the run's high-water mark is progress: it clears the budget.
+
+    One that is verified between two attempts counts when it is chosen (beginning.py): then it is known which failures came before it.
+    """
     found, newest = event.checkpoint, state.newest
     state = planning.with_verified(state, found)
     told: tuple[Action, ...] = ()
@@ -205,8 +208,11 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
     if newest is not None and found.step is not None and newest.step is not None and found.step <= newest.step:
         return state, told
     mark = max(state.saved_mark, state.high_water or 0)
-    state = changed(state, newest=found, saved_mark=max(state.saved_mark, found.step or 0))
-    if found.step is not None and found.step > mark and state.stage is Stage.RUNNING:
+    state = changed(state, newest=found)
+    if state.stage is not Stage.RUNNING:
+        return state, told
+    state = changed(state, saved_mark=max(state.saved_mark, found.step or 0))
+    if found.step is not None and found.step > mark:
         state = changed(state, failures=_refilled(state.failures, found.step + 1, found.step + 1))
     return state, told
 

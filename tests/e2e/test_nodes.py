@@ -168,26 +168,6 @@ def test_a_script_that_loads_another_step_on_one_node_is_ended_and_nothing_that_
 
 
 @pytest.mark.slow
-def test_a_node_that_returns_resumes_from_what_the_others_have_though_what_it_knew_was_pruned(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
-    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=1500", nnodes="2:3", options=["--keep", "1"])
-    nodes.pids()
-    nodes.reached(0, EVERY + 5)
-    *others, lost = nodes.runs
-    lost.process.kill()
-    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to go on", 120)
-    known = nodes.steps()[-1]
-    wait_for(lambda: nodes.steps() and nodes.steps()[0] > known, "what the lost node knew to be pruned", 120)
-    again = nodes.start(2)
-    wait_for(lambda: again.attempts() >= 2, "the node to be admitted", 120)
-    assert [run.exit_code(200) for run in (*others, again)] == [0] * NODES
-    chosen = [selections(run)[-1]["chosen"]["step"] for run in (*others, again)]
-    assert len(set(chosen)) == 1
-    assert chosen[0] > known
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_whichever_rank_is_killed_during_a_save_all_nodes_resume_from_one_checkpoint_and_the_model_is_the_uninterrupted_one(
     supervise: Callable[..., Supervised], tmp_path: Path

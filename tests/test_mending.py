@@ -116,10 +116,13 @@ def ground(tmp_path: Path) -> Ground:
 
 
 class Config:
-    """What a script may save beside its tensors."""
+    """What a script may save beside its tensors; to load it, it is called, as an enum's member is."""
+
+    def __reduce__(self) -> tuple[type[Config], tuple[()]]:  # noqa: D105 (its class says it)
+        return Config, ()
 
 
-def test_an_object_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one_in_any_other(ground: Ground) -> None:
+def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one_in_any_other(ground: Ground) -> None:
     told = [str(ground.here / "ckpt.pt")]
     path = ground.rank.saves("ckpt.pt", 10, asked=told)
     ground.rank.number += 1

@@ -315,6 +315,11 @@ def judge(module: str, name: str) -> Judgement:
     return Judgement.KNOWN if root in _KNOWN_PACKAGES else Judgement.UNKNOWN
 
 
+def is_plain_unknown(module: str, name: str) -> bool:
+    """Say whether a global is a name that is not ours to know and reaches nothing through another: a training script's own class."""
+    return "." not in name and judge(module, name) is Judgement.UNKNOWN
+
+
 def is_method(module: str, name: str) -> bool:
     """Say whether a global is a method of a class of a known package: `Class.method`."""
     parts = [part.lstrip("_") for part in name.split(".")]

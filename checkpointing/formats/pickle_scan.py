@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats.pickle_danger import Judgement, is_method, judge, may_be_called
+from checkpointing.formats.pickle_danger import Judgement, is_method, is_plain_unknown, judge, may_be_called
 from checkpointing.formats.pickle_facts import Number, Scan, Storage
 from checkpointing.model import MOST_NAME
 
@@ -175,8 +175,15 @@ class _Machine:
 
     def list_call(self, function: _Global, arguments: object) -> None:
         """Hold a call against the list, and every function among its arguments too: what is called may call these."""
-        given = arguments if isinstance(arguments, tuple) else ()
-        for one in (function, *given) if function.name not in _HOLDERS else (function,):
+        self.list_functions((function,))
+        if function.name not in _HOLDERS:
+            self.list_functions(arguments)
+        if isinstance(arguments, tuple) and len(arguments) > 1 and function.name in _ONE_ARGUMENT:
+            self.danger(f"{function.name.replace(' ', '.')} of several")
+
+    def list_functions(self, given: object) -> None:
+        """Note those of `given` that are not on the list of what may be called."""
+        for one in given if isinstance(given, tuple) else ():
             if not isinstance(one, _Global) or one.name in _GETATTR:
                 continue
             module, _, name = one.name.partition(" ")
@@ -184,8 +191,6 @@ class _Machine:
                 self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
             elif len(self.unlisted) < _MOST_NAMES and not may_be_called(module, name):
                 self.unlisted[f"{module}.{name}"[:_LONGEST_TEXT]] = None
-        if len(given) > 1 and function.name in _ONE_ARGUMENT:
-            self.danger(f"{function.name.replace(' ', '.')} of several")
 
     def view(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
         """Note which elements of a storage a tensor uses: (storage, offset, sizes, strides, …); v3 has the dtype behind two more."""
@@ -237,9 +242,21 @@ class _Machine:
         arguments, function = self.stack.pop(), self.stack.pop()
         self.stack.append(self.called(function, arguments))
 
+    def new(self) -> None:
+        """NEWOBJ: `cls.__new__(cls, *arguments)`. A function has no such method of its own, and nothing of the class runs but that.
+
+        So an object of a class that nobody here knows (`__main__.Config`) calls nothing that its name does not: it is noted with it.
+        """
+        arguments, made = self.stack.pop(), self.stack.pop()
+        if isinstance(made, _Global) and is_plain_unknown(*made.name.partition(" ")[::2]):
+            self.list_functions(arguments)
+            self.stack.append(self.made_of(arguments))
+        else:
+            self.stack.append(self.called(made, arguments))
+
     def new_with_keywords(self) -> None:
         self.stack.pop()
-        self.reduce()
+        self.new()
 
     def instance(self, dotted: str) -> None:
         """INST: the class stands in the opcode, its arguments behind a mark."""
@@ -429,7 +446,8 @@ _TABLE: Final[dict[str, Callable[[_Machine, Any], None]]] = {
     "SETITEMS": lambda machine, _arg: machine.set_items(),
     "APPEND": lambda machine, _arg: machine.append(),
     **dict.fromkeys(("APPENDS", "ADDITEMS"), lambda machine, _arg: machine.append_to_mark()),
-    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _arg: machine.reduce()),
+    "REDUCE": lambda machine, _arg: machine.reduce(),
+    "NEWOBJ": lambda machine, _arg: machine.new(),
     "NEWOBJ_EX": lambda machine, _arg: machine.new_with_keywords(),
     "BUILD": lambda machine, _arg: machine.build(),
     "BINPERSID": lambda machine, _arg: machine.persistent(),

@@ -167,7 +167,18 @@ GADGETS = (
 @pytest.mark.parametrize(("module", "name"), GADGETS)
 def test_a_call_that_is_not_listed_is_told(module: str, name: str, opcode: bytes) -> None:
     found = pickle_scan.scan(calling(module, name, opcode))
-    assert found.unlisted == (f"{module}.{name}",)
+    expected = () if (module, opcode) == ("somebody", b"\x81") else (f"{module}.{name}",)
+    assert found.unlisted == expected
+
+
+def test_an_object_of_a_class_that_nobody_knows_is_made_without_a_call_of_it() -> None:
+    made = pickle_scan.scan(calling("__main__", "Config", b"\x81"))
+    assert (made.dangers, made.unlisted, made.unknown) == ((), (), ("__main__.Config",))
+    reaches = pickle_scan.scan(calling("__main__", "Config.make", b"\x81"))
+    assert reaches.unlisted == ("__main__.Config.make",)
+    text = Named("torch.cuda.tunable", "read_file").text
+    holds = pickle_scan.scan(b"\x80\x02}X\x01\x00\x00\x00ac__main__\nConfig\n" + text + b"\x85\x81s.")
+    assert holds.unlisted == ("torch.cuda.tunable.read_file",), "the class may call what it is given"
 
 
 @pytest.mark.parametrize(

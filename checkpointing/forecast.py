@@ -72,7 +72,7 @@ def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forec
         return Forecast(directory, Room.SHORT, save_bytes, 0, free, "no more files fit: the disk has no inodes left")
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if largest != resource.RLIM_INFINITY and largest < save_bytes:
-        return Forecast(directory, Room.SHORT, save_bytes, 0, free, "files may not be that large")
+        return Forecast(directory, Room.SHORT, save_bytes, 0, free, "the limit on the size of a file (ulimit -f) is less than one save")
     if free < saves * save_bytes:
         return Forecast(directory, Room.SHORT, save_bytes, free // save_bytes, free, reason.format(free=f"{free / 1e9:.3g} GB"))
     return Forecast(directory, Room.ENOUGH, save_bytes, saves, free)

@@ -146,7 +146,7 @@ class Mirror:
         for old in self._spool.drop_waiting(self._most, self._urls):  # pins hold the space of what the job has removed: the disk would fill
             trouble = next((lane.trouble for lane in self._lanes if lane.trouble is not None), None)
             why, hint = trouble or ("the uploads are slower than the saves", "raise bandwidth_mib_s, or save less often")
-            message = f"{old.path} was not mirrored, newer ones wait already: {why}"
+            message = f"{old.path} is dropped from the mirror's queue, because newer checkpoints wait: {why}"
             self.tell("alert", what="dropped", mirror="", message=message, hint=hint, path=old.path, id=old.id)
 
     def _hurry(self) -> None:

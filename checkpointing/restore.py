@@ -84,7 +84,7 @@ def available(
     others: set[str] = set()
     failures: list[BackendError] = []
     for backend in backends:
-        patience = watch.patience(f"what {backend.url} holds of {job}")
+        patience = watch.patience(f"the list of checkpoints of job {job} in {backend.url}")
         try:
             found, damaged, of_others = patience.run(partial(_held, backend, job, patience))
             kept += found

@@ -316,8 +316,8 @@ def _lower_and_later(chosen: Verification, key: Age, queue: list[_Row]) -> tuple
     if passed is None or key.is_rolled_back:
         return ()
     other = passed[1].name if isinstance(passed[1], Spare) else passed[1].path
-    where = "in this run" if passed[0].lineage.run == key.run else "by a later run"
-    return (f"{chosen.path} (step {key.step}) is taken: it was written after {other} (step {passed[0].step}) {where}",)
+    when = "it was saved later in the same run" if passed[0].lineage.run == key.run else "a later run saved it"
+    return (f"{chosen.path} (step {key.step}) is newer than {other} (step {passed[0].step}): {when}",)
 
 
 def _holds(path: str, manifest: Manifest) -> bool:

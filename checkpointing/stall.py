@@ -107,9 +107,9 @@ class Patience:
             now = time.monotonic()
             still_s = now - self._moved_at
             if still_s > self._stall_s:
-                message = f"{self._what}: nothing came for {still_s:.0f} s"
-                self._say(f"given up: {message}")
+                message = f"{self._what}: no data for {still_s:.0f} s"
+                self._say(f"gave up: {message}")
                 raise Stalled(message, hint="see whether the mirror answers, and start again")
             if still_s >= _SAY_EVERY_S and now - said_at >= _SAY_EVERY_S:
                 said_at = now
-                self._say(f"waiting for {self._what}: nothing came for {still_s:.0f} s; given up after {self._stall_s:.0f} s")
+                self._say(f"waiting for {self._what}: no data for {still_s:.0f} s (gives up after {self._stall_s:.0f} s)")

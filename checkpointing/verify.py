@@ -111,7 +111,7 @@ def identity_of(path: str) -> Identity | None:
 def _conclude(path: str, identity: Identity, found: Examination, *, own: bool) -> Verification:
     if found.unlisted and not own and found.verdict is not Verdict.DANGEROUS:
         named = ", ".join(found.unlisted[:3])
-        why = f"loading it would call {named}, which is not listed, and this job was not seen to write it"
+        why = f"loading it would call {named}, which is not on the list of safe calls, and this job was not seen to write the file"
         found = replace(
             found, verdict=Verdict.DANGEROUS, reason=why, level="", also=tuple(one for one in (found.reason, *found.also) if one)
         )

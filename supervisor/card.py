@@ -135,10 +135,10 @@ def stopped_text(state: JobState) -> str:
     newest, policy = state.newest, state.policy
     reached = f"stopped at {_step(state.progress.step, relative=state.progress.relative)}"
     if newest is None:
-        return f"{reached}; no checkpoint of it was verified"
+        return f"{reached}; no checkpoint of this run was verified"
     known = f"{reached}; the newest verified checkpoint is {newest.path}" + ("" if newest.step is None else f" (step {newest.step})")
     resumes = policy.checkpoints_declared or policy.resumes_itself or state.ever_loaded
-    return f"{known}; the same command {'goes on from there' if resumes else 'begins as the script does by itself'}"
+    return f"{known}; the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}"
 
 
 def status_text(status: Status, address: str) -> str:

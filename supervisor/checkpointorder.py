@@ -57,7 +57,7 @@ class CheckpointOrder:
         gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.cut for w in before.writes(path))]
         for path in gone:
             self._lineages.abandon(path)
-        return tuple(f"{path} was removed before this run: our copy of it is not used: {newest[path].place}" for path in gone)
+        return tuple(f"{path} was removed before this run, so its kept copy is not used: {newest[path].place}" for path in gone)
 
     def attempt_begins(self, attempt: int) -> None:
         """Note that an attempt's ranks are started. Waits for no disk."""

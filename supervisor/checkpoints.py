@@ -103,7 +103,7 @@ class JobCheckpoints:
         self._in_use: frozenset[str] = frozenset()  # what the attempt was given
         self._stays: set[tuple[str, str]] = set()  # told already
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
-        self.not_finite: Callable[[int | None, str], None] | None = None  # told once when numbers turn to NaN or Inf: step, text
+        self.not_finite: Callable[[str], None] | None = None  # called once when numbers turn to NaN or Inf
         self.stumbled: Callable[[str], None] | None = None  # told once of each failure of the watcher itself
         self.several_nodes = False  # then ranks elsewhere write checkpoints too, which are not seen here
         self._attempt = 0
@@ -479,7 +479,7 @@ class JobCheckpoints:
             return ""
         place = pattern_of(found.path)
         others = [one for one in self.listing(candidates=True).candidates if one.path != found.path]
-        return "" if self._whole_places({place}, others) else "because its save was seen to end and nothing whole is beside it"
+        return "" if self._whole_places({place}, others) else "because its save ended, and no whole checkpoint lies beside it"
 
     def has_good(self) -> bool:
         """Say whether any checkpoint on this disk is proven whole. Nothing is fenced: ranks of other nodes may be writing."""
@@ -641,7 +641,7 @@ class JobCheckpoints:
         last = numerics.newest_of_run(earlier, self._job.run_id, pattern_of(made.path))
         made = replace(made, non_finite=numerics.compared(made.non_finite, last))
         if self.not_finite is not None and numerics.turned(made) and not (last is not None and numerics.turned(last)):
-            self.not_finite(made.step, numerics.report(made))
+            self.not_finite(numerics.report(made))
         return made
 
     def _compare_later(self, made: Manifest) -> None:
@@ -667,7 +667,9 @@ class JobCheckpoints:
         is_alone = all(other == path for other in self._recorded)
         if is_lost and is_alone and path not in self._unprotected and self.unprotected is not None:
             self._unprotected.add(path)
-            self.unprotected(f"a kill during the next save of {path} loses all: it is written in place and has no copy: {kept.reason}")
+            self.unprotected(
+                f"a kill during the next save of {path} would lose it: the file is written in place, and has no copy: {kept.reason}"
+            )
 
     def _is_in_place(self, path: str) -> bool:
         """Say whether a checkpoint, or what may turn out to be one, has a name that the next save will have too."""

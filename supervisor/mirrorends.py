@@ -127,7 +127,7 @@ def lines(job: Job, *, several_nodes: bool = False) -> list[str]:
     what = f"{patterns} and " if patterns else ""
     place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
     alone = (
-        [f"of {patterns}, what is saved by other means than torch, safetensors.torch or DCP is sent by the node of rank 0 alone"]
+        [f"only the node of rank 0 sends what matches {patterns} and is not saved through torch, safetensors.torch or DCP"]
         if several_nodes and patterns
         else []
     )

@@ -67,9 +67,15 @@ class MirrorNews:
             if stalled in self._troubled:
                 self.took({"ev": "recovered", "what": "stalled", "mirror": ""})
         elif not any(what in _HOLDS_UP for what, _ in self._troubled):
-            message = f"a verified checkpoint has waited for {seconds / 60:.0f} minutes, and no upload moves"
+            message = f"a verified checkpoint has waited for {seconds / 60:.0f} minutes to be uploaded, and no byte is sent"
             self.took(
-                {"ev": "alert", "what": "stalled", "mirror": "", "message": message, "hint": "see the events mirror.reported in the log"}
+                {
+                    "ev": "alert",
+                    "what": "stalled",
+                    "mirror": "",
+                    "message": message,
+                    "hint": "the events mirror.reported in supervise.log say more",
+                }
             )
 
     def _alert(self, kind: str, text: str) -> None:

@@ -102,7 +102,7 @@ def why(settings: Settings, job: str | None, incident: int | None) -> int:
 
 def _print_restored(history: History) -> None:
     if history.restored:
-        _print(f"the mirror gave, before the first attempt: {card.clean(history.restored)}")
+        _print(f"from the mirror, before the first attempt: {card.clean(history.restored)}")
 
 
 def _incidents(place: Place, history: History) -> Iterator[Incident]:

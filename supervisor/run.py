@@ -78,8 +78,8 @@ if TYPE_CHECKING:
 
 #: Told at the start: with --checkpoints nothing need be learned first, and nothing be guessed.
 _UNDECLARED = (
-    "no --checkpoints: {} is used once the script was seen to save a checkpoint and it was verified;"
-    " --checkpoints 'DIR/*.pt' says where they are"
+    "without --checkpoints, {} is used only after the script was seen to save a checkpoint and that was verified:"
+    " say where they are with --checkpoints 'DIR/*.pt'"
 )
 LEASE_REFRESH_S = 10.0
 #: How often what descends from the job is written down, for the case that we and the guardian are killed in one instant.
@@ -260,10 +260,8 @@ class _Run:
     def _disk_is_filling(self, text: str) -> None:
         self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
 
-    def _numbers_turned(self, step: int | None, text: str) -> None:
-        where = "" if step is None else f" at step {step}"
-        goes_on = f"the training goes on{where}"
-        self.loop.call_soon(lambda: self.narrator.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; {goes_on}")))
+    def _numbers_turned(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.narrator.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; the training goes on")))
 
     def _is_unprotected(self, text: str) -> None:
         self.loop.call_soon(lambda: self.narrator.alerted(Alert("no_copy", self.loop.state.attempt, text)))
@@ -484,7 +482,9 @@ class _Run:
             step = "" if last.step is None else f" of step {last.step}"
             self.terminal.say(f"the last checkpoint is verified: {last.path}{step}")
         elif not is_read and self.mirror is None:
-            self.terminal.say("what was saved last was not read to its end: see `supervise checkpoints verify`", "warning")
+            self.terminal.say(
+                "the last save was not verified before the deadline: check it with `supervise checkpoints verify PATH`", "warning"
+            )
 
     def _end(self, end: Finish) -> None:
         code = end.exit_code

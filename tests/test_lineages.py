@@ -235,7 +235,9 @@ def test_a_state_that_was_written_later_under_a_lower_step_is_taken_and_that_is_
     selected = node.stops(2)  # before the watcher saw them
     assert chosen(selected) == ("step_100.pt", 100)
     ckpt = node.here / "ckpt"
-    assert selected.notes == (f"{ckpt}/step_100.pt (step 100) is taken: it was written after {ckpt}/step_140.pt (step 140) in this run",)
+    assert selected.notes == (
+        f"{ckpt}/step_100.pt (step 100) is newer than {ckpt}/step_140.pt (step 140): it was saved later in the same run",
+    )
 
 
 def test_copies_follow_a_step_back_and_a_new_run(tmp_path: Path) -> None:
@@ -281,7 +283,9 @@ def test_where_no_copy_can_be_had_that_is_told_once_unless_a_save_replaces_it(tm
         node.look()
     path = node.here / "last.pt"
     (text,) = told
-    assert text.startswith(f"a kill during the next save of {path} loses all: it is written in place and has no copy: the disk would not")
+    assert text.startswith(
+        f"a kill during the next save of {path} would lose it: the file is written in place, and has no copy: the disk would not"
+    )
     monkeypatch.undo()
     node.save(3, "last.pt.new")
     os.replace(node.here / "last.pt.new", path)  # noqa: PTH105 -- as scripts do
@@ -304,7 +308,7 @@ def test_what_a_person_removed_to_begin_anew_is_not_brought_back_from_a_copy(tmp
     anew = node.run("run-b")
     assert anew.chosen is None
     assert anew.found == 0
-    assert "was removed before this run: our copy of it is not used" in anew.notes[0]
+    assert "was removed before this run, so its kept copy is not used" in anew.notes[0]
     node.attempt(1)
     node.save(10, "last.pt", cut=True)
     assert node.stops(1).chosen is None
@@ -383,7 +387,7 @@ def test_files_of_nobody_knows_when_stand_behind_those_of_a_run(tmp_path: Path, 
         shutil.rmtree(node.state / "checkpoints" / "manifests")
     selected = node.stops(1)
     assert chosen(selected)[1] == 50
-    assert "written after" in selected.notes[0]
+    assert "is newer than" in selected.notes[0]
 
 
 def test_latest_names_what_a_resume_takes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

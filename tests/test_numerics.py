@@ -24,8 +24,13 @@ class Saves:
 
     def __init__(self, ground: Ground) -> None:
         """Take note of what would be alerted."""
-        self.ground, self.said = ground, list[tuple[int | None, str]]()
-        ground.checkpoints.not_finite = lambda step, text: self.said.append((step, text))
+        self.ground, self.said = ground, list[str]()
+        ground.checkpoints.not_finite = self.said.append
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that were reported."""
+        return [int(text.removeprefix("the checkpoint of step ").partition(" ")[0]) for text in self.said]
 
     def save(self, step: int, weight: float = 1.0, name: str = "") -> Path:
         path = self.write(step, weight, name)
@@ -53,8 +58,8 @@ def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(ground:
     saves = Saves(ground)
     for step, weight in ((50, 1.0), (100, 2.0), (150, NAN), (200, NAN)):
         saves.save(step, weight)
-    ((step, text),) = saves.said
-    assert step == 150
+    (text,) = saves.said
+    assert saves.steps == [150]
     assert "model.weight is not finite: NaN at element 1" in text
     assert "the last finite one is of step 100" in text
     assert "alibi" not in text, "it was so from the first save on"
@@ -72,7 +77,7 @@ def test_a_roll_back_to_a_lower_step_that_is_finite_ends_it_and_the_next_time_is
     saves.save(100, 4.0)
     assert ground.checkpoints.numbers() == ""
     saves.save(150, NAN)
-    assert [step for step, _ in saves.said] == [200, 150]
+    assert saves.steps == [200, 150]
 
 
 def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_replaced_by_that(ground: Ground) -> None:
@@ -80,7 +85,7 @@ def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_repla
     saves.save(100, name="ckpt.pt")
     for step in (150, 200, 250):
         saves.save(step, NAN, name="ckpt.pt")
-    assert [step for step, _ in saves.said] == [150]
+    assert saves.steps == [150]
     assert [copy.manifest.step for copy in ground.checkpoints._copies.all()] == [100]  # noqa: SLF001  what lies there
     assert ground.mends() == {}, "NaN is no reason to move it"
     assert verify(str(ground.here / "ckpt.pt")).step == 250
@@ -94,7 +99,7 @@ def test_of_several_that_are_verified_the_newest_first_it_is_said_as_well(ground
     saves.watched(ground.here / "step_200.pt")
     assert saves.said == []
     saves.watched(ground.here / "step_100.pt")
-    assert [step for step, _ in saves.said] == [200]
+    assert saves.steps == [200]
     assert "the last finite one is of step 100" in ground.checkpoints.numbers()
 
 
@@ -118,7 +123,7 @@ def test_files_whose_saves_ended_stay_where_they_are_whatever_they_hold(ground: 
     told = path.stat()
     ground.rank.line(what="began", path=str(path), n=99, via="torch", was=None, file=False)
     ground.rank.line(what="ended", path=str(path), n=99, well=True, now=[told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns])
-    assert "left where it is, because its save was seen to end" in ground.mends()["ckpt.pt"]
+    assert "left where it is, because its save ended" in ground.mends()["ckpt.pt"]
     assert ground.moved() == []
 
 

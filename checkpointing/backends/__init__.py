@@ -196,7 +196,7 @@ def open_backend(url: str, options: S3Options = _DEFAULTS) -> Backend:
     """
     scheme, found, rest = url.partition("://")
     if has_keys(url):
-        message = f"cannot mirror: {scheme}://(not shown): there are keys in it, or no bucket's name"
+        message = f"cannot mirror: {scheme}://(not shown): the address holds keys, or names no bucket"
         raise CheckpointingError(message, hint="give --mirror s3://bucket/prefix; " + KEYS_HINT)
     if found and scheme == "s3" and rest.partition("/")[0]:
         from checkpointing.backends.s3 import S3Backend  # noqa: PLC0415 -- a second and 30 MiB, for those who mirror to S3

@@ -109,7 +109,7 @@ def no_torch() -> str:
         importlib.import_module("torch")
     except ModuleNotFoundError as e:
         if e.name == "torch":
-            return f"ModuleNotFoundError: No module named 'torch': install it there: {sys.executable} -m pip install torch"
+            return f"ModuleNotFoundError: No module named 'torch': install it with: {sys.executable} -m pip install torch"
         return f"{type(e).__name__}: {e}: torch cannot be imported by {sys.executable}"
     except Exception as e:  # noqa: BLE001  a torch that breaks on import breaks in any way it likes
         return f"{type(e).__name__}: {e}: torch cannot be imported by {sys.executable}"

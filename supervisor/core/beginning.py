@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Step = tuple[JobState, tuple[Action, ...]]
 
-TAKES = "hand it over as the script takes it (--resume-args '--resume {resume}'), or --resumes-itself where it finds its own"
+TAKES = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
 PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 
 
@@ -122,10 +122,10 @@ def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
     world = state.world_size
     reached = state.progress.step if state.progress.step is not None else state.suspect_until  # it died while it loaded the suspect
     if chosen.step is None or reached is None:
-        return (Say("info", f"goes on from {chosen.path}: what it costs is not known: the steps of the checkpoints are not"),)
+        return (Say("info", f"goes back to {chosen.path}: what that costs is not known, because the steps of the checkpoints are not"),)
     again = max(reached - chosen.step, 0)
     ranks = f" × {world} ranks = {again * world} rank-steps" if world else ""  # noqa: RUF001 (the sign)
-    return (Say("info", f"goes on from {chosen.path}: costs {again} steps{ranks}, done again from step {chosen.step}"),)
+    return (Say("info", f"goes back to {chosen.path}: costs {again} steps{ranks}, done again from step {chosen.step}"),)
 
 
 def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
@@ -187,8 +187,8 @@ def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | 
     """
     if state.steps_seen < 1 or resumption.is_shown(state):
         return None
-    told = f"attempt {state.attempt} ran {lasted:.0f} s and nothing shows that it went on from {handed.path}, which it was handed"
-    return Plan(PlanKind.STOP, f"{told}: another one would start from scratch too", TAKES, "beginning", 65)
+    told = f"attempt {state.attempt} ran {lasted:.0f} s, and nothing shows that it resumed from {handed.path}, which it was given"
+    return Plan(PlanKind.STOP, f"{told}: another attempt would start from scratch too", TAKES, "beginning", 65)
 
 
 def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:

@@ -111,7 +111,7 @@ def on_peer_fenced(state: JobState, event: PeerFenced) -> Step:
     """Another node's rank failed first, and that node decides; or it admits nodes, and so do we. Our ranks are being stopped."""
     if event.kind == "membership" and state.stage in {Stage.STARTING, Stage.RUNNING}:
         said = Say(
-            "info", f"node {event.node} lets waiting nodes join: attempt {state.attempt} is stopped and the next one starts with them"
+            "info", f"node {event.node} lets waiting nodes join: attempt {state.attempt} is stopped, and the next one starts with them"
         )
         token = state.token + 1
         return changed(state, stage=Stage.ADMITTING, token=token), (said, teardown_timer(state, token))
@@ -147,7 +147,7 @@ def _of_peer(event: PeerDecided) -> Verdict:
     """Return what failed on the node that decided, as that node saw it."""
     first, because = event.first, (Evidence("launcher", "peer", event.reason, node=event.first.node if event.first else ""),)
     if first is None:
-        told = f"another node's ranks ended, and nobody there can say why: {event.reason}"
+        told = f"the ranks of another node ended, and that node reported no cause: {event.reason}"
         return Verdict(Cause.UNKNOWN, 0.2, told, "peer", because=because)
     summary, failure = f"node {first.node}: {first.summary}", first.failure
     return Verdict(

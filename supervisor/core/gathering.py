@@ -60,7 +60,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         return state, ()
     if event.again:
         held = "; ".join(f"{node}: {text}" for node, text in event.held)
-        return state, (Say("warning", f"another node cannot load what this one resumes from, and leaves: {held}"[:600]),)
+        return state, (
+            Say("warning", f"another node cannot load the checkpoint that this node resumes from, and leaves the job: {held}"[:600]),
+        )
     if event.leaves:
         return _leave(changed(state, gathers=False), event)
     state = planning.with_poisoned(state, event.poison, None)

@@ -91,7 +91,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     actions: tuple[Action, ...] = (report,)
     lost = report.handed or (state.newest.path if state.newest is not None else "") or next((one.newest for one in state.unused), "")
     if report.began is Beginning.FROM_SCRATCH and lost:
-        actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, and {lost} is there"))
+        actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))
     if incident is not None:
         actions = (*actions, CloseIncident(incident.number, number, "resolved", state.progress.step))
     return state, actions

@@ -157,12 +157,12 @@ def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:
     for name in ladder(cause, situation.policy):
         strategy = resolve(name)
         if strategy is None:
-            passed.append(f"the plug-in {name} is not loaded: the next rung answers")
+            passed.append(f"the plug-in {name} is not loaded, so the next rung decides")
             continue
         try:
             plan = strategy.propose(situation)
         except PlugInError as error:
-            passed.append(f"the plug-in {name} failed, the next rung answers: {error}")
+            passed.append(f"the plug-in {name} failed, so the next rung decides: {error}")
             continue
         if plan is None:
             passed.append(strategy.lacks(situation))

@@ -26,8 +26,7 @@ def propose(situation: Situation) -> Plan | None:
     return Plan(
         kind=PlanKind.STOP,
         reason=f"{'this node' if driver else 'the set-up'} does not fit: {verdict.summary}",
-        next_rung=""
-        + ("use another node, or correct its driver" if driver else "give each rank a GPU of its own, equal versions on all nodes"),
+        next_rung="use another node, or correct its driver" if driver else "give each rank a GPU of its own, equal versions on all nodes",
         strategy=NAME,
         exit_code=69 if driver else 78,
     )

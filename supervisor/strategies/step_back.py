@@ -30,7 +30,7 @@ def propose(situation: Situation) -> Plan | None:
         return None
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"{suspect.path} is not used again in this run: back to the newest good one that is left",
+        reason=f"{suspect.path} is not used again in this run: back to the newest good checkpoint that remains",
         next_rung="",
         strategy=NAME,
         poison=(suspect.path,),

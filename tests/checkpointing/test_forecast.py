@@ -77,7 +77,7 @@ def test_a_limit_on_the_size_of_files_is_found(tmp_path: Path) -> None:
         told = forecast.forecast(str(tmp_path), 2 * MIB)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (told.room, told.fit, told.reason) == (Room.SHORT, 0, "files may not be that large")
+    assert (told.room, told.fit, told.reason) == (Room.SHORT, 0, "the limit on the size of a file (ulimit -f) is less than one save")
 
 
 def test_what_cannot_be_looked_at_is_unknown(tmp_path: Path) -> None:

@@ -116,9 +116,11 @@ def test_a_newer_state_under_a_lower_step_is_taken_and_said(ckpt: Path) -> None:
     selected = newest(listing, None, Cache(), order=Order(lineage_of))
     assert selected.chosen is not None
     assert selected.chosen.step == 100
-    assert selected.notes == (f"{ckpt}/step_100.pt (step 100) is taken: it was written after {ckpt}/step_140.pt (step 140) in this run",)
+    assert selected.notes == (
+        f"{ckpt}/step_100.pt (step 100) is newer than {ckpt}/step_140.pt (step 140): it was saved later in the same run",
+    )
     by_hand = newest(listing, None, Cache(), order=Order(lambda one: UNKNOWN_LINEAGE if one.mtime_ns < 150e9 else Lineage(2, "b", 1)))
-    assert by_hand.notes[0].endswith("(step 140) by a later run")
+    assert by_hand.notes[0].endswith("(step 140): a later run saved it")
 
 
 def test_what_was_given_up_is_taken_only_where_nothing_else_is(ckpt: Path) -> None:

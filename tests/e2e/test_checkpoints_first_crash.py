@@ -95,7 +95,7 @@ def test_a_switch_is_used_once_a_save_was_seen_though_no_place_is_declared(super
     script.write_text(SWITCHED)
     run = supervise(sys.executable, str(script), options=["--resumes-itself", "--resume-args", "--init_from=resume"])
     assert run.exit_code(deadline_s=60) == 0
-    assert "warning: no --checkpoints: --init_from=resume is used once" in run.stderr
+    assert "warning: without --checkpoints, --init_from=resume is used only after" in run.stderr
     assert run.stdout.splitlines() == ["began at 0", "began at 10"]
     assert "resumed at step 10 from" in run.stderr
 

@@ -95,7 +95,7 @@ def test_an_interpreter_without_torch_is_one_attempt_and_a_short_message(supervi
     run = supervise(str(bare / "bin" / "python"), "-m", "torch.distributed.run", "--nproc-per-node=1", "train.py")
     assert run.exit_code() == 1
     assert (run.attempts(), run.journal().count('"event":"LauncherExited"')) == (0, 1), "it never came as far as a rank"
-    assert "No module named 'torch': install it there: " in run.stderr
+    assert "No module named 'torch': install it with: " in run.stderr
     assert "-m pip install torch" in run.stderr
     assert max(map(len, run.stderr.splitlines())) < 400
     assert len(run.stderr.splitlines()) < 25

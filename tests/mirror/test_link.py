@@ -123,7 +123,7 @@ def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
     for seconds in (0.0, 599.0, 600.0, 700.0):
         news.waited(seconds)
     assert [kind for kind, _ in heard.alerts] == ["mirror_failing"]
-    assert "has waited for 10 minutes, and no upload moves" in heard.alerts[0][1]
+    assert "has waited for 10 minutes to be uploaded, and no byte is sent" in heard.alerts[0][1]
     news.waited(3.0)
     assert [kind for kind, _ in heard.alerts] == ["mirror_failing", "mirror_recovered"]
     news.took({"ev": "alert", "what": "away", "mirror": "s3://b", "message": "no answer"})

@@ -64,8 +64,8 @@ def test_what_stalls_is_said_and_given_up_for_the_next_mirror_and_then_for_an_ol
     done = restore.newest(mirrors, "job", watch=Watch(said.append, stall_s=0.5))
     assert done is not None
     assert (done.manifest.step, done.url) == (3, mirrors[1].url)
-    assert ["nothing came for" in why for _, why in done.passed_over] == [True, True, True]
-    assert [line.startswith("given up: ") for line in said] == [True, True, True]
+    assert ["no data for" in why for _, why in done.passed_over] == [True, True, True]
+    assert [line.startswith("gave up: ") for line in said] == [True, True, True]
 
 
 def test_a_mirror_of_which_all_stalls_is_not_asked_for_each_checkpoint(mirrors: list[Backend]) -> None:
@@ -79,7 +79,7 @@ def test_a_mirror_of_which_all_stalls_is_not_asked_for_each_checkpoint(mirrors: 
 @pytest.mark.s3
 def test_a_server_that_says_nothing_is_no_empty_mirror(place: Place) -> None:
     place.proxy.faults = [Fault(STALL, "^GET.*list-type", times=1000)]
-    with pytest.raises(restore.Unreachable, match="nothing came for"):
+    with pytest.raises(restore.Unreachable, match="no data for"):
         restore.newest([place.backend()], "job", watch=Watch(stall_s=0.5))
 
 

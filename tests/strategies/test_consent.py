@@ -91,9 +91,9 @@ def test_a_plug_in_is_found_where_it_was_imported() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        (f"{__name__}:break_it", "failed, the next rung answers: ValueError: "),
-        (f"{__name__}:answer_nonsense", "failed, the next rung answers: it returned a str, not a Plan"),
-        ("gone.away:strategy", "is not loaded: the next rung answers"),
+        (f"{__name__}:break_it", "failed, so the next rung decides: ValueError: "),
+        (f"{__name__}:answer_nonsense", "failed, so the next rung decides: it returned a str, not a Plan"),
+        ("gone.away:strategy", "is not loaded, so the next rung decides"),
     ],
 )
 def test_a_broken_plug_in_is_told_and_the_next_rung_answers(name: str, why: str) -> None:

@@ -64,13 +64,17 @@ class NoSpace(CheckpointingError):  # noqa: N818 -- an answer
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, from where, and why newer ones were not: (key, reason) each. `fetched_bytes` 0: it was there already."""
+    """What was restored, from where, and why newer ones were not: (key, reason) each. `fetched_bytes` 0: it was there already.
+
+    is_proven: every byte is what the manifest says; else it is another whole checkpoint that stood there.
+    """
 
     path: str
     manifest: Manifest
     url: str
     fetched_bytes: int
     passed_over: tuple[tuple[str, str], ...] = ()
+    is_proven: bool = True
 
 
 def available(
@@ -252,7 +256,7 @@ def _usable(target: str, one: Kept, passed: Sequence[tuple[str, str]]) -> Restor
         return None
     manifest = replace(one.manifest, step=found.step, within=found.within)
     why = (f"{one.backend.url}/{one.place.key}", f"another whole checkpoint is at {target}")
-    return Restored(target, manifest, one.backend.url, 0, (*passed, why))
+    return Restored(target, manifest, one.backend.url, 0, (*passed, why), is_proven=False)
 
 
 def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int], None], patience: Patience) -> int:

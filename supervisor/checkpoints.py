@@ -20,7 +20,7 @@ from checkpointing.catalog import Listing, find
 from checkpointing.common import Held, Proof, is_shared, reads
 from checkpointing.copies import Copies, Copy, Needed
 from checkpointing.fence import Fences
-from checkpointing.manifest import About, Manifests
+from checkpointing.manifest import About, Manifests, decode
 from checkpointing.model import CheckpointingError, Verdict, Verification, nan_weights
 from checkpointing.recall import Recall
 from checkpointing.select import LIMIT_S, Spare, held, newest
@@ -153,8 +153,11 @@ class JobCheckpoints:
 
     def is_ours(self, path: str) -> bool:
         """Return whether a path lies where this job's checkpoints are declared, or where it was seen to save. No file is looked at."""
+        return self._is_declared(path) or (self.learned is not None and self.learned.is_saved(path))
+
+    def _is_declared(self, path: str) -> bool:
         declared = (os.path.join(self._job.cwd, pattern) for pattern in self._job.settings.checkpoints.paths)  # noqa: PTH118 (patterns)
-        return any(fnmatchcase(path, pattern) for pattern in declared) or (self.learned is not None and self.learned.is_saved(path))
+        return any(fnmatchcase(path, pattern) for pattern in declared)
 
     def _begin(self) -> None:
         """Before anything is read: take the run down, and what the ranks of a supervisor that was killed wrote last."""
@@ -162,6 +165,7 @@ class JobCheckpoints:
             if self._has_begun:
                 return
             self._has_begun = True
+            self.note_before(find(self._job.settings.checkpoints.paths, str(self._job.cwd)))
             self._notes = self._order.begin_run(self._copies)
             left = sorted(self._job.scratch.glob("attempt-[0-9]*"))
             if self.learned is not None and left:
@@ -170,12 +174,15 @@ class JobCheckpoints:
     def is_own(self, path: str) -> bool:
         """Say whether this job wrote a checkpoint: its ranks here were seen to, or it is what was recorded of this job.
 
-        Where nothing is seen (learning is off) or ranks of other nodes write too, it is taken for this job's.
+        Not every save is seen: one by way of `io.BytesIO`, or in a process of its own, is not. So what came to a declared place since the
+        job began is this job's too. Where nothing is seen (learning is off) or ranks of other nodes write too, everything is.
         """
         if self.learned is None or self.several_nodes or self.learned.wrote(path):
             return True
-        recorded = self._manifests.get(path)
-        return recorded is not None and recorded.identity == identity_of(path)
+        identity, recorded = identity_of(path), self._manifests.get(path)
+        if identity is None or (recorded is not None and recorded.identity == identity):
+            return identity is not None
+        return self._is_declared(path) and not self._baseline.has(path, identity)
 
     def absorb(self) -> None:
         """Learn from what the ranks wrote since the last time."""
@@ -495,16 +502,21 @@ class JobCheckpoints:
         """Record what is declared and here before any rank starts."""
         self._baseline.take(listing.candidates)
 
-    def restored(self, path: str, began: int) -> None:
+    def restored(self, path: str, began: int, manifest: str = "") -> None:
         """Take a file that was restored from a mirror for a checkpoint: it was one before this disk forgot it.
 
-        `began`: when the run began that saved it; this one is a later one, whatever our clock says.
+        `began`: when the run began that saved it; this one is a later one, whatever our clock says. `manifest`: the mirror's, where every
+        byte was held against it; what was recorded of this job is recorded here again.
         """
         self._begin()
         self._order.restored(began)
         identity = identity_of(path)
         if identity is not None:
             self._baseline.add(path, identity)
+        if identity is not None and manifest:
+            known = decode(manifest.encode("ascii"))
+            if known.about.job == self._job.name:
+                self._manifests.put(replace(known, path=path, identity=identity))
         if self.learned is not None:
             self.learned.teach(path)
 

@@ -3,7 +3,8 @@
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
 the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "said", "text"} for people, and at the end one of
-{"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over"}, {"ev": "nothing"},
+{"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over", "manifest" (as text; "" where
+the file is another whole one that stood there)}, {"ev": "nothing"},
 {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (something else is there), elsewhere (the place is
 none of the job's), no_space, failed.
 """
@@ -49,6 +50,7 @@ class Answer:
     hint: str = ""
     passed_over: tuple[tuple[str, str], ...] = ()
     began: int = 0
+    manifest: str = ""
 
 
 def restore(job: Job, say: Callable[[str], None]) -> Answer:
@@ -107,7 +109,16 @@ def _without_a_word(code: int, errors: IO[bytes]) -> str:
 def _answer(row: dict[str, Any]) -> Answer:
     if row["ev"] == "restored":
         passed = tuple((str(what), str(why)) for what, why in row["passed_over"])
-        return Answer("restored", row["path"], row["step"], row["mirror"], row["bytes"], passed_over=passed, began=row["began"])
+        return Answer(
+            "restored",
+            row["path"],
+            row["step"],
+            row["mirror"],
+            row["bytes"],
+            passed_over=passed,
+            began=row["began"],
+            manifest=row["manifest"],
+        )
     return Answer("nothing") if row["ev"] == "nothing" else Answer(row["kind"], message=row["message"], hint=row["hint"])
 
 
@@ -115,6 +126,7 @@ def main() -> int:
     """Do what stdin says."""
     from checkpointing import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
     from checkpointing.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
+    from checkpointing.manifest import encode  # noqa: PLC0415 (as above)
     from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
     from checkpointing.stall import Watch  # noqa: PLC0415 (as above)
 
@@ -162,6 +174,7 @@ def main() -> int:
             mirror=done.url,
             bytes=done.fetched_bytes,
             passed_over=done.passed_over,
+            manifest=encode(done.manifest).decode("ascii") if done.is_proven else "",
         )
     return 0
 

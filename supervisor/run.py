@@ -366,7 +366,7 @@ class _Run:
         self.log.write(LogEvent.CHECKPOINT_RESTORED, **note.data)
         mirrorends.tell(brought, self.terminal.say)
         if answer.kind == "restored":
-            checkpoints.restored(answer.path, answer.began)
+            checkpoints.restored(answer.path, answer.began, answer.manifest)
 
     def _stay_alive(self) -> None:
         """What must recur before the loop runs: the lease of the lock, and a word to systemd."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import os
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,11 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from supervisor import mirrorends
+from checkpointing import proof
+from checkpointing.backends import open_backend
+from checkpointing.manifest import About, encode
+from checkpointing.spool import Spool
+from checkpointing.tree import Reading
+from checkpointing.upload import Means, upload
+from checkpointing.verify import verify
+from supervisor import mirrorends, restoring
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.core.model import RankInfo
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import Job
+from supervisor.learned import Learned
 from supervisor.restoring import Answer
 from supervisor.settings import Checkpoints, Settings
 
@@ -84,6 +95,50 @@ def test_what_one_run_could_not_send_is_new_to_the_next(tmp_path: Path, checkpoi
     saved(here / "step_3.pt", 3)
     third.restored(str(here / "step_3.pt"), 0)
     assert sent(third) == [], "it came from a mirror"
+
+
+class Mode(enum.Enum):
+    """What a script may save, and what is called to be loaded."""
+
+    WARM = 1
+
+
+def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
+    checkpoints.learned = Learned(tmp_path / "state", "run-1")
+    planted, later = tmp_path / "here" / "step_1.pt", tmp_path / "here" / "step_2.pt"
+    torch.save({"step": 1, "mode": Mode.WARM}, planted)
+    assert [why for path, why in checkpoints.select(1.0, 1).fenced if path == str(planted)], "it lay there before"
+    torch.save({"step": 2, "mode": Mode.WARM}, later)  # no hook saw it
+    torch.save({"step": 2, "mode": Mode.WARM}, tmp_path / "other.pt")
+    chosen = checkpoints.select(2.0, 2).chosen
+    assert chosen is not None
+    assert chosen.path == str(later)
+    assert not checkpoints.is_own(str(tmp_path / "other.pt"))
+    again = JobCheckpoints(checkpoints._job)  # noqa: SLF001 -- a takeover
+    again.learned = Learned(tmp_path / "state", "run-1")
+    chosen = again.select(3.0, 2).chosen
+    assert chosen is not None
+    assert chosen.path == str(later)
+
+
+@pytest.mark.parametrize(("job", "usable"), [("train", True), ("another", False)])
+def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: JobCheckpoints, job: str, *, usable: bool) -> None:
+    path = tmp_path / "here" / "step_1.pt"
+    torch.save({"step": 1, "mode": Mode.WARM}, path)
+    mirror = str(tmp_path / "mirror")
+    (tmp_path / "mirror").mkdir()
+    manifest = proof.build(verify(str(path), own=True), About(job, "run-0"), reading=Reading())
+    with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(path), 1, encode(manifest))
+        upload(open_backend(mirror), entry, spool.log(entry, mirror), Means())
+    path.unlink()
+    settings = replace(checkpoints._job.settings, checkpoints=Checkpoints(paths=("*.pt",), mirror=(mirror,), restore_from=job))  # noqa: SLF001 -- the same job
+    here = JobCheckpoints(replace(checkpoints._job, settings=settings, environ=dict(os.environ)))  # noqa: SLF001 -- as above
+    here.learned = Learned(tmp_path / "state", "run-1")
+    answer = restoring.restore(here._job, lambda _text: None)  # noqa: SLF001 -- as above
+    assert answer.kind == "restored", answer
+    here.restored(answer.path, answer.began, answer.manifest)
+    assert (here.select(1.0, 1).chosen is not None) == usable
 
 
 @pytest.mark.parametrize(

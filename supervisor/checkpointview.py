@@ -58,7 +58,8 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
     """Print which checkpoint a resume would take, and why the newer ones were passed over. Returns 0 where there is one.
 
     `records`: what the job that saves there recorded of its checkpoints, None where none did. It is the same choice as a resume's, by what
-    is recorded now: fences, manifests, kept copies, the order of the runs, and what was given up by a step back. Nothing is recorded.
+    is recorded now: fences, manifests, kept copies, the order of the runs, weights that turned NaN, and what was given up by a step back.
+    Nothing is recorded.
     """
     progress = stdio.StatusLine(wanted=not as_json)
     progress.show(_reading(directory))
@@ -66,7 +67,7 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
     listing = survey.listing(os.path.abspath(directory))  # noqa: PTH100  a link stays as it is named
     selection, fenced = _selected(listing, records, directory, cache)
     progress.clear()
-    refused = (*fenced, *selection.fenced, *selection.poisoned, *selection.unverifiable, *selection.unknown)
+    refused = (*fenced, *selection.not_finite, *selection.fenced, *selection.poisoned, *selection.unverifiable, *selection.unknown)
     identities = {candidate.path: candidate.identity for candidate in listing.candidates}
     passed = [_known(cache, path, identities.get(path), why) for path, why in refused]
     chosen = selection.chosen
@@ -82,7 +83,7 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
 def _selected(listing: Listing, records: Path | None, directory: str, cache: Cache) -> tuple[Selection, list[tuple[str, str]]]:
     """Choose as a resume does; and give what a fence keeps out, as (path, reason)."""
     if records is None:
-        return newest(listing, None, cache, limit_s=math.inf), []
+        return newest(listing, None, cache, limit_s=math.inf, prefer_finite=True), []
     try:
         fences, manifests = Fences(records), Manifests(str(records))
     except CheckpointingError as error:
@@ -94,14 +95,15 @@ def _selected(listing: Listing, records: Path | None, directory: str, cache: Cac
     above = os.path.abspath(directory).rstrip("/") + "/"  # noqa: PTH100  as above
     spares = [spare for spare in copies.spares() if f"{spare.home}/".startswith(above)]
     order = known.order()
-    return newest(free, None, cache, manifests=manifests, spares=spares, limit_s=math.inf, order=order), list(fenced.items())
+    chosen = newest(free, None, cache, manifests=manifests, spares=spares, limit_s=math.inf, prefer_finite=True, order=order)
+    return chosen, list(fenced.items())
 
 
 def _known(cache: Cache, path: str, identity: Identity | None, why: str) -> Verification:
     """Return what was found about one that was passed over; of what nobody read now, what is recorded."""
     found = None if identity is None else cache.get(path, identity)
-    if found is not None and found.verdict is not Verdict.VERIFIED:
-        return found
+    if found is not None:
+        return found if found.verdict is not Verdict.VERIFIED else replace(found, reasons=(why,))
     return Verification(path, identity or Identity(0, 0, 0, 0), Verdict.BAD, why, reasons=(why,))
 
 

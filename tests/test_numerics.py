@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,11 +10,13 @@ import torch
 from checkpointing.model import NonFinite, Verdict
 from checkpointing.tree import Reading
 from checkpointing.verify import verify
-from supervisor import checkpointlist, numerics
+from supervisor import checkpointlist, checkpointview, numerics
 from tests.test_mending import Ground, ground
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 __all__ = ["ground"]
 NAN = float("nan")
@@ -133,6 +136,17 @@ def test_ls_shows_it(ground: Ground) -> None:
     saves.save(200, NAN)
     (mask, _) = ground.checkpoints._manifests.all()  # noqa: SLF001  what was recorded
     assert checkpointlist._numbers(mask) == "model.alibi is not finite: Inf at element 2"  # noqa: SLF001  the cell of the list
+
+
+def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(ground: Ground, capfd: pytest.CaptureFixture[str]) -> None:
+    saves = Saves(ground)
+    saves.save(100)
+    saves.save(200, NAN)
+    checkpointview.latest(str(ground.here), ground.state / "checkpoints", as_json=True)
+    row = json.loads(capfd.readouterr().out)
+    assert row["step"] == 100
+    assert [(one["step"], one["verdict"]) for one in row["passed_over"]] == [(200, "good")]
+    assert "NaN" in row["passed_over"][0]["reasons"][0]
 
 
 def test_where_not_all_tensors_were_listed_none_is_said_to_have_been_finite(ground: Ground) -> None:

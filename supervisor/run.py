@@ -219,7 +219,7 @@ class _Run:
                 self.job.knobs.knobs,
                 self.job.knobs.allocator,
                 health=self.executor.node.health.enabled,
-                nodes=self.workshop.size()[1],
+                nodes=self.workshop.most_nodes(),
             )
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")

@@ -188,6 +188,10 @@ class Workshop:
         """Return the ranks of a node and the number of nodes, as the command says; 0 for what it does not."""
         return torchrun.size(self.torchrun, self._job.environ)
 
+    def most_nodes(self) -> int:
+        """Return how many nodes an attempt may have, as the command says; 0 where it does not."""
+        return torchrun.most_nodes(self.torchrun, self._job.environ)
+
     def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:
         """Write a GPU down as out of use; return all that were seen at the start, empty where they could not be listed. Raises OSError.
 

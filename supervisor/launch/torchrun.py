@@ -69,21 +69,25 @@ def launcher(command: Torchrun | None) -> Launcher:
 
 
 def size(command: Torchrun | None, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return the ranks of a node and the number of nodes, 0 for what the command and torchrun's variables do not say in figures.
+    """Return the ranks of a node and the number of nodes, 0 for what the command and torchrun's variables do not say in figures."""
+    return _figure(_option(command, environ, "nproc-per-node")), _figure(_option(command, environ, "nnodes"))
 
-    Of an elastic number (2:4) the greatest counts.
-    """
+
+def most_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
+    """Return how many nodes an attempt may have: 4 of `--nnodes=2:4`. 0 where nobody says."""
+    return _figure(_option(command, environ, "nnodes").rpartition(":")[2])
+
+
+def _option(command: Torchrun | None, environ: Mapping[str, str], option: str) -> str:
+    """Return the value of one of torchrun's own options, of its variable, or its default."""
     if command is None:
-        return 0, 0
-    own = own_arguments(command)
+        return ""
+    flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
+    return knobs.read(own_arguments(command), flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
 
-    def told(option: str) -> int:
-        flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
-        text = knobs.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
-        text = text.rpartition(":")[2] if option == "nnodes" else text
-        return int(text) if text.isascii() and text.isdecimal() else 0
 
-    return told("nproc-per-node"), told("nnodes")
+def _figure(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _interpreter_of(torchrun: str, path: str | None) -> tuple[str | None, tuple[str, ...]]:

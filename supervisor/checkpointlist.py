@@ -154,10 +154,10 @@ def records_of(settings: Settings, job: str | None, directory: str) -> Path | No
     root = state_root(settings)
     if job is not None and any(place.job == job for place in places_in(root)):
         return find_job(root, job).directory / DIRECTORY
-    above = os.path.abspath(directory).rstrip("/") + "/"  # noqa: PTH100  a link stays as it is named
+    above = os.path.abspath(directory)  # noqa: PTH100  a link stays as it is named
     for place in places_in(root):
         records = place.directory / DIRECTORY
-        if any(f"{one.path}/".startswith(above) for one in Manifests(str(records)).all()):
+        if any(places.is_within(above, one.path) for one in Manifests(str(records)).all()):
             return records
     return None
 

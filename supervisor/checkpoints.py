@@ -54,8 +54,8 @@ DIRECTORY: Final = "checkpoints"
 MAGIC: Final = frozenset("*?[")
 #: How many are looked into, the newest first, for a whole one beside a torn one.
 MOST_BESIDE: Final = 4
-#: Clocks of this machine and of a file server differ by no more than this.
-CLOCKS_APART_S: Final = 2.0
+#: A file server's clock differs from ours by no more than this, and some file systems keep whole seconds.
+FILE_CLOCKS_S: Final = 2.0
 MIXED: Final = "saved while nodes trained from different states"
 #: How many of the newest are offered to the other nodes.
 MOST_OFFERED: Final = 64
@@ -263,7 +263,7 @@ class JobCheckpoints:
 
         Nodes trained from different states then. Raises CheckpointingError, OSError.
         """
-        since_ns = int((since_t - CLOCKS_APART_S) * 1e9)
+        since_ns = int((since_t - FILE_CLOCKS_S) * 1e9)
         fences = self._fences = self._fences or Fences(self._directory)
         written = [one for one in self.listing(candidates=True).candidates if one.mtime_ns >= since_ns]
         fences.add([(one.path, one.identity, MIXED) for one in written], "mixed")
@@ -463,12 +463,12 @@ class JobCheckpoints:
         )
         return f"{reason}: moved to {to}{back}"
 
-    def saved_since(self, since_ns: int, limit_s: float) -> CheckpointRef | None:
+    def saved_since(self, since_t: float, limit_s: float) -> CheckpointRef | None:
         """Return the newest whole checkpoint that was written since then (wall time), None where none is found in time. Nothing is moved.
 
         No rank is alive on this node.
         """
-        until = time.monotonic() + limit_s
+        until, since_ns = time.monotonic() + limit_s, int((since_t - FILE_CLOCKS_S) * 1e9)
         try:
             self.absorb()
             new = [one for one in self.listing().candidates if one.mtime_ns >= since_ns]
@@ -671,7 +671,7 @@ class JobCheckpoints:
         Where none can be had, and a save is not seen to leave the old file whole until the new one is, that is told once.
         """
         path = manifest.path
-        if not self._is_in_place(path) or numerics.lost_weights(manifest) or self._job.settings.checkpoints.copies_gib <= 0:
+        if not self._is_in_place(path) or manifest.has_lost_weights or self._job.settings.checkpoints.copies_gib <= 0:
             return
         replaces = self.learned is not None and self.learned.replaces(path)
         kept = self._copies.keep(manifest, self._policy, Needed(self._in_use), may_link=replaces, reading=reading)
@@ -743,12 +743,12 @@ class JobCheckpoints:
         read = [one for one in self._recorded.values() if pattern_of(one.path) == place]
         proven = min(read, key=lambda one: order.of_manifest(one, ordering.HERE, one.path))
         made_here = [made for made in self._manifests.all() if pattern_of(made.path) == place and self.is_checkpoint(made.path)]
-        finite = numerics.newest_of_run([made for made in made_here if not numerics.lost_weights(made)], self._job.run_id)
+        finite = numerics.newest_of_run([made for made in made_here if not made.has_lost_weights], self._job.run_id)
         rows = [
             prune.Row(
                 made,
                 self.learned.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
-                in_use=made.path in self._in_use or (made is finite and numerics.lost_weights(proven)),
+                in_use=made.path in self._in_use or (made is finite and proven.has_lost_weights),
                 uploading=self.is_bringing is not None and self.is_bringing(made.path, made.id),
                 fenced=fences is None or fences.get(made.path, made.identity) is not None,
                 leads=leads_to(made.path),

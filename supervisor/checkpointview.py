@@ -26,6 +26,7 @@ from supervisor import stdio
 from supervisor.card import clean
 from supervisor.checkpointorder import CheckpointOrder
 from supervisor.errors import SuperviseError
+from supervisor.places import is_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,8 +93,8 @@ def _selected(listing: Listing, records: Path | None, directory: str, cache: Cac
     free = replace(listing, candidates=tuple(one for one in listing.candidates if one.path not in fenced))
     known = CheckpointOrder(records, manifests)
     copies = Copies(str(records), 0, order=known.order, is_abandoned=known.is_abandoned)
-    above = os.path.abspath(directory).rstrip("/") + "/"  # noqa: PTH100  as above
-    spares = [spare for spare in copies.spares() if f"{spare.home}/".startswith(above)]
+    above = os.path.abspath(directory)  # noqa: PTH100  as above
+    spares = [spare for spare in copies.spares() if is_within(above, spare.home)]
     order = known.order()
     chosen = newest(free, None, cache, manifests=manifests, spares=spares, limit_s=math.inf, prefer_finite=True, order=order)
     return chosen, list(fenced.items())

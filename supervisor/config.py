@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from checkpointing.backends import KEYS_HINT, has_keys
 from supervisor.core.model import Knob, Launcher, Policy
-from supervisor.errors import ExitCode, SuperviseError, nearest
+from supervisor.errors import SuperviseError, nearest
 from supervisor.identity import JOB_NAME_FORM, is_job_name
 from supervisor.settings import ROWS, Origin, Settings, with_values
 from supervisor.trust import read_trusted
@@ -193,7 +193,7 @@ def evict_on(settings: Settings) -> tuple[str, ...]:
         raise SuperviseError(
             f"health.evict_on ({settings.origin('health.evict_on')}): there is no check {unknown[0]!r}",
             hint=f"Name one of docs/health.md: {', '.join(sorted(checks))}.",
-            exit_code=blamed(settings.origin("health.evict_on")),
+            exit_code=settings.origin("health.evict_on").exit_code,
         )
     return settings.health.evict_on
 
@@ -396,13 +396,8 @@ def _checked(row: Row, value: object, origin: Origin) -> Value:
     raise SuperviseError(
         f"wrong value: {row.key} = {shown} from {origin}: expected {expected}",
         hint=f"Give {row.key} {expected}; its default is {row.default!r}.",
-        exit_code=blamed(origin),
+        exit_code=origin.exit_code,
     )
-
-
-def blamed(origin: Origin) -> ExitCode:
-    """Return the exit code for a wrong value: 64 for a flag, else 78."""
-    return ExitCode.USAGE if origin.kind == "command line" else ExitCode.CONFIG
 
 
 def _is_empty(row: Row, value: object, origin: Origin) -> bool:
@@ -421,7 +416,7 @@ def _require_placeholder(settings: Settings) -> None:
         raise SuperviseError(
             f"no checkpoint is ever handed over: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
             hint="Name them with --checkpoints 'DIR/*.pt', or leave checkpoints.learn and instrument.enabled on.",
-            exit_code=blamed(settings.origin(f"knobs.resume.{name}")),
+            exit_code=settings.origin(f"knobs.resume.{name}").exit_code,
         )
     if knob.hands_over != "switch" or settings.job.resumes_itself:
         return
@@ -429,7 +424,7 @@ def _require_placeholder(settings: Settings) -> None:
     raise SuperviseError(
         f"no checkpoint is handed over: knobs.resume.args = {_cut(repr(knob.args))} from {origin}: it has neither {{resume}} nor {{step}}",
         hint="Write '--resume {resume}' with the script's own flag, or say --resumes-itself where the script finds its checkpoint.",
-        exit_code=blamed(origin),
+        exit_code=origin.exit_code,
     )
 
 

@@ -70,8 +70,6 @@ LEAVE_GRACE_S = 2.0
 #: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
 STACKS_DEADLINE_S = 3.0
-#: A file server's clock may be behind ours by a little, and some file systems keep whole seconds.
-FILE_CLOCKS_S = 2.0
 #: After so long a person is told that the start of an attempt waits for a disk.
 PREPARED_S = 10.0
 #: What a look at heartbeats that are on a disk gets.
@@ -369,7 +367,7 @@ class Executor:
         since_t = self._loop.state.mixed_from_t
         if since_t is not None:
             with contextlib.suppress(CheckpointingError, OSError):
-                self._workshop.checkpoints.distrust(since_t)
+                self._workshop.checkpoints.distrust(self._wall_t(since_t))
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -426,13 +424,17 @@ class Executor:
 
     def _find_save(self, action: act.FindSave) -> None:
         """Look for a checkpoint that is newer than the wish to stop, by the times of its files."""
-        since_ns = time.time_ns() - int((self._loop.clock.now() - action.since_t + FILE_CLOCKS_S) * 1e9)
+        since_t = self._wall_t(action.since_t)
 
         def work() -> None:
-            found = self._workshop.checkpoints.saved_since(since_ns, action.deadline_s)
+            found = self._workshop.checkpoints.saved_since(since_t, action.deadline_s)
             self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, found))
 
         self.threads.start("find-save", work, awaited=False)  # the core has a timer for it
+
+    def _wall_t(self, t: float) -> float:
+        """Return when a moment of the loop's clock was by the wall clock, which may have been set since, and which file times follow."""
+        return time.time() - (self._loop.clock.now() - t)
 
     def _name(self, node: int) -> str:
         """Return what the other nodes call this one."""
@@ -458,6 +460,8 @@ class Executor:
             raise nodeagreement.Cancelled
 
         host, t = self._name(action.node), self._loop.clock.now()
+        if action.mixed_from_t is not None:
+            action = replace(action, mixed_from_t=self._wall_t(action.mixed_from_t))
         try:
             event = nodeagreement.agree(action, self._workshop.checkpoints, say, permit, host=host, suspect=suspect, t=t)
         except nodeagreement.Cancelled:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from health import registry
 from health.thresholds import Thresholds, thresholds
-from supervisor.errors import ExitCode, SuperviseError
+from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,5 +60,4 @@ def directories(patterns: Iterable[str], cwd: str) -> tuple[str, ...]:
 
 def _wrong(settings: Settings, key: str, why: str, hint: str) -> SuperviseError:
     origin = settings.origin(f"health.{key}")
-    code = ExitCode.USAGE if origin.kind == "command line" else ExitCode.CONFIG
-    return SuperviseError(f"health.{key} ({origin}): {why}", hint=hint, exit_code=code)
+    return SuperviseError(f"health.{key} ({origin}): {why}", hint=hint, exit_code=origin.exit_code)

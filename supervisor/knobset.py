@@ -194,7 +194,7 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
     script = programs.locate(command, environ.get("PATH"))
     argv = tuple(command[script.at :])
     origin = settings.origin("knobs.declared")
-    exit_code = ExitCode.USAGE if origin.kind == "command line" else ExitCode.CONFIG
+    exit_code = origin.exit_code
     of_user: dict[str, Bound] = {}
     for text in settings.knobs.declared:
         try:

@@ -9,7 +9,7 @@ ones in one attempt) never is: a cache is saved and loaded, too.
 
     <state>/checkpoints/learned.json
     {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "listed"}],
-     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose"}], "made": {directory: [device, inode]}}
+     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
 
 Nothing here raises: what cannot be read or written is told by `problem`, and costs no more than what would have been known. Thread-safe;
 the file is of one supervisor, which has the job's lock. Bounded in places and writes.

@@ -49,11 +49,6 @@ def turned(made: Manifest) -> tuple[NonFinite, ...]:
     return tuple(one for one in made.non_finite if one.was_finite)
 
 
-def lost_weights(made: Manifest) -> bool:
-    """Say whether weights turned NaN: a copy of it is of no use, and the last finite one must stay."""
-    return made.has_lost_weights
-
-
 def report(made: Manifest) -> str:
     """Say in one line what turned, and which step was the last finite one; "" where nothing did."""
     rows = turned(made)

@@ -66,6 +66,11 @@ def is_of(pattern: str, path: str) -> bool:
     return pattern_of(path) == pattern
 
 
+def is_within(directory: str, path: str) -> bool:
+    """Return whether a path is a directory, or lies below it. Both are absolute."""
+    return f"{path}/".startswith(directory.rstrip("/") + "/")
+
+
 def says_checkpoint(pattern: str) -> bool:
     """Return whether the name of a place, or of its directory, says that checkpoints lie there."""
     directory, _, name = pattern.rpartition("/")

@@ -17,6 +17,8 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from supervisor.errors import ExitCode
+
 #: What a value may come from, from weakest to strongest.
 OriginKind = Literal["default", "file", "environment", "command line"]
 Value = str | int | float | bool | tuple[str, ...]
@@ -54,6 +56,11 @@ class Origin:
     def __str__(self) -> str:
         """Return what `supervise config show` prints."""
         return f"{self.kind} {self.where}".rstrip()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code for a wrong value from here: 64 for a flag, else 78."""
+        return ExitCode.USAGE if self.kind == "command line" else ExitCode.CONFIG
 
 
 def _row(  # noqa: PLR0913  one keyword for each column of the table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -85,3 +86,14 @@ def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_t
     loop.state = JobState(attempt=1, stage=Stage.FOLLOWING)
     executor.perform(act.BeginAttempt(1, "start", None))  # another node's rank failed while the journal was waited for
     assert posted == []
+
+
+def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_since() -> None:
+    """The times of files follow the wall clock; the loop's clock takes no notice of who sets it."""
+    loop, workshop = MagicMock(), MagicMock()
+    an_hour_ahead = Clock(time.time() + 3600.0, time.monotonic())
+    loop.clock, loop.state = an_hour_ahead, JobState(mixed_from_t=an_hour_ahead.now() - 60.0)
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
+    executor._distrust()  # noqa: SLF001  in a thread of the collection's
+    (since_t,) = workshop.checkpoints.distrust.call_args.args
+    assert abs(since_t - (time.time() - 60.0)) < 1.0

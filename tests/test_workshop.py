@@ -119,7 +119,7 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, mon
 
     def short(directory: str, n_bytes: int) -> forecast.Forecast:
         asked.put(directory)
-        return forecast.Forecast(directory, forecast.Room.SHORT, n_bytes, 1, 0, reason="the quota is used up")
+        return forecast.Forecast(directory, forecast.Room.SHORT, n_bytes, 1, 0, proven=True, reason="the quota is used up")
 
     monkeypatch.setattr(forecast, "forecast", short)
     checkpoints = JobCheckpoints(

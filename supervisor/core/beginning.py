@@ -20,7 +20,7 @@ from supervisor.core.actions import (
     SetTimer,
 )
 from supervisor.core.model import Cause, Launcher, Phase, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import Incident, JobState, Made, Stage, changed
+from supervisor.core.state import Incident, JobState, SavedSteps, Stage, changed
 from supervisor.strategies import propose
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
         steps_seen=-1,
         first_step=None,
         began_as=None,
-        made=Made(),
+        saved_steps=SavedSteps(),
         deaths=(),
         ended=False,
         evidence=None,

@@ -252,7 +252,7 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
 def _has_saved(state: JobState) -> bool:
     """Whether this attempt saved as only a training does: twice to one place, or a checkpoint beyond the step at which it began."""
     began_at = (state.resume.step if state.resume is not None else None) or 0
-    high = state.made.highest
+    high = state.saved_steps.highest
     seen = (int(f.text) for f in state.evidence or () if (f.source, f.name) == ("heartbeat", "saves"))
     return max(seen, default=0) >= _SAVES_OF_A_TRAINING or (high is not None and high > began_at)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import beginning, failing, lifecycle, planning
+from supervisor.core import beginning, failing, lifecycle, planning, resumption
 from supervisor.core.actions import Say, SelectCheckpoint, SetTimer, TellNodes
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
@@ -106,7 +106,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     state, actions = lifecycle.on_progress_observed(state, event)
     if state.stage is not Stage.RUNNING or not beginning.gathers(state) or state.steps_seen < 1 or state.told_nodes is not None:
         return state, actions
-    began = state.first_step, _loaded_step(state)
+    began = state.first_step, resumption.loaded_step(state)
     if began == (None, None):
         return state, actions
     state, more = _compared(changed(state, told_nodes=began), event.t)
@@ -118,11 +118,6 @@ def on_node_began(state: JobState, event: NodeBegan) -> Step:
     if state.stage not in {Stage.STARTING, Stage.RUNNING}:
         return state, ()
     return _compared(changed(state, others_began=(*state.others_began, (event.text, event.first_step, event.loaded_step))), event.t)
-
-
-def _loaded_step(state: JobState) -> int | None:
-    known = (*state.verified, *((state.resume,) if state.resume is not None else ()))
-    return next((found.step for found in known if found.path == state.loaded), None)
 
 
 def _compared(state: JobState, t: float) -> Step:

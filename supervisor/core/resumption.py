@@ -42,7 +42,7 @@ def judged(state: JobState) -> ReportResume:
     path = handed.path if handed is not None else None
     begun = ReportResume(number, state.attempt, None, None, confirmed=False, handed=path)
     if loaded is not None:
-        known = handed.step if handed is not None and loaded == path else _known_step(state, loaded)
+        known = loaded_step(state)
         return replace(begun, step=first if known is None else known, path=loaded, confirmed=True)
     if first is not None and first > SCRATCH_STEP:
         reached = handed is not None and (handed.step is None or first >= handed.step - 1)
@@ -55,7 +55,7 @@ def judged(state: JobState) -> ReportResume:
 
 def _from_scratch(state: JobState) -> str:
     """Return what shows that this attempt, of which no resume was seen, began from scratch; "" where nothing does."""
-    handed, first, low = state.resume, state.first_step, state.made.lowest
+    handed, first, low = state.resume, state.first_step, state.saved_steps.lowest
     if handed is not None and handed.step is not None and low is not None and low < handed.step:
         return f"it saved step {low} after step {handed.step} was handed over"
     if first is not None and (handed is None or handed.step is None or handed.step > SCRATCH_STEP):
@@ -68,7 +68,7 @@ def _from_scratch(state: JobState) -> str:
 
 def is_shown(state: JobState) -> bool:
     """Return whether anything shows that this attempt went on from the checkpoint that it was handed, or got beyond it."""
-    handed, high = state.resume, state.made.highest
+    handed, high = state.resume, state.saved_steps.highest
     beyond = handed is not None and handed.step is not None and high is not None and high > handed.step
     return judged(state).began is Beginning.RESUMED or beyond
 
@@ -103,8 +103,10 @@ def with_save(state: JobState, found: CheckpointRef) -> JobState:
     Its step counts where it compares with that of the one handed over: `best-epoch-3.pt` and `step-40.pt` do not count the same.
     """
     alike = state.resume is None or _NUMBER.sub("", found.path) == _NUMBER.sub("", state.resume.path)
-    return changed(state, made=state.made.with_one(found.step if alike else None))
+    return changed(state, saved_steps=state.saved_steps.with_one(found.step if alike else None))
 
 
-def _known_step(state: JobState, path: str) -> int | None:
-    return next((found.step for found in state.verified if found.path == path), None)
+def loaded_step(state: JobState) -> int | None:
+    """Return the step of the checkpoint that the ranks were seen to load, None where it is not known."""
+    known = (*((state.resume,) if state.resume is not None else ()), *state.verified)
+    return next((found.step for found in known if found.path == state.loaded), None)

@@ -82,17 +82,16 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """The verified checkpoints that this attempt itself saved: how many, and the least and greatest step, None where none is known."""
+class SavedSteps:
+    """The least and the greatest step of the verified checkpoints that this attempt itself saved, None where none is known."""
 
-    count: int = 0
     lowest: int | None = None
     highest: int | None = None
 
-    def with_one(self, step: int | None) -> Made:
+    def with_one(self, step: int | None) -> SavedSteps:
         """Return these and one more."""
         known = [one for one in (self.lowest, self.highest, step) if one is not None]
-        return Made(self.count + 1, min(known, default=None), max(known, default=None))
+        return SavedSteps(min(known, default=None), max(known, default=None))
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class JobState:
     steps_seen: int = -1
     first_step: int | None = None  # absolute, at which the training of this attempt began
     began_as: Beginning | None = None  # as it was reported; None: not yet
-    made: Made = Made()
+    saved_steps: SavedSteps = SavedSteps()
     unused: tuple[Unused, ...] = ()  # whole checkpoints that it was not given
     # its end
     deaths: tuple[RankExit, ...] = ()
@@ -194,4 +193,4 @@ else:
         return made
 
 
-__all__ = ["NOTICES", "Incident", "JobState", "Made", "Stage", "Stop", "changed"]
+__all__ = ["NOTICES", "Incident", "JobState", "SavedSteps", "Stage", "Stop", "changed"]

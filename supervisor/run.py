@@ -465,7 +465,7 @@ class _Run:
 
     @property
     def _has_several_nodes(self) -> bool:
-        return self.workshop.torchrun is not None and self.workshop.size()[1] != 1
+        return self.workshop.torchrun is not None and self.workshop.most_nodes() != 1
 
     # the end
 

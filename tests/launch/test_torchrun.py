@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.launch.torchrun import AGENT_FILE, FLAGS, Torchrun, agent_argv, recognise, script_arguments, stock_argv
+from supervisor.launch.torchrun import (
+    AGENT_FILE,
+    FLAGS,
+    Torchrun,
+    agent_argv,
+    most_nodes,
+    recognise,
+    script_arguments,
+    size,
+    stock_argv,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,3 +187,12 @@ print(json.dumps([flags, vars(run.parse_args(sys.argv[1:]))["max_restarts"]]))
         [sys.executable, "-W", "ignore", "-c", code, *stock_argv(command)[3:]], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == f"[{str(sorted(FLAGS)).replace(chr(39), chr(34))}, 0]"
+
+
+@pytest.mark.parametrize(
+    ("args", "nodes"),
+    [("--nnodes 2:4", (0, 4)), ("--nnodes=3", (3, 3)), ("", (1, 1)), ("--nnodes=$NODES", (0, 0)), ("--nnodes=1:$NODES", (0, 0))],
+)
+def test_an_elastic_number_of_nodes_is_no_world_size_but_has_a_greatest(args: str, nodes: tuple[int, int]) -> None:
+    command = recognise([sys.executable, "-m", "torch.distributed.run", *args.split(), "x.py"])
+    assert (size(command, {})[1], most_nodes(command, {})) == nodes

@@ -50,7 +50,7 @@ class LogEvent(StrEnum):
     RANK_MISSED = "rank.missed"
     NODES_ANNOUNCED = "nodes.announced"
     NODES_GATHERED = "nodes.gathered"
-    NODE_BEGAN = "node.began"
+    NODE_BEGUN = "node.begun"
     PEER_DECIDED = "peer.decided"
     INCIDENT_OPENED = "incident.opened"
     INCIDENT_CLOSED = "incident.closed"

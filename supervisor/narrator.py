@@ -58,7 +58,7 @@ LOGGED: dict[type, LogEvent] = {
     inbox.PeerDecided: LogEvent.PEER_DECIDED,
     inbox.NodesWaiting: LogEvent.NODES_ANNOUNCED,
     inbox.NodesGathered: LogEvent.NODES_GATHERED,
-    inbox.NodeBegan: LogEvent.NODE_BEGAN,
+    inbox.NodeBegan: LogEvent.NODE_BEGUN,
     inbox.CheckpointSelected: LogEvent.CHECKPOINT_SELECTED,
     inbox.CheckpointVerified: LogEvent.CHECKPOINT_VERIFIED,
     inbox.StartCeilingPassed: LogEvent.RANK_MISSED,

@@ -85,7 +85,7 @@ class Node:
 
     def look(self) -> None:
         """Have the watcher read what is there."""
-        watcher = self.checkpoints.watcher(lambda _ref: None)
+        watcher = self.checkpoints.watcher(lambda _ref, _attempt: None)
         assert watcher is not None
         watcher.start()
         assert watcher.finish(DEADLINE_S)

@@ -119,14 +119,14 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, mon
 
     def short(directory: str, n_bytes: int) -> forecast.Forecast:
         asked.put(directory)
-        return forecast.Forecast(directory, forecast.Room.SHORT, n_bytes, 1, 0, proven=True, reason="the quota is used up")
+        return forecast.Forecast(directory, forecast.Room.SHORT, n_bytes, 1, 0, reason="the quota is used up")
 
     monkeypatch.setattr(forecast, "forecast", short)
     checkpoints = JobCheckpoints(
         replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1)))
     )
     checkpoints.short = told.put
-    watcher = checkpoints.watcher(lambda _ref: None)
+    watcher = checkpoints.watcher(lambda _ref, _attempt: None)
     assert watcher is not None
     (job.cwd / "ckpt").mkdir()
     watcher.start()

@@ -70,17 +70,18 @@ def launcher(command: Torchrun | None) -> Launcher:
 
 def size(command: Torchrun | None, environ: Mapping[str, str]) -> tuple[int, int]:
     """Return the ranks of a node and the number of nodes, 0 for what the command and torchrun's variables do not say in figures."""
-    if command is None:
-        return 0, 0
     return _figure(_option(command, environ, "nproc-per-node")), _figure(_option(command, environ, "nnodes"))
 
 
 def most_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
-    """Return how many nodes an attempt may have, of an elastic number (2:4) the greatest; 0 where that is not said in figures."""
-    return 0 if command is None else _figure(_option(command, environ, "nnodes").rpartition(":")[2])
+    """Return how many nodes an attempt may have: 4 of `--nnodes=2:4`. 0 where nobody says."""
+    return _figure(_option(command, environ, "nnodes").rpartition(":")[2])
 
 
-def _option(command: Torchrun, environ: Mapping[str, str], option: str) -> str:
+def _option(command: Torchrun | None, environ: Mapping[str, str], option: str) -> str:
+    """Return the value of one of torchrun's own options, of its variable, or its default."""
+    if command is None:
+        return ""
     flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
     return knobs.read(own_arguments(command), flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
 

@@ -47,8 +47,7 @@ def _from(situation: Situation) -> str:
     """Say where the next attempt begins, as far as that is known before it is looked for."""
     policy = situation.policy
     if policy.checkpoints_declared:
-        known = situation.verified or situation.known_good
-        return "restart from the newest verified checkpoint" if known else "restart; no verified checkpoint is known yet"
+        return "restart from the newest checkpoint that can be verified"  # the look for it comes next, and may find none
     return "the same command again; " + ("the script resumes itself" if policy.resumes_itself else "no checkpoint is declared")
 
 

@@ -184,18 +184,6 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
 SUSPECTS = [*TORCHRUN, str(JOBS / "suspects.py")]
 
 
-class Sick:
-    """What a checkpoint holds that does `code` to whoever unpickles it."""
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Have it run."""
-        # a function of the user's own: known ones that run code are refused before anybody loads them
-        return importlib.import_module("job_parts").run_code, (self.code,)
-
-
 ILLEGAL = (
     "CUDA error: an illegal memory access was encountered\\nCUDA kernel errors might be asynchronously reported at some other API call"
 )
@@ -215,7 +203,8 @@ def checkpoint(place: Path, step: int, poison: str | None = None) -> Path:
     content = {"step": step, "model": torch.nn.Linear(8, 8).state_dict()}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(JOBS)  # as for the script itself
-        torch.save(content if poison is None else {**content, "sick": Sick(POISONS[poison])}, path)
+        parts = importlib.import_module("job_parts")
+        torch.save(content if poison is None else {**content, "sick": parts.Sick(POISONS[poison])}, path)
     return path
 
 

@@ -63,7 +63,7 @@ def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list
     found: list[str] = []
     checkpoints.bring = lambda path, _step, _manifest: found.append(path.rpartition("/")[2])
     checkpoints.has_rank_0 = lambda: has_rank_0
-    watcher = checkpoints.watcher(lambda _ref: None)
+    watcher = checkpoints.watcher(lambda _ref, _attempt: None)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)

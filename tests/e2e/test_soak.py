@@ -52,6 +52,7 @@ finish_s = 60
 #: What a process of each kind has in its command line. A rank has the script without the agent.
 KINDS = {"agent": "supervisor/agent/", "guardian": "/guardian", "mirror": "checkpointing.mirror"}
 SOON_S, LATE_S = 0.05, 4.0
+TRAINS_FIRST = 2 / 3
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -117,9 +118,15 @@ class Soak:
         return max((step for _, step in self.run.progress()[-4:]), default=0)
 
     def harass(self, kills: int) -> None:
-        """Kill so many times, each at a random moment after the one before, and start again what a kill ended."""
+        """Kill so many times, each at a random moment after the one before, and start again what a kill ended.
+
+        Two of three kills first let the job train a little, however slow the machine is: the others fall into starts and recoveries.
+        """
         until = sum(self.killed.values()) + kills
         while sum(self.killed.values()) < until:
+            if self.dice.random() < TRAINS_FIRST:
+                made = len(self.run.progress())
+                wait_for(lambda made=made: len(self.run.progress()) > made, "a step", 120, alive=self._again_if_ended)  # type: ignore[misc]  # a bound loop variable
             time.sleep(self.dice.uniform(SOON_S, LATE_S))  # a random moment is the subject, no condition is waited for
             if self.run.process.poll() is None:
                 self._strike(self.dice.choices(["rank", "agent", "guardian", "supervisor", "mirror", "term"], [6, 2, 2, 3, 2, 1])[0])

@@ -160,10 +160,20 @@ class Director:
                 self._take(command)
         except BaseException:  # noqa: BLE001  deaf to the supervisor we are of no use
             self._crash()
+        self._nobody_decides()
         time.sleep(ORPHANED_S)
         self.ranks.stop(self._attempt, signal.SIGKILL, 0.0, outcomes.STOPPED)
         self.ranks.wait(self._attempt, outcomes.END_DEADLINE_S)
         os._exit(1)
+
+    def _nobody_decides(self) -> None:
+        """The supervisor is gone: the other nodes wait for no decision of it. Ranks that live may save until the guardian ends them."""
+        with self._changed:
+            fence = self._fence
+        if fence is not None and self.ranks.alive():
+            fence[1].abandon()
+        elif fence is not None:
+            fence[1].leave(done=self.succeeded)
 
     def _take(self, command: Command) -> None:
         if command.attempt < self._attempt:

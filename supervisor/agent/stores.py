@@ -6,9 +6,10 @@ own, and hands it to the other nodes through the agents' store. The static rende
 and nobody waits for anybody), so rounds are counted for it: `enter_round`.
 
 On the same agents' store stand, per round, the fence (which node's rank failed first: one compare_set) and the decision that this
-node's supervisor publishes for all. They are read by a thread with a store client of its own in one long wait (TCPStore prints a
-warning for each wait that times out, and a client is locked while it waits); leaving the round sets both keys, which ends the waits of
-every node that still sits in it.
+node's supervisor publishes for all. The fence is read by a thread with a store client of its own in one long wait (TCPStore prints a
+warning for each wait that times out, and a client is locked while it waits); leaving the round sets that key, which ends the waits of
+every node that still sits in it. The decision is polled for, since it comes within seconds, and the node that owes it counts up a key
+meanwhile: where that count stands still for SILENT_S, the first node to say so decides `restart` in its place.
 
 Fails with TimeoutError where a peer does not come within PEER_TIMEOUT_S, with Cancelled where the attempt was stopped meanwhile, and
 with torch's own errors where the store is lost; the threads here end quietly then, because the ranks' collectives fail as well.
@@ -40,11 +41,15 @@ PEER_TIMEOUT_S = 600.0  # torch's own join timeout
 POLL_S = 0.05
 CLIENT_TIMEOUT_S = 30.0
 READ_BY_ALL_S = 1.0
+BEAT_S = 1.0
+SILENT_S = 15.0  # a machine under load may keep an agent from its beat for some seconds
+DECISION_POLL_MAX_S = 0.5  # of many nodes each asks less often
 LONG_WAIT = timedelta(days=10)  # one wait of the many that an attempt may take; less than 2**31 ms, which poll(2) takes
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"
 DONE = "done"
+FAILURE = "failure"
 LOWEST_PORT = 10_000
 PORT_TRIES = 200
 
@@ -132,7 +137,7 @@ def enter_round(  # noqa: PLR0913  who we are among whom
     """
     number = int(store.add("supervise/opened", int(rank == 0)))
     if rank == 0:
-        _fence_running(store, number - 1, _Note("failure", "node 0", "node 0 began another round"))
+        _fence_running(store, number - 1, _Note(FAILURE, "node 0", "node 0 began another round"))
         static_store(store, number).set("open", "1")
     else:
         number = max(last + 1, number)
@@ -159,7 +164,7 @@ def _fence_running(store: Store, number: int, note: _Note | None) -> bool:
         return False
     fence = PrefixStore(f"supervise/{_load_handover(here).token}", _base(store))
     if note is not None:
-        fence_round(fence, _Note("failure", note.node, note.text))
+        fence_round(fence, _Note(FAILURE, note.node, note.text))
         if note.kind == "restart":
             fence.compare_set("decision", "", note.dump())
     return bool(fence.check(["fence"]))
@@ -231,7 +236,7 @@ class Fence:
     """The fence and the decision of one round on several nodes.
 
     `on_fence(kind, node, text)` when another node fenced; `on_decision(kind, exit_code, text, changes)` when another node decided. `fail`,
-    `admit`, `publish` and `leave` return at once; a thread writes what they say.
+    `admit`, `publish`, `abandon` and `leave` return at once; a thread writes what they say.
     """
 
     def __init__(  # noqa: PLR0913  two callbacks and the four facts of a round
@@ -262,7 +267,7 @@ class Fence:
 
     def fail(self, text: str) -> None:
         """A rank of this node failed."""
-        self._notes.put(("fence", _Note("failure", self._me, text)))
+        self._notes.put(("fence", _Note(FAILURE, self._me, text)))
 
     def admit(self) -> None:
         """This node stops its ranks so that others can join."""
@@ -271,19 +276,23 @@ class Fence:
     def publish(self, kind: str, exit_code: int, reason: str, changes: Changes) -> None:
         """This node's decision holds for all; a node whose ranks still run fences with it."""
         self._published = True
-        self._notes.put(("fence", _Note("failure", self._me, reason)))
+        self._notes.put(("fence", _Note(FAILURE, self._me, reason)))
         first = None if changes.first is None else {**changes.first, "node": self._node}
         self._notes.put(("decision", _Note(kind, self._me, reason, exit_code, replace(changes, first=first))))
 
+    def abandon(self) -> None:
+        """Nobody decides here any more: where the round is fenced for a failure of this node, now or later, all begin another round."""
+        self._notes.put(("default", _Note("restart", self._me, f"supervise of node {self._node} ended before it decided")))
+
     def leave(self, *, done: bool = False) -> None:
-        """The round is over for this node: nothing is reported any more, and the waits on its keys end.
+        """The round is over for this node: nothing is reported any more, and the waits on its fence end.
 
         Unless every node is `done`, one that still runs is fenced by this, and told to begin another round, as we do.
         """
         self._left.set()
         text = f"node {self._node} left the round"
-        self._notes.put(("fence", _Note(DONE if done else "failure", self._me, text)))
-        self._notes.put(("decision", _Note(DONE if done else "restart", self._me, text)))
+        self._notes.put(("fence", _Note(DONE if done else FAILURE, self._me, text)))
+        self._notes.put(("default", _Note(DONE if done else "restart", self._me, text)))
         self._notes.put(None)
 
     def finish(self, timeout_s: float, *, done: bool) -> None:
@@ -298,24 +307,62 @@ class Fence:
             target(PrefixStore(prefix, own_client(store)))
 
     def _write(self, store: Store) -> None:
+        mine, default = False, None  # the default is written only where the fence is ours: else a living node decides
         while (item := self._notes.get()) is not None:
             key, note = item
-            store.compare_set(key, "", note.dump())
+            if key == "default":
+                default = note
+            elif key == "fence":
+                mine = fence_round(store, note).node == self._me
+            else:
+                store.compare_set(key, "", note.dump())
+            if mine and default is not None:
+                store.compare_set("decision", "", default.dump())
         until = time.monotonic() + READ_BY_ALL_S
         while self._published and store.add("read", 0) < self._nodes - 1 and time.monotonic() < until:
             time.sleep(POLL_S)
 
     def _read(self, store: Store) -> None:
         self._await(store, "fence")
-        note = _Note.load(store.get("fence"))
-        if self._concerns_us(note):
-            self._on_fence(note.kind, note.node.partition("/")[0], note.text)
-        self._await(store, "decision")
+        fence = _Note.load(store.get("fence"))
+        if self._concerns_us(fence):
+            self._on_fence(fence.kind, fence.node.partition("/")[0], fence.text)
+        if fence.kind != FAILURE:
+            return  # nobody owes a decision
+        try:
+            note = self._await_decision(store, fence)
+        except (RuntimeError, OSError) as error:
+            if fence.node == self._me:
+                raise
+            note = _Note("restart", "", f"the agents' store was lost before a decision came: {fence.text}: {error}")
+        if note is not None and self._concerns_us(note):
+            self._on_decision(note.kind, note.exit_code, note.text, note.changes)
+
+    def _await_decision(self, store: Store, fence: _Note) -> _Note | None:
+        """Return the decision of the node that fenced, or the one in its place; None where this node left before.
+
+        What happens otherwise: a node's rank is killed, the node sets the fence and loses its power. The others would wait for it until
+        their supervisors give up.
+        """
+        mine, beats = fence.node == self._me, -1
+        heard = time.monotonic()
+        next_look = heard
+        while not store.check(["decision"]):
+            now = time.monotonic()
+            if now >= next_look:
+                next_look = now + BEAT_S
+                before, beats = beats, store.add("beats", int(mine))
+                if beats != before:
+                    heard = now
+                elif now - heard > SILENT_S:
+                    told = f"node {fence.node.partition('/')[0]} was not heard of for {SILENT_S:.0f} s and did not decide: {fence.text}"
+                    store.compare_set("decision", "", _Note("restart", self._node, told).dump())
+            if self._left.wait(min(DECISION_POLL_MAX_S, POLL_S * self._nodes)):
+                return None
         note = _Note.load(store.get("decision"))
         if note.node != self._me:
             store.add("read", 1)
-        if self._concerns_us(note):
-            self._on_decision(note.kind, note.exit_code, note.text, note.changes)
+        return note
 
     @staticmethod
     def _await(store: Store, key: str) -> None:

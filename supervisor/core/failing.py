@@ -126,8 +126,8 @@ def on_peer_fenced(state: JobState, event: PeerFenced) -> Step:
 
 
 def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
-    """Follow it once our own ranks are gone."""
-    if state.stage is not Stage.FOLLOWING or state.incident is None:
+    """Follow it once our own ranks are gone. It may come before our own is made: the others heard nothing of us for too long."""
+    if state.stage not in {Stage.FOLLOWING, Stage.FENCED} or state.incident is None:
         return state, ()
     kind = PlanKind.RESTART if event.kind == "restart" else PlanKind.STOP
     first = event.first
@@ -140,7 +140,7 @@ def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     if first is not None:  # counted on every node, so that the budget is the same whoever decides next
         state = planning.remembered(state, replace(first.failure, attempt=state.attempt, t=event.t))
     state = planning.with_poisoned(state, event.poison, state.progress.step)
-    return follow_if_ready(changed(state, incident=incident, overrides=event.overrides), event.t)
+    return follow_if_ready(changed(state, stage=Stage.FOLLOWING, incident=incident, overrides=event.overrides), event.t)
 
 
 def _of_peer(event: PeerDecided) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
 import threading
@@ -150,6 +151,86 @@ def test_a_node_that_leaves_fences_those_that_run_unless_all_are_done(store: Sto
     two.fence.finish(DEADLINE_S, done=True)
     assert two.heard.empty()
     assert one.heard.empty()
+
+
+def write(store: Store, key: str, kind: str, node: str, text: str) -> None:
+    """Set the fence or the decision of round t, as a node does that is not there any more."""
+    note = {"kind": kind, "node": node, "text": text, "exit_code": 0}
+    stores.own_client(store).compare_set(f"supervise/t/{key}", "", json.dumps(note))
+
+
+def test_where_the_node_that_fenced_falls_silent_one_decision_is_made_in_its_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "SILENT_S", 0.3)
+    monkeypatch.setattr(stores, "BEAT_S", 0.05)
+    one, two = Node(store, "one"), Node(store, "two")
+    write(store, "fence", "failure", "dead/1", "rank 3: signal 9")
+    heard = []
+    for node in (one, two):
+        assert node.heard.get(timeout=DEADLINE_S) == ("fence", "failure", "dead", "rank 3: signal 9")
+        heard.append(node.heard.get(timeout=DEADLINE_S))
+    assert heard[0] == heard[1]
+    assert (heard[0][:2], heard[0][4]) == (("decision", "restart"), None)
+    assert "node dead was not heard of" in heard[0][3]
+    for node in (one, two):
+        node.fence.finish(DEADLINE_S, done=False)
+
+
+def test_a_node_that_is_only_slow_to_decide_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "SILENT_S", 1.0)
+    monkeypatch.setattr(stores, "BEAT_S", 0.05)
+    one, two = Node(store, "one"), Node(store, "two")
+    one.fence.fail("rank 3: signal 9")
+    assert two.heard.get(timeout=DEADLINE_S)[0] == "fence"
+    with pytest.raises(queue.Empty):
+        two.heard.get(timeout=2.0)
+    one.fence.publish("stop", 65, "twice", CHANGES)
+    assert two.heard.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
+    for node in (one, two):
+        node.fence.finish(DEADLINE_S, done=False)
+
+
+def test_what_was_decided_in_the_place_of_a_silent_node_holds_for_it_too(store: Store) -> None:
+    one, two = Node(store, "one"), Node(store, "two")
+    one.fence.fail("rank 3: signal 9")
+    assert two.heard.get(timeout=DEADLINE_S)[0] == "fence"
+    write(store, "decision", "restart", "three", "node one was not heard of")  # by a third node, which did not hear its beats
+    for node in (one, two):
+        assert node.heard.get(timeout=DEADLINE_S) == ("decision", "restart", 0, "node one was not heard of", None)
+        node.fence.finish(DEADLINE_S, done=False)
+
+
+def test_a_node_without_supervisor_leaves_a_decision_only_where_its_own_rank_failed_first(store: Store) -> None:
+    one, two = Node(store, "one", "a"), Node(store, "two", "a")
+    one.fence.abandon()
+    one.fence.fail("rank 3: signal 15")
+    assert two.heard.get(timeout=DEADLINE_S)[:3] == ("fence", "failure", "one")
+    left = two.heard.get(timeout=DEADLINE_S)
+    assert (left[:2], left[4]) == (("decision", "restart"), None)
+    for node in (one, two):
+        node.fence.finish(DEADLINE_S, done=False)
+
+    one, two = Node(store, "one", "b"), Node(store, "two", "b")
+    two.fence.fail("rank 5: exit code 1")
+    assert one.heard.get(timeout=DEADLINE_S)[:3] == ("fence", "failure", "two")
+    one.fence.abandon()
+    one.fence.fail("rank 3: signal 15")
+    one.fence.finish(DEADLINE_S, done=False)
+    two.fence.publish("stop", 65, "twice", CHANGES)
+    two.fence.finish(DEADLINE_S, done=False)
+    decision = json.loads(stores.own_client(store).get("supervise/b/decision"))
+    assert decision["text"] == "twice", "a node that leaves does not decide in the place of one that lives"
+
+
+def test_a_store_that_is_lost_before_the_decision_is_an_answer() -> None:
+    server = stores.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
+    client = stores.own_client(server)
+    node = Node(client, "one")
+    write(client, "fence", "failure", "dead/1", "rank 3: signal 9")
+    assert node.heard.get(timeout=DEADLINE_S)[0] == "fence"
+    del server
+    heard = node.heard.get(timeout=DEADLINE_S)
+    assert heard[:2] == ("decision", "restart")
+    assert "store was lost" in heard[3]
 
 
 def test_admission_is_no_failure(store: Store) -> None:

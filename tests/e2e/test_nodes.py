@@ -74,8 +74,8 @@ class Cluster:
         """Return rank → pid over all nodes."""
         return {rank: pid for run in self.runs for rank, pid in run.rank_pids(attempt).items()}
 
-    def reached(self, rank: int, step: int) -> None:
-        """Await that a rank made a step, or a later one."""
+    def reached(self, rank: int, step: int, of: Sequence[Supervised] = ()) -> None:
+        """Await that a rank made a step, or a later one, while all nodes live, or those named."""
 
         def look() -> bool:
             with contextlib.suppress(FileNotFoundError):
@@ -83,7 +83,7 @@ class Cluster:
                 return any(row[0] == str(rank) and int(row[1]) >= step for row in rows)
             return False
 
-        wait_for(look, f"step {step} of rank {rank}", 120, alive=lambda: all(run.alive() for run in self.runs))
+        wait_for(look, f"step {step} of rank {rank}", 120, alive=lambda: all(run.alive() for run in of or self.runs))
 
     def steps(self) -> list[int]:
         """Return the steps of the checkpoints that are there, of a directory that all nodes share."""
@@ -165,6 +165,30 @@ def test_a_script_that_loads_another_step_on_one_node_is_ended_and_nothing_that_
     rows = [json.loads(file.read_text())["fences"] for run in nodes.runs for file in run.state.glob("*/nodes/*/checkpoints/fences.json")]
     fenced = any(later <= {row["path"] for row in fences if row["kind"] == "mixed"} for fences in rows)
     assert fenced or not later, "and will not be by a later run; most often the attempt is ended before it saves"
+
+
+@pytest.mark.slow
+def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_though_what_it_knew_was_pruned(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=1000", nnodes="2:3")
+    nodes.pids()
+    nodes.reached(0, EVERY + 5)
+    *others, lost = nodes.runs
+    lost.process.kill()
+    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to go on, long before they would wait no more", 60)
+    known = nodes.steps()
+    nodes.reached(0, known[-1] + 2 * EVERY + 5, of=others)
+    for step in known:  # as a script does that keeps its newest
+        (tmp_path / "ckpt" / f"step-{step:06d}.pt").unlink()
+    again = nodes.start(2)
+    assert [run.exit_code(200) for run in (*others, again)] == [0] * NODES
+    chosen = [selections(run)[-1] for run in (*others, again)]
+    assert [row["agreed"] for row in chosen] == [chosen[0]["agreed"]] * NODES
+    assert chosen[0]["agreed"] >= 3, "it was admitted"
+    assert len({row["chosen"]["step"] for row in chosen}) == 1
+    assert chosen[0]["chosen"]["step"] > known[-1]
+    assert "supervise of node" in others[0].ask("why", "1").stdout
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Choose what all nodes of a job resume from: the newest checkpoint that every node has, and can load.
 
-Each node lists what it has as rows of `Held`, the newest first. `candidates` says which of them may be one checkpoint on all nodes; each
-node then proves its own row of a candidate (`Proof`), and `accepted` judges the proofs. Every node calls both with the same values, so
-every node comes to the same answer, and no node decides for the others.
+Each node lists what it has as rows of `NodeCheckpoint`, the newest first. `candidates` says which of them may be one checkpoint on all
+nodes. Each node then proves its own row of a candidate (`Proof`), and `accepted` judges the proofs. Every node calls both with the same
+values, so every node comes to the same answer, and no node decides for the others.
 
 Two rows of one file (a shared file system: inode, size and modification time agree) are one checkpoint, and one node reads it for all.
 Two files are one checkpoint where name and step agree, and either their digests do or the ranks of both nodes wrote them in the same
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class NodeCheckpoint:
     """A checkpoint as one node has it.
 
     path: where it lies. name: its own, the same on all nodes. digest: of its content where a manifest tells it, else "". written_in: number
@@ -51,16 +51,16 @@ class Proof:
     nan: tuple[str, ...] = ()
 
 
-def is_same_file(a: Held, b: Held) -> bool:
+def is_same_file(a: NodeCheckpoint, b: NodeCheckpoint) -> bool:
     """Whether two nodes see one file, or one directory, of a shared file system. Device numbers differ between machines."""
     return (a.inode, a.n_bytes, a.mtime_ns) == (b.inode, b.n_bytes, b.mtime_ns)
 
 
-def _written_together(a: Held, b: Held) -> bool:
+def _written_together(a: NodeCheckpoint, b: NodeCheckpoint) -> bool:
     return a.step is not None and a.written_in > 0 and a.written_in == b.written_in
 
 
-def may_be_one(a: Held, b: Held) -> bool:
+def may_be_one(a: NodeCheckpoint, b: NodeCheckpoint) -> bool:
     """Whether two rows may be one checkpoint, before anything was read."""
     if is_same_file(a, b):
         return True
@@ -69,7 +69,7 @@ def may_be_one(a: Held, b: Held) -> bool:
     return not a.digest or not b.digest or a.digest == b.digest or _written_together(a, b)
 
 
-def candidates(held: Sequence[Sequence[Held]]) -> list[tuple[Held, ...]]:
+def candidates(held: Sequence[Sequence[NodeCheckpoint]]) -> list[tuple[NodeCheckpoint, ...]]:
     """Return what may be one checkpoint on all nodes, newest first: for each a row of every node, in the order of the nodes.
 
     The first node's order counts: by then all its ranks, and those of every other node, are gone.
@@ -88,17 +88,17 @@ def candidates(held: Sequence[Sequence[Held]]) -> list[tuple[Held, ...]]:
     return found
 
 
-def reads(candidate: Sequence[Held], node: int) -> bool:
+def reads(candidate: Sequence[NodeCheckpoint], node: int) -> bool:
     """Whether a node reads its row itself: the first of those that see the same file does, for all of them."""
     return not any(is_same_file(candidate[node], row) for row in candidate[:node])
 
 
-def is_shared(candidate: Sequence[Held]) -> bool:
+def is_shared(candidate: Sequence[NodeCheckpoint]) -> bool:
     """Whether all nodes see one file."""
     return all(is_same_file(candidate[0], row) for row in candidate[1:])
 
 
-def accepted(candidate: Sequence[Held], proofs: Sequence[Proof]) -> str:
+def accepted(candidate: Sequence[NodeCheckpoint], proofs: Sequence[Proof]) -> str:
     """Return why the nodes cannot resume from a candidate, "" where they can."""
     for node, proof in enumerate(proofs):
         if proof.reason:
@@ -114,7 +114,7 @@ def accepted(candidate: Sequence[Held], proofs: Sequence[Proof]) -> str:
     return ""
 
 
-def told(rows: Sequence[Held]) -> str:
+def summary(rows: Sequence[NodeCheckpoint]) -> str:
     """Return what a node has, newest first, for a person who must see which node lacks what."""
     step = "" if rows[0].step is None else f"step {rows[0].step}, "
     return f"{step}{rows[0].path}" + (f" and {len(rows) - 1} older" if len(rows) > 1 else "")

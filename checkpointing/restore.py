@@ -23,7 +23,7 @@ from checkpointing.backends import Away, Backend, BackendError, Damaged
 from checkpointing.manifest import Manifest
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.source import NotRegular, Short, Source
-from checkpointing.stall import Patience, Stalled, Watch
+from checkpointing.stall import Patience, RestoreProgress, Stalled
 from checkpointing.verify import verify
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Restored:
 def available(
     backends: Sequence[Backend],
     job: str,
-    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
+    watch: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> tuple[list[Kept], list[tuple[str, str]]]:
     """Give a job's checkpoints in all mirrors, newest first, and (what, reason) for what says nothing. Raises OtherJob, Unreachable."""
     kept: list[Kept] = []
@@ -126,7 +126,7 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     workers: int = 4,
     wanted: Callable[[Kept], str] = lambda _kept: "",
     elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
-    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
+    watch: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> Restored | None:
     """Restore the newest that is whole, each mirror's copy in turn, then an older one; None where the mirrors are empty.
 
@@ -178,7 +178,7 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
     into: str | None = None,
     workers: int = 4,
     elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
-    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
+    watch: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> Restored | None:
     """Restore this job's newest, and only where it has none the newest of the job `instead`: the second start has one of its own.
 
@@ -206,7 +206,7 @@ def fetch(
     into: str | None = None,
     workers: int = 4,
     passed_over: tuple[tuple[str, str], ...] = (),
-    watch: Watch = Watch(),  # noqa: B008 -- a frozen value
+    watch: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> Restored:
     """Bring one checkpoint here. Raises what the backend does, InTheWay, NoSpace, OSError."""
     target = _target(one, into)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class RestoreProgress:
     """How a restore is followed. `say` gets a line for people now and then, `fetched` the bytes that are here and those of the whole.
 
     `stall_s` is how long nothing may come.

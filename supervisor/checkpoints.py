@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import forecast, ordering, ownership, persist, proof, prune, retain
 from checkpointing.catalog import Listing, find
-from checkpointing.common import Held, Proof, is_shared, reads
+from checkpointing.common import NodeCheckpoint, Proof, is_shared, reads
 from checkpointing.copies import Copies, Copy, Needed
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests, decode
@@ -99,7 +99,7 @@ class JobCheckpoints:
             None  # path, step, why it stays, of what checkpoints.keep does not keep
         )
         self.is_bringing: Callable[[str, str], bool] | None = None  # is it still to be sent to a mirror: path, id of the manifest
-        self._offered: dict[Held, Candidate | Spare] = {}  # to the other nodes, for the attempt that is to begin
+        self._offered: dict[NodeCheckpoint, Candidate | Spare] = {}  # to the other nodes, for the attempt that is to begin
         self._in_use: frozenset[str] = frozenset()  # what the attempt was given
         self._stays: set[tuple[str, str]] = set()  # told already
         self.bring: Callable[[str, int | None, str], None] | None = None  # to the mirrors: path, step, file of the manifest
@@ -271,7 +271,7 @@ class JobCheckpoints:
             if copy.made_ns >= since_ns:
                 self._copies.remove(copy)
 
-    def offer(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[Held, ...], Selection]:
+    def offer(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[NodeCheckpoint, ...], Selection]:
         """List what this node could resume from, newest first, and what stands against the rest. Nothing is read through.
 
         agreements: number of the nodes' agreement with which an attempt of this run began. Raises CheckpointingError, OSError.
@@ -297,7 +297,7 @@ class JobCheckpoints:
                 digest = manifest.id if manifest is not None and manifest.identity == identity else ""
             if identity is not None:
                 written_in = self._written_in(path, agreements)
-                self._offered[Held(path, name, step, identity.size, identity.mtime_ns, identity.ino, digest, written_in)] = found
+                self._offered[NodeCheckpoint(path, name, step, identity.size, identity.mtime_ns, identity.ino, digest, written_in)] = found
         return tuple(self._offered), selection
 
     def _written_in(self, path: str, agreements: Mapping[int, int]) -> int:
@@ -305,7 +305,7 @@ class JobCheckpoints:
         whole = bool(writes) and not any(write.cut for write in writes)
         return agreements.get(max(write.attempt for write in writes), 0) if whole else 0
 
-    def prove(self, candidate: Sequence[Held], node: int, *, suspect: bool) -> Proof:
+    def prove(self, candidate: Sequence[NodeCheckpoint], node: int, *, suspect: bool) -> Proof:
         """Return whether this node, `node` of all, can load its row of a candidate. One node reads a file that several see."""
         row = candidate[node]
         found = self._offered[row]

@@ -444,27 +444,27 @@ class Executor:
         text = f"{self._name(self._node)} {began_text(action.first_step, action.loaded_step)}"
         row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
         if self._session is not None:
-            self._session.tell(action.attempt, json.dumps(row))
+            self._session.broadcast(action.attempt, json.dumps(row))
 
     def _agree(self, action: act.SelectCheckpoint, permit: Permit, *, suspect: bool) -> None:
         """Agree with the other nodes on what to resume from. In a thread."""
 
-        def say(number: int, text: str) -> list[str]:
+        def all_gather(number: int, text: str) -> list[str]:
             answer: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-            self._loop.call_soon(lambda: self._session.say(action.attempt, number, text, answer.put) if self._session else None)
+            self._loop.call_soon(lambda: self._session.all_gather(action.attempt, number, text, answer.put) if self._session else None)
             while self._loop.state.awaits_ranks(action.attempt):
                 try:
                     return answer.get(timeout=AGREE_LOOK_S)
                 except queue.Empty:
                     continue
-            raise nodeagreement.Cancelled
+            raise nodeagreement.AgreementCancelled
 
         host, t = self._name(action.node), self._loop.clock.now()
         if action.mixed_from_t is not None:
             action = replace(action, mixed_from_t=self._wall_t(action.mixed_from_t))
         try:
-            event = nodeagreement.agree(action, self._workshop.checkpoints, say, permit, host=host, suspect=suspect, t=t)
-        except nodeagreement.Cancelled:
+            event = nodeagreement.agree(action, self._workshop.checkpoints, all_gather, permit, host=host, suspect=suspect, t=t)
+        except nodeagreement.AgreementCancelled:
             return
         self._loop.post(replace(event, t=self._loop.clock.now()))
 

@@ -20,7 +20,7 @@ from checkpointing.backends import BackendError, S3Options, open_backend
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.source import Interrupted, Throttle
 from checkpointing.spool import Spool
-from checkpointing.stall import Watch
+from checkpointing.stall import RestoreProgress
 from checkpointing.upload import Changed, Means, upload
 from checkpointing.verify import verify
 from supervisor import learned, stdio
@@ -92,7 +92,7 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
 def listing(settings: Settings, job: str, *, as_json: bool) -> int:
     """Print what the mirrors hold of a job, the newest first. Returns 0."""
     with _told():
-        kept, passed = restore.available(backends_of(settings), _wanted(settings, job), Watch(stdio.say))
+        kept, passed = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
     for one in kept:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.made_unix_s))
         step = "?" if one.manifest.step is None else one.manifest.step
@@ -120,7 +120,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
                 into=into and _absolute(into),
                 workers=settings.checkpoints.concurrency,
                 elsewhere=lambda path: refusal(path, os.getcwd(), settings.checkpoints.paths, places),  # noqa: PTH109 (strings)
-                watch=Watch(stdio.say, bar.shown),
+                watch=RestoreProgress(stdio.say, bar.shown),
             )
         finally:
             bar.clear()
@@ -137,7 +137,7 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
     A damaged one is taken from the next mirror that has it. Raises SuperviseError where nothing, or more than one, is meant.
     """
     with _told():
-        kept, _ = restore.available(backends_of(settings), _wanted(settings, job), Watch(stdio.say))
+        kept, _ = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
         named = [one for one in kept if wanted in _names(one)]
         if not named:
             hint = "see what there is with: supervise checkpoints ls --mirror URL"
@@ -163,7 +163,9 @@ def _fetch(settings: Settings, same: Sequence[Kept], into: str, *, wanted: bool)
     def fetch(one: Kept) -> restore.Restored:
         bar = _Bar(one.manifest.name, one.manifest.n_bytes, wanted=wanted)
         try:
-            return restore.fetch(one, into=_absolute(into), workers=settings.checkpoints.concurrency, watch=Watch(stdio.say, bar.shown))
+            return restore.fetch(
+                one, into=_absolute(into), workers=settings.checkpoints.concurrency, watch=RestoreProgress(stdio.say, bar.shown)
+            )
         finally:
             bar.clear()
 

@@ -1,6 +1,6 @@
 """This node's part in the agreement of several nodes on what an attempt resumes from (core/gathering.py, checkpointing/common.py).
 
-Every step is an all-gather: each node says a row of JSON and gets the rows of all nodes. All nodes then draw the same conclusion by
+Every step is an all-gather: each node gives a row of JSON and gets the rows of all nodes. All nodes then draw the same conclusion by
 themselves, from the same rows.
 
 1. What each node went on with so far. The node that took part in the newest agreement says with which knobs all go on, and which
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from checkpointing import common
-from checkpointing.common import Held, Proof
+from checkpointing.common import NodeCheckpoint, Proof
 from checkpointing.model import CheckpointingError
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import CheckpointRef
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from supervisor.core.actions import SelectCheckpoint
     from supervisor.permit import Permit
 
-    #: Says a text to all nodes in the all-gather of this number; returns what all said, in the order of the nodes.
-    Say = Callable[[int, str], list[str]]
+    #: Gives a text to the all-gather of this number; returns the texts of all nodes, in their order.
+    AllGather = Callable[[int, str], list[str]]
 
 
-class Cancelled(Exception):  # noqa: N818  not a failure: the attempt ended while its nodes agreed
+class AgreementCancelled(Exception):  # noqa: N818  not a failure: the attempt ended while its nodes agreed
     """The attempt is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class NodeState:
     """What a node went on with so far, as SelectCheckpoint has it. suspect: a checkpoint may have caused the last failure.
 
     finite: it takes an older checkpoint where weights of the newest turned to NaN. mixed_from_t: wall time; see SelectCheckpoint.
@@ -80,33 +80,35 @@ class _Taken:
 class Offer:
     """What a node has. found: how many may be checkpoints; refused: why those are out that are not held."""
 
-    held: tuple[Held, ...]
+    held: tuple[NodeCheckpoint, ...]
     found: int
     refused: tuple[tuple[str, str], ...] = ()
 
 
 def agree(  # noqa: PLR0913  what is asked, of what, and by whom
-    action: SelectCheckpoint, checkpoints: JobCheckpoints, say: Say, permit: Permit, *, host: str, suspect: bool, t: float
+    action: SelectCheckpoint, checkpoints: JobCheckpoints, all_gather: AllGather, permit: Permit, *, host: str, suspect: bool, t: float
 ) -> CheckpointSelected:
-    """Agree with the other nodes. Raises Cancelled, by way of `say`, where the attempt is over before they do."""
+    """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, where the attempt is over before they do."""
     problem = checkpoints.rescue(permit)
-    pasts = _gathered(
-        say,
+    states = _gathered(
+        all_gather,
         1,
-        Past(host, action.agreed, action.overrides, action.avoid, suspect, action.knows, checkpoints.prefers_finite, action.mixed_from_t),
+        NodeState(
+            host, action.agreed, action.overrides, action.avoid, suspect, action.knows, checkpoints.prefers_finite, action.mixed_from_t
+        ),
     )
-    newest = max(pasts, key=lambda past: past.agreed)  # the first of those that are as new
-    poison = tuple(dict.fromkeys(path for past in pasts if past.agreed == newest.agreed for path in past.poison))
-    since = min((past.mixed_from_t for past in pasts if past.mixed_from_t is not None), default=None)
+    newest = max(states, key=lambda state: state.agreed)  # the first of those that are as new
+    poison = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.poison))
+    since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
     offer, fenced = _offer(action, checkpoints, poison, problem, since)
-    offers = _gathered(say, 2, offer)
+    offers = _gathered(all_gather, 2, offer)
     candidates = common.candidates([one.held for one in offers])
     refused: list[tuple[str, str]] = []
     newest_whole: _Taken | None = None
     taken: _Taken | None = None
     for number, candidate in enumerate(candidates):
-        proof = checkpoints.prove(candidate, action.node, suspect=any(past.suspect for past in pasts))
-        proofs = _gathered(say, 3 + number, proof)
+        proof = checkpoints.prove(candidate, action.node, suspect=any(state.suspect for state in states))
+        proofs = _gathered(all_gather, 3 + number, proof)
         why = common.accepted(candidate, proofs)
         if why:
             refused.append((candidate[action.node].path, why))
@@ -114,12 +116,12 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
         found = _Taken(number, tuple(proofs))
         if newest_whole is None:
             newest_whole = found
-        if not newest_whole.nan or not newest_whole.nan <= found.nan or not all(past.finite for past in pasts):
+        if not newest_whole.nan or not newest_whole.nan <= found.nan or not all(state.finite for state in states):
             taken = found
             break
     taken = taken or newest_whole
     if taken is None:
-        return _none(action, pasts, offers, fenced, tuple(refused), newest, poison, t)
+        return _none(action, states, offers, fenced, tuple(refused), newest, poison, t)
     rows = [candidate[action.node] for candidate in candidates]
     row, proof = rows[taken.number], taken.proofs[action.node]
     checkpoints.take(row.path)
@@ -141,19 +143,19 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
 
 def _none(  # noqa: PLR0913, PLR0917  what all said, and what came of it
     action: SelectCheckpoint,
-    pasts: Sequence[Past],
+    states: Sequence[NodeState],
     offers: Sequence[Offer],
     fenced: tuple[tuple[str, str], ...],
     refused: tuple[tuple[str, str], ...],
-    newest: Past,
+    newest: NodeState,
     poison: tuple[str, ...],
     t: float,
 ) -> CheckpointSelected:
     """Nothing that all nodes have. Where no node has, or knew, anything, that is a beginning from scratch; else say who has what."""
-    found = sum(one.found for one in offers) + sum(past.knows for past in pasts)
-    held = tuple((past.host, _has(offer)) for past, offer in zip(pasts, offers, strict=True)) if found else ()
-    fresh = [node for node, past in enumerate(pasts) if past.agreed == newest.agreed]
-    others_can = newest.agreed > 0 and 0 < action.least_nodes <= len(fresh) < len(pasts)
+    found = sum(one.found for one in offers) + sum(state.knows for state in states)
+    held = tuple((state.host, _has(offer)) for state, offer in zip(states, offers, strict=True)) if found else ()
+    fresh = [node for node, state in enumerate(states) if state.agreed == newest.agreed]
+    others_can = newest.agreed > 0 and 0 < action.least_nodes <= len(fresh) < len(states)
     alone = others_can and bool(common.candidates([offers[node].held for node in fresh]))
     return CheckpointSelected(
         t,
@@ -173,7 +175,7 @@ def _none(  # noqa: PLR0913, PLR0917  what all said, and what came of it
 
 def _has(offer: Offer) -> str:
     if offer.held:
-        return common.told(offer.held)
+        return common.summary(offer.held)
     return f"none ({'; '.join(': '.join(row) for row in offer.refused[:2])})" if offer.refused else "none"
 
 
@@ -194,8 +196,8 @@ def _offer(
     return Offer(held, selection.found + bool(problem), (*against, *selection.fenced)), selection.fenced
 
 
-_Row = TypeVar("_Row", Past, Offer, Proof)
+_Row = TypeVar("_Row", NodeState, Offer, Proof)
 
 
-def _gathered(say: Say, number: int, mine: _Row) -> list[_Row]:
-    return [msgspec.convert(json.loads(text), type=type(mine)) for text in say(number, json.dumps(asdict(mine)))]
+def _gathered(all_gather: AllGather, number: int, mine: _Row) -> list[_Row]:
+    return [msgspec.convert(json.loads(text), type=type(mine)) for text in all_gather(number, json.dumps(asdict(mine)))]

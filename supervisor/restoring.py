@@ -128,7 +128,7 @@ def main() -> int:
     from checkpointing.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
     from checkpointing.manifest import encode  # noqa: PLC0415 (as above)
     from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
-    from checkpointing.stall import Watch  # noqa: PLC0415 (as above)
+    from checkpointing.stall import RestoreProgress  # noqa: PLC0415 (as above)
 
     telling = threading.Lock()
 
@@ -155,7 +155,7 @@ def main() -> int:
             into=order["into"],
             workers=order["workers"],
             elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"], order["command"]),
-            watch=Watch(lambda text: tell("said", text=text), lambda done, total: tell("progress", done=done, total=total)),
+            watch=RestoreProgress(lambda text: tell("said", text=text), lambda done, total: tell("progress", done=done, total=total)),
         )
     except CheckpointingError as error:
         tell("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import stores
-from supervisor.agent.exchange import Exchange, Told
-from supervisor.agent.link import Admit, Go, Publish, Say, Start, Stop, Tell
+from supervisor.agent.exchange import Broadcasts, Exchange
+from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, Stop
 from supervisor.agent.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Director:
         self._attempt = 0
         self._taken = 0  # attempt that the main thread works at
         self._go: Go | None = None
-        self._said: deque[Say | Start] = deque()  # by the supervisor, of the attempt whose nodes agree
-        self._told: tuple[int, Told] | None = None
+        self._orders: deque[AllGather | Start] = deque()  # orders of the supervisor while the nodes of the attempt agree
+        self._broadcasts: tuple[int, Broadcasts] | None = None
         self._leave: int | None = None
         self._fence: tuple[int, stores.Fence] | None = None
         self.ranks = Ranks(link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash)
@@ -78,9 +78,9 @@ class Director:
                     self._taken = go.attempt
                     break
             fence, self._fence = self._fence, None
-            told, self._told = self._told, None
-        if told is not None:
-            told[1].leave()
+            broadcasts, self._broadcasts = self._broadcasts, None
+        if broadcasts is not None:
+            broadcasts[1].leave()
         if fence is not None:
             fence[1].leave()
         return go
@@ -94,7 +94,7 @@ class Director:
         self._link.send("rendezvous", attempt, **where)
 
     def agree(self, attempt: int, store: Store, token: str, node: int, nodes: int) -> Go:
-        """Pass on what the supervisors of all nodes tell each other, until ours says how the ranks start.
+        """Carry the all-gathers of the supervisors, until ours orders how the ranks start.
 
         Raises stores.Cancelled where the attempt is stopped meanwhile, TimeoutError where a node is silent.
         """
@@ -102,19 +102,19 @@ class Director:
         self._link.send("gathered", attempt, node=node, nodes=nodes)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._said), LOOK_S)
-                said = self._said.popleft() if self._said else None
+                self._changed.wait_for(lambda: bool(self._orders), LOOK_S)
+                order = self._orders.popleft() if self._orders else None
             if self.cancelled():
                 raise stores.Cancelled
-            if isinstance(said, Start):
+            if isinstance(order, Start):
                 if nodes > 1:
-                    told = Told(store, token, node, nodes, lambda text: self._link.send("told", attempt, text=text))
+                    broadcasts = Broadcasts(store, token, node, nodes, lambda text: self._link.send("broadcast", attempt, text=text))
                     with self._changed:
-                        self._told = (attempt, told)
-                return said.go
+                        self._broadcasts = (attempt, broadcasts)
+                return order.go
             exchange.beat()
-            if said is not None:
-                self._link.send("heard", attempt, number=said.number, texts=exchange.gather(said.number, said.text))
+            if order is not None:
+                self._link.send("all_gathered", attempt, number=order.number, texts=exchange.gather(order.number, order.text))
 
     def nodes_waiting(self, count: int) -> None:
         """The number of nodes that want to join has changed."""
@@ -146,9 +146,9 @@ class Director:
         """Last words to the other nodes, for at most PUBLISH_S."""
         with self._changed:
             fence, self._fence = self._fence, None
-            told, self._told = self._told, None
-        if told is not None:
-            told[1].leave()
+            broadcasts, self._broadcasts = self._broadcasts, None
+        if broadcasts is not None:
+            broadcasts[1].leave()
         if fence is not None:
             fence[1].finish(PUBLISH_S, done=self.succeeded)
 
@@ -184,17 +184,17 @@ class Director:
             self.ranks.begin(command.attempt)
             with self._changed:
                 self._attempt, self._go = command.attempt, command
-                self._said.clear()
+                self._orders.clear()
                 self._changed.notify_all()
-        elif isinstance(command, (Say, Start)):
+        elif isinstance(command, (AllGather, Start)):
             with self._changed:
-                self._said.append(command)
+                self._orders.append(command)
                 self._changed.notify_all()
-        elif isinstance(command, Tell):
+        elif isinstance(command, Broadcast):
             with self._changed:
-                told = self._told
-            if told is not None and told[0] == command.attempt:
-                told[1].tell(command.text)
+                broadcasts = self._broadcasts
+            if broadcasts is not None and broadcasts[0] == command.attempt:
+                broadcasts[1].send(command.text)
         elif isinstance(command, Stop):
             self._stop(command)
         elif isinstance(command, Admit):

@@ -1,7 +1,7 @@
-"""What the nodes of a round tell each other before their ranks start: one all-gather after another, over the agents' store.
+"""The messages between the nodes of a round: all-gathers before their ranks start, then one broadcast of each, over the agents' store.
 
-Every node says a text and gets the texts of all nodes, in the order of the nodes. Reading a large checkpoint takes minutes, so a node is
-waited for as long as its agent counts up a key of its own, once a second. A node whose agent is gone is noticed after SILENT_S.
+In an all-gather every node gives a text and gets the texts of all, in the order of the nodes. Reading a large checkpoint takes minutes, so
+a node is waited for as long as its agent counts up a key of its own, once a second. A node whose agent is gone is noticed after SILENT_S.
 
 Raises Cancelled where the attempt was stopped meanwhile, TimeoutError where a node is silent, and torch's errors where the store is lost.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 SILENT_S = 30.0
 POLL_S = 0.02
-TOLD_LOOK_S = 1.0
-TOLD_SLOWLY_S = 10.0
+LOOK_S = 1.0
+LOOK_SELDOM_S = 10.0
 
 
 class Exchange:
@@ -46,7 +46,7 @@ class Exchange:
             self._store.add(f"alive/{self._node}", 1)
 
     def gather(self, number: int, text: str) -> list[str]:
-        """Say `text` in all-gather `number`, and return what all said."""
+        """Give `text` to all-gather `number`, and return the texts of all nodes."""
         self._store.set(f"{number}/{self._node}", text)
         missing = list(range(self._nodes))
         seen: dict[int, tuple[int, float]] = {}
@@ -71,27 +71,27 @@ class Exchange:
                 raise TimeoutError(msg)
 
 
-class Told:
-    """What each node tells the others while its ranks run, once: how they began. `heard(text)` for each of the others, from a thread.
+class Broadcasts:
+    """One text of each node for all others, while the ranks run: how they began. `received` is called with each, from a thread.
 
-    The thread looks at one count, and reads only when that grew; after a minute it looks seldom: some nodes have nothing to tell.
+    The thread looks at one count, and reads only when that grew; after a minute it looks seldom: some nodes have nothing to send.
     """
 
-    def __init__(self, store: Store, token: str, node: int, nodes: int, heard: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, token: str, node: int, nodes: int, received: Callable[[str], None]) -> None:
         """Begin to listen."""
-        self._node, self._nodes, self._heard = node, nodes, heard
+        self._node, self._nodes, self._received = node, nodes, received
         self._text: str | None = None
         self._changed = threading.Event()
         self._left = False
-        threading.Thread(target=self._quietly, args=(store, f"supervise/{token}/told"), name="told", daemon=True).start()
+        threading.Thread(target=self._quietly, args=(store, f"supervise/{token}/broadcasts"), name="broadcasts", daemon=True).start()
 
-    def tell(self, text: str) -> None:
-        """Tell the others. Returns at once."""
+    def send(self, text: str) -> None:
+        """Send this node's text to the others. Returns at once."""
         self._text = text
         self._changed.set()
 
     def leave(self) -> None:
-        """Tell and hear nothing any more."""
+        """Send and receive nothing any more."""
         self._left = True
         self._changed.set()
 
@@ -101,14 +101,14 @@ class Told:
 
     def _run(self, store: Store) -> None:
         missing = [node for node in range(self._nodes) if node != self._node]
-        known, told, began = 0, False, time.monotonic()
-        while missing or not told:
-            self._changed.wait(TOLD_LOOK_S if time.monotonic() - began < 60 * TOLD_LOOK_S else TOLD_SLOWLY_S)
+        known, is_sent, began = 0, False, time.monotonic()
+        while missing or not is_sent:
+            self._changed.wait(LOOK_S if time.monotonic() - began < 60 * LOOK_S else LOOK_SELDOM_S)
             if self._left:
                 return
             self._changed.clear()
-            if self._text is not None and not told:
-                told = True
+            if self._text is not None and not is_sent:
+                is_sent = True
                 store.set(str(self._node), self._text)
                 store.add("count", 1)
             count = store.add("count", 0)
@@ -117,4 +117,4 @@ class Told:
             known = count
             for node in [node for node in missing if store.check([str(node)])]:
                 missing.remove(node)
-                self._heard(store.get(str(node)).decode())
+                self._received(store.get(str(node)).decode())

@@ -77,8 +77,8 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """What this node says to all nodes of the round, in all-gather `number`; answered by `heard` with what all said."""
+class AllGather:
+    """This node's text for all-gather `number` of the round. The answer `all_gathered` has the texts of all nodes."""
 
     attempt: int
     number: int
@@ -86,8 +86,8 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """What this node tells the others of the round while its ranks run; theirs come as `told`."""
+class Broadcast:
+    """A text for the other nodes of the round while the ranks run. Theirs come as `broadcast`."""
 
     attempt: int
     text: str
@@ -108,7 +108,7 @@ class Admit:
     attempt: int
 
 
-Command = Go | Start | Say | Tell | Stop | Publish | Admit
+Command = Go | Start | AllGather | Broadcast | Stop | Publish | Admit
 
 
 def parse(line: bytes) -> Command:
@@ -120,9 +120,9 @@ def parse(line: bytes) -> Command:
             return _go(attempt, raw)
         if what == "start":
             return Start(attempt, _go(attempt, raw))
-        if what in {"say", "tell"}:
+        if what in {"all_gather", "broadcast"}:
             text = str(raw["text"])
-            return Tell(attempt, text) if what == "tell" else Say(attempt, int(raw["number"]), text)
+            return Broadcast(attempt, text) if what == "broadcast" else AllGather(attempt, int(raw["number"]), text)
         if what == "stop":
             leave = int(raw.get("exit_code") or 0) if raw.get("then", "wait") == "exit" else None
             return Stop(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))

@@ -48,7 +48,7 @@ SEND_DEADLINE_S = 1
 #: What the link gets for its end after the agent's own: what the agent said last is on it, and comes by another way than its exit code.
 LAST_WORDS_S = 1.0
 #: The agent's words about other nodes.
-_OF_NODES = frozenset({"gathered", "heard", "told", "peer_fenced", "nodes_waiting", "peer_decided"})
+_OF_NODES = frozenset({"gathered", "all_gathered", "broadcast", "peer_fenced", "nodes_waiting", "peer_decided"})
 #: How many names of torch's that do not fit are told; the others are counted.
 _NAMED = 3
 
@@ -74,7 +74,7 @@ class ElasticSession:
         self._finished = False
         self._waiting: tuple[int, Callable[[], Mapping[str, Any] | None]] | None = None  # attempt, and what makes its message
         self._gathered = 0  # attempt whose nodes have met
-        self._heard: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
+        self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._overrides: tuple[tuple[str, str], ...] = ()  # of the current attempt, which stay where an agent that left decides
         self._ranks: dict[int, RankInfo] = {}  # of the current attempt, by rank; and how they died
         self._deaths: dict[int, RankExit] = {}
@@ -91,15 +91,15 @@ class ElasticSession:
         self._overrides = self._ground.loop.state.overrides
         self._open(action.attempt, lambda: {"do": "go", "attempt": action.attempt, "nproc": action.nproc})
 
-    def say(self, attempt: int, number: int, text: str, heard: Callable[[list[str]], None]) -> None:
+    def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
         """See Session."""
         if attempt == self._gathered:
-            self._heard[number] = heard
-            self._send({"do": "say", "attempt": attempt, "number": number, "text": text})
+            self._awaited[number] = received
+            self._send({"do": "all_gather", "attempt": attempt, "number": number, "text": text})
 
-    def tell(self, attempt: int, text: str) -> None:
+    def broadcast(self, attempt: int, text: str) -> None:
         """See Session."""
-        self._send({"do": "tell", "attempt": attempt, "text": text})
+        self._send({"do": "broadcast", "attempt": attempt, "text": text})
 
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
         """See Session. Where the nodes have met, the agent is told to start its ranks."""
@@ -115,7 +115,7 @@ class ElasticSession:
         """Tell a living agent to go on with another attempt; otherwise start one, which is told when it has said hello."""
         self._ending.start(attempt)
         self._waiting = (attempt, message)
-        self._gathered, self._heard = 0, {}
+        self._gathered, self._awaited = 0, {}
         self._ranks, self._deaths = {}, {}
         if self._exited is not None:
             self._agent_gone()
@@ -281,12 +281,12 @@ class ElasticSession:
             return NodesWaiting(now, attempt, int(message["count"]))
         if kind == "peer_decided":
             return self._peer_decided(now, message)
-        if kind == "told":
+        if kind == "broadcast":
             row = json.loads(message["text"])
             return NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"])
-        heard = self._heard.pop(int(message["number"]), None)
-        if heard is not None:
-            heard([str(text) for text in message["texts"]])
+        received = self._awaited.pop(int(message["number"]), None)
+        if received is not None:
+            received([str(text) for text in message["texts"]])
         return None
 
     def _peer_decided(self, now: float, message: Mapping[str, Any]) -> PeerDecided:

@@ -49,11 +49,11 @@ class PlainSession:
         """A plain command meets nobody: the core asks it of torchrun's agent only."""
         self.refuse(action.attempt, "nodes can meet under torchrun's agent only", "the start of the attempt")
 
-    def say(self, attempt: int, number: int, text: str, heard: Callable[[list[str]], None]) -> None:
-        """Nobody hears a plain command."""
+    def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
+        """A plain command has no other nodes."""
 
-    def tell(self, attempt: int, text: str) -> None:
-        """As `say`."""
+    def broadcast(self, attempt: int, text: str) -> None:
+        """As `all_gather`."""
 
     def begin(self, action: BeginAttempt, applied: Applied) -> None:
         """See Session."""

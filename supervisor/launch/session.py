@@ -56,12 +56,12 @@ class Session(Protocol):
         """Have this node meet the others, and start no rank; answered by NodesGathered or LauncherExited."""
         ...
 
-    def say(self, attempt: int, number: int, text: str, heard: Callable[[list[str]], None]) -> None:
-        """Say `text` to all nodes that have met, in all-gather `number`; `heard` gets what all said, in the order of the nodes."""
+    def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
+        """Give `text` to all-gather `number` of the nodes that have met. `received` gets the texts of all, in the order of the nodes."""
         ...
 
-    def tell(self, attempt: int, text: str) -> None:
-        """Tell the other nodes of the attempt something while the ranks run."""
+    def broadcast(self, attempt: int, text: str) -> None:
+        """Send a text to the other nodes of the attempt while the ranks run."""
         ...
 
     def begin(self, action: BeginAttempt, applied: Applied) -> None:

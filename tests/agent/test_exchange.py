@@ -115,11 +115,11 @@ def test_a_node_that_reads_for_long_is_waited_for_and_one_whose_agent_is_gone_is
 
 def test_how_each_node_began_reaches_all_others_whoever_tells_first_and_nobody_who_left(store: Store) -> None:
     heard: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in range(3)]
-    told = [exchange.Told(stores.PrefixStore("run", stores.own_client(store)), "t", n, 3, heard[n].put) for n in range(3)]
-    told[1].tell("one")
+    told = [exchange.Broadcasts(stores.PrefixStore("run", stores.own_client(store)), "t", n, 3, heard[n].put) for n in range(3)]
+    told[1].send("one")
     assert [heard[n].get(timeout=DEADLINE_S) for n in (0, 2)] == ["one", "one"]
     told[0].leave()
-    told[2].tell("two")
+    told[2].send("two")
     assert heard[1].get(timeout=DEADLINE_S) == "two"
     with pytest.raises(queue.Empty):
         heard[0].get(timeout=1.5)

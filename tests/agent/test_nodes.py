@@ -115,10 +115,10 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
         agent.send("go", 1)
     for node, agent in enumerate((first, second)):
         assert agent.expect("gathered", 1, node=node)["nodes"] == 2
-        agent.send("say", 1, number=1, text=f"of {node}")
+        agent.send("all_gather", 1, number=1, text=f"of {node}")
     for agent in (first, second):
-        assert agent.expect("heard", 1, number=1)["texts"] == ["of 0", "of 1"]
-    second.send("say", 1, number=2, text="again")
+        assert agent.expect("all_gathered", 1, number=1)["texts"] == ["of 0", "of 1"]
+    second.send("all_gather", 1, number=2, text="again")
     assert not second.has("started", 1)
     first.stop(1, then="wait")  # in the middle of it: the other node is fenced, and neither has started a rank
     first.expect("stopped", 1, outcome="stopped")

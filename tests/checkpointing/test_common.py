@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from checkpointing.common import Held, Proof, accepted, candidates, is_shared, reads, told
+from checkpointing.common import NodeCheckpoint, Proof, accepted, candidates, is_shared, reads, summary
 
 
-def shared(step: int | None, name: str = "") -> Held:
+def shared(step: int | None, name: str = "") -> NodeCheckpoint:
     """A file on storage that all nodes see."""
     name = name or f"{step}.pt"
-    return Held(f"/shared/{name}", name, step, 100 + (step or 0), 5, 1000 + (step or 0))
+    return NodeCheckpoint(f"/shared/{name}", name, step, 100 + (step or 0), 5, 1000 + (step or 0))
 
 
-def own(node: int, step: int | None, digest: str = "", written_in: int = 0, name: str = "") -> Held:
+def own(node: int, step: int | None, digest: str = "", written_in: int = 0, name: str = "") -> NodeCheckpoint:
     """A file on a disk of the node's own."""
     name = name or f"{step}.pt"
-    return Held(f"/local/{name}", name, step, 100, 10 * node, 7, digest, written_in)
+    return NodeCheckpoint(f"/local/{name}", name, step, 100, 10 * node, 7, digest, written_in)
 
 
 ROWS = [
@@ -35,7 +35,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("held", "taken"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_the_newest_that_every_node_has_is_taken(held: list[list[Held]], taken: int | str | None) -> None:
+def test_the_newest_that_every_node_has_is_taken(held: list[list[NodeCheckpoint]], taken: int | str | None) -> None:
     whole = [
         rows
         for rows in candidates(held)
@@ -66,5 +66,5 @@ def test_two_files_are_one_checkpoint_by_what_was_read_and_not_by_their_names() 
 
 
 def test_a_person_is_told_what_a_node_has() -> None:
-    assert told([shared(60), shared(40), shared(20)]) == "step 60, /shared/60.pt and 2 older"
-    assert told([shared(None, "last.pt")]) == "/shared/last.pt"
+    assert summary([shared(60), shared(40), shared(20)]) == "step 60, /shared/60.pt and 2 older"
+    assert summary([shared(None, "last.pt")]) == "/shared/last.pt"

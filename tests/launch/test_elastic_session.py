@@ -331,13 +331,13 @@ def test_nodes_meet_say_what_they_have_and_start_as_they_agreed_and_what_came_of
     stage.session.gather(GatherNodes(2, nproc=2))
     assert stage.hears() == {"do": "go", "attempt": 2, "nproc": 2}
     heard: list[list[str]] = []
-    stage.session.say(2, 1, "too early", heard.append)
+    stage.session.all_gather(2, 1, "too early", heard.append)
     stage.says({"ev": "gathered", "attempt": 2, "node": 1, "nodes": 2})
     stage.take(1)
     assert stage.posted(NodesGathered) == [NodesGathered(0.0, 2, 1, 2)]
-    stage.session.say(2, 1, "mine", heard.append)
-    assert stage.hears() == {"do": "say", "attempt": 2, "number": 1, "text": "mine"}
-    stage.says(*[{"ev": "heard", "attempt": 2, "number": 1, "texts": ["theirs", "mine"]}] * 2)
+    stage.session.all_gather(2, 1, "mine", heard.append)
+    assert stage.hears() == {"do": "all_gather", "attempt": 2, "number": 1, "text": "mine"}
+    stage.says(*[{"ev": "all_gathered", "attempt": 2, "number": 1, "texts": ["theirs", "mine"]}] * 2)
     stage.take(2)
     assert heard == [["theirs", "mine"]]
     stage.session.begin(BeginAttempt(2, "failure", CheckpointRef("c.pt", 7, "digest")), AS_WRITTEN)

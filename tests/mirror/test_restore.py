@@ -17,7 +17,7 @@ from checkpointing import manifest, remote, restore
 from checkpointing.backends import Backend, Damaged, Missing, Stored, StoredPart, Upload, is_made_of, open_backend
 from checkpointing.restore import InTheWay, NoSpace, OtherJob, Unreachable
 from checkpointing.spool import Spool
-from checkpointing.stall import Watch
+from checkpointing.stall import RestoreProgress
 from checkpointing.upload import Changed, Means, parts_of, upload
 from tests.mirror.process import PART, ROOT, save, save_tree
 from tests.waiting import wait_for
@@ -53,7 +53,7 @@ def test_the_newest_goes_back_to_where_it_was_saved(tmp_path: Path, backend: Bac
     content = path.read_bytes()
     path.unlink()
     shown: list[tuple[int, int]] = []
-    done = restore.newest([backend], "job", watch=Watch(fetched=lambda *row: shown.append(row)))
+    done = restore.newest([backend], "job", watch=RestoreProgress(fetched=lambda *row: shown.append(row)))
     assert done is not None
     assert (done.path, done.fetched_bytes, path.read_bytes() == content) == (str(path), len(content), True)
     assert shown[-1] == (len(content), len(content))
@@ -185,12 +185,12 @@ def test_a_restore_that_was_killed_goes_on_from_what_it_has(tmp_path: Path, back
 import sys, time
 from checkpointing import restore
 from checkpointing.backends import open_backend
-from checkpointing.stall import Watch
+from checkpointing.stall import RestoreProgress
 def fetched(done, total):
     print(done, flush=True)
     if done >= total // 2:
         time.sleep(60)
-restore.newest([open_backend(sys.argv[1])], "job", into=sys.argv[2], workers=1, watch=Watch(fetched=fetched))
+restore.newest([open_backend(sys.argv[1])], "job", into=sys.argv[2], workers=1, watch=RestoreProgress(fetched=fetched))
 """
     process = subprocess.Popen(  # noqa: S603 -- the test's own
         [sys.executable, "-c", code, backend.url, str(tmp_path / "fresh")],

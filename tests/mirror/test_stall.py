@@ -15,7 +15,7 @@ from checkpointing import restore
 from checkpointing.backends import open_backend
 from checkpointing.source import Interrupted
 from checkpointing.spool import Spool
-from checkpointing.stall import Patience, Stalled, Watch
+from checkpointing.stall import Patience, RestoreProgress, Stalled
 from checkpointing.upload import Means, upload
 from tests.mirror.faults import STALL, Fault
 from tests.mirror.process import Place, save
@@ -61,7 +61,7 @@ def test_what_stalls_is_said_and_given_up_for_the_next_mirror_and_then_for_an_ol
     stall(mirrors[0], "step_[34].pt")
     stall(mirrors[1], "step_4.pt")
     said: list[str] = []
-    done = restore.newest(mirrors, "job", watch=Watch(said.append, stall_s=0.5))
+    done = restore.newest(mirrors, "job", watch=RestoreProgress(said.append, stall_s=0.5))
     assert done is not None
     assert (done.manifest.step, done.url) == (3, mirrors[1].url)
     assert ["no data for" in why for _, why in done.passed_over] == [True, True, True]
@@ -72,7 +72,7 @@ def test_a_mirror_of_which_all_stalls_is_not_asked_for_each_checkpoint(mirrors: 
     stall(mirrors[0], "*.pt")
     said: list[str] = []
     with pytest.raises(restore.Unreachable):
-        restore.newest(mirrors[:1], "job", watch=Watch(said.append, stall_s=0.5))
+        restore.newest(mirrors[:1], "job", watch=RestoreProgress(said.append, stall_s=0.5))
     assert len(said) == 2
 
 
@@ -80,7 +80,7 @@ def test_a_mirror_of_which_all_stalls_is_not_asked_for_each_checkpoint(mirrors: 
 def test_a_server_that_says_nothing_is_no_empty_mirror(place: Place) -> None:
     place.proxy.faults = [Fault(STALL, "^GET.*list-type", times=1000)]
     with pytest.raises(restore.Unreachable, match="no data for"):
-        restore.newest([place.backend()], "job", watch=Watch(stall_s=0.5))
+        restore.newest([place.backend()], "job", watch=RestoreProgress(stall_s=0.5))
 
 
 def test_a_thread_that_was_left_behind_writes_nothing_when_it_wakes() -> None:

@@ -77,6 +77,8 @@ class MirrorLink:
         self._n_held = 0
         self._last_words = ""
         self._closing = threading.Event()
+        self._until = 0.0  # when it is closing: how long it may bring what is left (monotonic seconds)
+        self._given_up = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
@@ -106,9 +108,11 @@ class MirrorLink:
 
     def close(self, deadline_s: float) -> int | None:
         """Give it so long to bring all, then end it. Returns how many are left in the spool, None where it did not say."""
+        self._until = time.monotonic() + deadline_s
         self._closing.set()
         self._queue.put({"cmd": "finish", "deadline_s": deadline_s})
         self._thread.join(deadline_s + _STOP_S)
+        self._given_up.set()
         process = self._process
         if process is not None and process.poll() is None:
             process.kill()
@@ -117,19 +121,21 @@ class MirrorLink:
 
     def _run(self) -> None:
         wait_s = FIRST_WAIT_S
-        while not self._closing.is_set():
+        while not (self._closing.is_set() and time.monotonic() >= self._until):
             began = time.monotonic()
             try:
                 code = self._serve()
             except OSError as error:
                 code = None
                 self._told({"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""})
-            if self._closing.is_set() or code == _REFUSED:
-                return  # what it is told is wrong, and would be the next time
+            closing = self._closing.is_set()
+            if code == _REFUSED or (closing and code == 0):
+                return  # what it is told is wrong, and would be the next time; or it brought what it could in its time
             if code not in {None, _HELD}:
                 self._told({"ev": "died", "code": code, "wait_s": wait_s, "said": self._last_words})
             wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
-            self._closing.wait(wait_s)
+            # a process that died as the run ends, or a moment before, is started again at once: its spool is still to be brought
+            (self._given_up if closing else self._closing).wait(FIRST_WAIT_S if closing else wait_s)
 
     def _serve(self) -> int:
         """Run one process to its end; return its exit code. Raises OSError."""
@@ -158,8 +164,9 @@ class MirrorLink:
             with self._changed:
                 rows: list[dict[str, Any] | None] = [self._configuration, *self._pending.values()]
                 while not self._queue.empty():
-                    row = self._queue.get()
-                    rows += [row] if row is not None and row["cmd"] == "finish" else []
+                    self._queue.get()
+                if self._closing.is_set():
+                    rows.append({"cmd": "finish", "deadline_s": max(0.0, self._until - time.monotonic())})
             with contextlib.suppress(BrokenPipeError):
                 while rows or (rows := [self._queue.get()]):
                     row = rows.pop(0)

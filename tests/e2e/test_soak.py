@@ -146,7 +146,8 @@ class Soak:
             self.killed[kind] = self.killed.get(kind, 0) + 1
         if kind == "supervisor":
             self.run.process.wait(30)
-        if self.season.nan_every and sum(self.killed.values()) % self.season.nan_every == 0:
+        finite = len(list((self.place / "ckpt").glob("step-*.pt")))
+        if self.season.nan_every and finite > 2 and sum(self.killed.values()) % self.season.nan_every == 0:
             (self.place / "nan").touch()
             wait_for(lambda: not (self.place / "nan").exists(), "the NaN was saved", 60, alive=self._again_if_ended)
 
@@ -166,7 +167,9 @@ class Soak:
     def _again(self) -> None:
         """Start again after an end that we made; any other end is a failure of the supervisor's."""
         code = self.run.process.returncode
-        assert code in {-signal.SIGKILL, 143, 75}, f"supervise ended by itself with {code}"
+        # a signal that comes before Python runs our first line ends a process that has started nothing
+        unheard = not self.run.stderr and code in {-signal.SIGTERM, -signal.SIGUSR1}
+        assert unheard or code in {-signal.SIGKILL, 143, 75}, f"supervise ended by itself with {code}"
         self.run.wait_for_nothing_left(15)
         self.start()
 

@@ -69,6 +69,21 @@ def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(jo
         assert link.close(20.0) == 0
 
 
+def test_a_process_that_dies_as_the_run_ends_is_started_once_more_to_bring_the_rest(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1 << 20, 1)
+    with linked(job) as (link, told):
+        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+        process = link._process  # noqa: SLF001 -- whom to kill
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        link.bring(str(path), 1, str(described))
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: any(row["ev"] == "died" for row in told), "it is known to be dead, and the next one waits a second")
+        assert link.close(30.0) == 0
+        assert [row["ev"] for row in told if row["ev"] == "uploaded"] == ["uploaded"]
+
+
 def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
     wrong = replace(job.settings, checkpoints=replace(job.settings.checkpoints, mirror=("ftp://nowhere",)))
     with linked(replace(job, settings=wrong)) as (link, told):

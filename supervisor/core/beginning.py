@@ -71,7 +71,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     notes: tuple[Action, ...] = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
     notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
     notes += tuple(Say("warning", note) for note in event.notes)
-    notes += tuple(Say("warning", f"torn checkpoint {left}: {path}: {why}") for path, why in torn)
+    notes += tuple(Say("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
     stop = _meets_it_again(state, event)
     if stop is not None:
         state, actions = stop_for(state, event.t, *stop)

@@ -47,7 +47,7 @@ def _from(situation: Situation) -> str:
     """Say where the next attempt begins, as far as that is known before it is looked for."""
     policy = situation.policy
     if policy.checkpoints_declared:
-        return "restart from the newest checkpoint that can be verified"  # the look for it comes next, and may find none
+        return "restart from the newest verified checkpoint, if any"  # the look for it comes next
     return "the same command again; " + ("the script resumes itself" if policy.resumes_itself else "no checkpoint is declared")
 
 

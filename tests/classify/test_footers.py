@@ -230,10 +230,15 @@ def between(anchors: Iterable[str], samples: Iterable[str]) -> Iterator[str]:
 @pytest.mark.parametrize("row", CATALOGUE.rows, ids=lambda row: row.id)
 def test_no_pattern_takes_long_on_any_line(row: rows.Signature) -> None:
     """A line is cut to text.LONGEST_LINE characters; a pattern that backtracks without end would still hang the reader."""
-    for line in between(row.anchors, KNOWN.get(row.id, ())):
+
+    def took_s(line: str) -> float:
         began = time.process_time()
         row.pattern.search(line[: text.LONGEST_LINE])
-        assert time.process_time() - began < LONGEST_SEARCH_S, f"{row.id} on {line[:80]!r}…"
+        return time.process_time() - began
+
+    for line in between(row.anchors, KNOWN.get(row.id, ())):
+        # a collection of garbage may fall into one search; a pattern that backtracks is slow each time
+        assert any(took_s(line) < LONGEST_SEARCH_S for _ in range(3)), f"{row.id} on {line[:80]!r}…"
 
 
 LINES = {

@@ -3,7 +3,8 @@
 Two rules, neither of which compares a file's time with our clock for more than a guess:
 
 A name is looked at again after a tenth of the time for which it stood still, at most `MOST_S`, or at once if another inode has the name.
-So a save that replaces a file is seen at the next listing, and one that rewrites it in place late by a tenth of the pause between saves.
+So a save that replaces a file is seen at the next listing, and one that rewrites it in place late by a tenth of the pause between saves,
+unless the caller knows of it (`forget`).
 Of a directory the modification time is compared besides, so that what is new in it is seen at once.
 A directory's names are listed again if its modification time moved. That time may have a granularity of two seconds (FAT, old NFS), in
 which a second change would not show: names that were listed sooner than `_SETTLED_S` after the time was first seen are listed again.
@@ -85,6 +86,10 @@ class Recall:
             since = now
         self._looked[path] = _Looked(inode, mtime_ns, since, now + min(MOST_S, (now - since) / _SHARE), found)
         return found
+
+    def forget(self, path: str) -> None:
+        """Look at a path at the next listing: it is known to have changed."""
+        self._looked.pop(path, None)
 
     def end_listing(self) -> None:
         """Forget what was not asked for since the last call: it is no longer there, or no longer matched."""

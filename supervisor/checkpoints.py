@@ -21,7 +21,7 @@ from checkpointing.common import NodeCheckpoint, Proof, is_shared, reads
 from checkpointing.copies import Copies, Copy, Needed
 from checkpointing.fence import Fences
 from checkpointing.manifest import About, Manifests, decode
-from checkpointing.model import CheckpointingError, Verdict, Verification, nan_weights
+from checkpointing.model import CheckpointingError, Identity, Verdict, Verification, nan_weights
 from checkpointing.recall import Recall
 from checkpointing.select import LIMIT_S, Spare, held, newest
 from checkpointing.setaside import SetAside
@@ -33,7 +33,7 @@ from supervisor.baseline import Baseline
 from supervisor.checkpointorder import CheckpointOrder
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import Unused
-from supervisor.learned import Learned
+from supervisor.learned import Learned, Write
 from supervisor.neighbours import Neighbours
 from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
 from supervisor.observe.sampler import loads
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from checkpointing.manifest import Manifest
-    from checkpointing.model import Candidate, Identity
+    from checkpointing.model import Candidate
     from checkpointing.select import Selection
     from supervisor.core.model import CheckpointRef
     from supervisor.job import Job
@@ -187,8 +187,12 @@ class JobCheckpoints:
     def absorb(self) -> None:
         """Learn from what the ranks wrote since the last time."""
         self._order.keep()
-        if self.learned is not None and self._attempt:
-            self.learned.absorb(self._job.attempt_dir(self._attempt), self._attempt)
+        self._absorb_saves()
+
+    def _absorb_saves(self) -> bool:
+        """Take in the save and load logs of the attempt's ranks. Returns whether anything was new."""
+        attempt = self._attempt
+        return self.learned is not None and attempt > 0 and self.learned.absorb(self._job.attempt_dir(attempt), attempt)
 
     def select(
         self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permit: Permit | None = None
@@ -546,6 +550,8 @@ class JobCheckpoints:
                 self._begin()
                 self._manifests.sweep()
             self.absorb()
+            for path in self._unread_saves():
+                recall.forget(path)
             listing = self.listing(candidates=True, recall=None if watcher.is_finishing else recall)
             recall.end_listing()
             self._bring(listing)
@@ -576,8 +582,19 @@ class JobCheckpoints:
             on_trouble=self.stumbled or (lambda _: None),
             own=self.is_own,
             elsewhere=lambda candidate: self._elsewhere(candidate, is_last=watcher.is_finishing),
+            is_ended=lambda candidate: self.learned is not None and self.learned.is_ended(candidate.path, candidate.identity),
+            has_news=lambda: self._absorb_saves() and bool(self._unread_saves()),
         )
         return watcher
+
+    def _unread_saves(self) -> tuple[str, ...]:
+        """Return the files that are written in place of which a rank ended a save, and that were not verified since."""
+        ended = () if self.learned is None else self.learned.ended()
+        return tuple(write.path for write in ended if self._is_in_place(write.path) and not self._is_recorded(write))
+
+    def _is_recorded(self, write: Write) -> bool:
+        known = self._recorded.get(write.path)
+        return known is not None and write.now is not None and known.identity == Identity(*write.now)
 
     def _elsewhere(self, candidate: Candidate, *, is_last: bool) -> Verification | None:
         """Return what another node found of a checkpoint; WRITING while it is to read it; None where this node is.

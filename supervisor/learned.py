@@ -191,6 +191,15 @@ class Learned:
         write = self._writes.get(path)
         return write.attempt if write is not None and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns) else None
 
+    def ended(self) -> tuple[Write, ...]:
+        """Return the last save of each file where a rank was seen to end it, and no other save of that file is under way."""
+        return tuple(write for write in self._writes.values() if _is_ended(write))
+
+    def is_ended(self, path: str, identity: Identity) -> bool:
+        """Return whether a file is as a save left it that was seen to end: nobody writes it any more."""
+        write = self._writes.get(path)
+        return write is not None and _is_ended(write) and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns)
+
     def replaces(self, unit: str) -> bool:
         """Return whether each file of a checkpoint was seen to get another inode when it was saved: a rewrite cannot harm a link to it."""
         writes = self.writes(unit)
@@ -354,6 +363,9 @@ class Learned:
     def _new_rows(self, file: Path) -> Iterator[dict[str, Any]]:
         """Read the whole lines that are new; a file that was begun anew is read from its beginning."""
         try:
+            st = file.stat()
+            if self._read.get(str(file)) == (st.st_ino, st.st_size):
+                return
             with file.open("rb") as source:
                 st = os.fstat(source.fileno())
                 inode, at = self._read.get(str(file), (st.st_ino, 0))
@@ -431,6 +443,10 @@ def _decoded(file: Path) -> _Record:
         return _Record(places, writes, made, str(content["run"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # learned anew
         return _Record()
+
+
+def _is_ended(write: Write) -> bool:
+    return write.now is not None and not write.cut and not write.loose
 
 
 def _is_card_of_peft(path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from checkpointing.model import Identity
 from checkpointing.verify import identity_of
 from supervisor import learned
 from supervisor.learned import MOST_PLACES, MOST_WRITES, Learned
@@ -364,3 +365,16 @@ def test_a_switch_is_turned_on_by_any_of_two_places_and_a_path_is_not_guessed(tm
     assert handed(tmp_path, rank, "path") == ()
     rank.loads("/j/out/model.pt")
     assert handed(tmp_path, rank, "path") == ("/j/out/model.pt",)
+
+
+def test_a_save_has_ended_where_a_rank_saw_it_and_no_other_save_of_the_file_is_under_way(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/a/whole.pt", now=[1, 2, 10, 5])
+    rank.saves("/a/failed.pt", well=False)
+    rank.saves("/a/open.pt", file=True)  # the script closes it later, and more is written then
+    rank.saves("/a/begun.pt")
+    rank.saves("/a/begun.pt", ends=False)
+    known = knows(tmp_path, rank)
+    assert [write.path for write in known.ended()] == ["/a/whole.pt"]
+    assert known.is_ended("/a/whole.pt", Identity(1, 2, 10, 5))
+    assert not known.is_ended("/a/whole.pt", Identity(1, 2, 10, 6)), "written since"
+    assert not known.is_ended("/a/begun.pt", Identity(1, 4, 10, 5))

@@ -2,6 +2,7 @@
 
 In: what lists the candidates. Out: verifications, to a callback, for each checkpoint that appeared or changed and was found whole while
 the job runs. One is read once it stood still for `quiet_s` by our own clock: time stamps of a network file system are another machine's.
+A file is read at once where a rank was seen to end its save: in place, the next save destroys it, and until then a copy must be made.
 Reading is capped, its page cache is dropped, and the thread is of low priority. A copy is WRITING until it stood still, COMPLETE once its
 structure was found right, VERIFIED once a manifest holds its digest (supervisor/checkpoints.py), or BAD.
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _NICENESS: Final = 10
 _RETRY_S: Final = 60.0  # a file that could not be read may be read to the middle each time: not at every look
+_NEWS_S: Final = 0.2  # how often it is looked whether a rank's save ended
 _RECHECK_S: Final = 0.05  # so that a file is not looked at a hair before it stood still long enough
 
 
@@ -76,12 +78,16 @@ class CheckpointWatcher:
         on_trouble: Callable[[str], None] = lambda _: None,
         own: Callable[[str], bool] = never_own,
         elsewhere: Callable[[Candidate], Verification | None] = lambda _candidate: None,
+        is_ended: Callable[[Candidate], bool] = lambda _candidate: False,
+        has_news: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
 
         `is_wanted`: what was here before the start is read all the same. `own`: see `verify`. `elsewhere`: what
-        another node found, where that one is to read it; WRITING while it does.
+        another node found, where that one is to read it; WRITING while it does. `is_ended`: a rank was seen to end the
+        save that left a file as it is. `has_news`: whether such a file is to be read before the next look is due.
         """
+        self._is_ended, self._has_news = is_ended, has_news
         self._order, self._is_wanted = order, is_wanted
         self._own, self._elsewhere = own, elsewhere
         self._on_trouble = on_trouble
@@ -138,8 +144,18 @@ class CheckpointWatcher:
                 delay_s = self._interval_s
             if last:
                 return
-            self._wake.wait(delay_s)
-            self._wake.clear()
+            self._wait(delay_s)
+
+    def _wait(self, delay_s: float) -> None:
+        """Wait until the next look is due, or a save ended that cannot wait for it."""
+        until = time.monotonic() + delay_s
+        while (left_s := until - time.monotonic()) > 0 and not self._wake.wait(min(_NEWS_S, left_s)):
+            try:
+                if self._has_news():
+                    break
+            except Exception as error:  # noqa: BLE001 -- as above
+                self._tell("the ranks' saves could not be looked at", error)
+        self._wake.clear()
 
     def _look(self) -> float:
         """Read what stood still long enough, newest first. Returns the seconds until the next look is due."""
@@ -150,7 +166,7 @@ class CheckpointWatcher:
         self._seen = {candidate.path: self._since(candidate, now) for candidate in candidates}
         self._settled = {path: identity for path, identity in self._settled.items() if path in self._seen}
         unread = [candidate for candidate in candidates if self._settled.get(candidate.path) != candidate.identity]
-        quiet = [candidate for candidate in unread if now - self._seen[candidate.path][1] >= self._quiet_s]
+        quiet = [candidate for candidate in unread if self._may_be_read(candidate, now)]
         for candidate in self._newest_first(quiet):
             if self._stopped.is_set():
                 break
@@ -164,6 +180,10 @@ class CheckpointWatcher:
         waits = [self._quiet_s - (now - self._seen[candidate.path][1]) for candidate in unread]
         waits = [wait for wait in waits if wait > 0]
         return min([self._interval_s, *(wait + _RECHECK_S for wait in waits)])
+
+    def _may_be_read(self, candidate: Candidate, now: float) -> bool:
+        still_s = now - self._seen[candidate.path][1]  # below 0 while a file that could not be read waits for its next try
+        return still_s >= self._quiet_s or (still_s >= 0 and self._is_ended(candidate))
 
     def _tell(self, what: str, error: Exception) -> None:
         text = f"{what}: {type(error).__name__}: {error}"

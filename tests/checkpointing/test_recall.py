@@ -124,3 +124,12 @@ def test_what_is_new_in_a_directory_is_seen_at_once(looks: Looks, tmp_path: Path
         looks.at(t, "out/*")
         counts.append(looks.n_stats)
     assert sorted(counts)[len(counts) // 2] < 5, "none of its files, most of the time"
+
+
+def test_a_rewrite_in_place_that_the_caller_knows_of_is_seen_at_once(looks: Looks, tmp_path: Path) -> None:
+    path = old(tmp_path / "ckpt.pt")
+    before = looks.at(0)["ckpt.pt"].identity
+    path.write_bytes(b"another")
+    assert looks.at(1)["ckpt.pt"].identity == before
+    looks.recall.forget(str(path))
+    assert looks.at(2)["ckpt.pt"].identity.size == len(b"another")

@@ -193,7 +193,7 @@ def test_only_so_many_of_its_own_stay_where_that_was_asked_for(supervise: Callab
 
 
 IN_PLACE = """
-import argparse, glob, os, pathlib, signal, sys, time
+import argparse, os, pathlib, signal, time
 import torch
 import torch.distributed as dist
 
@@ -210,18 +210,16 @@ print("resumed at", first, flush=True)
 out = pathlib.Path("sub/ckpt.pt")
 for step in range(first + 1, 4):
     torch.save({"step": step, "w": torch.ones(4096), "kills": Kills() if step == 2 and not resume else None}, out)
-    until = time.monotonic() + 60
-    while not glob.glob("state/*/nodes/*/checkpoints/copies/*/manifest.json") and time.monotonic() < until:
-        time.sleep(0.05)
+    time.sleep(1.5)  # the promise: this soon after a save, a kill in the next one does not lose it
 """
 
 
-def test_a_declared_file_is_copied_from_its_first_save_on_and_the_last_one_is_verified(
+def test_a_kill_in_the_second_save_does_not_lose_the_first_and_the_last_one_is_verified(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "t.py").write_text(IN_PLACE)
-    options = ["--checkpoints", "sub/ckpt.pt", "--resume-args", "--resume {resume}", "--config", str(fast(tmp_path))]
+    options = ["--checkpoints", "sub/ckpt.pt", "--resume-args", "--resume {resume}"]
     run = supervise("torchrun", "--standalone", "--nproc-per-node=1", "t.py", options=options)
     assert run.exit_code(deadline_s=120) == 0, run.stderr
     assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "1"]

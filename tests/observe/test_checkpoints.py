@@ -127,6 +127,33 @@ def test_a_file_is_read_only_once_it_stood_still(tmp_path: Path, watch: Callable
     assert not [at for at in written if told_at - 0.5 < at < told_at]
 
 
+def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    news, looks = threading.Event(), threading.Event()
+
+    def look() -> Listing:
+        looks.set()
+        return find(("*.pt",), str(tmp_path))
+
+    watcher = CheckpointWatcher(
+        look,
+        lambda found, _reading, _news: told.put(found.path.rpartition("/")[2]),
+        Cache(),
+        interval_s=10 * DEADLINE_S,
+        quiet_s=5 * DEADLINE_S,
+        is_ended=lambda candidate: candidate.path.endswith("step_1.pt"),
+        has_news=news.is_set,
+    )
+    watcher.start()
+    assert looks.wait(DEADLINE_S)
+    save(tmp_path / "step_1.pt", 1)
+    save(tmp_path / "step_2.pt", 2)
+    news.set()
+    assert told.get(timeout=DEADLINE_S) == "step_1.pt"
+    assert watcher.stop(DEADLINE_S)
+    assert told.empty(), "of step 2 nobody saw the end of the save"
+
+
 def test_a_torn_file_is_not_told_and_not_fenced_and_told_once_it_is_whole(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     watched = watch()
     torch.save({"step": 5}, tmp_path / "whole")

@@ -2,8 +2,8 @@
 
 In: stdin, one request a line: {"id", "probe", "ask", "module"}. Out: stdout, {"ready": true}, then one line a reading as soon as it is
 made: {"id", "reading": [...]}, and at the end {"id", "done": CPU seconds} or {"id", "failed": "why"}. A probe that fails costs its own
-answer only. When stdin ends the process ends at once, also in the midst of a read: nobody would hear the answer. It keeps a probe's
-session where the request says that it lasts, and nothing else.
+answer only. When stdin ends the process ends at once with what it started, also in the midst of a read: nobody would hear the answer.
+It keeps a probe's session where the request says that it lasts, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if __name__ == "__main__":
     # run by path. Not by way of sys.path: a user's own package `health` may be found there first
@@ -74,7 +75,7 @@ def _listen(requests: SimpleQueue[bytes | None]) -> None:
     """Hand requests on. Ends the process when whoever asks is gone: a thread of its own, because the other may hang in a driver."""
     for line in sys.stdin.buffer:
         requests.put(line)
-    os._exit(0)
+    _end()
 
 
 def _send(out: int, answer: dict[str, Json]) -> None:
@@ -83,7 +84,14 @@ def _send(out: int, answer: dict[str, Json]) -> None:
         try:
             left = left[os.write(out, left) :]
         except BrokenPipeError:
-            os._exit(0)
+            _end()
+
+
+def _end() -> NoReturn:
+    """End at once, with what a probe started: whoever asks may be gone, and then nobody else ends that."""
+    if os.getsid(0) == os.getpid():  # else the group is not ours alone: somebody runs us from a shell
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
 
 
 if __name__ == "__main__":

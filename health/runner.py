@@ -9,8 +9,8 @@ In: names of probes, an Ask. Out: Readings, and among them for each probe one `p
     after       the last thing that it read
 
 What was read before a probe hung is kept. Nothing here raises for what a node does. `Runner` owns its processes: a sweep has one for each
-probe, in parallel; sampling has one that lasts. One that hangs is killed, and while it does not die no other is started for that
-probe: processes in D state would pile up, and each would take the driver's lock.
+probe, in parallel; sampling has one that lasts. Each is killed at its end with what it started, whichever of them ended first. While one
+that hangs does not die no other is started for that probe: processes in D state would pile up, and each would take the driver's lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import json
 import os
 import select
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health import registry
+from health.groups import kill_group
 from health.model import Ask, Json, Reading, Readings, reading_from
 
 if TYPE_CHECKING:
@@ -100,13 +100,11 @@ class _Process:
 
     def end(self) -> bool:
         """Kill it, with what it started. Returns whether it is gone."""
+        kill_group(self.popen)
         for pipe in (self.popen.stdin, self.popen.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        if self.popen.poll() is None:  # not waited for, so that the number is still its group's
-            with contextlib.suppress(OSError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(_KILLED_S)
         return self.popen.poll() is not None
@@ -179,7 +177,9 @@ class Runner:
         """Ask probes one after another, in one process that lasts from one call to the next."""
         found: list[Reading] = []
         for name in names:
-            if self._lasting is None or self._lasting.popen.poll() is not None:
+            if self._lasting is not None and self._lasting.popen.poll() is not None:
+                self.close()  # it died since the last call, and what it started may live
+            if self._lasting is None:
                 self._lasting = self._started(name, found)
             elif name in self._stuck and not self._freed(name, found):
                 continue

@@ -14,16 +14,14 @@ container runtime) says "none", or narrows by UUIDs; its numbers are the host's,
 from __future__ import annotations
 
 import atexit
-import contextlib
-import os
 import re
-import signal
 import subprocess
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpus import all_named
+from health.groups import kill_group
 from supervisor.launch import heritage
 
 if TYPE_CHECKING:
@@ -167,9 +165,7 @@ def _asked(environ: Mapping[str, str], deadline_s: float) -> str | None:
         given_up.set()
         started = starting.acquire(timeout=_START_S)
         for process in running:
-            if process.returncode is None:  # not waited for, so that the number is still its group's
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)  # it may be a wrapper's child that hangs
+            kill_group(process)  # it may be a wrapper's child that hangs
         if started:
             starting.release()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 import pytest
 
@@ -21,8 +22,9 @@ from health.thresholds import Thresholds
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from health.runner import Start
     from tests.health.conftest import FakeNvml
 
 NVML = "probe:nvml"
@@ -35,11 +37,11 @@ def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
     made.close()
 
 
-def plugged(tmp_path: Path, source: str) -> Runner:
-    """Return a runner of one probe of a package."""
+def plugged(tmp_path: Path, source: str, names: Sequence[str] = ("foreign",), *, start: Start = lambda make: make()) -> Runner:
+    """Return a runner of one probe of a package, under each of the names."""
     (tmp_path / "foreign_probe.py").write_text("from health.model import Reading\nimport os, time\n" + source, "utf-8")
     path = os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])
-    return Runner({"foreign": "foreign_probe"}, {**os.environ, "PYTHONPATH": path})
+    return Runner(dict.fromkeys(names, "foreign_probe"), {**os.environ, "PYTHONPATH": path}, start=start)
 
 
 @pytest.mark.process
@@ -225,16 +227,100 @@ def test_a_slow_tree_of_files_condemns_no_node(name: str, result: Result, proces
     assert [one.result for one in probes.check(now, None, Thresholds())] == [result]
 
 
+class _SlowPipe:
+    """A pipe's end, in a process that is put aside as soon as it has closed it: the other process acts first, as on a busy machine."""
+
+    def __init__(self, pipe: IO[bytes], pid: int) -> None:
+        self._pipe = pipe
+        self._pid = pid
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def close(self) -> None:
+        self._pipe.close()
+        wait_for(lambda: _state(str(self._pid)) in {"", "Z"}, "the prober has seen that its requests end", 20)
+
+
+def _slow(make: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    popen = make()
+    assert popen.stdin is not None
+    popen.stdin = cast("IO[bytes]", _SlowPipe(popen.stdin, popen.pid))
+    return popen
+
+
+def _group(group: str) -> list[str]:
+    """Return the processes of a group that are alive."""
+    rows = []
+    for one in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if one.name.isdecimal():
+                rows.append((one.name, *(one / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]))
+    return [pid for pid, state, _, pgrp in rows if pgrp == group and state != "Z"]
+
+
 @pytest.mark.process
-def test_one_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    program = f"sleep 600 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait"
-    runner = plugged(
-        tmp_path,
-        f"def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n import subprocess; subprocess.run(['sh', '-c', '{program}'])\n",
+@pytest.mark.parametrize("hangs", [True, False], ids=["hung", "answered"])
+def test_one_that_is_ended_is_ended_with_what_it_started(tmp_path: Path, hangs: bool) -> None:  # noqa: FBT001
+    """The prober ends when its requests do, maybe before it is killed. A shell that forks all the time does not slip away either."""
+    program = "for turn in $(seq 20000); do sleep 600 & kill $!; done"
+    source = (
+        "import subprocess\ndef read(ask):\n yield Reading('foreign', f'host:{os.getpid()}', 'a', os.getpid())\n"
+        f" subprocess.Popen(['sh', '-c', {program!r}])\n time.sleep({600 if hangs else 0.1})\n"
     )
-    assert runner.sweep(("foreign",), Ask(deadline_s=3.0)).table(OUTCOME, "probe:foreign")["state"] == "hung"
-    pid = (tmp_path / "pid").read_text().strip()
-    wait_for(lambda: _state(pid) in {"", "Z"}, "its end", 20)
+    names = [f"foreign-{number}" for number in range(3)]
+    runner = plugged(tmp_path, source, names, start=_slow)
+    now = runner.sweep(names, Ask(deadline_s=2.0 if hangs else 20.0))
+    assert {now.table(OUTCOME, f"probe:{name}")["state"] for name in names} == {"hung" if hangs else "answered"}
+    pids = [str(one.value) for one in now.of("a")]
+    assert len(pids) == len(names)
+    wait_for(lambda: not any(_group(pid) for pid in pids), "the end of what they started", 20)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("lasting", [False, True], ids=["sweep", "sample"])
+def test_a_prober_that_dies_leaves_nothing_that_it_started(tmp_path: Path, lasting: bool) -> None:  # noqa: FBT001
+    started = "import subprocess; subprocess.Popen(['sleep', '600'])"
+    reading = "yield Reading('foreign', 'host', 'a', os.getpid())"
+    runner = plugged(tmp_path, f"def read(ask):\n {started}\n {reading}\n os.kill(os.getpid(), 9)\n")
+    now = (runner.sample if lasting else runner.sweep)(("foreign",), Ask())
+    assert now.table(OUTCOME, "probe:foreign")["state"] == "not_started"
+    wait_for(lambda: not _group(str(now.value("a"))), "the end of what it started", 20)
+
+
+@pytest.mark.process
+def test_a_lasting_prober_that_died_between_two_samples_leaves_nothing_that_it_started(tmp_path: Path) -> None:
+    source = " import subprocess; subprocess.Popen(['sleep', '600'])\n yield Reading('foreign', 'host', 'a', os.getpid())\n"
+    runner = plugged(tmp_path, f"def read(ask):\n{source}")
+    first = cast("int", runner.sample(("foreign",), Ask()).value("a"))
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: _state(str(first)) in {"", "Z"}, "its end", 20)
+    second = cast("int", runner.sample(("foreign",), Ask()).value("a"))
+    runner.close()
+    assert second != first
+    wait_for(lambda: not (_group(str(first)) or _group(str(second))), "the end of what they started", 20)
+
+
+@pytest.mark.process
+def test_what_a_prober_started_ends_with_whoever_asks(tmp_path: Path) -> None:
+    (tmp_path / "foreign_probe.py").write_text(
+        "import os, subprocess\ndef read(ask):\n"
+        f" open('{tmp_path}/new', 'w').write(str(os.getpid())); os.rename('{tmp_path}/new', '{tmp_path}/pid')\n"
+        " subprocess.run(['sleep', '600'])\n yield\n",
+        "utf-8",
+    )
+    ask = (
+        f"import sys; sys.path[:0] = {[word for word in sys.path if word]!r}\n"
+        "from health.model import Ask\nfrom health.runner import Runner\n"
+        "Runner({'foreign': 'foreign_probe'}).sweep(('foreign',), Ask(deadline_s=600.0))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])}
+    with subprocess.Popen([sys.executable, "-c", ask], env=environ) as asking:  # noqa: S603
+        wait_for((tmp_path / "pid").exists, "the probe runs", 60)
+        group = (tmp_path / "pid").read_text()
+        wait_for(lambda: len(_group(group)) == 2, "what it starts runs", 20)
+        asking.kill()
+    wait_for(lambda: _group(group) == [], "their end", 20)
 
 
 @pytest.mark.process

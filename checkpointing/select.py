@@ -54,7 +54,8 @@ POISONED: Final = "poisoned: attempts that loaded it failed, so it is not handed
 
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _FULL: Final = ("digest", "structure", "layout")  # levels that only a full reading gives
-_KINDS: Final = {Verdict.BAD: "torn", Verdict.INCOMPLETE: "incomplete", Verdict.DANGEROUS: "dangerous"}
+_DANGEROUS: Final = "dangerous"
+_KINDS: Final = {Verdict.BAD: "torn", Verdict.INCOMPLETE: "incomplete", Verdict.DANGEROUS: _DANGEROUS}
 
 Why = tuple[tuple[str, str], ...]  # (path, reason) each
 
@@ -87,10 +88,10 @@ class Selection:
     """What was chosen, and what stands against the others, each as (path, reason).
 
     `found` counts what may be a checkpoint, and places that could not be looked at: chosen None with found > 0 means that there is, or
-    may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `fenced` are the torn, incomplete and
-    dangerous ones, those of earlier selections included; `unknown` could not be read, or changed while they were; `poisoned` are those that
-    the caller avoids; `not_finite` are whole and gave way to an older one; `foreign` matched and are no checkpoints. `older` are the newest
-    MOST_OLDER behind the chosen one, oldest first, as (path, step or None): nobody looked into them.
+    may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `fenced` are the torn and incomplete
+    ones, `dangerous` those that could run code, those of earlier selections included; `unknown` could not be read, or changed while they
+    were; `poisoned` are those that the caller avoids; `not_finite` are whole and gave way to an older one; `foreign` matched and are no
+    checkpoints. `older` are the newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None): nobody looked into them.
 
     `spare`: the chosen one lies elsewhere. Of a copy of ours `chosen.path` is the copy, which can be read from there as well as be put
     back; of a mirror's it is the home, where nothing may be yet: it has to be restored first. `notes`: what a person should know of it.
@@ -107,6 +108,7 @@ class Selection:
     spare: Spare | None = None
     not_finite: Why = ()
     notes: tuple[str, ...] = ()
+    dangerous: Why = ()
 
 
 def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never, *, own: bool = False) -> Verification | None:
@@ -194,7 +196,7 @@ def held(  # noqa: PLR0913 -- as newest
 
 def _selection(listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache, taken: _Taken) -> Selection:
     key, chosen, spare = taken
-    refused = (tally.fenced, tally.unverifiable, tally.unknown, tally.poisoned, tally.not_finite)
+    refused = (tally.fenced, tally.dangerous, tally.unverifiable, tally.unknown, tally.poisoned, tally.not_finite)
     known = len(queue) + (chosen is not None) + sum(map(len, refused))
     tally.unknown.extend(listing.problems)
     return Selection(
@@ -209,6 +211,7 @@ def _selection(listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache,
         spare,
         tuple(tally.not_finite),
         () if chosen is None or key is None else _lower_and_later(chosen, key, queue),
+        tuple(tally.dangerous),
     )
 
 
@@ -232,8 +235,8 @@ def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Ta
         if candidate.path in avoided:
             tally.poisoned.append((candidate.path, POISONED))
             continue
-        if fence is not None:
-            tally.fenced.append((candidate.path, fence.reason))
+        if fence is not None and not (fence.kind == _DANGEROUS and reader.own(candidate.path)):  # who wrote it may be known since
+            (tally.dangerous if fence.kind == _DANGEROUS else tally.fenced).append((candidate.path, fence.reason))
             continue
         glanced = glance(candidate, reader.cache, reader.at_limit, own=reader.own(candidate.path))
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
@@ -343,6 +346,7 @@ class _Tally:
     def __init__(self) -> None:
         self.torn: list[tuple[tuple[str, Identity, str], str]] = []
         self.fenced: list[tuple[str, str]] = []
+        self.dangerous: list[tuple[str, str]] = []
         self.unverifiable: list[tuple[str, str]] = []
         self.unknown: list[tuple[str, str]] = []
         self.poisoned: list[tuple[str, str]] = []
@@ -353,7 +357,7 @@ class _Tally:
         why = (found.path, found.reason)
         if found.verdict in _KINDS:
             self.torn.append(((found.path, found.identity, found.reason), _KINDS[found.verdict]))
-            self.fenced.append(why)
+            (self.dangerous if found.verdict is Verdict.DANGEROUS else self.fenced).append(why)
         elif found.verdict is Verdict.UNVERIFIABLE:
             self.unverifiable.append(why)
         elif found.verdict is Verdict.FOREIGN:

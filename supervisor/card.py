@@ -412,6 +412,8 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     fenced = [row for row in selected.fenced if row[0] not in done]
     if fenced:
         rows.append(("fenced", None, _first_of(fenced)))
+    if selected.dangerous:
+        rows.append(("not used", None, _first_of(selected.dangerous)))
     if selected.not_finite:
         rows.append(("not taken", None, _first_of(selected.not_finite)))
     return rows

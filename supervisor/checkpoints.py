@@ -157,7 +157,8 @@ class JobCheckpoints:
 
     def _is_declared(self, path: str) -> bool:
         declared = (os.path.join(self._job.cwd, pattern) for pattern in self._job.settings.checkpoints.paths)  # noqa: PTH118 (patterns)
-        return any(fnmatchcase(path, pattern) for pattern in declared)
+        names = path, os.path.dirname(path)  # noqa: PTH120 (as above) -- a directory stands for the checkpoints in it
+        return any(fnmatchcase(name, pattern) for pattern in declared for name in names)
 
     def _begin(self) -> None:
         """Before anything is read: take the run down, and what the ranks of a supervisor that was killed wrote last."""
@@ -178,6 +179,8 @@ class JobCheckpoints:
         job began is this job's too. Where nothing is seen (learning is off) or ranks of other nodes write too, everything is.
         """
         if self.learned is None or self.several_nodes or self.learned.wrote(path):
+            return True
+        if self._job.settings.checkpoints.trusted and self._is_declared(path):
             return True
         identity, recorded = identity_of(path), self._manifests.get(path)
         if identity is None or (recorded is not None and recorded.identity == identity):
@@ -323,7 +326,7 @@ class JobCheckpoints:
             selection = self._select_from(only, [found] if isinstance(found, Spare) else (), (), suspect=suspect, fences=self._fences)
             chosen = selection.chosen
             if chosen is None:
-                whys = (*selection.fenced, *selection.unverifiable, *selection.unknown, *selection.foreign)
+                whys = (*selection.fenced, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
                 return Proof(": ".join(whys[0]) if whys else f"{row.path} is not whole")
             digest = row.digest
             if not is_shared(candidate) and not isinstance(found, Spare):

@@ -68,7 +68,8 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
     listing = survey.listing(os.path.abspath(directory))  # noqa: PTH100  a link stays as it is named
     selection, fenced = _selected(listing, records, directory, cache)
     progress.clear()
-    refused = (*fenced, *selection.not_finite, *selection.fenced, *selection.poisoned, *selection.unverifiable, *selection.unknown)
+    torn = (*fenced, *selection.not_finite, *selection.fenced)
+    refused = (*torn, *selection.dangerous, *selection.poisoned, *selection.unverifiable, *selection.unknown)
     identities = {candidate.path: candidate.identity for candidate in listing.candidates}
     passed = [_known(cache, path, identities.get(path), why) for path, why in refused]
     chosen = selection.chosen

@@ -23,6 +23,7 @@ import msgspec
 from checkpointing import common
 from checkpointing.common import NodeCheckpoint, Proof
 from checkpointing.model import CheckpointingError
+from checkpointing.select import Selection
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import CheckpointRef
 
@@ -100,7 +101,7 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
     newest = max(states, key=lambda state: state.agreed)  # the first of those that are as new
     poison = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.poison))
     since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
-    offer, fenced = _offer(action, checkpoints, poison, problem, since)
+    offer, selection = _offer(action, checkpoints, poison, problem, since)
     offers = _gathered(all_gather, 2, offer)
     candidates = common.candidates([one.held for one in offers])
     refused: list[tuple[str, str]] = []
@@ -121,7 +122,7 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
             break
     taken = taken or newest_whole
     if taken is None:
-        return _none(action, states, offers, fenced, tuple(refused), newest, poison, t)
+        return _none(action, states, offers, selection, tuple(refused), newest, poison, t)
     rows = [candidate[action.node] for candidate in candidates]
     row, proof = rows[taken.number], taken.proofs[action.node]
     checkpoints.take(row.path)
@@ -131,13 +132,14 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
         action.attempt,
         CheckpointRef(row.path, taken.step, proof.level or "identity"),
         max(one.found for one in offers),
-        fenced,
+        selection.fenced,
         (*refused, *offer.refused),
         tuple(CheckpointRef(one.path, one.step, "") for one in reversed(rows[taken.number + 1 :])),
         not_finite=tuple((one.path, "its weights hold NaN; an older one is taken instead") for one in whole),
         agreed=newest.agreed + 1,
         overrides=newest.overrides,
         poison=poison,
+        dangerous=selection.dangerous,
     )
 
 
@@ -145,7 +147,7 @@ def _none(  # noqa: PLR0913, PLR0917  what all said, and what came of it
     action: SelectCheckpoint,
     states: Sequence[NodeState],
     offers: Sequence[Offer],
-    fenced: tuple[tuple[str, str], ...],
+    selection: Selection,
     refused: tuple[tuple[str, str], ...],
     newest: NodeState,
     poison: tuple[str, ...],
@@ -162,7 +164,7 @@ def _none(  # noqa: PLR0913, PLR0917  what all said, and what came of it
         action.attempt,
         None,
         found,
-        fenced,
+        selection.fenced,
         (*refused, *offers[action.node].refused),
         agreed=newest.agreed + 1,
         overrides=newest.overrides,
@@ -170,6 +172,7 @@ def _none(  # noqa: PLR0913, PLR0917  what all said, and what came of it
         held=(*held, *refused[:1]),
         leaves=alone and action.node not in fresh,
         again=alone and action.node in fresh,
+        dangerous=selection.dangerous,
     )
 
 
@@ -185,15 +188,15 @@ def _offer(
     poison: tuple[str, ...],
     problem: tuple[str, str] | None,
     mixed_from_t: float | None,
-) -> tuple[Offer, tuple[tuple[str, str], ...]]:
+) -> tuple[Offer, Selection]:
     try:
         if mixed_from_t is not None:
             checkpoints.distrust(mixed_from_t)
         held, selection = checkpoints.offer((*poison, *action.avoid), dict(action.agreements))
     except (CheckpointingError, OSError) as error:
-        return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), ()
+        return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), Selection(None, 1)
     against = (*selection.poisoned, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
-    return Offer(held, selection.found + bool(problem), (*against, *selection.fenced)), selection.fenced
+    return Offer(held, selection.found + bool(problem), (*against, *selection.fenced, *selection.dangerous)), selection
 
 
 _Row = TypeVar("_Row", NodeState, Offer, Proof)

@@ -120,6 +120,9 @@ class Checkpoints:
     paths: tuple[str, ...] = _row((), "glob of checkpoint files, such as 'ckpt/*.pt'", flag="--checkpoints", env="SUPERVISE_CHECKPOINTS")
     scan_interval_s: float = _row(5.0, "how often new checkpoints are looked for while the job runs", minimum=0.1)
     learn: bool = _row(default=True, text="learn where checkpoints are from what the ranks save and load")
+    trusted: bool = _row(
+        default=False, text="the files at --checkpoints are yours: calls that are not on the list are a note", flag="--trust-checkpoints"
+    )
     verify_budget_s: float = _row(20.0, "how long known checkpoints are read again before a resume", minimum=0)
     copies_gib: float = _row(50.0, "space for copies of checkpoints that the script overwrites or may tear; 0: none are kept", minimum=0)
     keep: int = _row(0, "remove this job's own older checkpoints but so many of the newest; 0: none is removed", flag="--keep", minimum=0)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     Step = tuple[JobState, tuple[Action, ...]]
 
 TAKES = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
+TRUST = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
 PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 
 
@@ -62,9 +63,8 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 
     Of those that were only learned the script takes care itself: what we know of them stops nothing.
     """
-    state = changed(
-        state, unused=event.unused, known_good=max(event.found - len(event.fenced) - len(event.refused) - len(event.not_finite), 0)
-    )
+    refused = sum(map(len, (event.fenced, event.dangerous, event.refused, event.not_finite)))
+    state = changed(state, unused=event.unused, known_good=max(event.found - refused, 0))
     left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.mended}
     torn = [(path, why) for path, why in event.fenced if path not in done]
@@ -72,6 +72,8 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
     notes += tuple(Say("warning", note) for note in event.notes)
     notes += tuple(Say("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
+    unsafe = "not used" if state.policy.checkpoints_declared else "left to the script"
+    notes += tuple(Say("warning", f"checkpoint {unsafe}: {path}: {why}") for path, why in event.dangerous)
     stop = _meets_it_again(state, event)
     if stop is not None:
         state, actions = stop_for(state, event.t, *stop)
@@ -85,16 +87,24 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
     if state.policy.checkpoints_declared and (event.found or state.newest is not None):
-        refused = "; ".join(f"{path}: {why}" for path, why in (*event.fenced, *event.refused))
-        listed = refused or (state.newest.path if state.newest else "")
-        told = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
-        verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, told, "checkpoint_corrupt:none-good")
-        why = "starting from scratch would throw the training away"
-        plan = Plan(PlanKind.STOP, why, "name a good one, or move the bad ones away, and start again", "beginning", 65)
-        stopped, actions = stop_for(state, event.t, verdict, plan)
+        stopped, actions = stop_for(state, event.t, *_none_usable(state, event))
         return stopped, (*notes, *actions)
     state, actions = begin_from_scratch(state, event.t)
     return state, (*notes, *actions)
+
+
+def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
+    """Return the stop where checkpoints are declared and none of them can be resumed from."""
+    listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.fenced, *event.refused))
+    if event.dangerous:  # these are whole, and a person can say that they are their own
+        told = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
+        verdict, hint = Verdict(Cause.NONE, 1.0, told, "checkpoint:dangerous"), TRUST
+    else:
+        listed = listed or (state.newest.path if state.newest else "")
+        told = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
+        verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, told, "checkpoint_corrupt:none-good")
+        hint = "name a good one, or move the bad ones away, and start again"
+    return verdict, Plan(PlanKind.STOP, "starting from scratch would throw the training away", hint, "beginning", 65)
 
 
 def _meets_it_again(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:

@@ -181,7 +181,8 @@ class EvidenceCollected:
 class CheckpointSelected:
     """The answer to SelectCheckpoint. `chosen` None with `found` > 0 means that none of those found is good any more.
 
-    `fenced` are the torn ones, with why; they stay where they are and are never handed out. `refused` are those that could not be
+    `fenced` are the torn ones, with why; they stay where they are and are never handed out. `dangerous` are those that are not handed out
+    because loading them could run code. `refused` are those that could not be
     verified, or not be read: nobody says that they are bad. `older` are the further ones that are there, oldest first, not looked into.
     `mended`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
     `notes`: what a person should know of the choice. `unused`: whole ones that are not handed over. `stuck`: the torn one that the last
@@ -210,6 +211,7 @@ class CheckpointSelected:
     notes: tuple[str, ...] = ()
     unused: tuple[Unused, ...] = ()
     stuck: str = ""
+    dangerous: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

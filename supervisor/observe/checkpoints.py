@@ -53,7 +53,17 @@ def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected
     chosen = None if selection.chosen is None else to_ref(selection.chosen)
     refused = (*selection.poisoned, *selection.unverifiable, *selection.unknown)
     older = tuple(CheckpointRef(path, step, "") for path, step in selection.older)
-    return CheckpointSelected(t, attempt, chosen, selection.found, selection.fenced, refused, older, not_finite=selection.not_finite)
+    return CheckpointSelected(
+        t,
+        attempt,
+        chosen,
+        selection.found,
+        selection.fenced,
+        refused,
+        older,
+        not_finite=selection.not_finite,
+        dangerous=selection.dangerous,
+    )
 
 
 class CheckpointWatcher:

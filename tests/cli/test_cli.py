@@ -106,6 +106,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "3",
         "--keep-every",
         "500",
+        "--trust-checkpoints",
         "--no-health",
         "--evict-on",
         "gpu_ecc",
@@ -120,7 +121,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "knobs.resume.args": "--resume {resume}", "restart.max_attempts": 7, "restart.scratch_limit_s": 1.5, "stop.grace_s": 2.0,
         "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.keep_going": True, "restart.batch_drift": True,
         "gpus.minimum": 2, "stop.deadline_s": 3.0, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.restore_from": "o",
-        "checkpoints.keep": 3, "checkpoints.keep_every": 500,
+        "checkpoints.keep": 3, "checkpoints.keep_every": 500, "checkpoints.trusted": True,
         "health.enabled": False, "health.evict_on": ("gpu_ecc",),
         "instrument.enabled": False, "terminal.verbosity": "quiet", "terminal.log_format": "json",
     }  # fmt: skip

@@ -107,7 +107,9 @@ def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, c
     checkpoints.learned = Learned(tmp_path / "state", "run-1")
     planted, later = tmp_path / "here" / "step_1.pt", tmp_path / "here" / "step_2.pt"
     torch.save({"step": 1, "mode": Mode.WARM}, planted)
-    assert [why for path, why in checkpoints.select(1.0, 1).fenced if path == str(planted)], "it lay there before"
+    event = checkpoints.select(1.0, 1)
+    assert [path for path, _ in event.dangerous] == [str(planted)], "it lay there before"
+    assert ("Mode" in event.dangerous[0][1], event.fenced, event.found) == (True, (), 1), "it is whole"
     torch.save({"step": 2, "mode": Mode.WARM}, later)  # no hook saw it
     torch.save({"step": 2, "mode": Mode.WARM}, tmp_path / "other.pt")
     chosen = checkpoints.select(2.0, 2).chosen
@@ -119,6 +121,27 @@ def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, c
     chosen = again.select(3.0, 2).chosen
     assert chosen is not None
     assert chosen.path == str(later)
+
+
+@pytest.mark.parametrize("made_by", ["another engineer", "an attacker"])
+def test_a_person_who_trusts_the_declared_checkpoints_resumes_from_calls_that_are_not_listed(
+    tmp_path: Path, checkpoints: JobCheckpoints, made_by: str
+) -> None:
+    checkpoints.learned = Learned(tmp_path / "state", "run-1")
+    path = tmp_path / "here" / "step_1.pt"
+    torch.save({"step": 1, "mode": Mode.WARM if made_by == "another engineer" else os.system}, path)
+    assert [one for one, _ in checkpoints.select(1.0, 0).dangerous] == [str(path)], "fenced, too"
+    job = checkpoints._job  # noqa: SLF001 -- the same job, started again
+    trusting = replace(job, settings=replace(job.settings, checkpoints=replace(job.settings.checkpoints, trusted=True)))
+    again = JobCheckpoints(trusting)
+    again.learned = Learned(tmp_path / "state", "run-1")
+    event = again.select(2.0, 0)
+    if made_by == "another engineer":
+        assert (event.chosen is not None, event.dangerous) == (True, ()), event
+    else:
+        assert "system" in event.dangerous[0][1]
+    (tmp_path / "other.pt").write_bytes(path.read_bytes())
+    assert not again.is_own(str(tmp_path / "other.pt")), "not declared"
 
 
 @pytest.mark.parametrize(("job", "usable"), [("train", True), ("another", False)])

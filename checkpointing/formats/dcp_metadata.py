@@ -177,7 +177,9 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; type
         self._memory = 0
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 -- pickle's interface
-        refused = pickle_danger.judge(module, name) is pickle_danger.Judgement.DANGEROUS or pickle_danger.is_method(module, name)
+        judgement = pickle_danger.judge(module, name)
+        unsafe = (pickle_danger.Judgement.DANGEROUS, pickle_danger.Judgement.UNLISTED)
+        refused = judgement in unsafe or pickle_danger.is_method(module, name)
         if refused or (self._closed and not _is_listed(module, name)):
             text = f"{module}.{name}"[:100]
             raise Dangerous(f"it would call {text}")

@@ -1,11 +1,12 @@
 """Which callables a checkpoint's pickle may name, which it must not, and which are simply not ours to know.
 
-In: the module and the name of a global that a pickle refers to. Out: one of three words. Pure tables and rules over text; nothing is
+In: the module and the name of a global that a pickle refers to. Out: a `Judgement`. Pure tables and rules over text; nothing is
 imported. The rule, which docs/checkpoints.md states for users:
 
 * KNOWN: what torch, numpy and the frameworks around them write, and the plain value types of the standard library.
-* DANGEROUS: whatever runs code, starts a process, opens a file or a connection, imports or reaches into a module: the whole standard
-  library but for the rows below, known gadgets of torch and numpy, and any name that reaches one of these through another module.
+* DANGEROUS: whatever runs code, starts a process, opens a file or a connection, imports or reaches into a module: modules of the
+  standard library that do so, known gadgets of torch and numpy, and any name that reaches one of these through another module.
+* UNLISTED: the rest of the standard library (`string.Template`, `os.stat_result`). It is accepted where a call that is not listed is.
 * UNKNOWN: everything else. A training script's own class is such a one, and a checkpoint may hold it.
 
 That is about names, which a checkpoint may hold (an activation function in a module). What may be *called* is a closed list
@@ -30,6 +31,7 @@ class Judgement(Enum):
 
     KNOWN = "known"
     UNKNOWN = "unknown"
+    UNLISTED = "unlisted"
     DANGEROUS = "dangerous"
 
 
@@ -39,6 +41,7 @@ def _words(text: str) -> frozenset[str]:
 
 #: Python 2's names, which the protocols up to 2 write (pickle's fix_imports).
 _OLD: Final = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections", "UserList": "collections"}
+_OLD_NAMES: Final = {("__builtin__", "reduce"): "functools"}
 
 #: Names of the standard library that only build values.
 _VALUES: Final = {
@@ -56,8 +59,8 @@ _VALUES: Final = {
     "copyreg": "_reconstructor __newobj__ __newobj_ex__",
     "_codecs": "encode",
     "functools": "partial partialmethod",
-    "operator": "itemgetter add sub mul truediv floordiv mod neg pos lt le eq ne ge gt and_ or_ not_ matmul",
-    "_operator": "itemgetter add sub mul truediv floordiv mod neg pos lt le eq ne ge gt and_ or_ not_ matmul",
+    "operator": "getitem itemgetter add sub mul truediv floordiv mod neg pos lt le eq ne ge gt and_ or_ not_ matmul",
+    "_operator": "getitem itemgetter add sub mul truediv floordiv mod neg pos lt le eq ne ge gt and_ or_ not_ matmul",
     "random": "Random",
     "_random": "Random",
     "array": "array _array_reconstructor",
@@ -98,6 +101,19 @@ os sys posix nt subprocess builtins importlib runpy socket shutil ctypes pty pic
 multiprocessing threading asyncio tempfile urllib http ftplib smtplib code codeop timeit pdb inspect zipimport
 platform commands
 """)
+#: Further modules of the standard library that run code, open files or connections, or change the process.
+_RUNS_CODE: Final = _words("""
+_aix_support _bootsubprocess _bz2 _codecs _ctypes _curses _dbm _frozen_importlib _frozen_importlib_external _gdbm _imp _io
+_lsprof _lzma _multiprocessing _osx_support _overlapped _pickle _posixshmem _posixsubprocess _pyio _signal _socket _sqlite3 _ssl _thread
+_tkinter _tracemalloc _winapi antigravity asynchat asyncore atexit bdb bz2 cProfile cgi cgitb cmd codecs compileall concurrent crypt
+curses dbm distutils doctest ensurepip faulthandler fcntl fileinput gc getpass gzip idlelib imaplib imp io lib2to3 linecache logging lzma
+mailbox mailcap mmap modulefinder msilib msvcrt nis nntplib ossaudiodev pathlib pipes pkgutil poplib profile pstats py_compile pyclbr
+pydoc readline resource rlcompleter sched select selectors shelve signal site smtpd socketserver sqlite3 ssl sysconfig syslog
+tabnanny tarfile telnetlib termios this tkinter trace tracemalloc tty turtle turtledemo types unittest venv weakref winreg wsgiref
+xmlrpc zipapp zipfile
+""")
+#: The tuples with names that os, platform, resource and others return: values, whatever else their module holds.
+_STRUCT: Final = re.compile(r"struct_[a-z]+|[a-z]+_result|terminal_size")
 _DANGEROUS_PACKAGES: Final = (
     "torch.hub",
     "torch.jit",
@@ -204,6 +220,8 @@ _DANGEROUS_PACKAGES: Final = (
 #: Functions of a package that is otherwise known.
 _DANGEROUS_GLOBALS: Final = frozenset(
     {
+        ("operator", "call"),
+        ("_operator", "call"),
         ("torch", "load"),
         ("torch", "save"),
         ("torch", "compile"),
@@ -278,7 +296,7 @@ def is_dtype(module: str, name: str) -> bool:
 
 def may_be_called(module: str, name: str) -> bool:
     """Say whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it. What `judge` refuses is not."""
-    module = _OLD.get(module, module)
+    module = _today(module, name)
     if judge(module, name) is not Judgement.KNOWN:
         return False
     root = module.partition(".")[0]
@@ -302,7 +320,7 @@ def _holds_classes(module: str) -> bool:
 
 def judge(module: str, name: str) -> Judgement:
     """Say what the global `name` of `module` is to us; `name` may be dotted, as pickle's protocol 4 allows."""
-    module = _OLD.get(module, module)
+    module = _today(module, name)
     root, _, _ = module.partition(".")
     parts = name.split(".")
     values = _VALUE_SETS.get(module, frozenset[str]())
@@ -310,9 +328,23 @@ def judge(module: str, name: str) -> Judgement:
         return Judgement.KNOWN
     if module == "builtins" and _is_exception(name):
         return Judgement.KNOWN
-    if root in _STANDARD or _reaches(parts) or (module, parts[0]) in _DANGEROUS_GLOBALS or _within(module, parts[0]):
+    if (root in _STANDARD and _runs_code(root, name)) or _reaches(parts) or (module, parts[0]) in _DANGEROUS_GLOBALS:
         return Judgement.DANGEROUS
+    if _within(module, parts[0]):
+        return Judgement.DANGEROUS
+    if root in _STANDARD:
+        return Judgement.UNLISTED
     return Judgement.KNOWN if root in _KNOWN_PACKAGES else Judgement.UNKNOWN
+
+
+def _today(module: str, name: str) -> str:
+    """Give the module that holds a global today."""
+    return _OLD_NAMES.get((module, name)) or _OLD.get(module, module)
+
+
+def _runs_code(root: str, name: str) -> bool:
+    """Say whether a name of the standard library that is on no list may run code. A method is such a name: `Path.touch`."""
+    return "." in name or (root in (_REACHED | _RUNS_CODE) and _STRUCT.fullmatch(name) is None)
 
 
 def is_plain_unknown(module: str, name: str) -> bool:

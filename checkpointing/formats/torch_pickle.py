@@ -65,8 +65,8 @@ def dangerous(dangers: Iterable[str]) -> Examination | None:
 
 
 def note(scan: Scan) -> str:
-    """Say which classes of the user's own a file holds; "" for none."""
-    return f"it needs classes of its own to be loaded: {', '.join(scan.unknown[:_MOST_TOLD])}" if scan.unknown else ""
+    """Say which names a file holds that are on no list, such as classes of the user's own; "" for none."""
+    return f"it needs names that are not listed to be loaded: {', '.join(scan.unknown[:_MOST_TOLD])}" if scan.unknown else ""
 
 
 def _short(kind: str) -> str:

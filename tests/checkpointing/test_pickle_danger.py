@@ -7,14 +7,17 @@ import collections
 import datetime as dt
 import enum
 import functools
+import json
 import logging
 import os
 import pathlib
 import pickle
+import platform
 import random
 import signal
+import string
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, List, Optional  # noqa: UP035 -- what is pickled
 
 import numpy as np
 import pytest
@@ -68,6 +71,8 @@ SOUND: dict[str, Any] = {
     "bytes": b"abc",
     "logger": logging.getLogger("x"),
     "iterator": iter([1]),
+    "optional": Optional[int],  # noqa: UP045 -- what is pickled
+    "list_of": List[int],  # noqa: UP006 -- as above
 }
 
 
@@ -79,10 +84,34 @@ def test_what_checkpoints_hold_is_not_dangerous(name: str, protocol: int, tmp_pa
     found = verify(str(path), own=True)
     assert found.verdict is Verdict.VERIFIED, found
     of_its_own = name in ("enum", "nested")
-    assert ("classes of its own" in found.reason) == of_its_own
+    assert ("needs names that are not listed" in found.reason) == of_its_own
     elsewhere = verify(str(path))
     assert elsewhere.verdict is (Verdict.DANGEROUS if of_its_own else Verdict.VERIFIED), elsewhere
     assert ("this job was not seen to write the file" in elsewhere.reason) == of_its_own
+
+
+#: Objects of the standard library that are on no list. A setting or a report of the machine in a checkpoint holds such.
+UNLISTED: dict[str, Any] = {
+    "union": int | None,
+    "uname": platform.uname(),
+    "stat": os.stat("/"),  # noqa: PTH116 -- the object itself
+    "template": string.Template("$x"),
+    "function": json.dumps,
+    "decoder": json.JSONDecodeError("x", "y", 0),
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("name", UNLISTED)
+def test_an_unlisted_object_of_the_standard_library_is_noted_in_a_file_of_ones_own_and_refused_elsewhere(
+    name: str, protocol: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"value": UNLISTED[name]}, path, pickle_protocol=protocol)
+    own = verify(str(path), own=True)
+    assert (own.verdict, "needs names that are not listed" in own.reason) == (Verdict.VERIFIED, True), own
+    elsewhere = verify(str(path))
+    assert (elsewhere.verdict, "not on the list" in elsewhere.reason) == (Verdict.DANGEROUS, True), elsewhere
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
@@ -265,6 +294,15 @@ def test_a_method_of_a_known_package_is_called_by_no_checkpoint(protocol: int) -
         ("timeit", "timeit", Judgement.DANGEROUS),
         ("signal", "Signals.SIGTERM", Judgement.KNOWN),
         ("signal", "signal", Judgement.DANGEROUS),
+        ("os", "stat_result", Judgement.UNLISTED),
+        ("os", "_exit", Judgement.DANGEROUS),
+        ("posixpath", "join", Judgement.UNLISTED),
+        ("operator", "call", Judgement.DANGEROUS),
+        ("string", "Template.substitute", Judgement.DANGEROUS),
+        ("sqlite3", "connect", Judgement.DANGEROUS),
+        ("io", "open", Judgement.DANGEROUS),
+        ("types", "FunctionType", Judgement.DANGEROUS),
+        ("__builtin__", "reduce", Judgement.UNLISTED),
     ],
 )
 def test_names(module: str, name: str, judgement: Judgement) -> None:

@@ -1,4 +1,4 @@
-"""Writing so that a power cut leaves the old or the new, and renaming so that nothing is ever overwritten.
+"""Writing so that a power cut leaves the old or the new, renaming so that nothing is ever overwritten, and reading only regular files.
 
 In: paths and bytes. Out: nothing, or whether a rename took place. OSError where the file system says no; what was begun is taken back
 first. Nothing is kept.
@@ -12,6 +12,7 @@ import errno
 import functools
 import os
 import secrets
+import stat
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -40,6 +41,21 @@ def write(path: str, content: bytes, mode: int = 0o600) -> None:
             os.unlink(temporary)  # noqa: PTH108 -- as above
         raise
     sync_directory(directory or ".")
+
+
+def open_regular(path: str) -> int:
+    """Open a regular file for reading. Raises OSError, also for anything else: a FIFO in its place would be waited for, for ever."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return fd
+
+
+def read(path: str, most_bytes: int = -1) -> bytes:
+    """Return what a regular file holds, its beginning where it is longer than most_bytes. Raises OSError as open_regular does."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(most_bytes)
 
 
 def make_directory(path: str, mode: int = 0o700) -> None:

@@ -52,12 +52,13 @@ class Fences:
         self.problem: str | None = None
         self._fences: dict[str, Fence] = {}
         try:
-            for fence in _decode(self._file.read_bytes(), self._file):
+            for fence in _decode(durable.read(str(self._file)), self._file):
                 self._fences[fence.path] = fence
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            self.problem = f"fences could not be read: {self._file}: {error}"
+            why = error.strerror if isinstance(error, OSError) else error
+            self.problem = f"fences could not be read: {self._file}: {why}"
 
     def get(self, path: str, identity: Identity) -> Fence | None:
         """Give the fence of this identity of this path."""

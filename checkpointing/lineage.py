@@ -216,7 +216,7 @@ def _with_attempt(run: Run, number: int, began_ns: int) -> Run:
 def _read(file: Path) -> tuple[_Record, str | None, bool]:
     """Give what is recorded, what is wrong with it, and whether it is of a later version, which is left as it is."""
     try:
-        document: Any = json.loads(file.read_bytes())
+        document: Any = json.loads(durable.read(str(file)))
         if int(document["version"]) > _VERSION:
             return _Record(), f"the order of the checkpoints could not be read: {file}: a newer supervise wrote it", True
         runs = tuple(

@@ -289,8 +289,7 @@ def _own_digest(document: object) -> str:
 
 def read(path: str) -> Manifest:
     """Read a document from a file. Raises OSError, Newer, Damaged."""
-    with open(path, "rb") as file:  # noqa: PTH123 -- paths are plain strings throughout the package
-        raw = file.read(_MOST_BYTES + 1)
+    raw = durable.read(path, _MOST_BYTES + 1)
     if len(raw) > _MOST_BYTES:
         raise Damaged("it is larger than any manifest")
     return decode(raw)

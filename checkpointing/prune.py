@@ -152,7 +152,8 @@ class Pruner:
 
     def _note(self, row: dict[str, Any]) -> None:
         durable.make_directory(self._directory)
-        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # not blocking: a FIFO in its place is an error then, and not waited for
+        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         try:
             os.write(fd, b"\n" + json.dumps(row).encode("ascii") + b"\n")  # the first byte ends a line that a kill may have torn
             os.fsync(fd)
@@ -161,8 +162,8 @@ class Pruner:
 
     def _rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        with contextlib.suppress(OSError), open(self._file, "rb") as file:  # noqa: PTH123 -- strings throughout the package
-            for line in file.read().splitlines():
+        with contextlib.suppress(OSError):
+            for line in durable.read(self._file).splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     row = json.loads(line)
                     if {"hidden", "identity", "phase"} <= row.keys():

@@ -114,7 +114,7 @@ class SetAside:
     def changes(self) -> tuple[Change, ...]:
         """Give every change that was written down, oldest first, each in its last phase."""
         try:
-            with open(self._file, "rb") as journal:  # noqa: PTH123 -- as above
+            with os.fdopen(durable.open_regular(self._file), "rb") as journal:
                 return tuple(_read(journal).values())
         except FileNotFoundError:
             return ()

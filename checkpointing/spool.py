@@ -100,8 +100,8 @@ class Log:
     def read(cls, path: str) -> Log:
         """Read what is there. A torn last line is passed over: what it would have said is asked of the mirror."""
         log = cls(path)
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:  # noqa: PTH123
-            for line in file.read().splitlines():
+        with contextlib.suppress(FileNotFoundError):
+            for line in durable.read(path).splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     log._take(json.loads(line))
         return log
@@ -253,8 +253,7 @@ class Spool:
             if not os.path.isdir(directory):  # noqa: PTH112
                 continue
             try:
-                with open(f"{directory}/{_ENTRY}", "rb") as file, open(f"{directory}/{_MANIFEST}", "rb") as other:  # noqa: PTH123
-                    row, raw = json.loads(file.read()), other.read()
+                row, raw = json.loads(durable.read(f"{directory}/{_ENTRY}")), durable.read(f"{directory}/{_MANIFEST}")
                 held = tuple(Held(path, how, Identity(*identity)) for path, how, identity in row["held"])
                 self._entries[name] = Entry(directory, row["path"], row["step"], manifests.decode(raw), raw, held, row["at"])
             except manifests.Newer:

@@ -52,7 +52,7 @@ class Baseline:
 
     def _read(self) -> dict[str, Identity] | None:
         try:
-            content = json.loads(self._file.read_bytes())
+            content = json.loads(durable.read(str(self._file)))
             if content["version"] != _VERSION or tuple(content["patterns"]) != self._patterns:
                 return None
             return {str(path): Identity(*map(int, numbers)) for path, numbers in content["files"].items()}

@@ -38,7 +38,11 @@ def fix(settings: Settings, shm: Path = identity.SHM) -> Iterator[str]:
 
 
 def _job(state: Path, name: str, shm: Path) -> Iterator[str]:
-    record = lock.holder(state / "lock")
+    try:
+        record = lock.holder(state / "lock")
+    except SuperviseError as error:
+        yield f"{name}: passed over: {error.message}"
+        return
     if record is not None and lock.is_alive(record) is not False:
         yield f"{name}: passed over: its supervisor {'runs' if lock.is_alive(record) else 'may run elsewhere'}"
         return

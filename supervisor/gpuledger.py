@@ -25,6 +25,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from checkpointing import durable
 from supervisor import redact
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class GpuLedger:
         return freed
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(str(self.path)), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
             for line in file.read(_MOST_BYTES).splitlines():
                 with contextlib.suppress(ValueError, RecursionError):

@@ -366,7 +366,7 @@ class Learned:
             st = file.stat()
             if self._read.get(str(file)) == (st.st_ino, st.st_size):
                 return
-            with file.open("rb") as source:
+            with os.fdopen(durable.open_regular(str(file)), "rb") as source:
                 st = os.fstat(source.fileno())
                 inode, at = self._read.get(str(file), (st.st_ino, 0))
                 source.seek(at if inode == st.st_ino and at <= st.st_size else 0)
@@ -418,7 +418,7 @@ def of_last_run(directory: Path) -> Learned:
 
 def _decoded(file: Path) -> _Record:
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(durable.read(str(file)))
         if int(content["version"]) > _VERSION:
             return _Record()
         places = tuple(

@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from checkpointing import durable
 from supervisor.errors import SuperviseError
 from supervisor.identity import ProcessId, start_ticks, this_process
 
@@ -126,13 +127,23 @@ def acquire(  # noqa: PLR0913  who asks, for what, and how hard
                 return Lock(path, mine, None if tail is None or (tail.record and tail.record.released) else tail.stamp / 1e9)
     except OSError as error:
         raise SuperviseError(
-            f"cannot lock the job: {path}: {error.strerror}", hint="Give a directory that you can write with --state-dir."
+            f"cannot lock the job: {path}: {error.strerror}",
+            hint=f"Remove {path} where it is no file, or give a directory that you can write with --state-dir.",
         ) from error
 
 
 def holder(path: Path) -> Record | None:
-    """Return the record of the owner as the files have it, alive or not; None where nobody holds the lock. For commands that read."""
-    tail = _tail(path)
+    """Return the record of the owner as the files have it, alive or not; None where nobody holds the lock. For commands that read.
+
+    Raises SuperviseError where the lock cannot be read.
+    """
+    try:
+        tail = _tail(path)
+    except OSError as error:
+        raise SuperviseError(
+            f"cannot read the lock: {error.filename or path}: {error.strerror}",
+            hint="Make it readable for you. Remove it where it is no file and no supervisor runs the job.",
+        ) from error
     return None if tail is None or tail.record is None or tail.record.released else tail.record
 
 
@@ -201,7 +212,7 @@ def _tail(path: Path) -> _Seen | None:
 def _read(path: Path, passed: tuple[Path, ...]) -> _Seen | None:
     try:
         # opened anew each time: over NFS that is what makes the answer fresh (close-to-open consistency), a stat is not
-        with path.open("rb") as file:
+        with os.fdopen(durable.open_regular(str(path)), "rb") as file:
             status = os.fstat(file.fileno())
             content = file.read(1 << 16)
     except FileNotFoundError:

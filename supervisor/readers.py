@@ -302,7 +302,7 @@ def _alive(place: Place, history: History) -> bool | None:
         return False
     try:
         held = lock.holder(place.directory / "lock")
-    except OSError:
+    except SuperviseError:
         held = None
     if held is not None:
         return lock.is_alive(held)

@@ -9,11 +9,8 @@ closed unions when read: nothing that a journal says can name anything else.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import stat
 import zlib
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from dataclasses import fields as fields_of
@@ -25,6 +22,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from checkpointing import durable
 from supervisor.core import actions, inbox
 from supervisor.errors import ExitCode, SuperviseError
 
@@ -311,7 +309,7 @@ def scan(path: Path) -> Iterator[Record | Damage]:
 def frames(path: Path) -> Iterator[bytes | Damage]:
     """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line."""
     try:
-        fd = _opened(path)
+        fd = durable.open_regular(str(path))
     except FileNotFoundError:
         return
     with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
@@ -325,15 +323,6 @@ def frames(path: Path) -> Iterator[bytes | Damage]:
             else:
                 yield from _rescued(line, offset)
             offset += len(line)
-
-
-def _opened(path: Path) -> int:
-    """Open a regular file. Of anything else it is an OSError: a FIFO in its place would be waited for, and never answer."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return fd
 
 
 def _rescued(line: bytes, offset: int) -> Iterator[bytes | Damage]:

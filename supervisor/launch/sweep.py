@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkpointing import durable
 from supervisor.guardian import descent
 from supervisor.identity import boot_id
 from supervisor.launch.heritage import COOKIE, Left
@@ -62,7 +63,7 @@ def record_process(file: Path, pid: int, cookie: str, role: str) -> None:
 def read_records(file: Path) -> tuple[ProcessRecord, ...]:
     """Read the record; a missing file is an empty one, a line that is torn or of another version is skipped."""
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        text = durable.read(str(file)).decode("utf-8", "replace")
     except FileNotFoundError:
         return ()
     records = []

@@ -1,0 +1,108 @@
+"""A FIFO in the place of a file of the state directory is refused by its name; nobody waits for a writer that never comes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from checkpointing import durable
+from checkpointing.fence import Fences
+from checkpointing.lineage import Lineages
+from checkpointing.manifest import Manifests
+from checkpointing.prune import Pruner
+from checkpointing.setaside import SetAside
+from checkpointing.spool import Log
+from supervisor import learned, lock
+from supervisor.baseline import Baseline
+from supervisor.errors import SuperviseError
+from supervisor.gpuledger import GpuLedger
+from supervisor.launch import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from _typeshed import StrPath
+
+
+def _manifest(path: Path) -> str | None:
+    manifests = Manifests(str(path.parents[1]))
+    assert manifests.get("/ckpt/a.pt") is None
+    return manifests.problem
+
+
+def _baseline(path: Path) -> str | None:
+    baseline = Baseline(path.parent, ("*.pt",))
+    baseline.take(())
+    return baseline.problem or ("" if path.is_file() else "it is not replaced")
+
+
+#: What is read, who reads it. A reader returns what it says of the FIFO, or raises.
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "fences": ("fences.json", lambda path: Fences(path.parent).problem),
+    "lineage": ("lineage.json", lambda path: Lineages(path.parent).problem),
+    "a manifest": (str(Path(Manifests("").file_of("/ckpt/a.pt")).relative_to("/")), _manifest),
+    "what was set aside": ("setaside.jsonl", lambda path: SetAside(str(path.parent)).changes()),
+    "the mirror's log": ("log", lambda path: Log.read(str(path))),
+    "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuLedger(path.parents[1], "n", 7.0).held(0.0)),
+    "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
+    "the lock, by who looks": ("lock", lock.holder),
+    "our processes": ("processes", sweep.read_records),
+}
+#: What these hold is found out anew where it cannot be read: nothing is said.
+ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "what was learned": ("learned.json", lambda path: learned.read(path.parent)),
+    "the baseline": ("baseline.json", _baseline),
+    "what was pruned": ("pruned.jsonl", lambda path: Pruner(str(path.parent)).finish()),
+}
+
+
+def _said(read: Callable[[Path], object], path: Path) -> str:
+    """Return what a reader answers or raises of a FIFO. It runs in a thread, so that one that waits fails its own test only."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    said: list[str] = []
+
+    def ask() -> None:
+        try:
+            said.append(str(read(path) or ""))
+        except SuperviseError as error:
+            said.append(error.message)
+        except OSError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(20)
+    if not said and path.is_fifo():
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # let it go
+    assert said, "it waits for a writer"
+    return said[0]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_fifo_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    file, read = READERS[name]
+    said = _said(read, tmp_path / file)
+    assert "it is not a regular file" in said
+    assert str(tmp_path / file) in said
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_a_fifo_where_something_is_found_out_anew_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    file, read = ANEW[name]
+    assert not _said(read, tmp_path / file)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a FIFO", "a directory"])
+def test_only_a_regular_file_is_read(tmp_path: Path, make: Callable[[StrPath], None]) -> None:
+    (tmp_path / "whole").write_bytes(b"abc")
+    assert (durable.read(str(tmp_path / "whole")), durable.read(str(tmp_path / "whole"), 2)) == (b"abc", b"ab")
+    make(tmp_path / "other")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="it is not a regular file"):
+        durable.read(str(tmp_path / "other"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -66,6 +66,11 @@ class Director:
 
     # --- the main thread ------------------------------------------------------------------------------------------------------------
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether the supervisor is gone. The guardian asked the ranks to save then: that they exit 0 does not say that they finished."""
+        return self._link.lost()
+
     def wait_for_go(self) -> Go:
         """Block until an attempt is wanted. Raises SystemExit where the supervisor told us to leave."""
         with self._changed:
@@ -135,6 +140,10 @@ class Director:
         fence = stores.Fence(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
         with self._changed:
             self._fence = (attempt, fence)
+
+    def lose_store(self, attempt: int, error: object) -> None:
+        """Begin another round, unless a node said that it is done: whether every node's ranks ended well can no longer be known."""
+        self._with_fence(attempt, lambda fence: fence.lose(f"the agents' store was lost before every node reported success: {error}"))
 
     def end_ranks(self, attempt: int) -> None:
         """End what lives of the attempt, if anything does, within the grace and a little."""

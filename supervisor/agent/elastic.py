@@ -11,10 +11,13 @@ Overrides take whatever torch passes (`*args, **kwargs`): arguments came and wen
 from __future__ import annotations
 
 import functools
+import math
+import signal
 import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -41,6 +44,8 @@ WAKE_S = 0.001  # torch sleeps this long between two looks; the wait itself is i
 SHUTDOWN_S = 2.0
 LAST_S = 1.5
 BARRIER_POLL_S = 0.1
+SEEN_S = 15.0  # for a node that does not answer for a while as the job ends
+LAST_SAVES_S = 0.5  # for the other nodes to end the save that ended our ranks; the guardian may end this agent 1 s after its supervisor
 
 
 class Rounds(RendezvousHandler):
@@ -239,22 +244,58 @@ class Agent(LocalElasticAgent):
     def _settle(self, worker_group: Any) -> str:  # noqa: ANN401  a WorkerGroup, typed by torch for one version
         """Wait until every node's ranks have ended well: torch's exit barrier, but a stop or another node's failure ends it.
 
-        Like torch's it lasts at most `_exit_barrier_timeout` (300 s) and a lost store is no failure.
+        Like torch's it lasts at most `_exit_barrier_timeout` (300 s). A store that is lost meanwhile is a failure: whoever serves it stays
+        until every node knows of the success, or says that it is done before it leaves after that time.
         """
-        ranks, store, world = self._director.ranks, self._rounds.store, worker_group.group_world_size
+        store, world = self._rounds.store, worker_group.group_world_size
         if store is not None and world > 1:
-            until = time.monotonic() + self._exit_barrier_timeout
             try:
-                if store.add("supervise/done", 1) == world:
-                    store.set("supervise/all_done", "1")
-                while not store.check(["supervise/all_done"]) and time.monotonic() < until:
-                    outcome = ranks.wait(self._attempt, 0)
-                    if outcome not in (None, outcomes.ALL_EXITED_0):
-                        return outcome
-                    time.sleep(BARRIER_POLL_S)
-            except RuntimeError:  # torch's errors of a store that is gone: its host has ended well before us
-                pass
-        return ranks.settle(self._attempt)
+                known = self._await_done(store, world)
+            except RuntimeError as error:  # torch's errors of a store that is gone
+                if self._settling:
+                    self._director.lose_store(self._attempt, error)
+            else:
+                if known:
+                    self._await_seen(store, world)
+        return self._director.ranks.settle(self._attempt)
+
+    @property
+    def _settling(self) -> bool:
+        return self._director.ranks.wait(self._attempt, 0) == outcomes.ALL_EXITED_0
+
+    def _await_done(self, store: Store, world: int) -> bool:
+        """Return True once all nodes are done, False where the attempt ends otherwise or the time is over. Raises RuntimeError.
+
+        A node without supervisor is never done: its guardian asked its ranks to save, and a script may exit 0 after that. What happened
+        without this: step 40 of 1000, `supervise` of node 1 is killed, all ranks save and exit 0, and the job ends with 0.
+        """
+        token, abandoned = self._rounds.handover.token, False
+        until = time.monotonic() + self._exit_barrier_timeout
+        if not self._director.orphaned and store.add("supervise/done", 1) == world:
+            store.set("supervise/all_done", "1")
+        while not store.check(["supervise/all_done"]):
+            if not self._settling:
+                return False
+            if not abandoned and stores.is_abandoned(store, token):
+                abandoned, until = True, time.monotonic() + LAST_SAVES_S
+            if time.monotonic() >= until:
+                if not abandoned:
+                    return False
+                until = math.inf
+                fenced = stores.fence_abandoned(store, token)  # our fence's reader then ends the attempt, unless the fence is our own
+                if self._director.orphaned or not fenced:
+                    self._director.ranks.stop(self._attempt, signal.SIGTERM, None, outcomes.FAILED)
+            time.sleep(BARRIER_POLL_S)
+        return True
+
+    def _await_seen(self, store: Store, world: int) -> None:
+        """Return, where this process serves the store, once every node knows that all are done, or after SEEN_S."""
+        until = time.monotonic() + SEEN_S
+        with suppress(RuntimeError):  # we know it already
+            seen = store.add("supervise/seen", 1)
+            while stores.served_here(store) and self._settling and seen < world and time.monotonic() < until:
+                time.sleep(BARRIER_POLL_S)
+                seen = store.add("supervise/seen", 0)
 
     def _exit_barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Nothing: `_settle` was there before, where a stop can be heard."""

@@ -8,6 +8,7 @@ stream, and the guardian ends us all. The socket belongs to `Link`; any thread m
 from __future__ import annotations
 
 import json
+import select
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -173,6 +174,12 @@ class Link:
                 self._sock.sendall(line)
             except OSError:  # the supervisor is gone: commands() ends, and what is then to be done is decided there
                 return
+
+    def lost(self) -> bool:
+        """Return whether the other end is closed, by the kernel's word: commands() may still have to read what came before."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLRDHUP)
+        return bool(poller.poll(0))
 
     def commands(self) -> Iterator[Command]:
         """Every command until the other end closes."""

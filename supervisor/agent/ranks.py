@@ -340,6 +340,8 @@ class Ranks:
         with self._changed:
             if now.closing or now.outcome not in (None, ALL_EXITED_0):
                 return
+            if outcome == SUCCEEDED and now.stopping is not None:  # the watcher closes it, with the outcome of that stop
+                return
             now.closing = True
         left = leavings.read(now.all) if outcome != SUCCEEDED and now.all else leavings.Leavings()
         self._send("stopped", now.number, outcome=outcome, errors=left.errors, log_tails=left.tails)

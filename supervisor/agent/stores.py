@@ -48,6 +48,7 @@ LONG_WAIT = timedelta(days=10)  # one wait of the many that an attempt may take;
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 HANDOVER = "supervise/handover"
 LEFT = "supervise/left"
+ABANDONED = "abandoned"
 DONE = "done"
 FAILURE = "failure"
 LOWEST_PORT = 10_000
@@ -162,7 +163,7 @@ def _fence_running(store: Store, number: int, note: _Note | None) -> bool:
     here = static_store(store, number)
     if number < 1 or not here.check([HANDOVER]):
         return False
-    fence = PrefixStore(f"supervise/{_load_handover(here).token}", _base(store))
+    fence = _of_round(store, _load_handover(here).token)
     if note is not None:
         fence_round(fence, _Note(FAILURE, note.node, note.text))
         if note.kind == "restart":
@@ -224,6 +225,28 @@ def fence_round(store: Store, note: _Note) -> _Note:
     return _Note.load(store.compare_set("fence", "", note.dump()))
 
 
+def is_abandoned(store: Store, token: str) -> bool:
+    """Return whether a node of the round lost its supervisor while its ranks lived."""
+    return bool(_of_round(store, token).check([ABANDONED]))
+
+
+def fence_abandoned(store: Store, token: str) -> bool:
+    """Fence the round in the name of that node, with the decision to begin another. A fence that a living node set stands.
+
+    Returns False where the round cannot be fenced any more, since a node was done and left.
+    """
+    here = _of_round(store, token)
+    note = _Note.load(here.get(ABANDONED))
+    fence = fence_round(here, replace(note, kind=FAILURE))
+    if fence.node == note.node:
+        here.compare_set("decision", "", note.dump())
+    return fence.kind != DONE
+
+
+def _of_round(store: Store, token: str) -> Store:
+    return PrefixStore(f"supervise/{token}", _base(store))
+
+
 def own_client(store: Store) -> Store:
     """A client of the same store that another thread may block in. Without prefix; where there can be none, the store itself."""
     base = _base(store)
@@ -258,6 +281,7 @@ class Fence:
         self._notes: queue.SimpleQueue[tuple[str, _Note] | None] = queue.SimpleQueue()
         self._left = threading.Event()
         self._published = False
+        self._done = False  # a node was done, and left
         self._threads = [
             threading.Thread(target=self._quietly, args=(target, store, f"supervise/{token}"), name="fence", daemon=True)
             for target in (self._write, self._read)
@@ -281,8 +305,19 @@ class Fence:
         self._notes.put(("decision", _Note(kind, self._me, reason, exit_code, replace(changes, first=first))))
 
     def abandon(self) -> None:
-        """Nobody decides here any more: where the round is fenced for a failure of this node, now or later, all begin another round."""
-        self._notes.put(("default", _Note("restart", self._me, f"supervise of node {self._node} ended before it decided")))
+        """Nobody decides here any more: where the round is fenced for a failure of this node, now or later, all begin another round.
+
+        This node's ranks go on. The round cannot succeed: whoever waits for that fences it in this node's name (`fence_abandoned`).
+        """
+        note = _Note("restart", self._me, f"supervise of node {self._node} ended before it decided")
+        self._notes.put((ABANDONED, note))
+        self._notes.put(("default", note))
+
+    def lose(self, text: str) -> None:
+        """The store is lost: end this node's attempt and begin another round, unless a node said that it is done: it left for good."""
+        if not self._done:
+            self._on_fence(FAILURE, self._node, text)
+            self._on_decision("restart", 0, text, None)
 
     def leave(self, *, done: bool = False) -> None:
         """The round is over for this node: nothing is reported any more, and the waits on its fence end.
@@ -325,6 +360,7 @@ class Fence:
     def _read(self, store: Store) -> None:
         self._await(store, "fence")
         fence = _Note.load(store.get("fence"))
+        self._done = fence.kind == DONE
         if self._concerns_us(fence):
             self._on_fence(fence.kind, fence.node.partition("/")[0], fence.text)
         if fence.kind != FAILURE:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,6 +138,83 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
         assert agent.wait_exit() == 0
         assert not agent.has("started", 1)
     assert {json.loads((tmp_path / f"facts-2-{rank}").read_text())["MARK"] for rank in (0, 1)} == {"agreed"}
+
+
+def pair(start: Callable[..., Any], tmp_path: Path, job: str) -> list[Any]:
+    """Start two nodes, of one rank each, and await the ranks."""
+    where = port()
+    agents = [static(start, node, where, job) for node in (0, 1)]
+    for agent in agents:
+        agent.send("go", 1)
+    for rank, agent in enumerate(agents):
+        agent.expect("started", 1)
+        wait_for((tmp_path / f"facts-1-{rank}").exists, f"rank {rank}")
+    return agents
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_ranks_that_save_and_end_well_after_their_supervisor_died_are_no_success_of_the_job(
+    start: Callable[..., Any], tmp_path: Path, lost: int
+) -> None:
+    agents = pair(start, tmp_path, "* wait=9")
+    agents[lost].hang_up()
+    (tmp_path / "ready-1-9").touch()  # as one that waits for save-now, and agrees with the other nodes to end
+    other = agents[1 - lost]
+    assert other.expect("peer_fenced", 1)["text"].startswith("supervise of node")
+    assert other.expect("peer_decided", 1)["kind"] == "restart"
+    other.expect("stopped", 1, outcome="failed")
+    assert other.expect("rank_exited", 1)["code"] == 0
+    assert [event["ev"] for event in other.events if event["ev"] in {"peer_fenced", "stopped"}] == ["peer_fenced", "stopped"]
+    assert agents[lost].wait_exit() == 1
+
+
+def test_a_node_without_supervisor_that_is_ended_before_its_ranks_are_is_no_success_either(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    first, second = pair(start, tmp_path, "0 wait=9;1 sleep")
+    second.hang_up()
+    (tmp_path / "ready-1-9").touch()
+    assert first.expect("rank_exited", 1)["code"] == 0
+    assert first.expect("peer_fenced", 1)["text"].startswith("supervise of node")
+    assert first.expect("peer_decided", 1)["kind"] == "restart"
+    first.expect("stopped", 1, outcome="failed")
+
+
+def test_a_node_whose_ranks_ended_well_begins_again_where_the_store_goes_before_all_nodes_said_so(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    first, second = pair(start, tmp_path, "0 sleep;1 wait=9")
+    (tmp_path / "ready-1-9").touch()
+    assert second.expect("rank_exited", 1)["code"] == 0
+    first.close()  # it serves the store
+    assert "store was lost" in second.expect("peer_fenced", 1)["text"]
+    assert second.expect("peer_decided", 1)["kind"] == "restart"
+    second.expect("stopped", 1, outcome="failed")
+
+
+def test_the_node_that_serves_the_store_stays_until_every_node_knows_of_the_success(start: Callable[..., Any], tmp_path: Path) -> None:
+    first, second = pair(start, tmp_path, "0 wait=9;1 exit=0")
+    assert second.expect("rank_exited", 1)["code"] == 0
+    time.sleep(0.5)  # for it to have said so
+    second.process.send_signal(signal.SIGSTOP)  # as a machine or network that does not answer for some seconds
+    (tmp_path / "ready-1-9").touch()
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.process.wait(4)
+    second.process.send_signal(signal.SIGCONT)
+    for agent in (first, second):
+        agent.expect("stopped", 1, outcome="succeeded")
+        assert agent.wait_exit() == 0
+
+
+def test_a_node_whose_supervisor_dies_after_its_ranks_ended_well_takes_the_others_along_into_the_next_round(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    first, second = pair(start, tmp_path, "0 sleep;1 exit=0")
+    assert second.expect("rank_exited", 1)["code"] == 0
+    second.hang_up()
+    assert "left the round" in first.expect("peer_fenced", 1)["text"]
+    assert first.expect("peer_decided", 1)["kind"] == "restart"
+    first.expect("stopped", 1, outcome="failed")
 
 
 @pytest.mark.slow

@@ -127,6 +127,25 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
     assert (tmp_path / "digest").read_bytes() == digest_of(tmp_path / "uninterrupted", STEPS)
 
 
+@pytest.mark.parametrize("lost", [2, pytest.param(0, marks=pytest.mark.slow)])  # node 0 serves the store
+def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_waits_for_it_and_ends_whole(
+    supervise: Callable[..., Supervised], tmp_path: Path, lost: int
+) -> None:
+    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--save-on-term")
+    nodes.pids()
+    nodes.reached(0, EVERY + 3)
+    nodes.runs[lost].process.kill()
+    others = [run for node, run in enumerate(nodes.runs) if node != lost]
+    for run in others:
+        wait_for(lambda run=run: '"event":"PeerDecided"' in run.journal(), "another round", 30, alive=run.alive)
+    (saved,) = (step for step in nodes.steps() if step % EVERY)
+    nodes.runs[lost].wait_for_nothing_left()
+    nodes.runs[lost] = nodes.start(lost)
+    assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
+    assert all(f"resumed at step {saved} from" in line for line in nodes.resumed()), nodes.resumed()
+    assert (tmp_path / "digest").read_bytes() == digest_of(tmp_path / "uninterrupted", STEPS)
+
+
 @pytest.mark.slow
 def test_nodes_with_directories_of_their_own_stop_and_each_card_says_which_node_lacks_what(
     supervise: Callable[..., Supervised], tmp_path: Path

@@ -177,6 +177,25 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     assert "supervise itself ended" in second.ask("why", "1").stdout
 
 
+@pytest.mark.slow
+def test_ranks_that_save_and_exit_0_after_kill_9_of_supervise_have_not_finished_and_a_new_one_goes_on(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    job = [*TORCHRUN, str(JOBS / "ddp_small.py"), "--light", "--steps=60", "--step-ms=30", "--progress=progress", "--save-on-term"]
+    first = supervise(*job, options=RESUMING)
+    first.wait_for_step(12)
+    strike(first.process.pid)
+    first.exit_code(5)
+    first.wait_for_nothing_left()
+    (saved,) = (int(path.stem.removeprefix("step-")) for path in (tmp_path / "ckpt").glob("*.pt"))
+    assert 12 <= saved < 60
+
+    second = supervise(*job, options=RESUMING)
+    assert second.exit_code() == 0
+    assert f"resumed at step {saved} from" in second.stderr
+    assert sorted(second.progress()) == [(rank, step) for rank in (0, 1) for step in range(1, 61)], "no step was lost, and none made twice"
+
+
 BEATS = """
 import os, time
 from supervisor import worker

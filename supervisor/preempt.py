@@ -2,7 +2,7 @@
 
 In: the signal, our own environment variables, the settings. Out: seconds, or None where nobody knows; then the stop deadline holds. What
 can fail: nothing; a tool that is missing, slow or answers in another form is no answer. Owns no state. `left_s` may wait ANSWER_S for
-`scontrol` or `systemctl` where `must_ask` says so: not on the loop's thread then, and never in a signal handler.
+`scontrol` or `systemctl`, which end with us, where `must_ask` says so: not on the loop's thread then, and never in a signal handler.
 
 What is believed, in this order:
 
@@ -20,16 +20,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.state import NOTICES
-from supervisor.launch import heritage
+from supervisor.launch import tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -145,20 +143,5 @@ def span_s(text: str) -> float | None:
 
 def _answer(command: Sequence[str]) -> str:
     """Return what a tool prints, "" where it is not there, fails or takes too long."""
-    program = shutil.which(command[0])
-    if program is None:
-        return ""
-    argv = [program, *command[1:]]
-    try:
-        asked = heritage.started(
-            lambda: subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # noqa: S603 (an administrator's tool, by PATH)
-        )
-        with asked:
-            try:
-                answer = asked.communicate(timeout=ANSWER_S)[0]
-            except BaseException:
-                asked.kill()
-                raise
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return ""
-    return answer if asked.returncode == 0 else ""
+    answer = tool.ask(command, ANSWER_S)
+    return answer.text if answer is not None and answer.code == 0 else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,6 +15,8 @@ import pytest
 
 from supervisor import preempt
 from supervisor.settings import Settings, Stop
+from tests.guardian.conftest import alive
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +111,33 @@ def test_a_tool_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypat
     began = time.monotonic()
     assert preempt.left_s(signal.SIGTERM, ends_in(3600), NOTHING) == pytest.approx(28)
     assert time.monotonic() - began < preempt.ANSWER_S + 3
+
+
+@pytest.mark.process
+def test_a_tool_that_does_not_answer_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/pid; wait", monkeypatch)
+    monkeypatch.setattr(preempt, "ANSWER_S", 2.0)  # a shell starts in that time on a busy machine
+    preempt.left_s(signal.SIGTERM, ends_in(3600), NOTHING)
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not alive(pid), "the end of what scontrol started", 10)
+
+
+ENDS_FIRST = """
+import os, pathlib, signal, sys, threading, time
+from supervisor import preempt
+from supervisor.settings import Settings
+threading.Thread(target=preempt.left_s, args=(signal.SIGTERM, {"SLURM_JOB_ID": "7"}, Settings()), daemon=True).start()
+while not (pathlib.Path(sys.argv[1]).exists() and pathlib.Path(sys.argv[1]).read_text().endswith("\\n")):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.process
+def test_whoever_ends_before_the_answer_leaves_no_tool_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/pid; wait", monkeypatch)
+    subprocess.run([sys.executable, "-c", ENDS_FIRST, str(tmp_path / "pid")], timeout=60, check=True)  # noqa: S603  our own words
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not alive(pid), "the end of what scontrol started", 10)
 
 
 @pytest.mark.parametrize(

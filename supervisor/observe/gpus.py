@@ -2,9 +2,7 @@
 
 In: the job's environment, and NVML's readings where it was asked (observe/health.py), else nvidia-smi. Out: `Listed` values, empty where
 there is no GPU, nobody who lists them, or where the order cannot be told: a number that is taken for the wrong GPU's would put a healthy
-one out of use. nvidia-smi is asked in a process group of its own under a
-deadline, because a broken driver holds whoever asks it for ever; it is killed then, and at our own end, and only one that hears no signal
-(a driver that sleeps uninterruptibly) outlives that. Nothing can fail, and nothing is kept.
+one out of use. nvidia-smi is asked under a deadline (launch/tool.py). Nothing can fail, and nothing is kept.
 
 CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, UUIDs and beginnings of UUIDs, up to the first that names no GPU. CUDA numbers
 the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; among GPUs of one kind that is nvidia-smi's order. NVIDIA_VISIBLE_DEVICES (of the
@@ -13,16 +11,12 @@ container runtime) says "none", or narrows by UUIDs; its numbers are the host's,
 
 from __future__ import annotations
 
-import atexit
 import re
-import subprocess
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpus import all_named
-from health.groups import kill_group
-from supervisor.launch import heritage
+from supervisor.launch import tool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +26,6 @@ if TYPE_CHECKING:
 DEADLINE_S: Final = 10.0
 _QUERY: Final = ("--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
 _LINE: Final = re.compile(r"(\d+), *(GPU-[0-9A-Za-z-]+), *([0-9A-Fa-f]+:[0-9A-Fa-f]+:[0-9A-Fa-f]+\.[0-9A-Fa-f]), *(.*)")
-_MOST_BYTES: Final = 1 << 20
-_START_S: Final = 0.5  # how long whoever gives up waits for a start that is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +60,8 @@ def visible(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> tuple
 
 def look(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Seen:
     """Return the same, and whether it is an answer."""
-    text = _asked(environ, deadline_s)
-    return Seen((), answered=False) if text is None else Seen(in_cudas_order(_rows(text), environ))
+    answer = tool.ask(("nvidia-smi", *_QUERY), deadline_s, environ)  # by the job's own PATH, as the job itself would find it
+    return Seen((), answered=False) if answer is None else Seen(in_cudas_order(_rows(answer.text), environ))
 
 
 def of_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[Listed, ...]:
@@ -129,56 +121,3 @@ def _rows(text: str) -> list[_Row]:
     """Read nvidia-smi's answer. Lines of another form (what it says of a GPU that is lost) name no GPU that can be used."""
     found = (_LINE.fullmatch(line.strip()) for line in text.splitlines())
     return [_Row(int(match[1]), match[2], pci_id(match[3]), match[4]) for match in found if match]
-
-
-def _asked(environ: Mapping[str, str], deadline_s: float) -> str | None:
-    """Return what nvidia-smi writes, "" where it cannot be run, None where it does not end within the deadline."""
-    answer: list[bytes] = []
-    running: list[subprocess.Popen[bytes]] = []
-    given_up = threading.Event()
-    starting = threading.Lock()  # so that one which is being started is not missed by who ends it
-
-    def ask() -> None:
-        with starting:
-            if given_up.is_set():
-                return
-            try:
-                process = heritage.started(
-                    lambda: subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
-                        ["nvidia-smi", *_QUERY],  # noqa: S607 -- the job's own PATH, as the job itself would find it
-                        env=dict(environ),
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                )
-            except OSError:
-                return
-            running.append(process)
-        assert process.stdout is not None  # noqa: S101 -- a pipe was asked for
-        with process.stdout as out:
-            answer.append(out.read(_MOST_BYTES))
-        process.wait()
-
-    def kill() -> None:
-        given_up.set()
-        started = starting.acquire(timeout=_START_S)
-        for process in running:
-            kill_group(process)  # it may be a wrapper's child that hangs
-        if started:
-            starting.release()
-
-    thread = threading.Thread(target=ask, name="nvidia-smi", daemon=True)  # its wait may never end: D state hears no KILL
-    try:
-        atexit.register(kill)  # a short job is over before the deadline is
-        thread.start()
-    except RuntimeError:  # no thread to be had, or the interpreter is ending
-        atexit.unregister(kill)
-        return ""
-    thread.join(deadline_s)
-    answered = not thread.is_alive()
-    if not answered:
-        kill()
-    atexit.unregister(kill)
-    return b"".join(answer).decode("utf-8", "replace") if answered else None

@@ -1,0 +1,84 @@
+"""Asks a program of the machine's (nvidia-smi, scontrol, systemctl) under a deadline, and ends it with us.
+
+A driver that is broken, or a controller that is down, holds such a program for minutes or for ever. It runs in a process group of its
+own, which is killed at the deadline and at our own end. Only a program that hears no signal (uninterruptible sleep) outlives that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import subprocess
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from health.groups import kill_group
+from supervisor.launch import heritage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MOST_BYTES: Final = 1 << 20
+_START_S: Final = 0.5  # how long whoever gives up waits for a start that is under way
+_NOT_RUN: Final = 127  # as a shell says it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program wrote, and its exit code; 127 and nothing where it could not be run."""
+
+    text: str
+    code: int
+
+
+def ask(argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | None = None) -> Answer | None:
+    """Return what a program answers, None where it does not end within the deadline. environ: its own, default ours; PATH counts."""
+    answers: list[Answer] = []
+    running: list[subprocess.Popen[bytes]] = []
+    given_up = threading.Event()
+    starting = threading.Lock()  # so that one which is being started is not missed by who ends it
+
+    def run() -> None:
+        with starting:
+            if given_up.is_set():
+                return
+            try:
+                process = heritage.started(
+                    lambda: subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
+                        argv,
+                        env=None if environ is None else dict(environ),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                )
+            except OSError:
+                return
+            running.append(process)
+        assert process.stdout is not None  # noqa: S101 -- a pipe was asked for
+        with process.stdout as out:
+            text = out.read(_MOST_BYTES).decode("utf-8", "replace")
+        answers.append(Answer(text, process.wait()))
+
+    def kill() -> None:
+        given_up.set()
+        started = starting.acquire(timeout=_START_S)
+        for process in running:
+            kill_group(process)  # it may be a wrapper's child that hangs
+        if started:
+            starting.release()
+
+    thread = threading.Thread(target=run, name=argv[0], daemon=True)  # its wait may never end: D state hears no KILL
+    try:
+        atexit.register(kill)  # we may end before the deadline is
+        thread.start()
+    except RuntimeError:  # no thread to be had, or the interpreter is ending
+        atexit.unregister(kill)
+        return Answer("", _NOT_RUN)
+    thread.join(deadline_s)
+    answered = not thread.is_alive()
+    if not answered:
+        kill()
+    atexit.unregister(kill)
+    return (answers[0] if answers else Answer("", _NOT_RUN)) if answered else None

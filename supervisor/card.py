@@ -450,4 +450,5 @@ def _ranks(status: Status) -> str:
     if not status.ranks:
         return "none runs"
     some = ", ".join(f"{r.rank} (pid {r.pid})" for r in status.ranks[:6])
-    return some + (f" and {len(status.ranks) - 6} more" if len(status.ranks) > 6 else "")  # noqa: PLR2004 (as many as fit a line)
+    more = f" and {len(status.ranks) - 6} more" if len(status.ranks) > 6 else ""  # noqa: PLR2004 (as many as fit a line)
+    return some + more + (f", of {status.world_size}" if status.world_size > len(status.ranks) else "")

@@ -46,6 +46,7 @@ class LogEvent(StrEnum):
     ATTEMPT_STARTED = "attempt.started"
     ATTEMPT_FENCED = "attempt.fenced"
     ATTEMPT_ENDED = "attempt.ended"
+    RANKS_DISCOVERED = "ranks.discovered"
     RANK_EXITED = "rank.exited"
     RANK_MISSED = "rank.missed"
     NODES_ANNOUNCED = "nodes.announced"

@@ -28,6 +28,7 @@ from supervisor.core.inbox import (
     LauncherExited,
     LauncherFellBack,
     ProgressObserved,
+    RanksFound,
     SaveSearched,
     TimerFired,
 )
@@ -39,6 +40,7 @@ from supervisor.identity import SHM, is_gone
 from supervisor.launch.session import Ground
 from supervisor.nodecare import NodeCare
 from supervisor.observe import collect, heartbeats, stacks
+from supervisor.observe.rankends import with_found
 from supervisor.observe.sampler import Sampler
 from supervisor.observe.watch import ANSWER_S, Launcher, Watch
 from supervisor.observe.weigh import weighed
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.inbox import Event
     from supervisor.core.model import Evidence, RankExit, RankInfo
+    from supervisor.core.state import JobState
     from supervisor.job import Job
     from supervisor.knobset import Applied
     from supervisor.launch.guardian import Guardian
@@ -138,6 +141,16 @@ class Executor:
         self._ranks = state.ranks or self._ranks
         self._look(state.ranks)
         self.watch.tick(state.ranks)
+        self._look_for_ranks(state)
+
+    def _look_for_ranks(self, state: JobState) -> None:
+        """Post the ranks that a plain command started by itself, where the state does not have them yet."""
+        found = self.watch.rank_ends
+        if found is None or state.stage is not Stage.RUNNING:
+            return
+        ranks = with_found(state.ranks, found.ranks)
+        if ranks != state.ranks:
+            self._loop.post(RanksFound(self._loop.clock.now(), state.attempt, ranks, max(found.world_size, len(ranks))))
 
     @property
     def guardian_pid(self) -> int | None:

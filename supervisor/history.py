@@ -88,6 +88,7 @@ class History:
     attempt: int = 0
     stage: str = "new"
     ranks: tuple[RankInfo, ...] = ()
+    world_size: int = 0  # of the current attempt, or the last one
     progress: Progress = field(default_factory=Progress)
     incidents: list[Incident] = field(default_factory=list)
     first_deaths: dict[int, int] = field(default_factory=dict)
@@ -234,8 +235,8 @@ class _Reading:
 
     def on_event(self, event: inbox.Event) -> None:
         history = self.history
-        if isinstance(event, inbox.AttemptStarted):
-            history.ranks = event.ranks
+        if isinstance(event, (inbox.AttemptStarted, inbox.RanksFound)):
+            history.ranks, history.world_size = event.ranks, event.world_size
         elif isinstance(event, inbox.ProgressObserved):
             history.progress = self.progress_of(event)
         elif isinstance(event, inbox.RankExited):

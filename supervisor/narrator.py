@@ -53,6 +53,7 @@ BY_THEMSELVES = frozenset(
 LOGGED: dict[type, LogEvent] = {
     inbox.LauncherFellBack: LogEvent.LAUNCHER_REPLACED,
     inbox.AttemptStarted: LogEvent.ATTEMPT_STARTED,
+    inbox.RanksFound: LogEvent.RANKS_DISCOVERED,
     inbox.LauncherExited: LogEvent.LAUNCHER_EXITED,
     inbox.PeerFenced: LogEvent.ATTEMPT_FENCED,
     inbox.PeerDecided: LogEvent.PEER_DECIDED,
@@ -158,6 +159,8 @@ class Narrator:
         attempt = self._attempt
         if isinstance(event, inbox.AttemptStarted):
             attempt.attempt, attempt.ranks, attempt.world_size, attempt.began_t = event.attempt, len(event.ranks), event.world_size, event.t
+        elif isinstance(event, inbox.RanksFound):
+            attempt.ranks, attempt.world_size = len(event.ranks), event.world_size
         elif isinstance(event, inbox.ProgressObserved):
             attempt.step, attempt.steps_seen, attempt.phase = event.step, event.steps_seen, event.phase.value
         elif isinstance(event, inbox.RankExited):

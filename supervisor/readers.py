@@ -68,6 +68,7 @@ class Status:
     ended: bool
     numbers: str = ""
     restored: str = ""
+    world_size: int = 0
 
 
 def status(settings: Settings, job: str | None, as_json: bool) -> int:  # noqa: FBT001 (the command's own flag)
@@ -233,6 +234,7 @@ def status_of(place: Place) -> Status:
         ended=end is not None,
         numbers=_numbers(place, run.run_id) if run else "",
         restored=card.clean(history.restored),
+        world_size=history.world_size if history.ranks and alive is not False else 0,
     )
 
 
@@ -253,6 +255,7 @@ def as_dict(seen: Status) -> dict[str, Any]:
         "step_relative": seen.step_relative,
         "phase": seen.phase,
         "ranks": [{"rank": r.rank, "local_rank": r.local_rank, "pid": r.pid} for r in seen.ranks],
+        "world_size": seen.world_size or None,
         "incident": seen.incident,
         "incidents": seen.incidents,
         "last_decision": seen.last_decision or None,

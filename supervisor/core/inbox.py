@@ -83,13 +83,23 @@ class NodeBegan:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """Every rank of this node's share of the attempt exists. For a plain command: the command itself, as rank 0."""
+    """Every rank of this node's share of the attempt exists. For a plain command: the command itself, as rank 0, until RanksFound."""
 
     t: float
     attempt: int
     ranks: tuple[RankInfo, ...]
     world_size: int
     launcher_pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RanksFound:
+    """All ranks on this node of a plain command that started some by itself, as their environment says. Each time that one is new."""
+
+    t: float
+    attempt: int
+    ranks: tuple[RankInfo, ...]
+    world_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +392,7 @@ Event = (
     | NodesGathered
     | NodeBegan
     | AttemptStarted
+    | RanksFound
     | RankExited
     | PeerFenced
     | AttemptEnded

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         NodesWaiting,
         ProgramSeen,
         ProgressObserved,
+        RanksFound,
         StartCeilingPassed,
         SupervisorStarted,
     )
@@ -124,6 +125,13 @@ def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
         return state, ()
     ranks = event.ranks
     return changed(state, stage=Stage.RUNNING, ranks=ranks, placed=ranks, world_size=event.world_size, started_t=event.t), ()
+
+
+def on_ranks_found(state: JobState, event: RanksFound) -> Step:
+    """Take the ranks of a plain command, in place of those that were known."""
+    if state.stage is not Stage.RUNNING:
+        return state, ()
+    return changed(state, ranks=event.ranks, placed=event.ranks, world_size=event.world_size), ()
 
 
 def on_program_seen(state: JobState, event: ProgramSeen) -> Step:

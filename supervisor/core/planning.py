@@ -137,7 +137,7 @@ def culprit_gpu(state: JobState, verdict: Verdict) -> str:
     """Return the UUID of the GPU that failed, "" where the evidence does not tell it among those that were listed.
 
     The evidence names it by UUID, by PCI id (without function, in any case) or by CUDA's index; else it is the one of the rank's place,
-    where the ranks are known one by one: a plain command is one rank to us, whatever it launches.
+    where torchrun's agent places the ranks: how a plain command gives its ranks GPUs is not known.
     """
     visible = tuple(g for g in state.gpus if not state.handed or g.uuid in state.handed)
     one_by_one = state.policy.launcher is Launcher.ELASTIC
@@ -147,7 +147,8 @@ def culprit_gpu(state: JobState, verdict: Verdict) -> str:
     if named.isdigit():
         # several ranks that each see one GPU all call it 0
         index = int(named)
-        alone = (len(state.placed) == 1 and (one_by_one or index > 0 or len(visible) == 1)) or index == place
+        alone = len(state.placed) == 1 if one_by_one else bool(state.placed) and (index > 0 or len(visible) == 1)
+        alone = alone or index == place
         found = visible[index] if alone and index < len(visible) else None
     elif named:
         found = _known_as(state, named)

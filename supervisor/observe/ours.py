@@ -60,13 +60,10 @@ class Ours:
 
     def set_ranks(self, ranks: Iterable[RankInfo]) -> None:
         """Take the ranks of a new attempt, none where they are not known yet: what an earlier one had is gone, and pids come again."""
+        by_pid = {info.pid: info.rank for info in ranks}
         with self._lock:
-            self._attempt = _Attempt({info.pid: info.rank for info in ranks}, {})
-
-    @property
-    def has_ranks(self) -> bool:
-        """Whether the ranks are known."""
-        return bool(self._attempt.ranks)
+            if by_pid != self._attempt.ranks or not by_pid:
+                self._attempt = _Attempt(by_pid, {})
 
     def learn(self, found: Iterable[descent.Process]) -> None:
         """Take what descends from the guardian now. Those of earlier are remembered: they may have died since."""

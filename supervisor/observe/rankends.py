@@ -1,4 +1,4 @@
-"""How ranks end that a plain command started by itself: Lightning's own children, the ranks of accelerate and deepspeed.
+"""Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and deepspeed.
 
 They are no children of ours, so nobody tells us. A process below the guardian is such a rank if its environment has LOCAL_RANK and
 WORLD_SIZE, and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd says when it ends; how it ended
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.core.model import RankExit
+from supervisor.core.model import RankExit, RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,8 +50,9 @@ class RankEnds:
         self._open = threading.Lock()
         self._stopped = False
         self._seen: set[tuple[int, int]] = set()
-        self._alive: dict[int, tuple[int, int, int]] = {}  # rank, pid and start time by pidfd
-        self.pids: dict[int, int] = {}  # of the newest process of each rank
+        self._alive: dict[int, RankInfo] = {}  # by pidfd
+        self._newest: dict[int, RankInfo] = {}  # the newest process of each rank; replaced, never changed: the loop reads it
+        self.world_size = 0  # as the newest one's environment says
         self._ends: dict[int, RankExit | Vanished] = {}
         try:
             threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
@@ -63,6 +64,17 @@ class RankEnds:
         """Take what descends from the guardian now. From any thread."""
         self._found.put(tuple(found))
         self._poke()
+
+    @property
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """The newest process of each rank, by rank; it stays when it has ended."""
+        newest = self._newest
+        return tuple(newest[rank] for rank in sorted(newest))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The pid of the newest process of each rank."""
+        return {rank: info.pid for rank, info in self._newest.items()}
 
     @property
     def ends(self) -> tuple[RankExit | Vanished, ...]:
@@ -117,16 +129,18 @@ class RankEnds:
             if _stat(process.pid)[_START : _START + 1] != [str(process.start_ticks)]:
                 os.close(fd)
                 continue
-            self._alive[fd] = rank, process.pid, process.start_ticks
-            self.pids[rank] = process.pid
+            self._alive[fd] = info = RankInfo(rank, int(own["LOCAL_RANK"]), process.pid, process.start_ticks)
+            self.world_size = int(own["WORLD_SIZE"])
+            self._newest = {**self._newest, rank: info}
             self._ends.pop(rank, None)
             yield fd
 
     def _ended(self, fd: int) -> None:
         at_ns = time.monotonic_ns()
-        rank, pid, start_ticks = self._alive.pop(fd)
+        info = self._alive.pop(fd)
+        rank, pid = info.rank, info.pid
         fields = _stat(pid)
-        if len(fields) <= _STATUS or fields[_START] != str(start_ticks) or fields[_STATE] not in {"Z", "X"}:
+        if len(fields) <= _STATUS or fields[_START] != str(info.start_ticks) or fields[_STATE] not in {"Z", "X"}:
             self._ends[rank] = Vanished(rank, pid, at_ns)
             return
         status = int(fields[_STATUS])
@@ -134,6 +148,16 @@ class RankEnds:
             self._ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
         elif os.WEXITSTATUS(status):
             self._ends[rank] = RankExit(rank, pid, at_ns, code=os.WEXITSTATUS(status))
+
+
+def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tuple[RankInfo, ...]:
+    """Return the ranks found, and of those known each whose rank and local rank no other process has.
+
+    The command is local rank 0 until another process is: Lightning's command is a rank itself, and starts the others.
+    """
+    numbers, local_ranks = {info.rank for info in found}, {info.local_rank for info in found}
+    kept = (info for info in ranks if info.rank not in numbers and info.local_rank not in local_ranks)
+    return tuple(sorted((*kept, *found), key=lambda info: info.rank))
 
 
 def _environment(pid: int) -> dict[str, str]:
@@ -148,11 +172,11 @@ def _environment(pid: int) -> dict[str, str]:
 
 def _rank_of(environ: dict[str, str]) -> int | None:
     """Return the rank that an environment tells, None where it tells none; without RANK that of one node is its number there."""
-    if "LOCAL_RANK" not in environ or "WORLD_SIZE" not in environ:
-        return None
+    local_rank, world_size = environ.get("LOCAL_RANK", ""), environ.get("WORLD_SIZE", "")
     alone = environ.get("NODE_RANK", "0") == "0"
-    rank = environ.get("RANK", environ["LOCAL_RANK"] if alone else "")
-    return int(rank) if rank.isascii() and rank.isdigit() else None
+    rank = environ.get("RANK", local_rank if alone else "")
+    are_numbers = all(number.isascii() and number.isdigit() for number in (rank, local_rank, world_size))
+    return int(rank) if are_numbers else None
 
 
 def _stat(pid: int) -> list[str]:

@@ -84,7 +84,7 @@ class Watch:
         self._shm.look(self._clock.now())
         if self._kills is not None:
             self._kills.look(self._clock.now())
-        if ranks and not self.ours.has_ranks:
+        if ranks:
             self.ours.set_ranks(ranks)
 
     def learn(self, found: Iterable[Process]) -> None:
@@ -114,7 +114,7 @@ class Watch:
         directory = self._job.attempt_dir(attempt)
         logs, kernel, self._logs, self._kernel = self._logs, self._kernel, None, None
         kills, self._kills = self._kills, None
-        least_shm, problem = self._shm.least, self._problem
+        least_shm, problem, is_plain = self._shm.least, self._problem, self.rank_ends is not None
         read: list[StreamRead] = []
         was_read = threading.Event()
 
@@ -125,7 +125,7 @@ class Watch:
                 read.extend(logs.finish(LOGS_S))
             finally:
                 was_read.set()
-            return collect.logs(read, launches=self._launches(directory, ranks))
+            return collect.logs(read, launches=is_plain and len(heartbeats.read(directory / "heartbeat")) > 1)
 
         def of_tails() -> Iterable[Evidence]:
             kept = launcher.tails()
@@ -153,8 +153,3 @@ class Watch:
         patterns = self._job.settings.checkpoints.paths
         checkpoints = [("checkpoints", str(self._job.cwd / os.path.dirname(pattern.partition("*")[0]))) for pattern in patterns]  # noqa: PTH120 (a pattern)
         return [*checkpoints, ("working directory", str(self._job.cwd)), ("state", str(self._job.state))]
-
-    @staticmethod
-    def _launches(directory: Path, ranks: Sequence[RankInfo]) -> bool:
-        """Whether what we hold for one rank is a launcher of several, as their heartbeats tell."""
-        return len(ranks) == 1 and len(heartbeats.read(directory / "heartbeat")) > 1

@@ -66,6 +66,7 @@ events = st.one_of(
     st.builds(inbox.LauncherStarted, st.just(0.0), small, st.sampled_from([None, 0, 2]), st.sampled_from([1, 2])),
     st.builds(inbox.LauncherFellBack, st.just(0.0), st.just(Launcher.STOCK), st.just("x")),
     st.builds(inbox.AttemptStarted, st.just(0.0), attempts, st.just((RankInfo(0, 0, 10, 1),)), st.just(1)),
+    st.builds(inbox.RanksFound, st.just(0.0), attempts, st.just((RankInfo(0, 0, 20, 1), RankInfo(1, 1, 21, 1))), st.just(2)),
     st.builds(inbox.RankExited, st.just(0.0), attempts, exits),
     st.builds(inbox.PeerFenced, st.just(0.0), attempts, st.just("n"), st.just("x")),
     st.builds(inbox.AttemptEnded, st.just(0.0), attempts, st.sampled_from(["succeeded", "failed", "membership", "stopped"])),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.e2e.untouched import assert_untouched, listing, moved
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,6 +175,47 @@ def test_a_program_under_a_launcher_that_fails_before_its_first_step_is_tried_on
     assert run.attempts() == 1
     assert "rank 0 raised ModuleNotFoundError: No module named 'flash_attn_turbo'" in run.stderr
     assert "phase import" in run.stderr
+
+
+#: A launcher of two ranks, as accelerate's and deepspeed's are; each rank writes down its pid and waits.
+LAUNCHER_OF_TWO = """
+import os, subprocess, sys
+world = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+ranks = [subprocess.Popen([sys.executable, sys.argv[1]], env={**world, "RANK": r, "LOCAL_RANK": r}) for r in "01"]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+WAITING_RANK = """
+import os, pathlib, time
+pathlib.Path("half").mkdir(exist_ok=True)
+mine = pathlib.Path("half") / os.environ["RANK"]
+mine.write_text(str(os.getpid()))
+mine.rename("rank-" + os.environ["RANK"])
+while not pathlib.Path("go-on").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("name", ["accelerate", "launch.py"])
+def test_the_ranks_that_a_command_starts_by_itself_are_the_ranks_of_the_attempt(
+    supervise: Callable[..., Supervised], tmp_path: Path, name: str
+) -> None:
+    launcher, script = tmp_path / name, tmp_path / "train.py"
+    launcher.write_text(LAUNCHER_OF_TWO)
+    script.write_text(WAITING_RANK)
+    run = supervise(sys.executable, str(launcher), str(script))
+    wait_for(lambda: all((run.place / f"rank-{rank}").exists() for rank in (0, 1)), "both ranks", alive=run.alive)
+    pids = [int((run.place / f"rank-{rank}").read_text()) for rank in (0, 1)]
+
+    def seen() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(run.ask_again("status", "--json").stdout)
+        return found
+
+    wait_for(lambda: len(seen()["ranks"]) == len(pids), "status to show both", alive=run.alive)
+    assert seen()["ranks"] == [{"rank": rank, "local_rank": rank, "pid": pid} for rank, pid in enumerate(pids)]
+    assert seen()["world_size"] == len(pids)
+    assert f"0 (pid {pids[0]}), 1 (pid {pids[1]})" in run.ask_again("status").stdout
+    (run.place / "go-on").touch()
+    assert run.exit_code() == 0
 
 
 @pytest.mark.slow

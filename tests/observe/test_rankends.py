@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.clock import Clock
-from supervisor.core.model import RankExit
+from supervisor.core.model import RankExit, RankInfo
 from supervisor.guardian import descent
 from supervisor.observe.collect import exits
-from supervisor.observe.rankends import RankEnds, Vanished
+from supervisor.observe.rankends import RankEnds, Vanished, with_found
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def test_a_rank_that_is_killed_and_not_reaped_tells_the_signal_and_its_loaders_a
     one, two = started(0), started(1)
     learned(seen, one.pid, two.pid)
     assert seen.pids == {0: one.pid, 1: two.pid}
+    assert [(info.rank, info.local_rank, info.pid) for info in seen.ranks] == [(0, 0, one.pid), (1, 1, two.pid)]
+    assert seen.world_size == len(seen.ranks)
     os.kill(two.pid, signal.SIGKILL)
     wait_for(lambda: bool(seen.ends), "its end", 10)
     (end,) = seen.ends
@@ -104,3 +106,29 @@ def test_who_is_killed_before_the_others_fail_failed_first_and_who_goes_after_th
         ("launcher", "exit_code", None),
         ("launcher", "who", None),
     ]
+
+
+COMMAND, FIRST, SECOND, OTHER = RankInfo(0, 0, 70, 1), RankInfo(8, 0, 71, 1), RankInfo(9, 1, 72, 1), RankInfo(10, 0, 73, 1)
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "ranks"),
+    [
+        ((COMMAND,), (), (COMMAND,)),
+        ((COMMAND,), (FIRST, SECOND), (FIRST, SECOND)),
+        ((COMMAND,), (SECOND,), (COMMAND, SECOND)),
+        ((COMMAND, SECOND), (FIRST, SECOND), (FIRST, SECOND)),
+        ((COMMAND,), (FIRST, SECOND, OTHER), (FIRST, SECOND, OTHER)),
+    ],
+    ids=[
+        "a command alone",
+        "a launcher",
+        "a command that is a rank and starts the others",
+        "the first rank is found last",
+        "two launchers",
+    ],
+)
+def test_the_command_is_a_rank_until_another_process_has_its_local_rank(
+    known: tuple[RankInfo, ...], found: tuple[RankInfo, ...], ranks: tuple[RankInfo, ...]
+) -> None:
+    assert with_found(known, found) == ranks

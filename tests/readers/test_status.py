@@ -52,6 +52,7 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
         "step_relative": False,
         "phase": "train",
         "ranks": [{"rank": 0, "local_rank": 0, "pid": 100}, {"rank": 1, "local_rank": 1, "pid": 101}],
+        "world_size": 2,
         "incident": None,
         "incidents": 0,
         "last_decision": None,

@@ -111,13 +111,15 @@ class Selection:
     dangerous: Why = ()
 
 
-def glance(candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never, *, own: bool = False) -> Verification | None:
+def glance(
+    candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never, *, own: Callable[[str], bool] = never_own
+) -> Verification | None:
     """Look into a file whose name does not surely tell its step; None where the name does, or nothing need be read."""
     if candidate.named is not None and candidate.named.sure:
         return None
     known = cache.get(candidate.path, candidate.identity)
     if known is None:
-        known = verify(candidate.path, bulk=False, interrupted=interrupted, own=own)
+        known = verify(candidate.path, bulk=False, interrupted=interrupted, own=own(candidate.path))
         cache.put(known)
     return known
 
@@ -238,7 +240,7 @@ def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Ta
         if fence is not None and not (fence.kind == _DANGEROUS and reader.own(candidate.path)):  # who wrote it may be known since
             (tally.dangerous if fence.kind == _DANGEROUS else tally.fenced).append((candidate.path, fence.reason))
             continue
-        glanced = glance(candidate, reader.cache, reader.at_limit, own=reader.own(candidate.path))
+        glanced = glance(candidate, reader.cache, reader.at_limit, own=reader.own)
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
             tally.refuse(glanced)
         else:

@@ -173,7 +173,7 @@ class JobCheckpoints:
                 self.learned.absorb(left[-1], int(left[-1].name.rpartition("-")[2]), again=True)
 
     def is_own(self, path: str) -> bool:
-        """Say whether this job wrote a checkpoint: its ranks here were seen to, or it is what was recorded of this job.
+        """Say whether this user's jobs wrote a checkpoint: ranks of this one were seen to, or it is what one of them recorded.
 
         Not every save is seen: one by way of `io.BytesIO`, or in a process of its own, is not. So what came to a declared place since the
         job began is this job's too. Where nothing is seen (learning is off) or ranks of other nodes write too, everything is.
@@ -185,7 +185,9 @@ class JobCheckpoints:
         identity, recorded = identity_of(path), self._manifests.get(path)
         if identity is None or (recorded is not None and recorded.identity == identity):
             return identity is not None
-        return self._is_declared(path) and not self._baseline.has(path, identity)
+        if self._is_declared(path) and not self._baseline.has(path, identity):
+            return True
+        return self._neighbours.has_saved(path, identity)
 
     def absorb(self) -> None:
         """Learn from what the ranks wrote since the last time."""

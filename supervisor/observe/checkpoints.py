@@ -209,7 +209,7 @@ class CheckpointWatcher:
         keyed: list[tuple[Age, Candidate]] = []
         order = self._order()
         for candidate in candidates:
-            glanced = glance(candidate, self._cache, self._stopped.is_set, own=self._own(candidate.path))
+            glanced = glance(candidate, self._cache, self._stopped.is_set, own=self._own)
             keyed.append((order.of_candidate(candidate, glanced), candidate))
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
+    from tests.e2e.conftest import Supervised, Surroundings
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several runs, each of which imports torch
 
@@ -228,3 +228,27 @@ def test_a_kill_in_the_second_save_does_not_lose_the_first_and_the_last_one_is_v
     assert [(row["state"], row["step"]) for row in listed["checkpoints"]] == [("verified", 3)]
     latest = json.loads(run.ask_again("checkpoints", "latest", "--json", "sub").stdout)
     assert (latest["path"], latest["step"]) == (f"{tmp_path}/sub/ckpt.pt", 3)
+
+
+#: A program whose checkpoint holds a member of its own enum, which loading calls.
+ENUM = """
+import enum, os, sys, torch
+class Mode(enum.Enum):
+    WARM = 1
+at = torch.load(sys.argv[2], weights_only=False)["step"] if len(sys.argv) > 2 else 0
+print("resumed at", at, flush=True)
+os.makedirs("ckpt", exist_ok=True)
+torch.save({"step": at + 1, "mode": Mode.WARM}, f"ckpt/step_{at + 1}.pt")
+"""
+
+
+def test_a_job_of_a_chain_resumes_from_what_the_job_before_it_saved(
+    supervise: Callable[..., Supervised], tmp_path: Path, surroundings: type[Surroundings]
+) -> None:
+    (tmp_path / "train.py").write_text(ENUM)
+    ours = ["supervise", "--state-dir", str(tmp_path / "state"), "--checkpoints", "ckpt/step_*.pt", "--resume-args", "--resume {resume}"]
+    command, unnamed = [*ours, "--", sys.executable, str(tmp_path / "train.py")], surroundings(without_us=True)
+    for number in range(3):  # each `sbatch` gives another name to the job
+        run = supervise(*command, around=unnamed, place=tmp_path, SLURM_JOB_ID=str(100 + number))
+        assert (run.exit_code(), run.stdout) == (0, f"resumed at {number}\n"), run.stderr
+    assert sorted(path.name for path in run.state.iterdir()) == ["slurm-100", "slurm-101", "slurm-102"]

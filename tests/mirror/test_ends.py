@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import threading
 from dataclasses import replace
@@ -142,6 +143,40 @@ def test_a_person_who_trusts_the_declared_checkpoints_resumes_from_calls_that_ar
         assert "system" in event.dangerous[0][1]
     (tmp_path / "other.pt").write_bytes(path.read_bytes())
     assert not again.is_own(str(tmp_path / "other.pt")), "not declared"
+
+
+@pytest.mark.parametrize("how", ["as it was", "written since", "others may write the record", "by a rank's save alone"])
+def test_what_another_job_of_this_user_saved_is_trusted_as_long_as_it_is_what_that_job_saw(tmp_path: Path, how: str) -> None:
+    place = tmp_path / "here"
+    place.mkdir()
+    path = place / "step_1.pt"
+    jobs = []
+    for name in ("slurm-1", "slurm-2"):
+        state = tmp_path / "root" / name / "nodes" / "n"
+        state.mkdir(parents=True, mode=0o700)
+        settings = replace(Settings(), checkpoints=Checkpoints(paths=("*.pt",)))
+        jobs.append(Job(name, "run-1", "n", ("true",), place, {}, settings, state, tmp_path / "scratch" / name, "cookie"))
+    first = JobCheckpoints(jobs[0])
+    first.note_before(first.listing())
+    torch.save({"step": 1, "mode": Mode.WARM}, path)
+    if how == "by a rank's save alone":
+        st = path.stat()
+        row = {"path": str(path), "t": 1.0, "n": 1}
+        now = [st.st_dev + 1, st.st_ino, st.st_size, st.st_mtime_ns]  # another node's mount has another number
+        lines = [{**row, "what": "began", "was": None}, {**row, "what": "ended", "now": now, "well": True}]
+        jobs[0].attempt_dir(1).mkdir(parents=True)
+        (jobs[0].attempt_dir(1) / "saves-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        first.began(1)
+        first.absorb()
+    else:
+        assert sent(first) == ["step_1.pt"], "it is verified, and recorded"
+    if how == "written since":
+        torch.save({"step": 1, "mode": [Mode.WARM]}, path)
+    if how == "others may write the record":
+        (tmp_path / "root" / "slurm-1").chmod(0o770)
+    event = JobCheckpoints(jobs[1]).select(1.0, 0)
+    usable = how in ("as it was", "by a rank's save alone")
+    assert (event.chosen is not None, len(event.dangerous)) == (usable, not usable), event
 
 
 @pytest.mark.parametrize(("job", "usable"), [("train", True), ("another", False)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import os
 from contextlib import closing
@@ -43,15 +42,15 @@ def test_an_entry_of_a_later_version_is_left_with_its_pins(tmp_path: Path) -> No
 @pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE], ids=["io", "files"])
 def test_an_entry_that_cannot_be_read_now_is_there_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     entry = spooled(tmp_path)
-    real = builtins.open
+    real = os.open
 
-    def failing(name: str, *rest: str) -> object:
+    def failing(name: str, flags: int, mode: int = 0o777) -> int:
         if str(name).endswith("entry.json"):
             raise OSError(number, os.strerror(number), name)
-        return real(name, *rest)
+        return real(name, flags, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(builtins, "open", failing)
+        patched.setattr(os, "open", failing)
         with closing(Spool(str(tmp_path / "spool"))) as spool:
             assert spool.entries() == ()
     with closing(Spool(str(tmp_path / "spool"))) as spool:

@@ -134,8 +134,8 @@ def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     verdict = _of_peer(event)
     before, hows = dict(state.overrides), {knob.name: knob.how for knob in state.policy.knobs}
     changes = tuple(Change(k, before.get(k, ""), new, hows.get(k, k)) for k, new in event.overrides if before.get(k) != new)
-    told = f"the node whose rank failed decided: {event.reason}"
-    plan = Plan(kind, told, "that node's next decision", "peer", event.exit_code, changes=changes)
+    told = f"the node whose rank failed decided: {event.reason}" if first or kind is PlanKind.RESTART else _stopped_by_peer(event)
+    plan = Plan(kind, told, _next_of_peer(event), "peer", event.exit_code, changes=changes)
     incident = replace(state.incident, verdict=verdict, plan=plan)
     if first is not None:  # counted on every node, so that the budget is the same whoever decides next
         state = planning.remembered(state, replace(first.failure, attempt=state.attempt, t=event.t))
@@ -143,11 +143,25 @@ def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     return follow_if_ready(changed(state, stage=Stage.FOLLOWING, incident=incident, overrides=event.overrides), event.t)
 
 
+def _next_of_peer(event: PeerDecided) -> str:
+    if event.kind == "restart":
+        return "that node's next decision"
+    if event.exit_code == 75:  # noqa: PLR2004  REQUEUE of lifecycle.py, which imports this module
+        return "the scheduler's requeue continues this run"
+    return "nothing by itself: change what is named above, and start the job again on every node"
+
+
+def _stopped_by_peer(event: PeerDecided) -> str:
+    """Name what another node stopped for. Where it is the agreement on a checkpoint, the reason lists what each node has."""
+    return f"another node stopped the job: {event.reason}"
+
+
 def _of_peer(event: PeerDecided) -> Verdict:
     """Return what failed on the node that decided, as that node saw it."""
     first, because = event.first, (Evidence("launcher", "peer", event.reason, node=event.first.node if event.first else ""),)
     if first is None:
-        told = f"the ranks of another node ended, and that node reported no cause: {event.reason}"
+        ended = f"the ranks of another node ended, and that node reported no cause: {event.reason}"
+        told = ended if event.kind == "restart" else _stopped_by_peer(event)
         return Verdict(Cause.UNKNOWN, 0.2, told, "peer", because=because)
     summary, failure = f"node {first.node}: {first.summary}", first.failure
     return Verdict(

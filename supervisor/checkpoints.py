@@ -535,10 +535,21 @@ class JobCheckpoints:
         return "" if newest is None else numerics.report(newest)
 
     def last_recorded(self) -> Manifest | None:
-        """Return the newest checkpoint of this run that is recorded as verified. Reads nothing."""
+        """Return the newest checkpoint of this run that is recorded as verified. Reads nothing.
+
+        By its time alone, a file that another job saved to the same directory meanwhile is of this run too. What ranks of this job were
+        seen to save goes before it.
+        """
         order = self._order.order()
         own = [one for path, one in list(self._recorded.items()) if one.about.run == self._job.run_id and path in self._reported]
-        return min(own, key=lambda one: order.of_manifest(one, ordering.HERE, one.path), default=None)
+        seen = [] if self.several_nodes else [one for one in own if self._was_seen_saved(one)]
+        return min(seen or own, key=lambda one: order.of_manifest(one, ordering.HERE, one.path), default=None)
+
+    def _was_seen_saved(self, made: Manifest) -> bool:
+        """Say whether ranks of this run were seen to save a checkpoint as it was recorded."""
+        if self.learned is None:
+            return False
+        return bool(self.learned.writes(made.path)) if made.is_tree else self.learned.attempt_of(made.path, made.identity) is not None
 
     def watcher(self, on_verified: Callable[[CheckpointRef, int], None]) -> CheckpointWatcher | None:
         """Make the watcher, where any checkpoint is declared or may be learned. `on_verified` gets the attempt that saved it too."""

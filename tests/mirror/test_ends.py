@@ -7,6 +7,7 @@ import enum
 import json
 import os
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,42 @@ def test_a_person_who_trusts_the_declared_checkpoints_resumes_from_calls_that_ar
     assert not again.is_own(str(tmp_path / "other.pt")), "not declared"
 
 
+def log_save(job: Job, path: Path, device: int | None = None) -> None:
+    """Write what the hooks in a rank write of a save of attempt 1."""
+    st = path.stat()
+    row = {"path": str(path), "t": 1.0, "n": 1}
+    now = [st.st_dev if device is None else device, st.st_ino, st.st_size, st.st_mtime_ns]
+    lines = [{**row, "what": "began", "was": None}, {**row, "what": "ended", "now": now, "well": True}]
+    job.attempt_dir(1).mkdir(parents=True, exist_ok=True)
+    (job.attempt_dir(1) / f"saves-{path.stem}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("by", ["another path", "the same path"])
+def test_the_last_checkpoint_of_a_run_is_none_that_another_job_saved_to_the_same_directory(
+    tmp_path: Path, checkpoints: JobCheckpoints, by: str
+) -> None:
+    checkpoints.learned = Learned(tmp_path / "state", "run-1")
+    checkpoints.select(1.0, 0)
+    checkpoints.began(1)
+    here = tmp_path / "here"
+    mine, theirs = here / "step_2.pt", here / "step_9.pt"
+    for path in (mine, theirs) if by == "the same path" else (mine,):
+        saved(path, 2)
+        log_save(checkpoints._job, path)  # noqa: SLF001 -- its ranks write there
+    checkpoints.absorb()
+    saved(theirs, 9)
+    os.utime(theirs, ns=(time.time_ns(), time.time_ns()))  # within one tick of the clock it would be the same file
+    for path in (mine, theirs):  # as the watcher does
+        manifest = checkpoints._record(verify(str(path)), Reading())  # noqa: SLF001 -- as above
+        assert manifest is not None
+        assert manifest.about.run == "run-1", "by its time it is of this run"
+        checkpoints._recorded[str(path)] = manifest  # noqa: SLF001 -- as above
+        checkpoints._reported.add(str(path))  # noqa: SLF001 -- as above
+    last = checkpoints.last_recorded()
+    assert last is not None
+    assert last.path == str(here / "step_2.pt")
+
+
 @pytest.mark.parametrize("how", ["as it was", "written since", "others may write the record", "by a rank's save alone"])
 def test_what_another_job_of_this_user_saved_is_trusted_as_long_as_it_is_what_that_job_saw(tmp_path: Path, how: str) -> None:
     place = tmp_path / "here"
@@ -160,12 +197,7 @@ def test_what_another_job_of_this_user_saved_is_trusted_as_long_as_it_is_what_th
     first.note_before(first.listing())
     torch.save({"step": 1, "mode": Mode.WARM}, path)
     if how == "by a rank's save alone":
-        st = path.stat()
-        row = {"path": str(path), "t": 1.0, "n": 1}
-        now = [st.st_dev + 1, st.st_ino, st.st_size, st.st_mtime_ns]  # another node's mount has another number
-        lines = [{**row, "what": "began", "was": None}, {**row, "what": "ended", "now": now, "well": True}]
-        jobs[0].attempt_dir(1).mkdir(parents=True)
-        (jobs[0].attempt_dir(1) / "saves-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        log_save(jobs[0], path, device=path.stat().st_dev + 1)  # another node's mount has another number
         first.began(1)
         first.absorb()
     else:

@@ -146,7 +146,9 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
         state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.SELECTING, Stage.CHECKING, Stage.WAITING, Stage.STOPPING, Stage.ADMITTING}
         and state.stage is not before.stage
     ):
-        assert any(isinstance(a, act.SetTimer) for a in actions), f"{state.stage} is waited in without a timer"
+        # a peer's decision may come before our own is made: the timer that ends our ranks was set when they were fenced, and still counts
+        goes_on = before.stage is Stage.FENCED and state.stage is Stage.FOLLOWING and before.token == state.token
+        assert goes_on or any(isinstance(a, act.SetTimer) for a in actions), f"{state.stage} is waited in without a timer"
 
 
 @settings(max_examples=400, deadline=None)

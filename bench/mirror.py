@@ -49,7 +49,7 @@ sys.exit(mirror.main())
 OUR_DOWN = """
 import sys
 from checkpointing import restore
-from checkpointing.backends import S3Options, open_backend
+from checkpointing.mirror.backends import S3Options, open_backend
 endpoint, url, into = sys.argv[1:]
 backend = open_backend(url, S3Options(endpoint=endpoint, path_style=True, region="us-east-1"))
 assert restore.newest([backend], "bench", into=into, workers=4) is not None

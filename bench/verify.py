@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from figures import Figure, at_least
 
-from checkpointing import proof
+from checkpointing.io.reader import Source
+from checkpointing.manifest import check
 from checkpointing.model import Verdict
-from checkpointing.source import Source
 from checkpointing.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
 
 AIM_GB_PER_CPU_S = 5.0
 TENSORS = 32
@@ -46,7 +46,7 @@ def _saved(place: Path, mib: int) -> Path:
 
 
 def _proven(path: Path, manifest: Manifest) -> None:
-    if proof.check(str(path), manifest).verdict is not Verdict.VERIFIED:
+    if check.check(str(path), manifest).verdict is not Verdict.VERIFIED:
         raise AssertionError(path)
 
 
@@ -72,10 +72,10 @@ def _sha256(path: Path) -> None:
 def cases(path: Path) -> dict[str, Callable[[], object]]:
     """Give what is compared; each reads the whole file."""
     found = verify(str(path))
-    manifest = proof.build(found)
+    manifest = check.build(found)
     return {
         "against its manifest": lambda: _proven(path, manifest),
-        "manifest built": lambda: proof.build(found),
+        "manifest built": lambda: check.build(found),
         "structure": lambda: _whole(path),
         "zlib.crc32": lambda: _zlib(path),
         "sha256": lambda: _sha256(path),

@@ -14,19 +14,19 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from checkpointing.agreement import should_save
-    from checkpointing.load import Loaded, load_latest
-    from checkpointing.saving import save
-    from checkpointing.snapshot import Snapshotter
+    from checkpointing.training.load import Loaded, load_latest
+    from checkpointing.training.save import save
+    from checkpointing.training.save_agreement import should_save
+    from checkpointing.training.snapshot import Snapshotter
 
 __all__ = ["Loaded", "Snapshotter", "load_latest", "save", "should_save"]
 
 _HOMES: Final = {
-    "Loaded": "checkpointing.load",
-    "Snapshotter": "checkpointing.snapshot",
-    "load_latest": "checkpointing.load",
-    "save": "checkpointing.saving",
-    "should_save": "checkpointing.agreement",
+    "Loaded": "checkpointing.training.load",
+    "Snapshotter": "checkpointing.training.snapshot",
+    "load_latest": "checkpointing.training.load",
+    "save": "checkpointing.training.save",
+    "should_save": "checkpointing.training.save_agreement",
 }
 
 

@@ -22,7 +22,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import durable
+from checkpointing.io import durable
 from checkpointing.model import UNKNOWN_LINEAGE, Lineage
 from checkpointing.ordering import RollBack
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
 
 FILE_NAME: Final = "lineage.json"
 _VERSION: Final = 1

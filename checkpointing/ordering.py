@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Lineage, Verification
 
 if TYPE_CHECKING:
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
 
 HERE, COPY, MIRROR = 0, 1, 2  # of the same step, what lies in its place goes before our copy of it, and that before a mirror's
 _STEP, _WITHIN, _NEITHER = 0, 1, 2

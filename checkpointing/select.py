@@ -35,17 +35,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import ordering, proof
-from checkpointing.manifest import Manifest, Manifests
+from checkpointing import ordering
+from checkpointing.io.reader import Throttle, never
+from checkpointing.io.tree import Reading
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Candidate, Identity, Verdict, Verification, nan_weights, note_of
 from checkpointing.ordering import Age, Order
-from checkpointing.source import Throttle, never
-from checkpointing.tree import Reading
 from checkpointing.verify import Cache, identity_of, verify
 
 if TYPE_CHECKING:
-    from checkpointing.catalog import Listing
-    from checkpointing.fence import Fences
+    from checkpointing.discover import Listing
+    from checkpointing.rejections import Fences
 
 BUDGET_S: Final = 20.0
 LIMIT_S: Final = 900.0
@@ -439,7 +440,7 @@ class _Reader:
         return self.manifests.get(candidate.path) if self.manifests is not None else None
 
     def _check(self, path: str, manifest: Manifest, interrupted: Callable[[], bool]) -> Verification:
-        return proof.check(path, manifest, reading=Reading(self.throttle, interrupted=interrupted))
+        return check.check(path, manifest, reading=Reading(self.throttle, interrupted=interrupted))
 
     def _believe(self, known: Verification, found: Verification) -> Verification:
         """Fall back on an earlier verdict where there was no time for another, and the directory of the file holds."""
@@ -463,7 +464,7 @@ def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
         Verdict.VERIFIED,
         "",
         manifest.step,
-        proof.LEVEL,
+        check.LEVEL,
         manifest.within,
         manifest.layout,
         _members(manifest),

@@ -14,11 +14,11 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import names
+from checkpointing import step_names
 from checkpointing.formats import Examination, examine_file, tree_format_of
+from checkpointing.io.reader import Interrupted, NotRegular, Short, Source, Throttle, never
+from checkpointing.io.tree import Reading, Tree
 from checkpointing.model import Identity, Verdict, Verification, note_of
-from checkpointing.source import Interrupted, NotRegular, Short, Source, Throttle, never
-from checkpointing.tree import Reading, Tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
 ) -> Verification:
     """Say whether `path` is a whole checkpoint, and which step it holds.
 
-    `own`: this job is known to have written it. Then calls that are not on the list of known names (formats/pickle_danger.py) are a note;
+    `own`: this job is known to have written it. Then calls that are not on the list of known names (formats/pickles/policy.py) are a note;
     in any other file they are DANGEROUS.
 
     Without `bulk` only directory and metadata are read, and VERIFIED has the level "directory": enough for the step, not to resume
@@ -118,7 +118,7 @@ def _conclude(path: str, identity: Identity, found: Examination, *, own: bool) -
     step, within, reason = _agree(path, found)
     reasons = tuple(dict.fromkeys(why for why in (reason, *found.also, note_of(found.non_finite)) if why))
     verdict, level = found.verdict, found.level
-    if names.is_temporary(path) and verdict is not Verdict.DANGEROUS and verdict is not Verdict.FOREIGN:
+    if step_names.is_temporary(path) and verdict is not Verdict.DANGEROUS and verdict is not Verdict.FOREIGN:
         verdict, level, reasons = Verdict.INCOMPLETE, "", ("its name is that of a save that did not end", *reasons)
     place = found.place
     told = place.step if place.sure or (place.epoch is None and not place.loose) else None
@@ -138,7 +138,7 @@ def _agree(path: str, found: Examination) -> tuple[int | None, tuple[int, int] |
     Content wins over the name, which can be an epoch, an index, or a copy's; but a name that is sure wins over a key that counts the
     whole run in one script and the epoch in the next (`{"epoch": 2, "step": 100}`).
     """
-    named, place = names.step_in(path), found.place
+    named, place = step_names.step_in(path), found.place
     if place.step is None:
         return (None if named is None else named.step), None, found.reason
     if not place.sure and place.epoch is not None and not (named is not None and named.sure):
@@ -150,7 +150,7 @@ def _agree(path: str, found: Examination) -> tuple[int | None, tuple[int, int] |
 
 
 def _named(path: str) -> int | None:
-    named = names.step_in(path)
+    named = step_names.step_in(path)
     return None if named is None else named.step
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import durable
+from checkpointing.io import durable
 from checkpointing.model import Identity
 
 if TYPE_CHECKING:

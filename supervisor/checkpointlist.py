@@ -14,12 +14,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import names
-from checkpointing.catalog import find
-from checkpointing.fence import Fences
-from checkpointing.manifest import Manifests
+from checkpointing import step_names
+from checkpointing.discover import find
+from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, CheckpointingError, note_of
-from checkpointing.setaside import SetAside
+from checkpointing.rejections import Fences
+from checkpointing.retention.move_journal import SetAside
 from checkpointing.verify import identity_of
 from checkpointing.verify import verify as verify_one
 from supervisor import learned, lock, numerics, places, stdio
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
     from supervisor.readers import Place
     from supervisor.settings import Settings
 
@@ -173,7 +173,7 @@ def _candidates(settings: Settings, learnt: tuple[learned.Place, ...], recorded:
     for path in recorded:
         identity = None if path in found else identity_of(path)
         if identity is not None:
-            found[path] = Candidate(path, identity, names.step_in(path))
+            found[path] = Candidate(path, identity, step_names.step_in(path))
     yield from (found[path] for path in sorted(found))
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from checkpointing.copies import Copies
-    from checkpointing.manifest import Manifest, Manifests
+    from checkpointing.manifest.documents import Manifest, Manifests
     from checkpointing.model import Identity, Lineage
+    from checkpointing.retention.copies import Copies
     from supervisor.learned import Learned
 
 

@@ -12,14 +12,15 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from checkpointing import ordering, retain
-from checkpointing import prune as pruning
-from checkpointing.catalog import find
-from checkpointing.copies import DIRECTORY as COPIES
-from checkpointing.copies import Copies
-from checkpointing.fence import Fences
-from checkpointing.manifest import Manifests
+from checkpointing import ordering
+from checkpointing.discover import find
+from checkpointing.manifest.documents import Manifests
 from checkpointing.model import CheckpointingError
+from checkpointing.rejections import Fences
+from checkpointing.retention import prune as pruning
+from checkpointing.retention import rules
+from checkpointing.retention.copies import DIRECTORY as COPIES
+from checkpointing.retention.copies import Copies
 from supervisor import learned, mirror_commands, stdio
 from supervisor.card import clean
 from supervisor.checkpointlist import DIRECTORY, refuse_while_running
@@ -43,7 +44,7 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if not dry_run:
         refuse_while_running(place)
     directory = place.directory / DIRECTORY
-    policy = retain.Policy(checkpoints.keep or retain.Policy().newest, checkpoints.keep_every or None)
+    policy = rules.Policy(checkpoints.keep or rules.Policy().newest, checkpoints.keep_every or None)
     order = CheckpointOrder(directory, Manifests(str(directory))).order
     gone = Copies(str(directory), 0, order=order).prune(policy, dry_run=dry_run)
     for name in gone.removed:
@@ -56,11 +57,11 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     in_mirrors = mirror_keep or checkpoints.mirror_keep
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
-        mirror_commands.prune(settings, job, retain.Policy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
+        mirror_commands.prune(settings, job, rules.Policy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
     return 1 if gone.reason else 0
 
 
-def _own(settings: Settings, directory: Path, policy: retain.Policy) -> Iterator[pruning.Pruned]:
+def _own(settings: Settings, directory: Path, policy: rules.Policy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
     try:
         fences = Fences(directory)

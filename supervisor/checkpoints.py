@@ -15,18 +15,21 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import forecast, ordering, ownership, persist, proof, prune, retain
-from checkpointing.catalog import Listing, find
+from checkpointing import ordering
 from checkpointing.common import NodeCheckpoint, Proof, is_shared, reads
-from checkpointing.copies import Copies, Copy, Needed
-from checkpointing.fence import Fences
-from checkpointing.manifest import About, Manifests, decode
+from checkpointing.discover import Listing, find
+from checkpointing.io.listing_cache import Recall
+from checkpointing.io.reader import Interrupted
+from checkpointing.io.tree import Reading
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import About, Manifests, decode
 from checkpointing.model import CheckpointingError, Identity, Verdict, Verification, nan_weights
-from checkpointing.recall import Recall
+from checkpointing.rejections import Fences
+from checkpointing.retention import free_space, ownership, prune, rules
+from checkpointing.retention.copies import Copies, Copy, Needed
+from checkpointing.retention.move_journal import SetAside
 from checkpointing.select import LIMIT_S, Spare, held, newest
-from checkpointing.setaside import SetAside
-from checkpointing.source import Interrupted
-from checkpointing.tree import Reading
+from checkpointing.training import snapshot_writer
 from checkpointing.verify import Cache, identity_of, verify
 from supervisor import numerics
 from supervisor.baseline import Baseline
@@ -44,7 +47,7 @@ from supervisor.pointed import leads_to
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Candidate
     from checkpointing.select import Selection
     from supervisor.core.model import CheckpointRef
@@ -357,7 +360,7 @@ class JobCheckpoints:
             if not MAGIC & set(directory):
                 with permit.held() as allowed:
                     if allowed:
-                        persist.rescue(directory)
+                        snapshot_writer.rescue(directory)
 
     @property
     def _resumes_itself(self) -> bool:
@@ -585,7 +588,7 @@ class JobCheckpoints:
                 return
             self._reported.add(found.path)
             if news:
-                on_verified(to_ref(found if manifest is None else replace(found, level=proof.LEVEL)), self._made_in(found))
+                on_verified(to_ref(found if manifest is None else replace(found, level=check.LEVEL)), self._made_in(found))
 
         self._copies.sweep()
         watcher = CheckpointWatcher(
@@ -624,7 +627,7 @@ class JobCheckpoints:
             return None
         adopted = self._adopt(path, identity)
         if adopted is not None:
-            return Verification(path, identity, Verdict.VERIFIED, step=adopted.step, level=proof.LEVEL, within=adopted.within)
+            return Verification(path, identity, Verdict.VERIFIED, step=adopted.step, level=check.LEVEL, within=adopted.within)
         if is_last or not self._neighbours.is_worth_waiting(path, identity):
             return None
         return Verification(path, identity, Verdict.WRITING, "another node reads it")
@@ -667,8 +670,8 @@ class JobCheckpoints:
             return adopted
         try:
             part_bytes = self._job.settings.checkpoints.part_mib << 20
-            manifest = self._of_this_node(proof.build(found, About(self._job.name), reading=reading, part_bytes=part_bytes))
-        except (proof.Changed, Interrupted, OSError):
+            manifest = self._of_this_node(check.build(found, About(self._job.name), reading=reading, part_bytes=part_bytes))
+        except (check.Changed, Interrupted, OSError):
             return None  # it is looked at anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest
         if not self._manifests.put(manifest):
@@ -758,14 +761,14 @@ class JobCheckpoints:
                 return ""
         except OSError:
             return ""
-        gone = self._copies.prune(retain.Policy(1), Needed(in_use=self._in_use)).removed
+        gone = self._copies.prune(rules.Policy(1), Needed(in_use=self._in_use)).removed
         return f"; {len(gone)} older copies of ours were removed" if gone else ""
 
     @property
-    def _policy(self) -> retain.Policy:
+    def _policy(self) -> rules.Policy:
         """What stays of copies of ours, and of the job's own checkpoints where a person asked for that."""
         checkpoints = self._job.settings.checkpoints
-        return retain.Policy(checkpoints.keep or retain.Policy().newest, checkpoints.keep_every or None)
+        return rules.Policy(checkpoints.keep or rules.Policy().newest, checkpoints.keep_every or None)
 
     def _prune(self, proven: Manifest) -> None:
         """Remove this job's older checkpoints of the same place, where `checkpoints.keep` says so. `proven` was read through just now."""
@@ -802,13 +805,13 @@ class JobCheckpoints:
         path = manifest.path
         if self.short is None or self._is_in_place(path):
             return
-        found = forecast.forecast(os.path.dirname(path), manifest.n_bytes)  # noqa: PTH120 (strings throughout)
-        if found.room is forecast.Room.SHORT and not self._is_short:
+        found = free_space.forecast(os.path.dirname(path), manifest.n_bytes)  # noqa: PTH120 (strings throughout)
+        if found.room is free_space.Room.SHORT and not self._is_short:
             fit = (
-                f"{found.fit} of the next {forecast.SAVES_AHEAD} checkpoints fit"
+                f"{found.fit} of the next {free_space.SAVES_AHEAD} checkpoints fit"
                 if found.fit is not None
                 else "the next checkpoints do not fit"
             )
             self.short(f"{fit} into {found.directory}: {found.reason}{self._make_room(found.directory)}")
-        if found.room is not forecast.Room.UNKNOWN:
-            self._is_short = found.room is forecast.Room.SHORT
+        if found.room is not free_space.Room.UNKNOWN:
+            self._is_short = found.room is free_space.Room.SHORT

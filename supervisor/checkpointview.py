@@ -14,13 +14,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from checkpointing import pointers, survey
-from checkpointing.copies import Copies
-from checkpointing.fence import Fences
-from checkpointing.manifest import Manifests
+from checkpointing import examine
+from checkpointing.formats import pointer_files
+from checkpointing.io.reader import NotRegular
+from checkpointing.manifest.documents import Manifests
 from checkpointing.model import CheckpointingError, Identity, Verdict, Verification
+from checkpointing.rejections import Fences
+from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
-from checkpointing.source import NotRegular
 from checkpointing.verify import Cache
 from supervisor import stdio
 from supervisor.card import clean
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from checkpointing.catalog import Listing
+    from checkpointing.discover import Listing
     from checkpointing.select import Selection
 
 _SHOWN_REASONS = 3
@@ -44,7 +45,7 @@ def verify(paths: Sequence[str], *, as_json: bool) -> int:
     progress = stdio.StatusLine(wanted=not as_json)
     rows: list[Verification] = []
     for path in paths:
-        for found in survey.look(path, told=lambda one: progress.show(_reading(one))):
+        for found in examine.look(path, told=lambda one: progress.show(_reading(one))):
             progress.clear()
             good = good and found.verdict is Verdict.VERIFIED
             if as_json:
@@ -65,7 +66,7 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
     progress = stdio.StatusLine(wanted=not as_json)
     progress.show(_reading(directory))
     cache = Cache()
-    listing = survey.listing(os.path.abspath(directory))  # noqa: PTH100  a link stays as it is named
+    listing = examine.listing(os.path.abspath(directory))  # noqa: PTH100  a link stays as it is named
     selection, fenced = _selected(listing, records, directory, cache)
     progress.clear()
     torn = (*fenced, *selection.not_finite, *selection.fenced)
@@ -117,7 +118,7 @@ def as_dict(found: Verification | None) -> dict[str, Any]:
         "path": found.path,
         "format": _format(found),
         "step": found.step,
-        "verdict": survey.word(found.verdict),
+        "verdict": examine.word(found.verdict),
         "reasons": list(found.reasons or ((found.reason,) if found.reason else ())),
     }
 
@@ -129,7 +130,7 @@ def _format(found: Verification) -> str:
 
 def table(rows: Sequence[Verification]) -> list[str]:
     """Lay verdicts out for a person: one line each, and their reasons below."""
-    told = [(survey.word(row.verdict), "-" if row.step is None else str(row.step), _format(row) or "-", clean(row.path)) for row in rows]
+    told = [(examine.word(row.verdict), "-" if row.step is None else str(row.step), _format(row) or "-", clean(row.path)) for row in rows]
     widths = [max((len(line[at]) for line in told), default=0) for at in range(3)]
     lines: list[str] = []
     for line, row in zip(told, rows, strict=True):
@@ -143,7 +144,7 @@ def table(rows: Sequence[Verification]) -> list[str]:
 def _pointed(directory: str, chosen: Verification | None) -> list[str]:
     """Say where the framework's own pointer disagrees with the choice."""
     try:
-        pointer = pointers.read(directory)
+        pointer = pointer_files.read(directory)
     except (OSError, NotRegular):
         return []
     if pointer is None:

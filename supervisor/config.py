@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from checkpointing.backends import KEYS_HINT, has_keys
+from checkpointing.mirror.backends import KEYS_HINT, has_keys
 from supervisor.core.model import Knob, Launcher, Policy
 from supervisor.errors import SuperviseError, nearest
 from supervisor.identity import JOB_NAME_FORM, is_job_name

@@ -99,7 +99,7 @@ def _doctor(
 
 def _largest(patterns: Sequence[str], cwd: str) -> int:
     """Return how large the largest checkpoint is that is there; 0 where none is, or where the disk does not tell in time."""
-    from checkpointing.catalog import find  # noqa: PLC0415  for this command only
+    from checkpointing.discover import find  # noqa: PLC0415  for this command only
     from checkpointing.model import CheckpointingError  # noqa: PLC0415
 
     sizes: list[int] = []

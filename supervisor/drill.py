@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from checkpointing.catalog import find
+from checkpointing.discover import find
 from supervisor import identity, records, stdio
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.instrument._supervise_shim.layout import start_ticks_of

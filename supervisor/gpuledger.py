@@ -25,7 +25,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import durable
+from checkpointing.io import durable
 from supervisor import redact
 
 if TYPE_CHECKING:

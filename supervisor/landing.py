@@ -59,7 +59,7 @@ def _is_inside(path: str, within: str) -> bool:
 
 
 def _matches(path: str, pattern: str, cwd: str) -> bool:
-    """Say whether checkpointing.catalog.find would take the path for one of the pattern's."""
+    """Say whether checkpointing.discover.find would take the path for one of the pattern's."""
     expanded = os.path.expanduser(pattern)  # noqa: PTH111 (strings as the script gets them)
     whole = os.path.normpath(os.path.join("/" if expanded.startswith("/") else escaped(cwd), expanded))  # noqa: PTH118 (as above)
     return _leads(path.split("/")[1:], whole.split("/")[1:])

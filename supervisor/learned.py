@@ -26,9 +26,9 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import durable
+from checkpointing.io import durable
+from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
-from checkpointing.tree import Tree
 from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.places import is_of, pattern_of, says_checkpoint, unit_of
 

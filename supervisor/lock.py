@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from checkpointing import durable
+from checkpointing.io import durable
 from supervisor.errors import SuperviseError
 from supervisor.identity import ProcessId, start_ticks, this_process
 

@@ -14,14 +14,16 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing import manifest as manifests
-from checkpointing import proof, remote, restore, retain
-from checkpointing.backends import BackendError, S3Options, open_backend
+from checkpointing.io.reader import Interrupted, Throttle
+from checkpointing.manifest import check
+from checkpointing.manifest import documents as manifests
+from checkpointing.mirror import layout, restore
+from checkpointing.mirror.backends import BackendError, S3Options, open_backend
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.stall import RestoreProgress
+from checkpointing.mirror.upload import Changed, Means, upload
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.source import Interrupted, Throttle
-from checkpointing.spool import Spool
-from checkpointing.stall import RestoreProgress
-from checkpointing.upload import Changed, Means, upload
+from checkpointing.retention import rules
 from checkpointing.verify import verify
 from supervisor import learned, stdio
 from supervisor.card import clean
@@ -33,8 +35,8 @@ from supervisor.readers import find_job, state_root
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from checkpointing.backends import Backend
-    from checkpointing.remote import Kept
+    from checkpointing.mirror.backends import Backend
+    from checkpointing.mirror.layout import Kept
     from supervisor.settings import Settings
 
 _MIB: Final = 1 << 20
@@ -66,9 +68,9 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
                 worst = 1
                 continue
             try:
-                raw = manifests.encode(proof.build(found, manifests.About(job, "by-hand"), part_bytes=settings.checkpoints.part_mib * _MIB))
+                raw = manifests.encode(check.build(found, manifests.About(job, "by-hand"), part_bytes=settings.checkpoints.part_mib * _MIB))
                 entry = spool.add(path, found.step, raw)
-            except proof.Changed as error:
+            except check.Changed as error:
                 _print({"path": path, "verdict": "writing", "reason": str(error)}, f"not pushed: {path}: {error}", as_json=as_json)
                 worst = 1
                 continue
@@ -175,18 +177,18 @@ def _fetch(settings: Settings, same: Sequence[Kept], into: str, *, wanted: bool)
     return fetch(same[-1])
 
 
-def prune(settings: Settings, job: str, policy: retain.Policy, *, dry_run: bool, as_json: bool) -> int:
+def prune(settings: Settings, job: str, policy: rules.Policy, *, dry_run: bool, as_json: bool) -> int:
     """Remove from each mirror what a policy does not keep; with `dry_run` only say what that is. Returns 0.
 
     A checkpoint whose manifest cannot be read is never removed, nor is the newest, nor anything of another job.
     """
     with _told():
         for backend in backends_of(settings):
-            kept, _ = remote.newest_first(backend, job)
-            for one in remote.may_go(kept, policy):
+            kept, _ = layout.newest_first(backend, job)
+            for one in layout.may_go(kept, policy):
                 key, made = one.place.key, one.manifest
                 if not dry_run:
-                    remote.remove(backend, key)
+                    layout.remove(backend, key)
                 row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
                 _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{key}", as_json=as_json)
     return 0

@@ -39,7 +39,7 @@ _LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deat
 
 
 def s3_options(settings: Settings) -> dict[str, Any]:
-    """Return how S3 is reached, as checkpointing.backends.S3Options takes it."""
+    """Return how S3 is reached, as checkpointing.mirror.backends.S3Options takes it."""
     s3 = settings.checkpoints.s3
     style = {"always": True, "never": False}.get(s3.path_style)
     return {"endpoint": s3.endpoint, "region": s3.region, "path_style": style, "ca_bundle": s3.ca_bundle, "sse": s3.sse}
@@ -142,7 +142,7 @@ class MirrorLink:
 
         def start() -> subprocess.Popen[str]:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "checkpointing.mirror"],
+                [sys.executable, "-P", "-m", "checkpointing.mirror.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

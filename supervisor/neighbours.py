@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import ownership
-from checkpointing.manifest import Manifests
-from checkpointing.source import BACKGROUND_BYTES_PER_S
+from checkpointing.io.reader import BACKGROUND_BYTES_PER_S
+from checkpointing.manifest.documents import Manifests
+from checkpointing.retention import ownership
 from supervisor.identity import state_root
 from supervisor.learned import of_last_run
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Identity
     from supervisor.learned import Learned
 

@@ -1,6 +1,7 @@
 """Reports that a checkpoint's numbers turned to NaN or Inf: which tensors, and which step was the last finite one.
 
-The facts are in the manifests (checkpointing/manifest.py), which the watcher writes for each checkpoint that it verified. A tensor that is
+The facts are in the manifests (checkpointing/manifest/documents.py), which the watcher writes for each checkpoint that it verified. A
+tensor that is
 not finite in a run's first save is as the script made it (a mask, a placeholder) and stays a note on that checkpoint. Only a
 tensor that an earlier save of the same run held finite is reported: then the training is computing nonsense from there on.
 """
@@ -16,7 +17,7 @@ from supervisor.places import pattern_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
     from checkpointing.model import NonFinite
 
 

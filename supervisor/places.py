@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from checkpointing import names
+from checkpointing import step_names
 
 _SUFFIX: Final = re.compile(r"(\.(pt|pth|ckpt|bin|safetensors|tar|distcp|npz|pkl))+$", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)*")
@@ -51,7 +51,7 @@ def unit_of(path: str) -> str:
 
 
 def pattern_of(unit: str) -> str:
-    """Return the pattern (of absolute paths, for checkpointing.catalog.find) that later checkpoints of the same place match."""
+    """Return the pattern (of absolute paths, for checkpointing.discover.find) that later checkpoints of the same place match."""
     directory, _, name = unit.rpartition("/")
     suffix = _SUFFIX.search(name)
     stem, end = (name[: suffix.start()], suffix[0]) if suffix and suffix.start() else (name, "")
@@ -79,7 +79,7 @@ def says_checkpoint(pattern: str) -> bool:
 
 def _is_step(name: str) -> bool:
     """Whether a directory's name is that of one step."""
-    return names.step_in(f"{name}/x") is not None
+    return step_names.step_in(f"{name}/x") is not None
 
 
 def _grows(stem: str, start: int, end: int) -> bool:

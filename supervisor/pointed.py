@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from checkpointing import pointers
+from checkpointing.formats import pointer_files
 
 MOST_ENTRIES: Final = 4096
 
@@ -20,7 +20,7 @@ def leads_to(path: str) -> str:
     directory, _, name = path.rpartition("/")
     real = os.path.realpath(path)
     try:
-        pointer = pointers.read(directory or "/")
+        pointer = pointer_files.read(directory or "/")
     except OSError:
         return directory
     if pointer is not None and pointer.target == name:

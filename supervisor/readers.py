@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from checkpointing.manifest import Manifests
+from checkpointing.manifest.documents import Manifests
 from supervisor import card, identity, lock, logview, numerics, stdio
 from supervisor.core.model import Progress, RankInfo
 from supervisor.errors import ExitCode, SuperviseError

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from checkpointing import durable
+from checkpointing.io import durable
 from supervisor.core import actions, inbox
 from supervisor.errors import ExitCode, SuperviseError
 

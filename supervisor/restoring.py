@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from supervisor.job import Job
 
 _TOLD_EVERY_S = 5.0
-_READ_TIMEOUT_S = 20.0  # so that a connection that was lost is tried anew before the mirror is given up (checkpointing.stall.STALL_S)
+_READ_TIMEOUT_S = (
+    20.0  # so that a connection that was lost is tried anew before the mirror is given up (checkpointing.mirror.stall.STALL_S)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,11 @@ def _answer(row: dict[str, Any]) -> Answer:
 
 def main() -> int:
     """Do what stdin says."""
-    from checkpointing import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
-    from checkpointing.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
-    from checkpointing.manifest import encode  # noqa: PLC0415 (as above)
+    from checkpointing.manifest.documents import encode  # noqa: PLC0415 (as above)
+    from checkpointing.mirror import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
+    from checkpointing.mirror.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
+    from checkpointing.mirror.stall import RestoreProgress  # noqa: PLC0415 (as above)
     from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
-    from checkpointing.stall import RestoreProgress  # noqa: PLC0415 (as above)
 
     telling = threading.Lock()
 

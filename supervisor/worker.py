@@ -9,7 +9,8 @@
 
 In: the environment of a rank and the instrumentation that rides in it. Nothing here raises, imports torch, or costs more than a few
 microseconds. The instrumentation is found through `sys.modules`, because a rank knows it under another name than the supervisor does.
-The one state is which step the ranks agreed on (checkpointing/agreement.py), one per process as a process has one place in the training.
+The one state is which step the ranks agreed on (checkpointing/training/save_agreement.py), one per process as a process has one place in
+the training.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from checkpointing import agreement
+from checkpointing.training import save_agreement
 
 if TYPE_CHECKING:
     from supervisor.instrument._supervise_shim import Instrument
@@ -38,7 +39,7 @@ def should_save() -> bool:
     ranks are left alone until the checkpoint is made or the time is over. What the script does after the save is its own business:
     going on is fine. One look at a file in memory per call.
     """
-    return agreement.should_save()
+    return save_agreement.should_save()
 
 
 def saved() -> None:
@@ -54,7 +55,7 @@ def save_requested() -> bool:
     For a script whose ranks agree by themselves. Also True where supervise itself was killed and this node's guardian ends the job: then
     a save gets `stop.orphan_grace_s` (at most 2 s).
     """
-    return agreement.asking.save_requested(_instrument())
+    return save_agreement.asking.save_requested(_instrument())
 
 
 def resume_from() -> str | None:
@@ -71,5 +72,5 @@ def resume_step() -> int | None:
 
 
 def _instrument() -> Instrument | None:
-    found: Instrument | None = agreement.instrument()
+    found: Instrument | None = save_agreement.instrument()
     return found

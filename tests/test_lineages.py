@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import remote, restore
-from checkpointing.backends import open_backend
+from checkpointing.mirror import layout, restore
+from checkpointing.mirror.backends import open_backend
 from supervisor import checkpointview
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.job import Job
@@ -118,7 +118,7 @@ class Node:
 
     def in_mirror(self) -> list[int | None]:
         """Return the steps that the mirror holds, the newest first."""
-        return [one.manifest.step for one in remote.newest_first(open_backend(str(self.mirror)), "job")[0]]
+        return [one.manifest.step for one in layout.newest_first(open_backend(str(self.mirror)), "job")[0]]
 
     def on_a_fresh_node(self, tmp_path: Path) -> int | None:
         """Return the step that an empty disk gets."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing.manifest import Manifests
+from checkpointing.io.tree import Reading
+from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
-from checkpointing.setaside import SetAside
-from checkpointing.tree import Reading
+from checkpointing.retention.move_journal import SetAside
 from checkpointing.verify import verify
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.job import Job

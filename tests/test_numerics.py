@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from checkpointing.io.tree import Reading
 from checkpointing.model import NonFinite, Verdict
-from checkpointing.tree import Reading
 from checkpointing.verify import verify
 from supervisor import checkpointlist, checkpointview, numerics
 from tests.test_mending import Ground, ground

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing import durable
-from checkpointing.fence import Fences
+from checkpointing.io import durable
 from checkpointing.lineage import Lineages
-from checkpointing.manifest import Manifests
-from checkpointing.prune import Pruner
-from checkpointing.setaside import SetAside
-from checkpointing.spool import Log
+from checkpointing.manifest.documents import Manifests
+from checkpointing.mirror.spool import Log
+from checkpointing.rejections import Fences
+from checkpointing.retention.move_journal import SetAside
+from checkpointing.retention.prune import Pruner
 from supervisor import learned, lock
 from supervisor.baseline import Baseline
 from supervisor.errors import SuperviseError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import forecast
+from checkpointing.retention import free_space
 from supervisor.checkpoints import JobCheckpoints
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu
@@ -117,11 +117,11 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, mon
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def short(directory: str, n_bytes: int) -> forecast.Forecast:
+    def short(directory: str, n_bytes: int) -> free_space.Forecast:
         asked.put(directory)
-        return forecast.Forecast(directory, forecast.Room.SHORT, n_bytes, 1, 0, reason="the quota is used up")
+        return free_space.Forecast(directory, free_space.Room.SHORT, n_bytes, 1, 0, reason="the quota is used up")
 
-    monkeypatch.setattr(forecast, "forecast", short)
+    monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
         replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1)))
     )

@@ -12,15 +12,15 @@ import importlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from checkpointing import names
+from checkpointing import step_names
+from checkpointing.io.reader import NotRegular, Short
 from checkpointing.model import NonFinite, Verdict, listed
-from checkpointing.source import NotRegular, Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.source import Source
-    from checkpointing.tree import Tree
+    from checkpointing.io.reader import Source
+    from checkpointing.io.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ FORMATS: Final = (
     ("torch_legacy", "checkpointing.formats.torch_legacy"),
     ("safetensors", "checkpointing.formats.safetensors"),
     ("plain_pickle", "checkpointing.formats.plain_pickle"),
-    ("unproven", "checkpointing.formats.unproven"),
+    ("unproven", "checkpointing.formats.unrecognised"),
 )
 TREE_FORMATS: Final = (
     ("deepspeed", "checkpointing.formats.deepspeed"),
     ("megatron", "checkpointing.formats.megatron"),
     ("hf_trainer", "checkpointing.formats.hf_trainer"),
     ("accelerate", "checkpointing.formats.accelerate"),
-    ("fsdp", "checkpointing.formats.rank_files"),
+    ("fsdp", "checkpointing.formats.fsdp_rank_files"),
     ("dcp", "checkpointing.formats.dcp"),
     ("safetensors_index", "checkpointing.formats.safetensors_index"),
 )
@@ -124,7 +124,7 @@ def tree_format_of(tree: Tree) -> tuple[str, TreeFormat] | None:
 
 def examine_file(source: Source, path: str, *, bulk: bool) -> Examination:
     """Let the format that claims a file look at it; `path` is for its suffix alone. Raises OSError and source.Interrupted."""
-    suffix, edge = names.suffix_of(path), min(EDGE_BYTES, source.size)
+    suffix, edge = step_names.suffix_of(path), min(EDGE_BYTES, source.size)
     try:
         head, tail = source.read(0, edge), source.read(source.size - edge, edge)
         claimant = format_of(head, tail, suffix)

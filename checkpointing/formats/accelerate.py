@@ -17,7 +17,7 @@ from checkpointing.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.tree import Tree
+    from checkpointing.io.tree import Tree
 
 _RANDOM: Final = re.compile(r"random_states_(\d+)\.pkl")
 _SHARDED: Final = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")

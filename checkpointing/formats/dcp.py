@@ -18,18 +18,19 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import born
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp_metadata, pickle_scan, torch_zip, zip_layout
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp_metadata, torch_zip, zip_layout
+from checkpointing.formats.pickles import scanner
+from checkpointing.io import birth_time
+from checkpointing.io.reader import Short
 from checkpointing.model import MOST_NAME, Verdict
-from checkpointing.source import Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from checkpointing.formats.dcp_metadata import Item, Metadata
+    from checkpointing.io.reader import Source
+    from checkpointing.io.tree import Tree
     from checkpointing.model import NonFinite
-    from checkpointing.source import Source
-    from checkpointing.tree import Tree
 
 METADATA: Final = ".metadata"
 _TEMPORARY: Final = ".metadata.tmp"
@@ -169,7 +170,7 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
     the file itself) and the shards' are younger by more than clocks differ; and where every shard was there before the metadata came to
     be, long enough to have been written whole, which no copying does that takes one after the other, or begins all at once.
     """
-    metadata, birth = tree.entries[METADATA].st, born.born_ns(f"{tree.path}/{METADATA}")
+    metadata, birth = tree.entries[METADATA].st, birth_time.born_ns(f"{tree.path}/{METADATA}")
     if birth is None:
         return
     ages = {name: tree.entries[name].st.st_mtime_ns - metadata.st_mtime_ns for name in shards}
@@ -178,7 +179,7 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
     else:
         # major 0: a network file system, whose files can have the times of several nodes (or a virtual one)
         younger = tuple(name for name, age in ages.items() if age > (0 if os.major(metadata.st_dev) else _CLOCKS_NS))
-        births = [born.born_ns(f"{tree.path}/{name}") for name in shards] if younger else []
+        births = [birth_time.born_ns(f"{tree.path}/{name}") for name in shards] if younger else []
         last = max((one for one in births if one is not None), default=birth)
         took_ns = sum(item.length for items in shards.values() for item in items) / _FASTEST_BYTES_PER_NS
         if None in births or birth - last <= took_ns:
@@ -219,10 +220,10 @@ def _files(tree: Tree, shards: dict[str, list[Item]]) -> tuple[str, ...]:
 def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
     """Give the step that an item under one of the well-known names holds."""
     small = {item.name: item for items in shards.values() for item in items if item.length <= _MOST_STEP_BYTES and item.plain}
-    for key in pickle_scan.STEP_KEYS:
+    for key in scanner.STEP_KEYS:
         for name, item in small.items():
             holder, _, last = name.rpartition(".")
-            if last != key or (holder and holder not in _HOLDERS and key not in pickle_scan.RUN_KEYS):
+            if last != key or (holder and holder not in _HOLDERS and key not in scanner.RUN_KEYS):
                 continue
             step = _count(tree, item)
             if step is not None and 0 <= step < 1 << 62:
@@ -230,8 +231,8 @@ def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
                 return Place(
                     step,
                     None if epoch is None else _count(tree, epoch),
-                    sure=key in pickle_scan.RUN_KEYS,
-                    loose=key in pickle_scan.LOOSE_KEYS,
+                    sure=key in scanner.RUN_KEYS,
+                    loose=key in scanner.LOOSE_KEYS,
                 )
     return NOWHERE
 

@@ -18,8 +18,8 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from checkpointing.formats import pickle_danger
-from checkpointing.source import Interrupted, never
+from checkpointing.formats.pickles import policy
+from checkpointing.io.reader import Interrupted, never
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ _LISTED_SETS: Final = {module: frozenset(names.split()) for module, names in _LI
 
 
 def _is_listed(module: str, name: str) -> bool:
-    return name in _LISTED_SETS.get(module, ()) or pickle_danger.is_dtype(module, name)
+    return name in _LISTED_SETS.get(module, ()) or policy.is_dtype(module, name)
 
 
 class _Empty:
@@ -177,9 +177,9 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; type
         self._memory = 0
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 -- pickle's interface
-        judgement = pickle_danger.judge(module, name)
-        unsafe = (pickle_danger.Judgement.DANGEROUS, pickle_danger.Judgement.UNLISTED)
-        refused = judgement in unsafe or pickle_danger.is_method(module, name)
+        judgement = policy.judge(module, name)
+        unsafe = (policy.Judgement.DANGEROUS, policy.Judgement.UNLISTED)
+        refused = judgement in unsafe or policy.is_method(module, name)
         if refused or (self._closed and not _is_listed(module, name)):
             text = f"{module}.{name}"[:100]
             raise Dangerous(f"it would call {text}")

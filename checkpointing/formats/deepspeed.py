@@ -9,7 +9,7 @@ In: a `Tree`. Out: an `Examination`. Names (deepspeed/runtime/engine.py, _get_ck
     layer_L_expert_E_mp_rank_MM_model_states.pt, expp_rank_E_mp_rank_MM_optim_states.pt     experts
 
 How many there must be stands in the model's states: `dp_world_size`, `mp_world_size`; that ZeRO was on: `param_shapes` is not None. The
-file `latest` beside the directory is a pointer that is written last; `checkpointing.pointers` reads it.
+file `latest` beside the directory is a pointer that is written last; `checkpointing.formats.pointer_files` reads it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, shards
+from checkpointing.formats import NOWHERE, Examination, Place, combine, rank_shards
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_facts import Scan
-    from checkpointing.tree import Tree
+    from checkpointing.formats.pickles.facts import Scan
+    from checkpointing.io.tree import Tree
 
 _MODEL: Final = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _MODEL3: Final = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
@@ -42,17 +42,17 @@ def claims(tree: Tree) -> bool:
 def examine(tree: Tree, *, bulk: bool) -> Examination:
     """Look at every shard, and compare them with one another and with the numbers of ranks. Raises OSError, source.Interrupted."""
     ours = sorted(name for name in tree.top() if _ours(name))
-    parts = shards.members(tree, ours, bulk=bulk)
-    scans = {name: shards.scan_of(tree, name) for name in ours}
+    parts = rank_shards.members(tree, ours, bulk=bulk)
+    scans = {name: rank_shards.scan_of(tree, name) for name in ours}
     model = {name: scan for name, scan in scans.items() if name.endswith("_model_states.pt")}
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}
-    steps = {name: shards.number(scan, "global_steps") for name, scan in model.items()}
+    steps = {name: rank_shards.number(scan, "global_steps") for name, scan in model.items()}
     named = _STEP.fullmatch(tree.name)
     told = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
     place = NOWHERE if step is None else Place(step, sure=True)
-    checks = (_ranks(ours, scans), shards.mixed(told), shards.mixed_facts(optimizer))
-    found = [part for group in (checks[0], shards.present(checks[1:])) for part in group]
+    checks = (_ranks(ours, scans), rank_shards.mixed(told), rank_shards.mixed_facts(optimizer))
+    found = [part for group in (checks[0], rank_shards.present(checks[1:])) for part in group]
     return combine([*parts, *found], place, files=tuple(ours))
 
 
@@ -63,8 +63,8 @@ def _ours(name: str) -> bool:
 def _ranks(ours: list[str], scans: dict[str, Scan | None]) -> list[Examination]:
     """Compare the ranks that there are files of with the ranks that there were."""
     states = [scan for name, scan in scans.items() if scan is not None and (_MODEL.fullmatch(name) or _MODEL3.fullmatch(name))]
-    told_dp = next((size for scan in states if (size := shards.number(scan, "dp_world_size"))), None)
-    told_mp = next((size for scan in states if (size := shards.number(scan, "mp_world_size"))), None)
+    told_dp = next((size for scan in states if (size := rank_shards.number(scan, "dp_world_size"))), None)
+    told_mp = next((size for scan in states if (size := rank_shards.number(scan, "mp_world_size"))), None)
     zero = any("param_shapes" in scan.keys and "param_shapes" not in scan.nones for scan in states)
     pairs = {(int(match[2]), int(match[3])): name for name in ours if (match := _OPTIMIZER.fullmatch(name))}
     pairs3 = {(int(match[1]), int(match[2])): name for name in ours if (match := _MODEL3.fullmatch(name))}
@@ -73,7 +73,7 @@ def _ranks(ours: list[str], scans: dict[str, Scan | None]) -> list[Examination]:
     seen_dp = 1 + max((dp for dp, _ in (*pairs, *pairs3)), default=0)
     mp_size, dp_size = max(told_mp or 1, seen_mp), told_dp or seen_dp
     if mp_size * max(dp_size, seen_dp) > _MOST_RANKS:
-        return shards.present([shards.left_over(ours[-1:], "no training has so many ranks")])
+        return rank_shards.present([rank_shards.left_over(ours[-1:], "no training has so many ranks")])
     prefix = next((one for one in ("bf16_", "fp16_") if any(name.startswith(one) for name in pairs.values())), "")
     every = [(dp, mp) for mp in range(mp_size) for dp in range(dp_size)]
     wanted = [f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" for dp, mp in every] if pairs3 else []
@@ -82,4 +82,6 @@ def _ranks(ours: list[str], scans: dict[str, Scan | None]) -> list[Examination]:
     if zero or pairs:
         wanted += [f"{prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for dp, mp in every]
     beyond = [name for group in (pairs, pairs3) for (dp, _), name in sorted(group.items()) if dp >= dp_size]
-    return shards.present([shards.missing(wanted, set(ours)), shards.left_over(beyond, f"there were {dp_size} data-parallel ranks")])
+    return rank_shards.present(
+        [rank_shards.missing(wanted, set(ours)), rank_shards.left_over(beyond, f"there were {dp_size} data-parallel ranks")]
+    )

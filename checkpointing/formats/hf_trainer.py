@@ -20,14 +20,15 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, nested, pickle_scan, shards, weights
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, nested, rank_shards, weights
+from checkpointing.formats.pickles import scanner
+from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
-from checkpointing.source import Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.tree import Tree
+    from checkpointing.io.tree import Tree
 
 _NAME: Final = re.compile(r"(?:tmp-)?checkpoint-(\d{1,18})(?:\.\w+)?")
 _STATE: Final = "trainer_state.json"
@@ -157,8 +158,8 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
     """Tell a scheduler that is ahead of the trainer. Behind it may be: it does not step where an optimizer step was skipped."""
     if step is None or tree.file("scheduler.pt") is None:
         return
-    last = shards.number(shards.scan_of(tree, "scheduler.pt"), "last_epoch")
-    counted = shards.fact(shards.scan_of(tree, "optimizer.pt"), pickle_scan.COUNTED)
+    last = rank_shards.number(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
+    counted = rank_shards.fact(rank_shards.scan_of(tree, "optimizer.pt"), scanner.COUNTED)
     # where a step is skipped, the scheduler stands still with the optimizer; where both are begun anew, neither counts as the trainer;
     # and an optimizer that was put together by hand counts as no save would
     if last == step and counted is not None and counted != step and _was_saved(tree, counted):

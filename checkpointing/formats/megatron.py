@@ -7,7 +7,8 @@ In: a `Tree`. Out: an `Examination`. Names (megatron/training/checkpointing.py, 
 
 The sizes stand in the saved arguments (`tensor_model_parallel_size`, `pipeline_model_parallel_size`), the iteration under `iteration`.
 Newer trainings save with torch.distributed.checkpoint into the same directories (`.metadata`, `common.pt`, `metadata.json`): then the
-shards are its format's, and `common.pt` is looked at beside. `latest_checkpointed_iteration.txt` is a pointer: `checkpointing.pointers`.
+shards are its format's, and `common.pt` is looked at beside. `latest_checkpointed_iteration.txt` is a pointer:
+`checkpointing.formats.pointer_files`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, shards
+from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, rank_shards
+from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
-from checkpointing.source import Short
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_facts import Scan
-    from checkpointing.tree import Tree
+    from checkpointing.formats.pickles.facts import Scan
+    from checkpointing.io.tree import Tree
 
 _ITERATION: Final = re.compile(r"iter_(\d{7,18})")
 _RELEASE: Final = "release"
@@ -54,15 +55,15 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     if not ranks:
         return Examination(Verdict.INCOMPLETE, "it holds no rank's files")
     there = [f"{rank}/{name}" for rank in ranks for name in _FILES if f"{rank}/{name}" in tree.entries]
-    parts = shards.members(tree, there, bulk=bulk)
-    scans = {name: shards.scan_of(tree, name) for name in there}
+    parts = rank_shards.members(tree, there, bulk=bulk)
+    scans = {name: rank_shards.scan_of(tree, name) for name in there}
     named = _ITERATION.fullmatch(tree.name)
-    steps = {name: shards.number(scan, "iteration") for name, scan in scans.items()}
+    steps = {name: rank_shards.number(scan, "iteration") for name, scan in scans.items()}
     told = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
     place = NOWHERE if step is None else Place(step, sure=True)
-    checks = [_layout(ranks, scans), _files(ranks, set(there)), shards.mixed(told, "iterations")]
-    return combine([*parts, *shards.present(checks)], place, files=tuple(there))
+    checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(told, "iterations")]
+    return combine([*parts, *rank_shards.present(checks)], place, files=tuple(there))
 
 
 def _sharded(top: frozenset[str]) -> bool:
@@ -90,14 +91,14 @@ def _described(tree: Tree) -> Examination | None:
 
 def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
     found = dcp.examine(tree, bulk=bulk)
-    beside = shards.members(tree, ["common.pt"], bulk=bulk)
-    scan = shards.scan_of(tree, "common.pt")
-    step = shards.number(scan, "iteration")
+    beside = rank_shards.members(tree, ["common.pt"], bulk=bulk)
+    scan = rank_shards.scan_of(tree, "common.pt")
+    step = rank_shards.number(scan, "iteration")
     named = _ITERATION.fullmatch(tree.name)
-    lost = shards.missing(_COMMON, set(tree.entries))
-    other = shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
+    lost = rank_shards.missing(_COMMON, set(tree.entries))
+    other = rank_shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
     place = found.place if step is None else Place(step, sure=True)
-    return combine([replace(found, format=""), *beside, *shards.present([lost, _described(tree), other])], place)
+    return combine([replace(found, format=""), *beside, *rank_shards.present([lost, _described(tree), other])], place)
 
 
 def _layout(ranks: list[str], scans: dict[str, Scan | None]) -> Examination | None:
@@ -106,7 +107,7 @@ def _layout(ranks: list[str], scans: dict[str, Scan | None]) -> Examination | No
     width = max(map(len, places))
     odd = [rank for place, rank in places.items() if len(place) != width]
     if odd:
-        return shards.left_over(odd, "the others are numbered in another way")
+        return rank_shards.left_over(odd, "the others are numbered in another way")
     told = [_told(scans, key) for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
     sizes = [1 + max(place[axis] for place in places) for axis in range(width)]
     for axis, size in enumerate(told[:width]):
@@ -114,18 +115,18 @@ def _layout(ranks: list[str], scans: dict[str, Scan | None]) -> Examination | No
             continue
         beyond = [rank for place, rank in places.items() if place[axis] >= size]
         if beyond:
-            return shards.left_over(beyond, f"there were {size} ranks on that axis")
+            return rank_shards.left_over(beyond, f"there were {size} ranks on that axis")
         sizes[axis] = size
     wanted: list[tuple[int, ...]] = [()]
     for size in sizes:
         if len(wanted) * size > _MOST_RANKS:
             return None
         wanted = [(*place, index) for place in wanted for index in range(size)]
-    return shards.missing([_name(place) for place in wanted], set(ranks))
+    return rank_shards.missing([_name(place) for place in wanted], set(ranks))
 
 
 def _told(scans: dict[str, Scan | None], key: str) -> int | None:
-    return next((size for scan in scans.values() if (size := shards.fact(scan, key))), None)
+    return next((size for scan in scans.values() if (size := rank_shards.fact(scan, key))), None)
 
 
 def _name(place: tuple[int, ...]) -> str:
@@ -137,4 +138,4 @@ def _files(ranks: list[str], there: set[str]) -> Examination | None:
     kinds = {name for name in _FILES if any(f"{rank}/{name}" in there for rank in ranks)}
     if "model_rng.pt" not in kinds:
         kinds.add("model_optim_rng.pt")
-    return shards.missing([f"{rank}/{kind}" for rank in ranks for kind in sorted(kinds)], there)
+    return rank_shards.missing([f"{rank}/{kind}" for rank in ranks for kind in sorted(kinds)], there)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import TORCH_SUFFIXES, Examination, pickle_scan, torch_pickle, unproven
+from checkpointing.formats import TORCH_SUFFIXES, Examination, torch_pickle, unrecognised
+from checkpointing.formats.pickles import scanner
+from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
-from checkpointing.source import Short
 
 if TYPE_CHECKING:
-    from checkpointing.source import Source
+    from checkpointing.io.reader import Source
 
 _SUFFIXES: Final = frozenset((*TORCH_SUFFIXES, ".bin"))
 _PROTOCOLS: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -33,17 +34,17 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:
     except Short:
         return Examination(Verdict.BAD, "the file became shorter while it was read")
     try:
-        scan = pickle_scan.scan(data)
-    except pickle_scan.TooLong as error:
+        scan = scanner.scan(data)
+    except scanner.TooLong as error:
         return torch_pickle.dangerous(error.dangers) or Examination(Verdict.UNVERIFIABLE, "a plain pickle that is too long to be read")
-    except pickle_scan.NotAPickle as error:
+    except scanner.NotAPickle as error:
         if refused := torch_pickle.dangerous(error.dangers):
             return refused
         if not data.startswith(_PROTOCOLS):
-            return unproven.examine(source, suffix, bulk=bulk)
+            return unrecognised.examine(source, suffix, bulk=bulk)
         whole = len(data) == source.size
         return Examination(Verdict.BAD, f"torn: a plain pickle that is not whole: {error}") if whole else _nothing_proves()
-    behind = list(pickle_scan.inner(data[scan.end :], 1))
+    behind = list(scanner.inner(data[scan.end :], 1))
     refused = torch_pickle.dangerous(what for found in behind for what in found.dangers)
     unlisted = tuple(what for found in (scan, *behind) for what in found.unlisted)
     return (

@@ -16,16 +16,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from checkpointing import finite, holes
-from checkpointing.formats import NOWHERE, Examination, Place, pickle_scan
+from checkpointing.formats import NOWHERE, Examination, Place, numerics, zero_pages
+from checkpointing.formats.pickles import scanner
+from checkpointing.io.reader import Short
 from checkpointing.model import MOST_NAME, Verdict, listed
-from checkpointing.source import Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from checkpointing.io.reader import Source
     from checkpointing.model import NonFinite
-    from checkpointing.source import Source
 
 LEVEL: Final = "layout"
 SUFFIX: Final = ".safetensors"
@@ -159,11 +159,11 @@ def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> Non
 
 def _look_at_numbers(source: Source, tensors: tuple[Tensor, ...]) -> tuple[str, tuple[NonFinite, ...]]:
     """Read all in one pass: say what was never written ("" for nothing), and give the tensors whose numbers are not finite."""
-    scan = holes.Scan([_span(one) for one in tensors], source.size)
+    scan = zero_pages.Scan([_span(one) for one in tensors], source.size)
     non_finite: list[NonFinite] = []
     for one in tensors:
-        kind = finite.kind_of(one.dtype)
-        numbers = finite.Scan(kind) if kind else None
+        kind = numerics.kind_of(one.dtype)
+        numbers = numerics.Scan(kind) if kind else None
         for piece in source.stream(one.begin, one.end - one.begin):
             scan.feed(piece)
             if numbers is not None:
@@ -173,17 +173,17 @@ def _look_at_numbers(source: Source, tensors: tuple[Tensor, ...]) -> tuple[str, 
     return scan.problem, listed(non_finite)
 
 
-def _span(one: Tensor) -> holes.Span:
+def _span(one: Tensor) -> zero_pages.Span:
     item = max(1, _BITS[one.dtype] // 8)
     row = item * one.shape[-1] if len(one.shape) > 1 else one.end - one.begin
-    return holes.Span(one.name[:80], one.begin, one.end, item, max(1, row), finite.kind_of(one.dtype) is not None)
+    return zero_pages.Span(one.name[:80], one.begin, one.end, item, max(1, row), numerics.kind_of(one.dtype) is not None)
 
 
 def _place(metadata: dict[str, str]) -> Place:
     counts = {key: int(text) for key, text in metadata.items() if _COUNT.fullmatch(text)}
-    for key in pickle_scan.STEP_KEYS:
+    for key in scanner.STEP_KEYS:
         if key in counts:
-            return Place(counts[key], counts.get("epoch"), sure=key in pickle_scan.RUN_KEYS, loose=key in pickle_scan.LOOSE_KEYS)
+            return Place(counts[key], counts.get("epoch"), sure=key in scanner.RUN_KEYS, loose=key in scanner.LOOSE_KEYS)
     return NOWHERE
 
 

@@ -11,7 +11,7 @@ from checkpointing.formats import combine, weights
 
 if TYPE_CHECKING:
     from checkpointing.formats import Examination
-    from checkpointing.tree import Tree
+    from checkpointing.io.tree import Tree
 
 _CONFIGS: Final = ("config.json", "adapter_config.json")
 

@@ -15,15 +15,15 @@ import pickletools
 import struct
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import finite, holes
-from checkpointing.formats import Examination, pickle_scan, torch_pickle
+from checkpointing.formats import Examination, numerics, torch_pickle, zero_pages
+from checkpointing.formats.pickles import scanner
+from checkpointing.io.reader import Short
 from checkpointing.model import Verdict, listed
-from checkpointing.source import Short
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickle_facts import Scan, Storage
+    from checkpointing.formats.pickles.facts import Scan, Storage
+    from checkpointing.io.reader import Source
     from checkpointing.model import NonFinite
-    from checkpointing.source import Source
 
 LEVEL: Final = "layout"
 _MAGIC: Final = (
@@ -59,7 +59,7 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
             at += found.end
         keys, at = _keys_at(source, at)
         storages = _lay_out(source, keys, scans[3], at)
-    except pickle_scan.NotAPickle as error:
+    except scanner.NotAPickle as error:
         dangers = (*(what for one in scans for what in one.dangers), *error.dangers)
         return torch_pickle.dangerous(dangers) or Examination(Verdict.BAD, f"torn: one of its pickles is not whole: {error}")
     except _Torn as error:
@@ -84,13 +84,13 @@ def _scan_at(source: Source, at: int) -> Scan:
     for window in _WINDOWS:
         length = min(window, source.size - at)
         try:
-            return pickle_scan.scan(source.read(at, length))
-        except pickle_scan.NotAPickle:
+            return scanner.scan(source.read(at, length))
+        except scanner.NotAPickle:
             if at + length >= source.size:
                 raise
-        except pickle_scan.TooLong as error:
+        except scanner.TooLong as error:
             if error.dangers:
-                raise pickle_scan.NotAPickle("too long", error.dangers) from None
+                raise scanner.NotAPickle("too long", error.dangers) from None
             raise _Unread from None
     raise _Unread
 
@@ -150,10 +150,10 @@ def _numbers(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -
     non_finite: list[NonFinite] = []
     by_key = {storage.key: storage for storage in scan.storages}
     ordered = [(at, size, by_key[key]) for key, (at, size) in storages.items()]
-    unwritten = holes.Scan([_span(number, *row) for number, row in enumerate(ordered)], source.size)
+    unwritten = zero_pages.Scan([_span(number, *row) for number, row in enumerate(ordered)], source.size)
     for at, size, storage in ordered:
-        kind = finite.kind_of(storage.kind)
-        numbers = None if kind is None else finite.Scan(kind)
+        kind = numerics.kind_of(storage.kind)
+        numbers = None if kind is None else numerics.Scan(kind)
         begin, length = torch_pickle.span(storage)
         seen = 0
         for piece in source.stream(at, size):
@@ -168,8 +168,8 @@ def _numbers(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -
     return unwritten.problem, listed(non_finite)
 
 
-def _span(number: int, at: int, size: int, storage: Storage) -> holes.Span:
+def _span(number: int, at: int, size: int, storage: Storage) -> zero_pages.Span:
     item = torch_pickle.item_bytes(storage.kind) or 1
     # memory that no tensor uses may hold zeros from where they happen to begin
-    floating = finite.kind_of(storage.kind) is not None and (storage.begin, storage.end) == (0, storage.count)
-    return holes.Span(f"storage {number}", at, at + size, item, (storage.row or storage.count) * item or item, floating)
+    floating = numerics.kind_of(storage.kind) is not None and (storage.begin, storage.end) == (0, storage.count)
+    return zero_pages.Span(f"storage {number}", at, at + size, item, (storage.row or storage.count) * item or item, floating)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import Examination, Place, pickle_scan
+from checkpointing.formats import Examination, Place
+from checkpointing.formats.pickles import scanner
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.formats.pickle_facts import Scan, Storage
+    from checkpointing.formats.pickles.facts import Scan, Storage
 
 # Bytes per element; a type that is not here (sparse, quantised in fours) is checked for presence only. Source: torch/storage.py.
 _ITEM_BYTES: Final = {
@@ -48,7 +49,7 @@ def name_of(storage: Storage) -> str:
 def place(scan: Scan) -> Place:
     """Give the step and the epoch that the outermost dictionary tells."""
     key, step = scan.steps[0] if scan.steps else ("", None)
-    return Place(step, scan.epoch, sure=key in pickle_scan.RUN_KEYS, loose=key in pickle_scan.LOOSE_KEYS)
+    return Place(step, scan.epoch, sure=key in scanner.RUN_KEYS, loose=key in scanner.LOOSE_KEYS)
 
 
 def framework(scan: Scan) -> str:

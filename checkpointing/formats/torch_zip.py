@@ -17,19 +17,19 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing import finite
-from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, pickle_scan, torch_pickle, zip_layout
-from checkpointing.formats.pickle_facts import Scan
+from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, numerics, torch_pickle, zip_layout
+from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles.facts import Scan
+from checkpointing.io.reader import CHUNK_BYTES, Short
 from checkpointing.model import Verdict, listed
-from checkpointing.source import CHUNK_BYTES, Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.formats.pickle_facts import Storage
+    from checkpointing.formats.pickles.facts import Storage
     from checkpointing.formats.zip_layout import Record
+    from checkpointing.io.reader import Source
     from checkpointing.model import NonFinite
-    from checkpointing.source import Source
 
 LEVEL: Final = "structure"
 _COUNTS: Final = {
@@ -90,7 +90,7 @@ def _counted(source: Source, records: dict[bytes, Record], pickled: Record, scan
                 found += layout.unpack(source.read(record.data + at, layout.size))
     whole = [int(one) for one in found if math.isfinite(one)]
     if whole:
-        yield pickle_scan.COUNTED, frozenset((max(whole),))
+        yield scanner.COUNTED, frozenset((max(whole),))
 
 
 def _begins_as_torch(source: Source) -> bool:
@@ -135,7 +135,7 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
     non_finite = []
     for record in records.values():
         storage = storages.get(record.name)
-        if has_crcs or (storage is not None and finite.kind_of(storage.kind) is not None):
+        if has_crcs or (storage is not None and numerics.kind_of(storage.kind) is not None):
             non_finite.append(_check_record(source, record, storage, has_crcs=has_crcs))
     whole = Examination(Verdict.VERIFIED, torch_pickle.note(scan), level=LEVEL) if has_crcs else without
     return replace(whole, non_finite=listed(one for one in non_finite if one is not None))
@@ -156,12 +156,12 @@ def _read_objects(source: Source, pickled: Record, *, has_crcs: bool) -> tuple[S
     if has_crcs:
         _check_record(source, pickled, None, has_crcs=True)
     try:
-        scan = pickle_scan.scan(b"".join(bytes(piece) for piece in _unpacked(source, pickled)))
-    except pickle_scan.NotAPickle as error:
+        scan = scanner.scan(b"".join(bytes(piece) for piece in _unpacked(source, pickled)))
+    except scanner.NotAPickle as error:
         if error.dangers:
             return Scan((), None, (), dangers=error.dangers), ""
         zip_layout.damaged(f"data.pkl is not a whole pickle: {error}")
-    except pickle_scan.TooLong as error:
+    except scanner.TooLong as error:
         if error.dangers:
             return Scan((), None, (), dangers=error.dangers), ""
         return None, "data.pkl has too many objects: nobody looked whether it would run code"
@@ -185,8 +185,8 @@ def _check_storages(scan: Scan, records: dict[bytes, Record], prefix: bytes) -> 
 
 def _check_record(source: Source, record: Record, storage: Storage | None, *, has_crcs: bool) -> NonFinite | None:
     """Read a record once: compare its CRC, and give what is not finite where it holds floating numbers. Raises Damaged."""
-    kind = None if storage is None else finite.kind_of(storage.kind)
-    numbers = None if kind is None else finite.Scan(kind)
+    kind = None if storage is None else numerics.kind_of(storage.kind)
+    numbers = None if kind is None else numerics.Scan(kind)
     begin, length = (0, 0) if storage is None else torch_pickle.span(storage)
     crc = at = 0
     for piece in _unpacked(source, record):

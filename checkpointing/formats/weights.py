@@ -12,15 +12,16 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats import NOWHERE, Examination, examine_member, pickle_scan, safetensors
-from checkpointing.formats import shards as shards_of
+from checkpointing.formats import NOWHERE, Examination, examine_member, safetensors
+from checkpointing.formats import rank_shards as shards_of
+from checkpointing.formats.pickles import scanner
+from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
-from checkpointing.source import Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.tree import Tree
+    from checkpointing.io.tree import Tree
 
 INDEX: Final = ".index.json"
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.safetensors|\.bin|\.pt)")
@@ -109,7 +110,7 @@ def _compare_pickled(tree: Tree, index: str, name: str, tensors: set[str]) -> It
     scan = shards_of.scan_of(tree, name)
     if scan is None or not scan.keys:
         return
-    if len(scan.keys) < pickle_scan.MOST_KEYS and (lacking := sorted(tensors - scan.keys)):
+    if len(scan.keys) < scanner.MOST_KEYS and (lacking := sorted(tensors - scan.keys)):
         yield Examination(Verdict.BAD, f"{name}: it lacks {_some(lacking)}, which {index} puts there")
     if further := sorted(scan.keys - tensors):
         yield Examination(Verdict.BAD, f"{name}: it holds {_some(further)}, which {index} does not put there: they are of two saves")

@@ -15,12 +15,12 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from checkpointing.source import Short
+from checkpointing.io.reader import Short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.source import Source
+    from checkpointing.io.reader import Source
 
 LOCAL_MAGIC: Final = b"PK\x03\x04"
 _END_MAGIC: Final = b"PK\x05\x06"

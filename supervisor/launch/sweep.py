@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from checkpointing import durable
+from checkpointing.io import durable
 from supervisor.guardian import descent
 from supervisor.identity import boot_id
 from supervisor.launch.heritage import COOKIE, Left

@@ -19,11 +19,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.io.reader import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
+from checkpointing.io.tree import Reading
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
 from checkpointing.select import glance, never_own
-from checkpointing.source import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
-from checkpointing.tree import Reading
 from checkpointing.verify import verify
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import CheckpointRef
@@ -31,7 +31,7 @@ from supervisor.core.model import CheckpointRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from checkpointing.catalog import Listing
+    from checkpointing.discover import Listing
     from checkpointing.model import Candidate, Identity, Verification
     from checkpointing.ordering import Age
     from checkpointing.select import Selection

@@ -53,10 +53,10 @@ SUPERVISORD = frozenset({
 TORCH_ALLOWED = (
     "supervisor.agent",
     "supervisor.instrument",
-    "checkpointing.load",
-    "checkpointing.ranks",
-    "checkpointing.saving",
-    "checkpointing.snapshot",
+    "checkpointing.training.load",
+    "checkpointing.training.ranks",
+    "checkpointing.training.save",
+    "checkpointing.training.snapshot",
     "health.nodecheck.__main__",
     "health.nodecheck.measure",
 )

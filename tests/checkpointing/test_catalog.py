@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing.catalog import find
+from checkpointing.discover import find
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import manifest, proof
-from checkpointing.copies import DIRECTORY, Copies, Needed
+from checkpointing.io.reader import Interrupted, Throttle
+from checkpointing.io.tree import Reading
+from checkpointing.manifest import check, documents
 from checkpointing.model import Identity, Verdict, Verification
-from checkpointing.retain import Policy
-from checkpointing.setaside import SetAside
-from checkpointing.source import Interrupted, Throttle
-from checkpointing.tree import Reading
+from checkpointing.retention.copies import DIRECTORY, Copies, Needed
+from checkpointing.retention.move_journal import SetAside
+from checkpointing.retention.rules import Policy
 from checkpointing.verify import identity_of, verify
 from tests.checkpointing.mounts import btrfs, tmpfs
 from tests.checkpointing.untouched import everything
 
 if TYPE_CHECKING:
-    from checkpointing.manifest import Manifest
+    from checkpointing.manifest.documents import Manifest
 
 KIB = 1 << 10
 BIG = 1 << 40
@@ -37,7 +37,7 @@ def save(path: Path, step: int, n_kib: int = 100) -> Manifest:
     torch.save({"w": torch.rand(n_kib * KIB // 4), "step": step}, path)
     found = verify(str(path))
     assert found.verdict is Verdict.VERIFIED
-    return proof.build(found, part_bytes=16 * KIB)
+    return check.build(found, part_bytes=16 * KIB)
 
 
 def free(disk: Path) -> int:
@@ -69,7 +69,7 @@ def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp
     assert copies.keep(made).copy == kept.copy
     save(path, 20)
     assert Path(kept.copy.place).read_bytes() == content
-    assert proof.check(kept.copy.place, kept.copy.manifest).verdict is Verdict.VERIFIED
+    assert check.check(kept.copy.place, kept.copy.manifest).verdict is Verdict.VERIFIED
     assert verify(kept.copy.place).step == 10
     assert (copies.all(), copies.newest_for(str(path)), copies.newest_for("elsewhere")) == ((kept.copy,), kept.copy, None)
     assert [spare.place for spare in copies.spares()] == [kept.copy.place]
@@ -119,14 +119,14 @@ def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_p
     identity = identity_of(str(tree))
     assert identity is not None
     found = Verification(str(tree), identity, Verdict.VERIFIED, step=7, files=("rank_0.bin", "sub/rank_1.bin"))
-    kept = copies.keep(proof.build(found))
+    kept = copies.keep(check.build(found))
     assert kept.copy is not None, kept
     place = Path(kept.copy.place)
     assert sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file()) == ["rank_0.bin", "sub/rank_1.bin"]
     before = everything(job)
     tree.rename(job / "aside")
     assert copies.put_back(kept.copy, SetAside(str(tmp_path)), 1, "its copy") == ""
-    assert proof.check(str(tree), kept.copy.manifest).verdict is Verdict.VERIFIED
+    assert check.check(str(tree), kept.copy.manifest).verdict is Verdict.VERIFIED
     assert [(tree / name).stat().st_mode & 0o777 for name in ("", "sub")] == [0o755, 0o755]
     assert not (tree / "notes").exists()
     assert len(everything(job)) == len(before) + 4
@@ -233,8 +233,8 @@ def test_giving_up_leaves_nothing(job: Path, tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from checkpointing import copies, manifest
-from checkpointing.source import Throttle
-from checkpointing.tree import Reading
+from checkpointing.io.reader import Throttle
+from checkpointing.io.tree import Reading
 made = manifest.read(sys.argv[1])
 slow = Throttle(1e9, burst_bytes=1, wait=lambda _: os.kill(os.getpid(), signal.SIGKILL))
 copies.Copies(sys.argv[2], 1 << 40).keep(made, reading=Reading(slow))
@@ -244,7 +244,7 @@ copies.Copies(sys.argv[2], 1 << 40).keep(made, reading=Reading(slow))
 @pytest.mark.process
 def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path) -> None:
     made = save(job / "ckpt.pt", 10)
-    (tmp_path / "made.json").write_bytes(manifest.encode(made))
+    (tmp_path / "made.json").write_bytes(documents.encode(made))
     argv = [sys.executable, "-c", KILLED, str(tmp_path / "made.json"), str(tmp_path)]
     assert subprocess.run(argv, check=False, timeout=60).returncode == -signal.SIGKILL  # noqa: S603 -- this interpreter and the text above
     copies = Copies(str(tmp_path), BIG)

@@ -15,10 +15,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from checkpointing.catalog import find
+from checkpointing.discover import find
 from checkpointing.formats import dcp_metadata
+from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict
-from checkpointing.source import Interrupted
 from checkpointing.verify import verify
 
 if TYPE_CHECKING:

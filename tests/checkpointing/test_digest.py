@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing import digest
-from checkpointing.source import Source
+from checkpointing.io.reader import Source
+from checkpointing.manifest import digest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from checkpointing.catalog import find
+from checkpointing.discover import find
 from checkpointing.model import Verdict
 from checkpointing.verify import verify
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.fence import Fences
 from checkpointing.model import CheckpointingError, Identity
+from checkpointing.rejections import Fences
 
 ONE, OTHER = Identity(1, 2, 3, 4), Identity(1, 2, 3, 5)
 

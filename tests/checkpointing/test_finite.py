@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import finite
+from checkpointing.formats import numerics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,13 +30,13 @@ INF = float("inf")
 def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Look at a tensor, with numpy and as if there were none, in pieces of so many bytes."""
     if request.param == "plain":
-        monkeypatch.setattr(finite, "_numpy", lambda: None)
+        monkeypatch.setattr(numerics, "_numpy", lambda: None)
 
     def look(tensor: torch.Tensor, piece_bytes: int = 1 << 20) -> str:
-        kind = finite.kind_of(str(tensor.dtype))
+        kind = numerics.kind_of(str(tensor.dtype))
         assert kind is not None
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        found = finite.look(kind, (memoryview(raw)[at : at + piece_bytes] for at in range(0, len(raw), piece_bytes)), "it")
+        found = numerics.look(kind, (memoryview(raw)[at : at + piece_bytes] for at in range(0, len(raw), piece_bytes)), "it")
         return "" if found is None else str(found).removeprefix("it is ")
 
     return look
@@ -123,7 +123,7 @@ def test_the_largest_and_smallest_numbers_are_finite(look: Callable[..., str], d
     ],
 )
 def test_names_of_kinds(name: str, kind: str | None) -> None:
-    assert finite.kind_of(name) == kind
+    assert numerics.kind_of(name) == kind
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

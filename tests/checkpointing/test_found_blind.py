@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from checkpointing import survey
+from checkpointing import examine
 from checkpointing.model import Verdict
 from checkpointing.verify import verify
 
@@ -69,24 +69,24 @@ def test_numbers_of_one_byte_are_looked_at(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_name_of_another_step(tmp_path: Path, name: str, content: dict[str, object], verdict: Verdict) -> None:
     path = save(tmp_path / name, **content)
-    assert [found.verdict for found in survey.look(str(path))] == [verdict]
+    assert [found.verdict for found in examine.look(str(path))] == [verdict]
 
 
 def test_names_that_count_something_else_throughout_are_right(tmp_path: Path) -> None:
     paths = [save(tmp_path / f"step_{step}.pt", step=step * 8) for step in (100, 200, 300)]
-    assert {found.verdict for found in survey.look(str(tmp_path))} == {Verdict.VERIFIED}
+    assert {found.verdict for found in examine.look(str(tmp_path))} == {Verdict.VERIFIED}
     os.rename(paths[1], tmp_path / "step_450.pt")  # noqa: PTH104 -- strings are what is under test
-    assert [found.verdict for found in survey.look(str(tmp_path / "step_450.pt"))] == [Verdict.BAD]
+    assert [found.verdict for found in examine.look(str(tmp_path / "step_450.pt"))] == [Verdict.BAD]
 
 
 def test_files_of_each_rank_whose_names_tell_the_ranks_two_ways(tmp_path: Path) -> None:
     for rank in range(2):
         save(tmp_path / "step_10" / f"model_rank_{rank}.pt", step=10)
         save(tmp_path / "step_10" / f"optimizer_world_size_2_rank_{rank}.pt", step=10)
-    (found,) = survey.look(str(tmp_path / "step_10"))
+    (found,) = examine.look(str(tmp_path / "step_10"))
     assert (found.verdict, found.format, found.step) == (Verdict.VERIFIED, "fsdp", 10)
     save(tmp_path / "step_10" / "model_rank_1.pt", step=20)
-    assert [one.verdict for one in survey.look(str(tmp_path / "step_10"))] == [Verdict.BAD]
+    assert [one.verdict for one in examine.look(str(tmp_path / "step_10"))] == [Verdict.BAD]
 
 
 def test_a_zero_shard_of_another_step_is_told_by_the_optimizers_own_count(tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_shards_of_torchs_own_are_held_against_their_index(tmp_path: Path) -> No
 
 def test_what_megatron_leaves_that_is_killed_before_its_shards(tmp_path: Path) -> None:
     path = save(tmp_path / "iter_0000010" / "common.pt", iteration=10)
-    assert [(found.path, found.verdict) for found in survey.look(str(path.parent))] == [(str(path.parent), Verdict.INCOMPLETE)]
+    assert [(found.path, found.verdict) for found in examine.look(str(path.parent))] == [(str(path.parent), Verdict.INCOMPLETE)]
 
 
 def test_a_temporary_file_that_is_a_torn_zip_is_a_leftover(tmp_path: Path) -> None:
     save(tmp_path / "step_100.pt")
     (tmp_path / "step_200.pt.tmp").write_bytes(b"PK\x03\x04")
-    assert [found.verdict for found in survey.look(str(tmp_path))] == [Verdict.VERIFIED, Verdict.INCOMPLETE]
+    assert [found.verdict for found in examine.look(str(tmp_path))] == [Verdict.VERIFIED, Verdict.INCOMPLETE]
 
 
 def test_what_names_a_module_that_downloads_code_is_dangerous(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import proof, select
-from checkpointing.catalog import find
-from checkpointing.fence import Fences
-from checkpointing.manifest import Manifest, Manifests
+from checkpointing import select
+from checkpointing.discover import find
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Verdict
+from checkpointing.rejections import Fences
 from checkpointing.select import Selection, Spare, newest
 from checkpointing.verify import Cache, verify
 from tests.checkpointing.clocks import Clock
@@ -47,7 +48,7 @@ class Bench:
         """Verify it and keep its manifest, as a watcher does."""
         found = verify(str(path))
         self.cache.put(found)
-        made = proof.build(found, part_bytes=512)
+        made = check.build(found, part_bytes=512)
         assert self.manifests.put(made)
         return made
 
@@ -125,7 +126,7 @@ def test_what_was_written_anew_is_judged_by_its_structure(bench: Bench) -> None:
 def test_bytes_that_fit_are_proven_where_no_structure_can(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
     found = replace(verify(str(path)), verdict=Verdict.VERIFIED)  # as a save of ours knows what it wrote
-    bench.manifests.put(proof.build(found))
+    bench.manifests.put(check.build(found))
     os.utime(path, ns=(1, 1))
     assert told(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
     bench.save("step_3.pt", 4)

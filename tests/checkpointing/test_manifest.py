@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing import digest, durable, manifest
-from checkpointing.manifest import VERSION, About, Damaged, File, Manifest, Manifests, Newer
+from checkpointing.io import durable
+from checkpointing.manifest import digest, documents
+from checkpointing.manifest.documents import VERSION, About, Damaged, File, Manifest, Manifests, Newer
 from checkpointing.model import Identity, Lineage
 
 if TYPE_CHECKING:
@@ -47,58 +48,58 @@ FILE = Manifest(
 def signed(document: dict[str, Any]) -> bytes:
     """A document with the digest that fits it, as a writer of another version makes it."""
     document.pop("digest", None)
-    return json.dumps({**document, "digest": manifest._own_digest(document)}).encode()  # noqa: SLF001 -- to break all but this
+    return json.dumps({**document, "digest": documents._own_digest(document)}).encode()  # noqa: SLF001 -- to break all but this
 
 
 @pytest.mark.parametrize("made", [TREE, FILE], ids=["tree", "file"])
 def test_what_is_written_is_read(made: Manifest) -> None:
-    raw = manifest.encode(made)
-    assert manifest.decode(raw) == made
+    raw = documents.encode(made)
+    assert documents.decode(raw) == made
     # the digest is about what is said, not how it is laid out
-    assert manifest.decode(json.dumps(json.loads(raw), indent=3, ensure_ascii=False).encode()) == made
+    assert documents.decode(json.dumps(json.loads(raw), indent=3, ensure_ascii=False).encode()) == made
 
 
 def test_every_cut_and_every_flip_shows() -> None:
-    raw = manifest.encode(TREE).rstrip()
+    raw = documents.encode(TREE).rstrip()
     for at in range(len(raw)):
         with pytest.raises(Damaged):
-            manifest.decode(raw[:at])
+            documents.decode(raw[:at])
     chance = random.Random(5)  # noqa: S311 -- the same ones each time
     for at in range(len(raw)):
         flipped = bytearray(raw)
         flipped[at] ^= 1 << chance.randrange(8)
         try:
-            read = manifest.decode(bytes(flipped))
+            read = documents.decode(bytes(flipped))
         except Damaged:
             continue
         assert read == TREE, at  # an escape in capitals says the same
 
 
 def test_a_later_version_is_read_as_long_as_it_allows_that() -> None:
-    document = json.loads(manifest.encode(TREE))
+    document = json.loads(documents.encode(TREE))
     later = {**document, "version": 7, "colour": {"of": "blue"}, "files": [{**row, "blake3": "00"} for row in document["files"]]}
-    assert manifest.decode(signed(later)) == TREE
+    assert documents.decode(signed(later)) == TREE
     with pytest.raises(Newer, match=f"version {VERSION + 1}"):
-        manifest.decode(signed({**document, "reader": VERSION + 1, "files": "elsewhere"}))
+        documents.decode(signed({**document, "reader": VERSION + 1, "files": "elsewhere"}))
 
 
 def test_a_manifest_of_version_1_is_read_and_tells_no_lineage() -> None:
     made = replace(TREE, saved_unix_ns=7, about=replace(TREE.about, began=5, attempt=2))
-    document = json.loads(manifest.encode(made))
-    assert manifest.decode(manifest.encode(made)) == made
+    document = json.loads(documents.encode(made))
+    assert documents.decode(documents.encode(made)) == made
     assert made.about.lineage == Lineage(5, "run-1", 2)
     old = {name: value for name, value in document.items() if name not in {"saved_unix_ns", "run_began_unix_s", "attempt"}}
-    read = manifest.decode(signed({**old, "version": 1}))
+    read = documents.decode(signed({**old, "version": 1}))
     assert read == replace(TREE, saved_unix_ns=0)
     assert (document["reader"], read.about.lineage, read.saved_ns) == (1, None, TREE.made_unix_s * 10**9)
 
 
 def replaced(**members: Any) -> dict[str, Any]:  # noqa: ANN401 -- whatever JSON has
-    return {**json.loads(manifest.encode(TREE)), **members}
+    return {**json.loads(documents.encode(TREE)), **members}
 
 
 def with_file(**members: Any) -> dict[str, Any]:  # noqa: ANN401 -- whatever JSON has
-    document = json.loads(manifest.encode(TREE))
+    document = json.loads(documents.encode(TREE))
     document["files"][1].update(members)
     return document
 
@@ -114,7 +115,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a_part_is_missing": with_file(parts=[]),
     "sizes_do_not_add_up": replaced(bytes=17),
     "no_files": replaced(files=[], bytes=0),
-    "twice_the_same": replaced(files=[json.loads(manifest.encode(TREE))["files"][0]] * 2, bytes=0),
+    "twice_the_same": replaced(files=[json.loads(documents.encode(TREE))["files"][0]] * 2, bytes=0),
     "true_is_no_count": replaced(step=True),
     "negative": replaced(step=-1),
     "a_fraction": replaced(step=1.5),
@@ -130,19 +131,19 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", sorted(WRONG))
 def test_what_makes_no_sense_is_refused_though_its_digest_fits(name: str) -> None:
     with pytest.raises(Damaged):
-        manifest.decode(signed(WRONG[name]))
+        documents.decode(signed(WRONG[name]))
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format": "supervise-checkpoint"}'])
 def test_what_is_no_document_is_refused(raw: bytes) -> None:
     with pytest.raises(Damaged):
-        manifest.decode(raw)
+        documents.decode(raw)
 
 
 def test_a_name_that_occurs_twice_is_refused() -> None:
-    raw = manifest.encode(TREE)
+    raw = documents.encode(TREE)
     with pytest.raises(Damaged, match="twice"):
-        manifest.decode(raw.replace(b'"step":300', b'"step":300,"step":300'))
+        documents.decode(raw.replace(b'"step":300', b'"step":300,"step":300'))
 
 
 def test_contents_have_ids_of_their_own() -> None:

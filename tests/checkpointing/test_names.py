@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpointing.model import NamedStep
-from checkpointing.names import is_set_aside, step_in, suffix_of
+from checkpointing.step_names import is_set_aside, step_in, suffix_of
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import ordering, proof, remote, retain
-from checkpointing.catalog import find
+from checkpointing import ordering
+from checkpointing.discover import find
 from checkpointing.lineage import Lineages
-from checkpointing.manifest import About, File, Manifest, Manifests
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import About, File, Manifest, Manifests
+from checkpointing.mirror import layout
+from checkpointing.mirror.layout import Kept, Place
 from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Identity, Lineage, NonFinite
 from checkpointing.ordering import Generations, Order, RollBack
-from checkpointing.remote import Kept, Place
+from checkpointing.retention import rules
 from checkpointing.select import newest
 from checkpointing.verify import Cache, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from checkpointing.backends import Backend
+    from checkpointing.mirror.backends import Backend
 
 
 def made(step: int | None, run: str, saved_s: int, lineage: tuple[int, int] | None = None, name: str = "") -> Manifest:
@@ -62,7 +65,7 @@ def test_manifests_of_before_are_ordered_by_the_stamp_of_their_runs_and_those_se
 
 
 def kept(one: Manifest, backend: Backend) -> Kept:
-    return Kept(backend, Place(remote.key_of(one), "job", one.about.run, 0, 0.0), one)
+    return Kept(backend, Place(layout.key_of(one), "job", one.about.run, 0, 0.0), one)
 
 
 def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it() -> None:
@@ -72,7 +75,7 @@ def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it
     beside = [made(step, "c", 300 + step, (301, 1)) for step in (1, 2, 3)]
 
     def gone(*manifests: Manifest, arrived: Manifest) -> list[int | None]:
-        return [one.manifest.step for one in remote.may_go([kept(m, backend) for m in manifests], retain.Policy(2), remote.key_of(arrived))]
+        return [one.manifest.step for one in layout.may_go([kept(m, backend) for m in manifests], rules.Policy(2), layout.key_of(arrived))]
 
     assert gone(*a, first, arrived=first) == [98_000, 99_000]
     assert gone(*a, first, second, arrived=second) == [98_000, 99_000, 100_000]
@@ -88,7 +91,7 @@ def test_the_last_finite_one_stays_in_a_mirror_while_the_newest_hold_nan() -> No
     finite = [made(step, "a", 100 + step, (100, 1)) for step in (100, 200)]
     turned = [replace(made(step, "a", 100 + step, (100, 1)), non_finite=lost) for step in (300, 400, 500, 600)]
     rows = [kept(one, backend) for one in (*finite, *turned)]
-    gone = remote.may_go(rows, retain.Policy(2), remote.key_of(turned[-1]))
+    gone = layout.may_go(rows, rules.Policy(2), layout.key_of(turned[-1]))
     assert [one.manifest.step for one in gone] == [100, 300, 400]
 
 
@@ -195,7 +198,7 @@ def test_a_record_of_a_later_version_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_manifest_tells_when_a_directory_was_saved(tmp_path: Path) -> None:
     save(tmp_path / "ckpt" / "step_5.pt", 5, 1234)
-    built = proof.build(verify(str(tmp_path / "ckpt" / "step_5.pt")), now=lambda: 9999.0)
+    built = check.build(verify(str(tmp_path / "ckpt" / "step_5.pt")), now=lambda: 9999.0)
     manifests = Manifests(str(tmp_path / "state"))
     assert manifests.put(built)
     (read,) = manifests.all()

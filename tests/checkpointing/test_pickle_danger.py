@@ -23,8 +23,9 @@ import numpy as np
 import pytest
 import torch
 
-from checkpointing.formats import dcp_metadata, pickle_scan
-from checkpointing.formats.pickle_danger import Judgement, judge
+from checkpointing.formats import dcp_metadata
+from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles.policy import Judgement, judge
 from checkpointing.model import Verdict
 from checkpointing.verify import verify
 
@@ -116,7 +117,7 @@ def test_an_unlisted_object_of_the_standard_library_is_noted_in_a_file_of_ones_o
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_tensors_that_pickle_itself_wrote_are_looked_into(protocol: int) -> None:
-    assert pickle_scan.scan(pickle.dumps({"w": torch.ones(3)}, protocol)).dangers == ()
+    assert scanner.scan(pickle.dumps({"w": torch.ones(3)}, protocol)).dangers == ()
 
 
 class Calls:
@@ -159,9 +160,9 @@ BOMBS: dict[str, object] = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_runs_code_is_dangerous(name: str, protocol: int) -> None:
     data = pickle.dumps({"step": 3, "value": BOMBS[name]}, protocol)
-    assert pickle_scan.scan(data).dangers, name
-    with pytest.raises(pickle_scan.NotAPickle) as torn:
-        pickle_scan.scan(data[:-1])
+    assert scanner.scan(data).dangers, name
+    with pytest.raises(scanner.NotAPickle) as torn:
+        scanner.scan(data[:-1])
     assert torn.value.dangers  # what stands before the tear would have run
 
 
@@ -195,18 +196,18 @@ GADGETS = (
 @pytest.mark.parametrize("opcode", [b"R", b"\x81", b"i", b"o"], ids=["REDUCE", "NEWOBJ", "INST", "OBJ"])
 @pytest.mark.parametrize(("module", "name"), GADGETS)
 def test_a_call_that_is_not_listed_is_told(module: str, name: str, opcode: bytes) -> None:
-    found = pickle_scan.scan(calling(module, name, opcode))
+    found = scanner.scan(calling(module, name, opcode))
     expected = () if (module, opcode) == ("somebody", b"\x81") else (f"{module}.{name}",)
     assert found.unlisted == expected
 
 
 def test_an_object_of_a_class_that_nobody_knows_is_made_without_a_call_of_it() -> None:
-    made = pickle_scan.scan(calling("__main__", "Config", b"\x81"))
+    made = scanner.scan(calling("__main__", "Config", b"\x81"))
     assert (made.dangers, made.unlisted, made.unknown) == ((), (), ("__main__.Config",))
-    reaches = pickle_scan.scan(calling("__main__", "Config.make", b"\x81"))
+    reaches = scanner.scan(calling("__main__", "Config.make", b"\x81"))
     assert reaches.unlisted == ("__main__.Config.make",)
     text = Named("torch.cuda.tunable", "read_file").text
-    holds = pickle_scan.scan(b"\x80\x02}X\x01\x00\x00\x00ac__main__\nConfig\n" + text + b"\x85\x81s.")
+    holds = scanner.scan(b"\x80\x02}X\x01\x00\x00\x00ac__main__\nConfig\n" + text + b"\x85\x81s.")
     assert holds.unlisted == ("torch.cuda.tunable.read_file",), "the class may call what it is given"
 
 
@@ -222,24 +223,24 @@ def test_an_object_of_a_class_that_nobody_knows_is_made_without_a_call_of_it() -
     ],
 )
 def test_what_is_known_to_load_code_is_dangerous_whoever_wrote_it(module: str, name: str) -> None:
-    assert pickle_scan.scan(calling(module, name)).dangers
+    assert scanner.scan(calling(module, name)).dangers
 
 
 def test_a_function_that_is_not_listed_does_not_get_called_through_what_is() -> None:
     text = Named("torch.cuda.tunable", "read_file").text
     rebuilds = b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(" + text + b"ctorch\nTensor\n))tR."
-    assert pickle_scan.scan(rebuilds).unlisted == ("torch.cuda.tunable.read_file",)
+    assert scanner.scan(rebuilds).unlisted == ("torch.cuda.tunable.read_file",)
     iterates = b"\x80\x02cbuiltins\niter\n(cfunctools\npartial\n" + text + b"\x85RK\x00tR."
-    assert pickle_scan.scan(iterates).dangers == ("builtins.iter of several",)
+    assert scanner.scan(iterates).dangers == ("builtins.iter of several",)
     makes = b"\x80\x02cbuiltins\ntype\n(X\x01\x00\x00\x00A)}tR."
-    assert pickle_scan.scan(makes).dangers == ("builtins.type of several",)
+    assert scanner.scan(makes).dangers == ("builtins.type of several",)
 
 
 @pytest.mark.parametrize(
     "change", [b"}b", b"X\x01\x00\x00\x00aK\x01s", b"K\x01a", b"(K\x01e"], ids=["BUILD", "SETITEM", "APPEND", "APPENDS"]
 )
 def test_to_change_what_a_module_holds_is_dangerous(change: bytes) -> None:
-    assert pickle_scan.scan(b"\x80\x02ctorch.nn\nModule\n" + change + b".").dangers == ("a change of torch.nn.Module",)
+    assert scanner.scan(b"\x80\x02ctorch.nn\nModule\n" + change + b".").dangers == ("a change of torch.nn.Module",)
 
 
 @pytest.mark.parametrize(("module", "name"), [*GADGETS, ("torch._ops", "ops.load_library"), ("torch.nn", "Linear"), ("__main__", "Config")])
@@ -255,8 +256,8 @@ def test_the_metadata_of_dcp_names_nothing_beyond_its_list(module: str, name: st
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_method_of_a_known_package_is_called_by_no_checkpoint(protocol: int) -> None:
-    assert pickle_scan.scan(pickle.dumps(Calls(torch.Tensor.backward, 1), protocol)).dangers
-    held = pickle_scan.scan(pickle.dumps({"hook": torch.nn.Module.forward, "add": torch.Tensor.add}, protocol))
+    assert scanner.scan(pickle.dumps(Calls(torch.Tensor.backward, 1), protocol)).dangers
+    held = scanner.scan(pickle.dumps({"hook": torch.nn.Module.forward, "add": torch.Tensor.add}, protocol))
     assert (held.dangers, held.unknown) == ((), ())
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import pointers, survey
-from checkpointing.catalog import find
+from checkpointing import examine
+from checkpointing.discover import find
+from checkpointing.formats import pointer_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +55,7 @@ def megatron(  # noqa: PLR0913 -- as above
 
 
 def seen(path: Path) -> list[tuple[str, str, int | None]]:
-    return [(survey.word(found.verdict), found.format, found.step) for found in survey.look(str(path))]
+    return [(examine.word(found.verdict), found.format, found.step) for found in examine.look(str(path))]
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -123,7 +124,7 @@ def test_an_iteration_of_another_name_is_seen(tmp_path: Path) -> None:
 def test_pointers_of_deepspeed(text: str, problem: str, tmp_path: Path) -> None:
     deepspeed(tmp_path)
     (tmp_path / "latest").write_text(text)
-    found = pointers.read(str(tmp_path))
+    found = pointer_files.read(str(tmp_path))
     assert found is not None
     assert problem in found.problem
     assert bool(problem) == bool(found.problem)
@@ -142,7 +143,7 @@ def test_a_link_or_directory_named_latest_is_no_pointer(tmp_path: Path) -> None:
     path = deepspeed(tmp_path)
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").symlink_to(path.name)
-    assert pointers.read(str(tmp_path)) is None
+    assert pointer_files.read(str(tmp_path)) is None
 
 
 def test_each_step_of_a_root_is_a_candidate(tmp_path: Path) -> None:

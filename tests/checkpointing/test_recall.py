@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing.catalog import find
-from checkpointing.recall import MOST_S, Recall
+from checkpointing.discover import find
+from checkpointing.io.listing_cache import MOST_S, Recall
 
 if TYPE_CHECKING:
     from pathlib import Path

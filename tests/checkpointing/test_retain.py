@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkpointing.model import Lineage, Verdict
 from checkpointing.ordering import age
-from checkpointing.retain import Held, Policy, may_go
+from checkpointing.retention.rules import Held, Policy, may_go
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

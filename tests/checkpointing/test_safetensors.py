@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from checkpointing.catalog import find
+from checkpointing.discover import find
 from checkpointing.model import Verdict
 from checkpointing.verify import verify
 

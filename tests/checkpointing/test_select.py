@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from checkpointing import select
-from checkpointing.catalog import find
-from checkpointing.fence import Fences
+from checkpointing.discover import find
 from checkpointing.model import Verdict
+from checkpointing.rejections import Fences
 from checkpointing.select import Selection, newest
 from checkpointing.verify import Cache, verify
 from tests.checkpointing.clocks import Clock

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing import durable, ownership
+from checkpointing.io import durable
 from checkpointing.model import Identity, Verdict, Verification
-from checkpointing.setaside import FILE_NAME, SetAside
+from checkpointing.retention import ownership
+from checkpointing.retention.move_journal import FILE_NAME, SetAside
 from checkpointing.verify import identity_of, verify
 from tests.checkpointing.untouched import everything
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import select, survey
+from checkpointing import examine, select
 from checkpointing.verify import Cache
 
 from .corruptions import sound
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def rows(path: Path) -> dict[str, str]:
-    return {os.path.relpath(found.path, path): survey.word(found.verdict) for found in survey.look(str(path))}
+    return {os.path.relpath(found.path, path): examine.word(found.verdict) for found in examine.look(str(path))}
 
 
 def test_a_directory_stands_for_those_in_it(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_an_empty_directory_is_incomplete(tmp_path: Path) -> None:
 def test_steps_of_each_format_stand_beside_each_other(name: str, tmp_path: Path) -> None:
     for step in (100, 300, 200):
         sound.FORMATS[name](tmp_path, step)
-    found = list(survey.look(str(tmp_path)))
-    assert {survey.word(one.verdict) for one in found} == {"good"}
-    selected = select.newest(survey.listing(str(tmp_path)), None, Cache())
+    found = list(examine.look(str(tmp_path)))
+    assert {examine.word(one.verdict) for one in found} == {"good"}
+    selected = select.newest(examine.listing(str(tmp_path)), None, Cache())
     assert selected.chosen is not None
     assert (selected.chosen.step, [step for _, step in selected.older]) == (300, [100, 200])

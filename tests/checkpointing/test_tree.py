@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from checkpointing import tree
-from checkpointing.catalog import find
+from checkpointing.discover import find
+from checkpointing.io import tree
+from checkpointing.io.reader import Short, Source
+from checkpointing.io.tree import Tree
 from checkpointing.model import Verdict
-from checkpointing.source import Short, Source
-from checkpointing.tree import Tree
 from checkpointing.verify import Cache, identity_of, verify
 
 if TYPE_CHECKING:

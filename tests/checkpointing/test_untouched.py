@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import proof
-from checkpointing.catalog import find
-from checkpointing.copies import Copies
-from checkpointing.fence import Fences
-from checkpointing.manifest import Manifests
+from checkpointing.discover import find
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
+from checkpointing.rejections import Fences
+from checkpointing.retention.copies import Copies
+from checkpointing.retention.move_journal import SetAside
 from checkpointing.select import newest
-from checkpointing.setaside import SetAside
 from checkpointing.verify import Cache, verify
 from tests.checkpointing.corruptions.sound import FORMATS
 from tests.checkpointing.untouched import everything
@@ -37,9 +37,9 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
     looked_at = [verify(candidate.path) for candidate in find(["*"], str(job)).candidates]
     (found,) = [one for one in looked_at if one.verdict is Verdict.VERIFIED]  # beside it a note of which is the latest
     path = Path(found.path)
-    made, manifests = proof.build(found), Manifests(str(state))
+    made, manifests = check.build(found), Manifests(str(state))
     assert manifests.put(made)
-    assert proof.check(str(path), made).verdict is Verdict.VERIFIED
+    assert check.check(str(path), made).verdict is Verdict.VERIFIED
     assert Copies(str(state), 1 << 40).keep(made).copy is not None
     for file in made.files:
         at = path / file.path if made.is_tree else path
@@ -47,11 +47,11 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
             continue
         flip(at)
         before = everything(job)
-        assert proof.check(str(path), made).verdict is Verdict.BAD, file.path
+        assert check.check(str(path), made).verdict is Verdict.BAD, file.path
         selection = newest(find([str(path)], str(job)), Fences(state / file.path), Cache(), manifests=manifests)
         assert (selection.chosen, selection.found) == (None, 1), file.path
-        judged = proof.check(str(path), made)
+        judged = check.check(str(path), made)
         assert not SetAside(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
         assert everything(job) == before
         flip(at)
-    assert proof.check(str(path), made).verdict is Verdict.VERIFIED
+    assert check.check(str(path), made).verdict is Verdict.VERIFIED

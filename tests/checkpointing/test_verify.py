@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from checkpointing.io.reader import Source, Throttle
 from checkpointing.model import Verdict
-from checkpointing.source import Source, Throttle
 from checkpointing.verify import verify
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkpointing.setaside import SetAside
+from checkpointing.retention.move_journal import SetAside
 from checkpointing.verify import identity_of, verify
 
 pytestmark = pytest.mark.process

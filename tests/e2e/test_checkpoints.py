@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing.backends import open_backend
-from checkpointing.spool import Spool
-from checkpointing.upload import Means, upload
+from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.upload import Means, upload
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
 from tests.mirror.process import save

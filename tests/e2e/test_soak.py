@@ -50,7 +50,7 @@ scan_interval_s = 0.2
 finish_s = 60
 """
 #: What a process of each kind has in its command line. A rank has the script without the agent.
-KINDS = {"agent": "supervisor/agent/", "guardian": "/guardian", "mirror": "checkpointing.mirror"}
+KINDS = {"agent": "supervisor/agent/", "guardian": "/guardian", "mirror": "checkpointing.mirror.process"}
 SOON_S, LATE_S = 0.05, 4.0
 TRAINS_FIRST = 2 / 3
 

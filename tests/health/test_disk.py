@@ -249,7 +249,7 @@ def test_who_looks_at_a_path_is_called_so_that_it_is_known_again(tmp_path: Path)
 
 @pytest.mark.process
 def test_the_probe_of_a_path_ends_itself_when_nobody_is_left_to_do_it(tmp_path: Path) -> None:
-    program = Path(disk.__file__).with_name("onepath.py")
+    program = Path(disk.__file__).with_name("one_path.py")
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     # its output is a pipe that is full and that nobody empties: it waits in its first answer for ever

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed
 
-from checkpointing import agreement
+from checkpointing.training import save_agreement
 from supervisor.observe import heartbeats
 from supervisor.observe.heartbeats import Beat
 from supervisor.observe.sampler import is_saved
@@ -173,7 +173,7 @@ def test_a_rank_that_finds_the_call_behind_it_is_not_told(monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     (tmp_path / "attempt-0001").mkdir()
-    asking = agreement.Asking()
+    asking = save_agreement.Asking()
     assert not any(asking.should_save(None) for _ in range(5))
     (tmp_path / "attempt-0001" / "save-0-at").write_text("5 2")
     (tmp_path / "save-now").touch()
@@ -194,10 +194,10 @@ class Ranks:
         if nodes > 1:
             store = torch.distributed.HashStore()
             group = SimpleNamespace(get_world_size=lambda: 2, _get_default_store=lambda: store)
-            monkeypatch.setattr(agreement, "_group", lambda: group)
-        monkeypatch.setattr(agreement, "LOOK_S", 0.0)  # calls of microseconds would be proposed hundreds ahead
-        monkeypatch.setattr(agreement, "AHEAD_S", 0.0)
-        self.asking = [agreement.Asking(), agreement.Asking()]
+            monkeypatch.setattr(save_agreement, "_group", lambda: group)
+        monkeypatch.setattr(save_agreement, "LOOK_S", 0.0)  # calls of microseconds would be proposed hundreds ahead
+        monkeypatch.setattr(save_agreement, "AHEAD_S", 0.0)
+        self.asking = [save_agreement.Asking(), save_agreement.Asking()]
 
     def call(self, rank: int, times: int = 1) -> list[bool]:
         """Have one rank ask."""
@@ -242,7 +242,7 @@ def test_a_rank_that_passes_the_proposed_call_unseen_leaves_no_other_alone_in_a_
 
 
 def test_a_rank_that_does_not_come_is_waited_for_a_while_and_nobody_saves_alone(two: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "WAIT_S", 0.05)
+    monkeypatch.setattr(save_agreement, "WAIT_S", 0.05)
     two.flag.touch()
     two.together(lambda: two.call(0), lambda: two.call(1))
     assert not any(two.call(0, 12))
@@ -251,7 +251,7 @@ def test_a_rank_that_does_not_come_is_waited_for_a_while_and_nobody_saves_alone(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_the_timing_all_or_none_are_told(two: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "WAIT_S", 0.3)
+    monkeypatch.setattr(save_agreement, "WAIT_S", 0.3)
     chance = random.Random(seed)  # noqa: S311 - the same again for a seed
     pauses = [[chance.choice([0, 0, 0.0005, 0.004]) for _ in range(200)] for _ in range(2)]
     begins = chance.randrange(1, 30)
@@ -274,7 +274,7 @@ def test_alone_it_is_told_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    asking = agreement.Asking()
+    asking = save_agreement.Asking()
     assert not asking.should_save(None)
     (tmp_path / "save-now").touch()
     assert [asking.should_save(None) for _ in range(3)] == [True, False, False]
@@ -283,7 +283,7 @@ def test_alone_it_is_told_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_question_costs_a_few_microseconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
-    asking = agreement.Asking()
+    asking = save_agreement.Asking()
     asking.should_save(None)
     began = time.thread_time()
     for _ in range(1000):

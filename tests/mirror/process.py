@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from checkpointing import digest, manifest, remote
-from checkpointing.backends import S3Options, open_backend
+from checkpointing.manifest import digest, documents
+from checkpointing.mirror import layout
+from checkpointing.mirror.backends import S3Options, open_backend
 from checkpointing.model import Identity
 from tests.mirror.faults import Proxy
 
 if TYPE_CHECKING:
-    from checkpointing.backends import Backend
+    from checkpointing.mirror.backends import Backend
 
 PART = 5 << 20  # the least that S3 allows for a part that is not the last
 ROOT = Path(__file__).parents[2]
@@ -85,10 +86,10 @@ class Place:
         n_manifests = 0
         for key in [key for key in self.objects() if key.endswith("/manifest.json")]:
             raw = self.client.get_object(Bucket=self.bucket, Key=f"pre/fix/{key}")["Body"].read()
-            vouched = manifest.decode(raw)
+            vouched = documents.decode(raw)
             n_manifests += 1
             for file in vouched.files:
-                data_key = "pre/fix/" + remote.data_key(remote.key_of(vouched), file.path)
+                data_key = "pre/fix/" + layout.data_key(layout.key_of(vouched), file.path)
                 content = self.client.get_object(Bucket=self.bucket, Key=data_key)["Body"].read()
                 assert digest.of_bytes(content) == file.crc64nvme, data_key
         return n_manifests
@@ -117,8 +118,8 @@ def describe(path: Path, step: int, *, job: str = "job") -> Path:
         hasher = digest.Hasher(part_bytes=PART)
         hasher.update(memoryview((path / name if path.is_dir() else path).read_bytes()))
         found = hasher.digest()
-        files.append(manifest.File(name, found.n_bytes, found.crc64nvme, found.parts))
-    row = manifest.Manifest(
+        files.append(documents.File(name, found.n_bytes, found.crc64nvme, found.parts))
+    row = documents.Manifest(
         name=path.name,
         is_tree=path.is_dir(),
         layout="torch_zip",
@@ -126,14 +127,14 @@ def describe(path: Path, step: int, *, job: str = "job") -> Path:
         path=str(path),
         identity=Identity.of(path.stat()),
         step=step,
-        about=manifest.About(job, "run-1"),
+        about=documents.About(job, "run-1"),
         made_unix_s=step,
         part_bytes=PART,
     )
     home = path.parent.parent / "manifests"
     home.mkdir(exist_ok=True)
     written = home / f"{path.name}.json"
-    written.write_bytes(manifest.encode(row))
+    written.write_bytes(documents.encode(row))
     return written
 
 
@@ -144,7 +145,7 @@ class Process:
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "checkpointing.mirror"],
+            [sys.executable, "-P", "-m", "checkpointing.mirror.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from urllib3.exceptions import SSLError
 
-from checkpointing import digest
-from checkpointing.backends import Away, Backend, Bytes, Damaged, Denied, Exists, Missing, S3Options, open_backend
+from checkpointing.manifest import digest
+from checkpointing.mirror.backends import Away, Backend, Bytes, Damaged, Denied, Exists, Missing, S3Options, open_backend
 from checkpointing.model import CheckpointingError
 from tests.mirror import servers
 from tests.mirror.process import PART

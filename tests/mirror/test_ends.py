@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import proof
-from checkpointing.backends import open_backend
-from checkpointing.manifest import About, encode
-from checkpointing.spool import Spool
-from checkpointing.tree import Reading
-from checkpointing.upload import Means, upload
+from checkpointing.io.tree import Reading
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import About, encode
+from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.upload import Means, upload
 from checkpointing.verify import verify
 from supervisor import mirrorends, restoring
 from supervisor.checkpoints import JobCheckpoints
@@ -217,7 +217,7 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
     torch.save({"step": 1, "mode": Mode.WARM}, path)
     mirror = str(tmp_path / "mirror")
     (tmp_path / "mirror").mkdir()
-    manifest = proof.build(verify(str(path), own=True), About(job, "run-0"), reading=Reading())
+    manifest = check.build(verify(str(path), own=True), About(job, "run-0"), reading=Reading())
     with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
         entry = spool.add(str(path), 1, encode(manifest))
         upload(open_backend(mirror), entry, spool.log(entry, mirror), Means())

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import digest, landing, leftovers, manifest, remote, restore
-from checkpointing.backends import Backend, Bytes, Denied, Missing, open_backend
-from checkpointing.restore import Elsewhere, InTheWay, Unreachable
-from checkpointing.spool import Spool
-from checkpointing.upload import Means, upload
+from checkpointing.io import leftovers
+from checkpointing.manifest import digest, documents
+from checkpointing.mirror import layout as mirror_layout
+from checkpointing.mirror import restore, restore_target
+from checkpointing.mirror.backends import Backend, Bytes, Denied, Missing, open_backend
+from checkpointing.mirror.restore import Elsewhere, InTheWay, Unreachable
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.upload import Means, upload
 from supervisor import restoring
 from supervisor.job import Job
 from supervisor.landing import refusal
@@ -38,7 +41,7 @@ def backend(tmp_path: Path) -> Backend:
 
 def bring(home: Path, backend: Backend, path: Path, described: Path, **changed: object) -> str:
     """Mirror a checkpoint, its manifest changed in parts, and return its key."""
-    raw = manifest.encode(dataclasses.replace(manifest.read(str(described)), **changed))  # type: ignore[arg-type] -- the test's own
+    raw = documents.encode(dataclasses.replace(documents.read(str(described)), **changed))  # type: ignore[arg-type] -- the test's own
     with closing(Spool(str(home / "spool"))) as spool:
         entry = spool.add(str(path), None, raw)
         key = upload(backend, entry, spool.log(entry, backend.url), Means())
@@ -196,7 +199,7 @@ def test_what_other_restores_left_goes_unless_one_works_at_it(tmp_path: Path, ba
         file.touch()
     for name in (left, tree, fresh / f".gone.restore-{'d' * 16}"):
         name.with_name(f"{name.name}.lock").write_text(leftovers.tag())  # as a killed restore of this node leaves it
-    with landing.alone(str(held)):
+    with restore_target.alone(str(held)):
         assert restore.newest([backend], "job", into=str(fresh)) is not None
         assert sorted(os.listdir(fresh)) == sorted([held.name, f"{held.name}.lock", ".step_0.pt.restore-mine", path.name])  # noqa: PTH208
 
@@ -208,7 +211,7 @@ def test_what_another_node_works_at_stays_though_its_lock_is_not_seen_here(tmp_p
         path.touch()
         path.with_name(f"{path.name}.lock").write_text("0badcafe")
     os.utime(late, (0, 0))
-    assert landing.sweep(str(tmp_path)) == (late.name,)
+    assert restore_target.sweep(str(tmp_path)) == (late.name,)
     assert theirs.exists()
 
 
@@ -252,6 +255,6 @@ def test_one_manifest_that_cannot_be_read_is_passed_over(
 
 def test_a_mirror_of_which_no_manifest_says_anything_is_not_empty(tmp_path: Path, backend: Backend) -> None:
     _, key = brought(tmp_path, backend, 1)
-    backend.put(key + remote.MANIFEST, Bytes(b"{}", digest.of_bytes(b"{}")))
+    backend.put(key + mirror_layout.MANIFEST, Bytes(b"{}", digest.of_bytes(b"{}")))
     with pytest.raises(Unreachable, match="manifest"):
         restore.newest([backend], "job", into=str(tmp_path / "fresh"))

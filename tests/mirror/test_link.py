@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from checkpointing.spool import Spool
+from checkpointing.mirror.spool import Spool
 from supervisor import restoring
 from supervisor.job import Job
 from supervisor.mirrorlink import MirrorLink

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from checkpointing.source import Source
+    from checkpointing.io.reader import Source
     from supervisor.core.model import CheckpointRef
     from supervisor.observe.checkpoints import CheckpointWatcher
 
@@ -55,15 +55,15 @@ class Node:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Give the names of the threads that read checkpoints."""
     found: list[str] = []
-    from checkpointing import source  # noqa: PLC0415 -- what is patched
+    from checkpointing.io import reader  # noqa: PLC0415 -- what is patched
 
-    real: Callable[..., None] = source.Source.__init__
+    real: Callable[..., None] = reader.Source.__init__
 
     def init(self: Source, path: str, **more: object) -> None:
         found.append(path)
         real(self, path, **more)
 
-    monkeypatch.setattr(source.Source, "__init__", init)
+    monkeypatch.setattr(reader.Source, "__init__", init)
     return found
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing import digest, restore
-from checkpointing.backends import Away, Bytes, Denied, Exists, S3Options, open_backend
+from checkpointing.manifest import digest
+from checkpointing.mirror import restore
+from checkpointing.mirror.backends import Away, Bytes, Denied, Exists, S3Options, open_backend
 from checkpointing.model import CheckpointingError
 from tests.mirror import servers
 from tests.mirror.faults import Fault

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing import manifest, remote, restore
-from checkpointing.backends import Backend, Denied, open_backend
-from checkpointing.lane import Lane
-from checkpointing.retain import Policy
-from checkpointing.spool import Spool
-from checkpointing.upload import Means, upload
+from checkpointing.manifest import documents
+from checkpointing.mirror import layout, restore
+from checkpointing.mirror.backends import Backend, Denied, open_backend
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.worker import Lane
+from checkpointing.retention.rules import Policy
 from tests.mirror.process import save
 from tests.waiting import wait_for
 
@@ -30,8 +31,8 @@ def backend(tmp_path: Path) -> Backend:
     backend = open_backend(str(tmp_path / "mirror"))
     for made, (name, step) in enumerate((("step_600.pt", 600), ("step_500.pt", 500), ("best.pt", None)), 1000):
         path = tmp_path / "ckpt" / name
-        made_of = manifest.read(str(save(path, 1000, 0)))
-        raw = manifest.encode(dataclasses.replace(made_of, step=step, made_unix_s=made))
+        made_of = documents.read(str(save(path, 1000, 0)))
+        raw = documents.encode(dataclasses.replace(made_of, step=step, made_unix_s=made))
         with closing(Spool(str(tmp_path / "spool"))) as spool:
             entry = spool.add(str(path), step, raw)
             upload(backend, entry, spool.log(entry, backend.url), Means())
@@ -43,7 +44,7 @@ def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Pat
     done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
     assert done is not None
     assert os.path.basename(done.path) == "step_600.pt"  # noqa: PTH119 -- strings throughout the package
-    assert [one.manifest.step for one in remote.newest_first(backend, "job")[0]] == [600, 500, None]
+    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == [600, 500, None]
 
 
 def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +87,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
                 wake.notify_all()
             thread.join()
     assert [(row["ev"], row["what"]) for row in told if row["ev"] in {"alert", "recovered"}] == [("alert", "tidy"), ("recovered", "tidy")]
-    assert [one.manifest.step for one in remote.newest_first(backend, "job")[0]] == [900]
+    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == [900]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
     ids=["one", "two", "one-and-the-first-of-each-500"],
 )
 def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: Policy, left: list[int]) -> None:
-    would = [one.place.key for one in remote.may_go(remote.newest_first(backend, "job")[0], policy)]
+    would = [one.place.key for one in layout.may_go(layout.newest_first(backend, "job")[0], policy)]
     told: list[dict[str, Any]] = []
     lane = Lane(
         backend,
@@ -109,4 +110,4 @@ def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: 
     )
     lane._tidy("")  # noqa: SLF001 -- what is done after each upload
     assert [row["key"] for row in told if row["ev"] == "pruned"] == would
-    assert [one.manifest.step for one in remote.newest_first(backend, "job")[0]] == left
+    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == left

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing import manifest, remote, restore
-from checkpointing.backends import Backend, Damaged, Missing, Stored, StoredPart, Upload, is_made_of, open_backend
-from checkpointing.restore import InTheWay, NoSpace, OtherJob, Unreachable
-from checkpointing.spool import Spool
-from checkpointing.stall import RestoreProgress
-from checkpointing.upload import Changed, Means, parts_of, upload
+from checkpointing.manifest import documents
+from checkpointing.mirror import layout, restore
+from checkpointing.mirror.backends import Backend, Damaged, Missing, Stored, StoredPart, Upload, is_made_of, open_backend
+from checkpointing.mirror.restore import InTheWay, NoSpace, OtherJob, Unreachable
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.stall import RestoreProgress
+from checkpointing.mirror.upload import Changed, Means, parts_of, upload
 from tests.mirror.process import PART, ROOT, save, save_tree
 from tests.waiting import wait_for
 
@@ -75,7 +76,7 @@ def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced
 def test_a_damaged_copy_is_passed_over_for_an_older_whole_one(tmp_path: Path, backend: Backend) -> None:
     old, _ = brought(tmp_path, backend, 1)
     new, key = brought(tmp_path, backend, 2)
-    stored = tmp_path / "mirror" / remote.data_key(key, new.name)
+    stored = tmp_path / "mirror" / layout.data_key(key, new.name)
     content = bytearray(stored.read_bytes())
     content[6 << 20] ^= 1
     stored.write_bytes(content)
@@ -92,7 +93,7 @@ def test_a_damaged_copy_is_taken_from_the_other_mirror(tmp_path: Path, backend: 
     other = open_backend(str(tmp_path / "second"))
     path, key = brought(tmp_path, backend, 2)
     bring(tmp_path, other, path, tmp_path / "manifests" / f"{path.name}.json", 2)
-    (tmp_path / "mirror" / remote.data_key(key, path.name)).write_bytes(bytes(11 << 20))
+    (tmp_path / "mirror" / layout.data_key(key, path.name)).write_bytes(bytes(11 << 20))
     done = restore.newest([backend, other], "job", into=str(tmp_path / "fresh"))
     assert done is not None
     assert done.url == other.url
@@ -184,8 +185,8 @@ def test_a_restore_that_was_killed_goes_on_from_what_it_has(tmp_path: Path, back
     code = """
 import sys, time
 from checkpointing import restore
-from checkpointing.backends import open_backend
-from checkpointing.stall import RestoreProgress
+from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.stall import RestoreProgress
 def fetched(done, total):
     print(done, flush=True)
     if done >= total // 2:
@@ -228,7 +229,7 @@ def test_removing_takes_the_manifest_first(tmp_path: Path, backend: Backend, mon
         real(self, name, upload_id)
 
     monkeypatch.setattr(type(backend), "remove", watched)
-    assert remote.remove(backend, key) == 2
+    assert layout.remove(backend, key) == 2
     assert order[0] == key + "manifest.json"
     with pytest.raises(Missing):
         backend.stat(key + "manifest.json")
@@ -281,7 +282,7 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
             upload(backend, entry, spool.log(entry, backend.url), Means(pause=lambda _seconds: None))
         assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
         key = upload(backend, entry, spool.log(entry, backend.url), Means())
-    assert (tmp_path / "mirror" / remote.data_key(key, path.name)).read_bytes() == path.read_bytes()
+    assert (tmp_path / "mirror" / layout.data_key(key, path.name)).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_a_torn_line_in_the_log_of_what_arrived_is_passed_over(tmp_path: Path, b
 
 def test_parts_are_joined_where_there_would_be_more_than_s3_allows() -> None:
     n_parts, size = 25_001, 1 << 20
-    file = manifest.File("x", n_parts * size, 0, (7,) * n_parts)
+    file = documents.File("x", n_parts * size, 0, (7,) * n_parts)
     found = parts_of(file, size)
     assert len(found) <= 10_000
     assert sum(n_bytes for _, n_bytes, _ in found) == file.n_bytes

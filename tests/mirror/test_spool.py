@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import digest, manifest, remote
-from checkpointing.backends import Bytes, open_backend
-from checkpointing.spool import Entry, Spool
-from checkpointing.upload import Means, upload
+from checkpointing.manifest import digest, documents
+from checkpointing.mirror import layout
+from checkpointing.mirror.backends import Bytes, open_backend
+from checkpointing.mirror.spool import Entry, Spool
+from checkpointing.mirror.upload import Means, upload
 from tests.mirror.process import save
 
 
@@ -24,7 +25,7 @@ def spooled(home: Path) -> Entry:
 
 
 def newer(raw: bytes) -> bytes:
-    changed = raw.replace(b'"reader":1', f'"reader":{manifest.VERSION + 1}'.encode())
+    changed = raw.replace(b'"reader":1', f'"reader":{documents.VERSION + 1}'.encode())
     assert changed != raw
     return changed
 
@@ -70,8 +71,8 @@ def test_a_manifest_of_a_later_version_in_the_mirror_is_left_and_believed(tmp_pa
     (tmp_path / "mirror").mkdir()
     backend = open_backend(str(tmp_path / "mirror"))
     entry = spooled(tmp_path)
-    key, raw = remote.key_of(entry.manifest) + remote.MANIFEST, newer(entry.raw_manifest)
+    key, raw = layout.key_of(entry.manifest) + layout.MANIFEST, newer(entry.raw_manifest)
     backend.put(key, Bytes(raw, digest.of_bytes(raw)))
     with closing(Spool(str(tmp_path / "spool"))) as spool:
-        assert upload(backend, entry, spool.log(entry, backend.url), Means()) == remote.key_of(entry.manifest)
+        assert upload(backend, entry, spool.log(entry, backend.url), Means()) == layout.key_of(entry.manifest)
     assert b"".join(backend.read(key, 0, len(raw))) == raw

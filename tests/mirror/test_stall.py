@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing import restore
-from checkpointing.backends import open_backend
-from checkpointing.source import Interrupted
-from checkpointing.spool import Spool
-from checkpointing.stall import Patience, RestoreProgress, Stalled
-from checkpointing.upload import Means, upload
+from checkpointing.io.reader import Interrupted
+from checkpointing.mirror import restore
+from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.stall import Patience, RestoreProgress, Stalled
+from checkpointing.mirror.upload import Means, upload
 from tests.mirror.faults import STALL, Fault
 from tests.mirror.process import Place, save
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.backends import Backend
+    from checkpointing.mirror.backends import Backend
 
 pytestmark = pytest.mark.process
 

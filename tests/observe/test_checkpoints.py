@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing.catalog import Listing, find
-from checkpointing.fence import Fences
+from checkpointing.discover import Listing, find
+from checkpointing.io.reader import Interrupted, Throttle
+from checkpointing.rejections import Fences
 from checkpointing.select import newest
-from checkpointing.source import Interrupted, Throttle
 from checkpointing.verify import Cache
 from supervisor.core.inbox import CheckpointSelected
 from supervisor.core.model import CheckpointRef
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from checkpointing.io.tree import Reading
     from checkpointing.model import Verification
-    from checkpointing.tree import Reading
 
 DEADLINE_S = 20.0
 

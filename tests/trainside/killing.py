@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from checkpointing import Snapshotter, load_latest, persist, save, segment
+from checkpointing import Snapshotter, load_latest, save
+from checkpointing.training import snapshot_layout, snapshot_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,14 +132,14 @@ def in_a_snapshot(directory: Path, number: int) -> dict[str, Any]:
     maps: dict[str, mmap.mmap] = {}
 
     def is_time(_pid: int) -> bool:
-        for path in segment.find(str(directory)):
+        for path in snapshot_layout.find(str(directory)):
             if path not in maps and Path(path).stat().st_size:
                 with open(path, "rb") as file:  # noqa: PTH123 -- a descriptor of one line
                     maps[path] = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
         for memory in maps.values():
             with contextlib.suppress(ValueError):
-                layout = segment.Layout.decode(memory[: segment.PAGE * 2])
-                numbers = [segment.seq_of(memoryview(memory), at) for at in layout.slots]
+                layout = snapshot_layout.Layout.decode(memory[: snapshot_layout.PAGE * 2])
+                numbers = [snapshot_layout.seq_of(memoryview(memory), at) for at in layout.slots]
                 if max(numbers) >= at_least and 0 in numbers:
                     time.sleep(moment)
                     return True
@@ -148,15 +149,15 @@ def in_a_snapshot(directory: Path, number: int) -> dict[str, Any]:
     killed(train_snapshotting, directory, start, is_time)
     (memory,) = maps.values()
     view = memoryview(memory)
-    layout = segment.Layout.decode(bytes(view[: segment.PAGE * 2]))
-    slots = [segment.read_slot(view, layout, index) for index in (0, 1)]
+    layout = snapshot_layout.Layout.decode(bytes(view[: snapshot_layout.PAGE * 2]))
+    slots = [snapshot_layout.read_slot(view, layout, index) for index in (0, 1)]
     torn = []
     for index, slot in enumerate(slots):
         raw = torch.frombuffer(bytearray(view[layout.slots[index] + layout.data :][: 8 * COUNT]), dtype=torch.float32)
         if slot is None:
             torn.append(bool((raw != raw[0]).any()))
     good = max((slot for slot in slots if slot is not None), key=lambda slot: slot.seq)
-    rescued = persist.rescue(str(directory))
+    rescued = snapshot_writer.rescue(str(directory))
     found = load_latest(directory)
     return {
         "invalid_slots": sum(slot is None for slot in slots),
@@ -165,7 +166,7 @@ def in_a_snapshot(directory: Path, number: int) -> dict[str, Any]:
         "expected": good.step,
         "whole": found is not None and is_whole(found.state) and found.state["step"] == found.step,
         "problems": [one.problem for one in rescued if one.problem],
-        "left": list(segment.find(str(directory))),
+        "left": list(snapshot_layout.find(str(directory))),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing import persist, segment
+from checkpointing.training import snapshot_layout, snapshot_writer
 from tests.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resumable.py"
@@ -66,7 +66,7 @@ def test_under_supervise_a_rank_that_is_killed_costs_no_step_but_the_one_it_was_
     assert int(resumed[0][1]) >= 20, text
     assert weights in text, text
     assert max(path.name for path in (tmp_path / "ckpt").iterdir()) == "step-00000060.pt"
-    assert list(segment.find(str(tmp_path / "ckpt"))) == []
+    assert list(snapshot_layout.find(str(tmp_path / "ckpt"))) == []
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_told_to_stop_it_saves_and_the_next_start_goes_on_from_there(tmp_path: P
         finish(process, tmp_path, "log", 75)
     finally:
         process.kill()
-        persist.discard(str(tmp_path / "ckpt"))
+        snapshot_writer.discard(str(tmp_path / "ckpt"))
     (saved,) = (tmp_path / "ckpt").glob("step-????????.pt")
     text = finish(start(words, tmp_path, "again"), tmp_path, "again")
     assert len(re.findall(rf"starts at step {int(saved.stem[5:])} from {saved.name}", text)) == 2, text
@@ -94,4 +94,4 @@ def test_by_itself_it_needs_neither_torchrun_nor_the_supervisor(tmp_path: Path) 
     text = finish(start([*alone, "--steps=30"], tmp_path, "two"), tmp_path, "two")
     assert "starts at step 10 from step-00000010.pt" in text
     assert re.search(r"passed over \S+/step-00000020.pt: ", text)
-    assert list(segment.find(str(tmp_path / "ckpt"))) == []
+    assert list(snapshot_layout.find(str(tmp_path / "ckpt"))) == []

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import durable, leftovers, load, load_latest, placing, proof, save
-from checkpointing.copies import Copies
+from checkpointing import load_latest, save
+from checkpointing.io import durable, leftovers, staging
+from checkpointing.manifest import check
 from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.retention.copies import Copies
+from checkpointing.training import load
 from checkpointing.verify import verify
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ def torn(path: Path) -> None:
 
 @pytest.mark.process
 def test_importing_the_package_or_the_rescuer_imports_neither_torch_nor_the_supervisor() -> None:
-    program = "import sys, checkpointing, checkpointing.persist, checkpointing.agreement\n"
+    program = "import sys, checkpointing, checkpointing.training.snapshot_writer, checkpointing.training.save_agreement\n"
     program += "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy', 'supervisor', 'boto3', 'awscrt'}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
     assert done.stdout == "[]\n"
@@ -48,9 +51,7 @@ def test_importing_the_package_or_the_rescuer_imports_neither_torch_nor_the_supe
 
 @pytest.mark.process
 def test_the_function_is_what_the_package_gives_whatever_was_imported_before() -> None:
-    program = (
-        "import checkpointing.saving, checkpointing.load\nfrom checkpointing import save, load_latest, Snapshotter, should_save, Loaded\n"
-    )
+    program = "import checkpointing.training.save, checkpointing.training.load\nfrom checkpointing import save, load_latest, Snapshotter, should_save, Loaded\n"
     program += "assert all(map(callable, (save, load_latest, Snapshotter, should_save, Loaded))); assert should_save() is False"
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)  # noqa: S603 -- ours
 
@@ -234,10 +235,10 @@ def replace_and_die(target: Path, kill_at: int) -> None:
         return call
 
     os.rename, durable.exchange = killed_after(os.rename), killed_after(durable.exchange)
-    temporary = placing.temporary_for(str(target))
-    with placing.held_directory(temporary, str(target)) as place:
+    temporary = staging.temporary_for(str(target))
+    with staging.held_directory(temporary, str(target)) as place:
         shutil.copytree(target, temporary, dirs_exist_ok=True)
-        placing.put(place)
+        staging.put(place)
     os._exit(0)
 
 
@@ -270,10 +271,10 @@ def test_leftovers_of_killed_writers_are_swept_and_those_of_living_ones_are_not(
         path.write_bytes(b"part")
     directory.mkdir()
     (directory / "__0_0.distcp").write_bytes(b"part")
-    with placing.new_file(str(tmp_path / "step-00000004.pt")) as living:
+    with staging.new_file(str(tmp_path / "step-00000004.pt")) as living:
         for one in (dead, directory / "__0_0.distcp", directory, *foreign, Path(living.path)):
             os.utime(one, (old, old))
-        assert sorted(placing.sweep(str(tmp_path))) == sorted([str(dead), str(directory)])
+        assert sorted(staging.sweep(str(tmp_path))) == sorted([str(dead), str(directory)])
         assert Path(living.path).exists()
     assert names_in(tmp_path) == sorted(path.name for path in (young, *foreign))
 
@@ -288,7 +289,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_a_save_of_another_node_is_not_swept_while_it_may_be_going_on(tmp_path: Path, two_nodes: Callable[[str], None]) -> None:
     two_nodes("a")
     final, hour_ago = str(tmp_path / "step-00000001"), time.time() - 3600
-    with placing.held_directory(placing.temporary_for(final), final) as place:
+    with staging.held_directory(staging.temporary_for(final), final) as place:
         shard = Path(place.path) / "__0_0.distcp"
         shard.write_bytes(b"part")
         for path in (shard, Path(place.path)):
@@ -297,21 +298,21 @@ def test_a_save_of_another_node_is_not_swept_while_it_may_be_going_on(tmp_path: 
         save({"weights": torch.ones(3)}, tmp_path, step=2)
         assert shard.exists()
         os.utime(shard, (hour_ago - 86400, hour_ago - 86400))
-        assert placing.sweep(str(tmp_path)) == [], "the directory itself was changed an hour ago"
+        assert staging.sweep(str(tmp_path)) == [], "the directory itself was changed an hour ago"
         os.utime(place.path, (hour_ago - 86400, hour_ago - 86400))
-        assert placing.sweep(str(tmp_path)) == [place.path]
+        assert staging.sweep(str(tmp_path)) == [place.path]
 
 
 def test_a_node_whose_clock_is_wrong_sweeps_nothing_that_is_young(
     tmp_path: Path, two_nodes: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_nodes("a")
-    with placing.new_file(str(tmp_path / "step-00000001.pt")) as place:
+    with staging.new_file(str(tmp_path / "step-00000001.pt")) as place:
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + 10 * 86400)
-        assert placing.sweep(str(tmp_path)) == []
+        assert staging.sweep(str(tmp_path)) == []
         two_nodes("b")
-        assert placing.sweep(str(tmp_path)) == []
+        assert staging.sweep(str(tmp_path)) == []
         assert Path(place.path).exists()
 
 
@@ -321,17 +322,17 @@ def test_the_only_checkpoint_is_not_swept_between_the_two_renames_that_replace_i
 ) -> None:
     two_nodes("a")
     final, long_ago = tmp_path / "step-00000001", time.time() - 3 * 86400
-    old = Path(placing.temporary_for(str(final), "old"))
+    old = Path(staging.temporary_for(str(final), "old"))
     old.mkdir()
     (old / ".metadata").write_bytes(b"x")
     for path in (old / ".metadata", old):
         os.utime(path, (long_ago, long_ago))
     two_nodes(sweeper)
-    monkeypatch.setattr(placing, "bring_back", lambda _: [])  # it had looked a moment before the first rename
-    assert placing.sweep(str(tmp_path)) == []
+    monkeypatch.setattr(staging, "bring_back", lambda _: [])  # it had looked a moment before the first rename
+    assert staging.sweep(str(tmp_path)) == []
     assert old.exists()
     monkeypatch.undo()
-    assert placing.bring_back(str(tmp_path)) == [str(final)]
+    assert staging.bring_back(str(tmp_path)) == [str(final)]
 
 
 # loading
@@ -399,7 +400,7 @@ def test_what_is_handed_out_is_for_its_own_directory_alone(tmp_path: Path, monke
 def test_a_kept_copy_is_handed_out_for_the_directory_that_it_is_a_copy_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "here" / "step-00000001.pt"
     save({"step": 1}, path.parent, step=1)
-    copy = Copies(str(tmp_path), 1 << 30).keep(proof.build(verify(str(path)))).copy
+    copy = Copies(str(tmp_path), 1 << 30).keep(check.build(verify(str(path)))).copy
     assert copy is not None
     path.write_bytes(path.read_bytes()[:-100])
     monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", copy.place)

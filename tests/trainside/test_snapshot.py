@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing import Snapshotter, load_latest, persist, save, segment
+from checkpointing import Snapshotter, load_latest, save
 from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.training import snapshot_layout, snapshot_writer
 from checkpointing.verify import verify
 from tests.checkpointing.mounts import tmpfs
 from tests.waiting import wait_for
@@ -81,7 +82,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_snapshot_of_a_killed_trainer_is_a_file_as_torch_writes_it(tmp_path: Path, shm: str) -> None:
     directory = tmp_path / "ckpt"
     die_after(shm, directory, "for step in (1, 2, 3): s.snapshot(state_of(step), step=step)")
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert (rescued.path, rescued.step, rescued.problem) == (str(directory / "step-00000003.snapshot.pt"), 3, "")
     assert_equal(torch.load(rescued.path, weights_only=True), state_of(3))
     assert_equal(torch.load(rescued.path, weights_only=True, mmap=True), state_of(3))
@@ -96,26 +97,26 @@ def test_a_snapshot_of_a_killed_trainer_is_a_file_as_torch_writes_it(tmp_path: P
 def test_load_latest_finds_what_a_killed_trainer_left_in_shared_memory(tmp_path: Path) -> None:
     directory = tmp_path / "ckpt"
     save({"step": 1}, directory, step=1)
-    die_after(segment.SHM, directory, "s.snapshot(state_of(5), step=5)")
+    die_after(snapshot_layout.SHM, directory, "s.snapshot(state_of(5), step=5)")
     found = load_latest(directory)
     assert found is not None
     assert found.step == 5
     assert_equal(found.state, state_of(5))
-    assert list(segment.find(str(directory))) == []
+    assert list(snapshot_layout.find(str(directory))) == []
 
 
 def test_a_slot_whose_bytes_are_not_what_was_put_there_gives_way_to_the_other(tmp_path: Path, shm: str) -> None:
     directory = tmp_path / "ckpt"
     path = die_after(shm, directory, "for step in (1, 2):\n    s.snapshot(state_of(step), step=step)\n    s._finish()")
     memory = bytearray(Path(path).read_bytes())
-    layout = segment.Layout.decode(bytes(memory[: 2 * segment.PAGE]))
-    slot = segment.read_slot(memoryview(memory), layout, 1)
+    layout = snapshot_layout.Layout.decode(bytes(memory[: 2 * snapshot_layout.PAGE]))
+    slot = snapshot_layout.read_slot(memoryview(memory), layout, 1)
     assert slot is not None
     assert slot.step == 2
     assert slot.crcs is not None
     memory[layout.slots[1] + layout.data + 100] ^= 1
     Path(path).write_bytes(memory)
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert rescued.step == 1
     assert_equal(torch.load(rescued.path, weights_only=True), state_of(1))
     assert sorted(one.name for one in directory.iterdir()) == ["step-00000001.snapshot.pt"]
@@ -129,7 +130,7 @@ def test_a_damaged_segment_is_told_and_freed_and_nothing_is_made_of_it(tmp_path:
         memory = bytearray(sound)
         memory[at] ^= 0x55
         path.write_bytes(memory)
-        (rescued,) = persist.rescue(str(directory), shm=shm)
+        (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
         assert rescued.path == "", at
         assert rescued.problem, at
         assert not os.listdir(directory), at  # noqa: PTH208 -- names
@@ -137,7 +138,7 @@ def test_a_damaged_segment_is_told_and_freed_and_nothing_is_made_of_it(tmp_path:
     memory = bytearray(sound)
     memory[5000] ^= 0x55  # between head and slots there is nothing
     path.write_bytes(memory)
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert rescued.step == 1
     assert not path.exists()
 
@@ -150,7 +151,7 @@ def test_a_living_trainers_memory_is_left_alone(tmp_path: Path, shm: str) -> Non
         program = f"from checkpointing import persist; print(persist.rescue({told}), persist.discard({told}))"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
         assert done.stdout == "[] []\n"
-        assert persist.rescue(str(directory), shm=shm) == []  # in the trainer itself as well
+        assert snapshot_writer.rescue(str(directory), shm=shm) == []  # in the trainer itself as well
         snapshotter.snapshot(state_of(2), step=2)
 
 
@@ -159,7 +160,7 @@ def test_what_a_killed_trainer_left_for_a_directory_that_is_gone_is_dropped(tmp_
     die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
     directory.rename(tmp_path / "elsewhere")
     directory.mkdir()
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert "its directory is gone" in rescued.problem
     assert list(directory.iterdir()) == list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -169,7 +170,7 @@ def test_a_new_directory_of_the_same_name_is_another_one_though_it_has_the_same_
     die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
     directory.rmdir()
     directory.mkdir()
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert "its directory is gone" in rescued.problem
     assert list(directory.iterdir()) == []
 
@@ -177,10 +178,10 @@ def test_a_new_directory_of_the_same_name_is_another_one_though_it_has_the_same_
 def test_a_directory_that_is_not_mounted_keeps_the_memory(tmp_path: Path, shm: str) -> None:
     with tmpfs(tmp_path / "disk", 1 << 20) as disk:
         path = die_after(shm, disk / "ckpt", "s.snapshot(state_of(1), step=1)")
-    (rescued,) = persist.rescue(str(disk / "ckpt"), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(disk / "ckpt"), shm=shm)
     assert ("is not mounted" in rescued.problem, os.path.exists(path)) == (True, True)  # noqa: PTH110 -- a string
     (disk / "ckpt").mkdir()  # somebody begins anew without it
-    (rescued,) = persist.rescue(str(disk / "ckpt"), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(disk / "ckpt"), shm=shm)
     assert "its directory is gone" in rescued.problem
 
 
@@ -190,9 +191,9 @@ def test_a_snapshot_of_another_version_is_left_to_that_one(tmp_path: Path, shm: 
     memory = bytearray(path.read_bytes())
     memory[8] = 2
     path.write_bytes(memory)
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert ("version 2" in rescued.problem, path.exists()) == (True, True)
-    assert persist.discard(str(directory), shm=shm) == [str(path)]
+    assert snapshot_writer.discard(str(directory), shm=shm) == [str(path)]
 
 
 def test_a_directory_that_cannot_be_looked_at_keeps_the_memory(tmp_path: Path, shm: str) -> None:
@@ -200,11 +201,11 @@ def test_a_directory_that_cannot_be_looked_at_keeps_the_memory(tmp_path: Path, s
     die_after(shm, disk / "ckpt", "s.snapshot(state_of(1), step=1)")
     disk.rename(away)
     disk.symlink_to(disk)  # a loop: not an answer like "it is not there"
-    (rescued,) = persist.rescue(None, shm=shm)
+    (rescued,) = snapshot_writer.rescue(None, shm=shm)
     assert "could not be written to disk" in rescued.problem
     disk.unlink()
     away.rename(disk)
-    (rescued,) = persist.rescue(str(disk / "ckpt"), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(disk / "ckpt"), shm=shm)
     assert rescued.step == 1
 
 
@@ -213,7 +214,7 @@ def test_what_a_trainer_of_the_same_process_number_left_in_another_container_is_
     path = die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
     stem, _, token = path.rpartition("-")
     Path(path).rename(f"{stem.rpartition('-')[0]}-{os.getpid()}-{token}")
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert rescued.step == 1
 
 
@@ -221,7 +222,7 @@ def test_a_step_that_an_earlier_run_came_to_as_well_is_replaced(tmp_path: Path, 
     directory = tmp_path / "ckpt"
     path = save({"step": 0, "run": "earlier"}, directory / "step-00000007.snapshot.pt")
     die_after(shm, directory, "s.snapshot(state_of(7), step=7)")
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert rescued.path == path
     assert_equal(torch.load(path, weights_only=True), state_of(7))
 
@@ -251,7 +252,7 @@ def test_a_forked_child_leaves_its_parents_memory_alone(tmp_path: Path, shm: str
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         (path,) = (tmp_path / "shm").iterdir()
-        assert persist.persist(str(path)).step == 1
+        assert snapshot_writer.persist(str(path)).step == 1
 
 
 def test_a_disk_that_is_full_keeps_the_memory_for_another_try(tmp_path: Path, shm: str) -> None:
@@ -263,7 +264,7 @@ def test_a_disk_that_is_full_keeps_the_memory_for_another_try(tmp_path: Path, sh
     assert done.stdout.startswith("it could not be written to disk: File too large")
     assert list(directory.iterdir()) == []
     assert Path(path).exists()
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert rescued.step == 1
 
 
@@ -298,7 +299,7 @@ def test_a_state_that_grows_gets_more_room(tmp_path: Path, shm: str) -> None:
         shm, directory, "s.snapshot(state_of(1), step=1); s.snapshot(state_of(2, 100_000), step=2); s.snapshot(state_of(3, 9), step=3)"
     )
     assert len(os.listdir(shm)) == 1  # noqa: PTH208 -- names
-    (rescued,) = persist.rescue(str(directory), shm=shm)
+    (rescued,) = snapshot_writer.rescue(str(directory), shm=shm)
     assert rescued.step == 3
 
 
@@ -355,7 +356,7 @@ s.snapshot(state_of(4), step=4)
     subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)  # noqa: S603 -- ours
     assert len(os.listdir(shm)) == left  # noqa: PTH208 -- names
     assert (directory / "step-00000004.snapshot.pt").exists() == on_disk
-    persist.discard(str(directory), shm=shm)
+    snapshot_writer.discard(str(directory), shm=shm)
 
 
 def test_the_training_may_change_its_state_as_soon_as_the_snapshot_is_taken(tmp_path: Path, shm: str) -> None:
@@ -372,11 +373,11 @@ def test_the_training_may_change_its_state_as_soon_as_the_snapshot_is_taken(tmp_
 
 def test_the_command_writes_and_drops(tmp_path: Path) -> None:
     directory = tmp_path / "ckpt"
-    die_after(segment.SHM, directory, "s.snapshot(state_of(1), step=1)")
-    command = [sys.executable, "-m", "checkpointing.persist"]
+    die_after(snapshot_layout.SHM, directory, "s.snapshot(state_of(1), step=1)")
+    command = [sys.executable, "-m", "checkpointing.training.snapshot_writer"]
     done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
     assert done.stdout == f"{directory}/step-00000001.snapshot.pt\n"
-    path = die_after(segment.SHM, directory, "s.snapshot(state_of(2), step=2)")
+    path = die_after(snapshot_layout.SHM, directory, "s.snapshot(state_of(2), step=2)")
     done = subprocess.run([*command, "--discard", str(directory)], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
     assert done.stdout == f"freed {path}\n"
     assert subprocess.run([*command, "--discard"], capture_output=True, timeout=60, check=False).returncode == 64  # noqa: S603 -- ours

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing import survey
+from checkpointing import examine
 
 from .damage import CASES, TORCH, not_a_number, trace_of
 from .sound import FORMATS, STEP
@@ -57,7 +57,7 @@ def copy_of(name: str, originals: dict[str, Path], place: Path) -> Made:
 
 
 def words(path: Path) -> list[str]:
-    return [survey.word(found.verdict) for found in survey.look(str(path))]
+    return [examine.word(found.verdict) for found in examine.look(str(path))]
 
 
 def contents(root: Path) -> list[tuple[str, int, str]]:
@@ -68,8 +68,8 @@ def contents(root: Path) -> list[tuple[str, int, str]]:
 def test_a_sound_one_is_good(name: str, tmp_path: Path) -> None:
     made = FORMATS[name](tmp_path)
     before = contents(tmp_path)
-    (found,) = survey.look(str(made.path))
-    assert (survey.word(found.verdict), found.format, found.reasons) == ("good", name, ())
+    (found,) = examine.look(str(made.path))
+    assert (examine.word(found.verdict), found.format, found.reasons) == ("good", name, ())
     assert found.step == STEP
     assert contents(tmp_path) == before
 
@@ -82,7 +82,7 @@ def test_a_damaged_one_is_not(
     assert words(made.path) == ["good"]
     damage(made)
     found = words(made.path)
-    assert set(found) <= right, list(survey.look(str(made.path)))
+    assert set(found) <= right, list(examine.look(str(made.path)))
     assert not trace_of(made).exists()
 
 
@@ -90,8 +90,8 @@ def test_a_damaged_one_is_not(
 def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, Path], tmp_path: Path) -> None:
     made = copy_of(name, originals, tmp_path)
     not_a_number(made)
-    (found,) = survey.look(str(made.path))
-    assert survey.word(found.verdict) == "good"
+    (found,) = examine.look(str(made.path))
+    assert examine.word(found.verdict) == "good"
     assert [why for why in found.reasons if why.endswith("nan is not finite: NaN at element 1")], found.reasons
     assert [one.what for one in found.non_finite or ()] == ["NaN"]
 

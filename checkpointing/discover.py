@@ -1,0 +1,220 @@
+"""Glob patterns to candidates: which files and directories are there, what they are now, and the step that their names give.
+
+In: patterns, relative to the job's working directory. Out: a `Listing`. A directory that a format claims is one candidate, and what is
+in it is none; of another directory those directly in it are. No file of a checkpoint is read; what could not be listed is told in
+`problems`, because "could not look" is not "nothing there". A pattern whose directory does not exist matches nothing, which is how a
+job begins. Hidden names and temporary ones are passed over, symbolic links are resolved, and a file that has several names (hard
+links, latest.pt -> step_100.pt) is one candidate. FIFOs, sockets and devices are never candidates.
+
+Python's glob follows links to directories in `**` and hides errors; hence the walk of our own.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import step_names
+from checkpointing.formats import tree_format_of
+from checkpointing.io.tree import Tree
+from checkpointing.model import Candidate, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from checkpointing.io.listing_cache import Recall
+
+_MOST_ENTRIES: Final = 200_000  # a pattern like /**/*.pt would walk a data set
+_MAGIC: Final = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What the patterns matched, without repetition, sorted by path; and what could not be looked at, as (path, reason)."""
+
+    candidates: tuple[Candidate, ...]
+    problems: tuple[tuple[str, str], ...] = ()
+
+
+class _Walk:
+    """One walk: collects problems, and gives up after `_MOST_ENTRIES`.
+
+    `named` says that a directory was reached by its own name, not by a wildcard: that one it is a problem not to be allowed to list.
+    What a wildcard merely passes (lost+found in a mount's root) is neither ours nor the job's to read.
+    """
+
+    def __init__(self, recall: Recall | None) -> None:
+        self.problems: list[tuple[str, str]] = []
+        self._left = _MOST_ENTRIES
+        self._recall = recall
+
+    def matches(self, base: str, segments: tuple[str, ...], inode: int = 0, *, named: bool = True) -> Iterator[tuple[str, int]]:
+        """Yield the paths below `base` that the pattern's segments match, with the inode that has the name."""
+        if not segments:
+            yield base, inode
+            return
+        first, rest = segments[0], segments[1:]
+        if first == "**":
+            for directory in self._tree(base, named=named):
+                yield from self.matches(directory, rest or ("*",), named=named and directory == base)
+        elif not _MAGIC & set(first):
+            path = os.path.join(base, first)  # noqa: PTH118 -- strings as the script gets them
+            found = self._inode(path, named=named)
+            if found is not None:
+                yield from self.matches(path, rest, found, named=named)
+        else:
+            for entry in self._entries(base, named=named):
+                if fnmatch.fnmatchcase(entry.name, first) and (first.startswith(".") or not entry.name.startswith(".")):
+                    yield from self.matches(entry.path, rest, entry.inode(), named=False)
+
+    def candidates(self, path: str, inode: int) -> Iterable[Candidate]:
+        """Give what a matched path is."""
+        if self._recall is None:
+            return _candidates(path, self.problems)
+        return self._recall.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
+
+    def _tree(self, base: str, *, named: bool) -> Iterator[str]:
+        """Yield `base` and every directory below it, hidden ones and links aside."""
+        waiting = [base]
+        while waiting:
+            directory = waiting.pop()
+            yield directory
+            for entry in self._entries(directory, named=named and directory == base):
+                try:
+                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                except OSError as error:
+                    self._note(entry.path, error, named=False)
+
+    def _inode(self, path: str, *, named: bool) -> int | None:
+        try:
+            return os.lstat(path).st_ino
+        except OSError as error:
+            self._note(path, error, named=named)
+            return None
+
+    def _entries(self, directory: str, *, named: bool) -> list[os.DirEntry[str]]:
+        if self._left <= 0:
+            return []
+        try:
+            listed = _scan(directory) if self._recall is None else self._recall.entries(directory, _scan)
+        except OSError as error:
+            self._note(directory, error, named=named)
+            return []
+        self._left -= len(listed)
+        if self._left <= 0:
+            self.problems.append((directory, f"more than {_MOST_ENTRIES} entries to look at: use a narrower pattern"))
+        return listed
+
+    def _note(self, path: str, error: OSError, *, named: bool) -> None:
+        harmless = isinstance(error, (FileNotFoundError, NotADirectoryError)) or (isinstance(error, PermissionError) and not named)
+        if not harmless:
+            self.problems.append((path, f"it could not be looked at: {error.strerror}"))
+
+
+def _scan(directory: str) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return list(entries)
+
+
+def find(patterns: Iterable[str], cwd: str, recall: Recall | None = None) -> Listing:
+    """List what matches the patterns. `**` stands for any directories, none included, and does not follow links to directories.
+
+    With `recall`, as by who lists again and again, what stood still for long is not looked at each time.
+    """
+    walk = _Walk(recall)
+    best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
+    for pattern in patterns:
+        expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
+        # the working directory is no pattern, whatever characters it holds
+        for path, inode in walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)):
+            for candidate in walk.candidates(path, inode):
+                # of a file's several names the one that says a step is the most useful, and the same one wins each time
+                preference = (candidate.named is None, candidate.path != path, candidate.path)
+                key = (candidate.identity.dev, candidate.identity.ino)
+                if key not in best or preference < best[key][0]:
+                    best[key] = (preference, candidate)
+    candidates = sorted((candidate for _, candidate in best.values()), key=lambda candidate: candidate.path)
+    return Listing(tuple(_without_members(candidates)), tuple(dict.fromkeys(walk.problems)))
+
+
+def _segments(pattern: str) -> tuple[str, ...]:
+    """Split a pattern at its slashes; `**` twice in a row would visit every directory twice."""
+    segments = [segment for segment in pattern.split("/") if segment not in ("", ".")]
+    return tuple(one for one, before in zip(segments, [None, *segments], strict=False) if not one == before == "**")
+
+
+def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
+    """Leave out what lies in a directory that is a candidate itself; they come sorted by path, so the directory comes first."""
+    inside = "\0"
+    for candidate in sorted(candidates, key=lambda candidate: candidate.path + "/"):
+        if not candidate.path.startswith(inside):
+            yield candidate
+            inside = candidate.path + "/" if candidate.is_directory else inside
+
+
+def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
+    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is none itself."""
+    name = path.rpartition("/")[2]
+    if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(name):
+        return
+    if not _encodable(path):
+        problems.append((os.fsencode(path).decode("utf-8", "backslashreplace"), "its name is not UTF-8"))
+        return
+    try:
+        # only a link of its own is resolved: a link above it is how the user names the place
+        real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 -- strings as the script gets them
+        st = os.stat(real)  # noqa: PTH116 -- as above
+    except FileNotFoundError:  # a dangling link, or removed meanwhile
+        return
+    except OSError as error:
+        problems.append((path, f"it could not be looked at: {error.strerror}"))
+        return
+    if stat.S_ISREG(st.st_mode):
+        yield Candidate(real, Identity.of(st), step_names.step_in(real), st.st_mtime_ns)
+    elif stat.S_ISDIR(st.st_mode):
+        yield from _directory(real, problems)
+
+
+def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
+    """Yield a directory that some format claims as one candidate, else those of its directories that one claims."""
+    try:
+        own = _tree(path)
+        below = () if own is not None else Tree.names_of(path).directories
+    except (PermissionError, FileNotFoundError, NotADirectoryError):  # what a wildcard passes, see _Walk
+        return
+    except OSError as error:
+        problems.append((path, f"it could not be looked at: {error.strerror}"))
+        return
+    if own is not None:
+        yield own
+    for name in sorted(below):
+        child = f"{path.rstrip('/')}/{name}"
+        if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(name) or not _encodable(child):
+            continue
+        try:
+            found = _tree(child)
+        except OSError:
+            continue
+        if found is not None:
+            yield found
+
+
+def _tree(path: str) -> Candidate | None:
+    """Give a directory as a candidate, if a format claims it. Raises OSError."""
+    if tree_format_of(Tree.names_of(path)) is None:
+        return None
+    tree = Tree(path)
+    return Candidate(path, tree.identity, step_names.step_in(path), tree.newest_mtime_ns, is_directory=True)
+
+
+def _encodable(path: str) -> bool:
+    """Say whether a path can stand in a journal and in JSON."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

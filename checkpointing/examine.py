@@ -1,0 +1,216 @@
+"""What checkpoints a path stands for, and a verdict for each: a file, a checkpoint's directory, or a directory that holds several.
+
+In: paths as a person types them. Out: `Verification`s, in the order of the paths. Nothing needs to be configured and nothing is written.
+Unlike `catalog`, which looks for what may be resumed from, this shows leftovers too: a stale temporary file is a row of its own. What
+cannot be looked at is a verdict. Raises nothing but what `interrupted` makes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import step_names
+from checkpointing.discover import Listing
+from checkpointing.formats import pointer_files, tree_format_of
+from checkpointing.io.reader import NotRegular, never
+from checkpointing.io.tree import Tree
+from checkpointing.model import Candidate, Identity, Verdict, Verification
+from checkpointing.verify import identity_of, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SUFFIXES: Final = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
+_LIGHTNING: Final = re.compile(r"(?<![a-z_])step=(\d{1,18})")
+_MOST_BESIDE: Final = 4
+_LEVELS: Final = 3  # a run's directory, one for each of its parts, the checkpoints
+_NOWHERE: Final = Identity(0, 0, 0, 0)
+_WORDS: Final = {
+    Verdict.VERIFIED: "good",
+    Verdict.BAD: "bad",
+    Verdict.INCOMPLETE: "incomplete",
+    Verdict.WRITING: "incomplete",
+    Verdict.DANGEROUS: "dangerous",
+}
+
+
+def word(verdict: Verdict) -> str:
+    """Give a verdict in the words of the command line: good, bad, incomplete, dangerous, unverifiable."""
+    return _WORDS.get(verdict, "unverifiable")
+
+
+def look(path: str, *, interrupted: Callable[[], bool] = never, told: Callable[[str], None] | None = None) -> Iterator[Verification]:
+    """Yield a verification for each checkpoint that `path` stands for, at least one. `told` is given each path before it is read."""
+    found, pointer = checkpoints_in(path), _pointer(path)
+    # any script may write a file "latest"; Megatron's name is nobody else's
+    ours = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
+    if ours and pointer is not None and (pointer.problem or len(found) == 1):
+        # the root is what is given to the framework's loader: where it holds one step, both are the same checkpoint
+        yield _root(path, pointer, found, interrupted, told)
+        if len(found) == 1:
+            return
+    for one in found:
+        if told is not None:
+            told(one)
+        yield judged(one, interrupted)
+
+
+def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
+    """Give the paths of the checkpoints that `path` stands for: itself, or what is in it; itself where nothing is in it."""
+    return list(_below(path, levels)) or [path]
+
+
+def listing(directory: str) -> Listing:
+    """List what a resume from a directory would choose among; what a save left that did not end is none of it."""
+    found = []
+    for path in checkpoints_in(directory):
+        identity = identity_of(path)
+        if identity is not None and not step_names.is_temporary(path) and not step_names.is_set_aside(path):
+            is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
+            mtime_ns = Tree(path).newest_mtime_ns if is_directory else identity.mtime_ns
+            found.append(Candidate(path, identity, step_names.step_in(path), mtime_ns, is_directory))
+    return Listing(tuple(found))
+
+
+def _below(path: str, levels: int) -> Iterator[str]:
+    try:
+        if not stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116 -- strings throughout the package
+            return
+        tree = Tree(path, levels=1)
+        if tree_format_of(tree) is not None:
+            yield path
+            return
+    except OSError:
+        return
+    if levels < _LEVELS and (step_names.is_temporary(path) or _is_empty_step(path, tree)):
+        yield path
+        return
+    base = path.rstrip("/") or "/"
+    yield from _files(base, tree)
+    for name in sorted(tree.directories) if levels > 1 else ():
+        if not name.startswith("."):
+            yield from _below(f"{base}/{name}", levels - 1)
+        elif step_names.is_temporary(name):
+            yield f"{base}/{name}"
+
+
+def _files(base: str, tree: Tree) -> Iterator[str]:
+    """Yield what is named like a checkpoint; of a file's several names one that is no link, for it may tell the step."""
+    seen: set[tuple[int, int]] = set()
+    for name in sorted(tree.entries, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- strings throughout the package
+        st = tree.entries[name].st
+        if not name.startswith(".") and (st.st_dev, st.st_ino) not in seen and _named_like_one(name):
+            seen.add((st.st_dev, st.st_ino))
+            yield f"{base}/{name}"
+
+
+def judged(path: str, interrupted: Callable[[], bool] = never) -> Verification:
+    """Verify; call incomplete what a save that had just begun leaves, though no format knows it yet, and bad what has another's name."""
+    found = verify(path, interrupted=interrupted)
+    if found.verdict is Verdict.VERIFIED:
+        return _misnamed(found, interrupted)
+    if found.verdict not in (Verdict.FOREIGN, Verdict.UNVERIFIABLE) or (found.format and not step_names.is_temporary(path)):
+        return found
+    is_directory = os.path.isdir(path)  # noqa: PTH112 -- strings throughout the package
+    if step_names.is_temporary(path) and (is_directory or _named_like_one(path)):
+        reason = "its name is that of a save that did not end"
+    elif is_directory and not found.files and _is_empty(path):
+        reason = "the directory is empty"
+    else:
+        return found
+    return replace(found, verdict=Verdict.INCOMPLETE, reason=reason, reasons=(reason, *found.reasons))
+
+
+def _misnamed(found: Verification, interrupted: Callable[[], bool]) -> Verification:
+    """Call bad what says it is of another step than its name does.
+
+    Where a file beside it differs from its name in the same way, by the same factor or difference, the name counts something else (steps
+    of the optimizer, and the content micro-batches), and nothing is wrong. By one they differ wherever a script counts on before it saves.
+    """
+    named = _sure_step(found.path)
+    if found.format == "lightning" and (match := _LIGHTNING.search(found.path.rpartition("/")[2])):
+        named = int(match[1])  # what counts the whole run there, an epoch beside it or not
+    if named is None or found.told is None or abs(named - found.told) <= 1:
+        return found
+    for path in _beside(found.path):
+        other, told = _sure_step(path), verify(path, bulk=False, interrupted=interrupted).told
+        if other is not None and told is not None and (told * named == found.told * other or told - other == found.told - named):
+            return found
+    reason = f"it is of step {found.told}, and its name of step {named}"
+    return replace(found, verdict=Verdict.BAD, level="", reason=reason, reasons=(reason, *found.reasons[1:]))
+
+
+def _sure_step(path: str) -> int | None:
+    named = step_names.step_in(path)
+    return named.step if named is not None and named.sure else None
+
+
+def _beside(path: str) -> list[str]:
+    """Give some of the checkpoints in the same directory whose names tell another step."""
+    parent = os.path.dirname(path.rstrip("/")) or "."  # noqa: PTH120 -- strings throughout the package
+    own, suffix = _sure_step(path), step_names.suffix_of(path)
+    try:
+        listed = sorted(os.listdir(parent))  # noqa: PTH208 -- as above
+    except OSError:
+        return []
+    near = [f"{parent}/{name}" for name in listed if step_names.suffix_of(name) == suffix and not step_names.is_temporary(name)]
+    return [one for one in near if _sure_step(one) not in (None, own)][:_MOST_BESIDE]
+
+
+def _is_empty(path: str) -> bool:
+    try:
+        return not os.listdir(path)  # noqa: PTH208 -- strings throughout the package
+    except OSError:
+        return False
+
+
+def _is_empty_step(path: str, tree: Tree) -> bool:
+    """Say whether a directory that is named as a step's holds nothing."""
+    return not tree.top() and step_names.step_in(f"{path}/x") is not None
+
+
+def _named_like_one(name: str) -> bool:
+    if step_names.is_temporary(name):
+        return any(suffix in name for suffix in _SUFFIXES)
+    return step_names.suffix_of(name) in _SUFFIXES
+
+
+def _format(path: str) -> str:
+    try:
+        claimant = tree_format_of(Tree(path, levels=1))
+    except OSError:
+        return ""
+    return claimant[0] if claimant is not None else ""
+
+
+def _pointer(path: str) -> pointer_files.Pointer | None:
+    try:
+        return pointer_files.read(path) if os.path.isdir(path) else None  # noqa: PTH112 -- strings throughout the package
+    except (OSError, NotRegular):
+        return None
+
+
+def _root(
+    path: str, pointer: pointer_files.Pointer, found: list[str], interrupted: Callable[[], bool], told: Callable[[str], None] | None
+) -> Verification:
+    """Give the verdict of a root: that of the one step in it, and what is wrong with the pointer."""
+    one = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
+    if len(found) == 1 and found[0] != path:
+        if told is not None:
+            told(found[0])
+        one = replace(judged(found[0], interrupted), path=path)
+    if not pointer.problem:
+        return one
+    verdict = (
+        one.verdict
+        if one.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE)
+        else Verdict.INCOMPLETE
+        if pointer.target
+        else Verdict.BAD
+    )
+    reasons = tuple(dict.fromkeys((*one.reasons, pointer.problem))) if one.verdict is verdict else (pointer.problem, *one.reasons)
+    return replace(one, verdict=verdict, reason=reasons[0], reasons=reasons, level="", format=pointer.format)

@@ -1,0 +1,70 @@
+"""A directory with one torch file for each rank: what a script under FSDP writes that saves its local state.
+
+In: a `Tree`. Out: an `Examination`. Names: anything with `rank_3`, `rank3` or `rank-3` in it before the suffix, and the number of ranks
+where the name tells it (`model_world_size_4_rank_3.pt`). Files that differ in nothing but the rank are one row; all rows have the same
+ranks. Raises OSError and source.Interrupted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import step_names
+from checkpointing.formats import NOWHERE, Examination, combine, examine_member, rank_shards
+from checkpointing.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checkpointing.io.tree import Tree
+
+_FILE: Final = re.compile(
+    r"(?P<before>.*?)rank[-_]?(?P<rank>\d{1,6})(?P<after>(?:[-_]of[-_](?P<total>\d{1,6}))?\.(?:pt|pth|bin|ckpt))", re.IGNORECASE
+)
+_WORLD: Final = re.compile(r"world_?size[-_]?(\d{1,6})", re.IGNORECASE)
+_MOST_RANKS: Final = 100_000
+
+
+def claims(tree: Tree) -> bool:
+    """Claim files of at least two ranks, or of one that says how many there are, if all are of one step."""
+    rows = _rows(tree)
+    several = any(len(ranks) > 1 or _told(row) for row, ranks in rows.items())
+    return several and len({named.step if (named := step_names.step_in(before)) else None for before, _ in rows}) == 1
+
+
+def examine(tree: Tree, *, bulk: bool) -> Examination:
+    """Look at each file, and compare those of different ranks. Raises OSError and source.Interrupted."""
+    rows = _rows(tree)
+    parts = [examine_member(tree, name, bulk=bulk) for ranks in rows.values() for name in sorted(ranks.values())]
+    world = max([1 + rank for ranks in rows.values() for rank in ranks] + [_told(row) for row in rows])
+    parts += _missing(rows, min(world, _MOST_RANKS))
+    for ranks in rows.values():
+        mixed = rank_shards.mixed_facts({name: rank_shards.scan_of(tree, name) for name in sorted(ranks.values())})
+        parts += [mixed] if mixed is not None else []
+    places = [part.place for part in parts if part.place.step is not None]
+    return combine(parts, places[0] if places else NOWHERE)
+
+
+def _rows(tree: Tree) -> dict[tuple[str, str], dict[int, str]]:
+    """Give the file of each rank, by what its name has before and after the rank."""
+    rows: dict[tuple[str, str], dict[int, str]] = {}
+    for name in sorted(tree.entries):
+        match = _FILE.fullmatch(name) if "/" not in name else None
+        if match is not None:
+            rows.setdefault((match["before"], match["after"]), {})[int(match["rank"])] = name
+    return rows
+
+
+def _told(row: tuple[str, str]) -> int:
+    """Give the number of ranks that a row's name tells, 0 for none."""
+    match = _WORLD.search(row[0]) or re.search(r"of[-_](\d+)", row[1])
+    return int(match[1]) if match else 0
+
+
+def _missing(rows: dict[tuple[str, str], dict[int, str]], world: int) -> Iterator[Examination]:
+    for (before, after), ranks in rows.items():
+        absent = [rank for rank in range(world) if rank not in ranks]
+        if absent:
+            more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+            yield Examination(Verdict.INCOMPLETE, f"{before}rank…{after} of rank {absent[0]}{more} is missing, of {world} ranks")

@@ -1,0 +1,71 @@
+"""The small files in which a framework writes down which of its checkpoints is the latest, and what to make of them.
+
+In: the directory that holds the checkpoints. Out: a `Pointer`; None where there is none. Such a file is what the framework's own loader
+believes, so one that leads nowhere breaks a resume however sound the checkpoints are. It can fail with OSError and source.Interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from checkpointing.io.reader import NotRegular, Short, Source
+
+_MOST_BYTES: Final = 4096
+_TAG: Final = re.compile(r"[^/\x00-\x1f]{1,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A pointer file: its name, whose it is, and the directory's name in it; `problem` says why it leads nowhere."""
+
+    name: str
+    format: str
+    target: str
+    problem: str = ""
+
+
+def read(directory: str) -> Pointer | None:
+    """Read the pointer of DeepSpeed (`latest`) or Megatron (`latest_checkpointed_iteration.txt`) in a directory."""
+    for name, whose in (("latest", "deepspeed"), ("latest_checkpointed_iteration.txt", "megatron")):
+        path = os.path.join(directory, name)  # noqa: PTH118 -- strings throughout the package
+        try:
+            text = _text(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except NotRegular as error:
+            # a link or directory named "latest" is somebody's own habit, and no file of DeepSpeed's
+            if error.what == "a directory":
+                continue
+            return Pointer(name, whose, "", f"{name} is {error.what}")
+        return _resolve(directory, name, whose, text)
+    return None
+
+
+def _text(path: str) -> str:
+    with Source(path) as source:
+        try:
+            return source.read(0, min(source.size, _MOST_BYTES)).decode("utf-8", "replace").strip()
+        except Short:
+            return ""
+
+
+def _resolve(directory: str, name: str, whose: str, text: str) -> Pointer:
+    if not text:
+        return Pointer(name, whose, "", f"{name} is empty")
+    target = text
+    if whose == "megatron" and text != "release":
+        if not text.isascii() or not text.isdigit():
+            return Pointer(name, whose, "", f"{name} holds no number: {text[:40]!r}")
+        target = f"iter_{int(text):07d}"
+    if not _TAG.fullmatch(target) or target in (".", ".."):
+        return Pointer(name, whose, "", f"{name} holds no name: {text[:40]!r}")
+    path = os.path.join(directory, target)  # noqa: PTH118 -- strings throughout the package
+    try:
+        there = stat.S_ISDIR(os.stat(path).st_mode)  # noqa: PTH116 -- as above
+    except (FileNotFoundError, NotADirectoryError):
+        there = False
+    return Pointer(name, whose, target, "" if there else f"{name} names {target}, which is not there")

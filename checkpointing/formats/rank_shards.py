@@ -1,0 +1,91 @@
+"""What DeepSpeed's and Megatron's directories have in common: torch files, one for each rank, that must agree with one another.
+
+In: a `Tree` and the names in it. Out: an `Examination` of each member, and the `Scan` of its pickle where there is one. Pure rules on
+top: which numbers of a row are missing, and whether shards were saved at different steps. Raises OSError and source.Interrupted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.formats import Examination, examine_member, torch_zip
+from checkpointing.formats.pickles import scanner
+from checkpointing.model import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from checkpointing.formats.pickles.facts import Scan
+    from checkpointing.io.tree import Tree
+
+_MOST_TOLD: Final = 4
+
+
+def members(tree: Tree, names: Iterable[str], *, bulk: bool) -> list[Examination]:
+    """Examine each file by itself."""
+    return [examine_member(tree, name, bulk=bulk) for name in names]
+
+
+def scan_of(tree: Tree, name: str) -> Scan | None:
+    """Scan the pickle of a torch zip; None where the file is none, or is damaged: its own examination says so."""
+    if tree.file(name) is None:
+        return None
+    with tree.open(name) as source:
+        return torch_zip.scan_of(source)
+
+
+def fact(scan: Scan | None, key: str) -> int | None:
+    """Give the integer that stands under `key` in a pickle's dictionaries, if it is the same wherever it stands."""
+    values = dict(scan.facts).get(key, frozenset()) if scan is not None else frozenset()
+    return next(iter(values)) if len(values) == 1 else None
+
+
+def number(scan: Scan | None, key: str) -> int | None:
+    """Give the integer under `key` in the outermost dictionary."""
+    return dict(scan.numbers).get(key) if scan is not None else None
+
+
+def missing(wanted: Iterable[str], there: Collection[str]) -> Examination | None:
+    """Say which files must be there and are not."""
+    absent = [name for name in wanted if name not in there]
+    return Examination(Verdict.INCOMPLETE, f"missing: {_some(absent)}") if absent else None
+
+
+def left_over(names: Iterable[str], why: str) -> Examination | None:
+    """Say which files are there and must not be."""
+    found = list(names)
+    return Examination(Verdict.BAD, f"of another save: {_some(found)}: {why}") if found else None
+
+
+def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination | None:
+    """Say that files of one checkpoint tell different steps."""
+    told: dict[int, str] = {}
+    for name, step in steps.items():
+        if step is not None:
+            told.setdefault(step, name)
+    if len(told) < 2:  # noqa: PLR2004 -- two that differ
+        return None
+    return Examination(Verdict.BAD, f"its files are of different {what}: {', '.join(f'{name} of {step}' for step, name in told.items())}")
+
+
+def mixed_facts(scans: Mapping[str, Scan | None]) -> Examination | None:
+    """Compare the steps that stand anywhere within shards: all that tell any tell the same ones."""
+    told: dict[str, dict[frozenset[int], str]] = {}
+    for name, scan in scans.items():
+        for key, values in scan.facts if scan is not None else ():
+            if key in (*scanner.STEP_KEYS, scanner.COUNTED):
+                told.setdefault(key, {}).setdefault(values, name)
+    for names in told.values():
+        if len(names) > 1:
+            return Examination(Verdict.BAD, f"its files were saved at different steps: {_some(list(names.values()))}")
+    return None
+
+
+def present(parts: Iterable[Examination | None]) -> list[Examination]:
+    """Leave out what there is nothing to say about."""
+    return [part for part in parts if part is not None]
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_TOLD
+    return ", ".join(names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,185 @@
+"""A checkpoint's bytes to a manifest, and a checkpoint held against one.
+
+In: a `Verification` (what was found, and of which identity), or a manifest and a place. Out: a `Manifest`, or a `Verification` of the
+level "digest". Every file is read once, in order, through `Source`, so that throttle and page cache are the caller's to say.
+Building can fail with `Changed`, source.Interrupted and OSError; checking cannot fail: what kept it is the verdict UNKNOWN.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.io.reader import Interrupted, NotRegular, Short, Source
+from checkpointing.io.tree import Reading, Tree
+from checkpointing.manifest import digest
+from checkpointing.manifest.documents import About, File, Manifest
+from checkpointing.model import Identity, Verdict, Verification, note_of
+from checkpointing.verify import identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+LEVEL: Final = "digest"
+_MIB: Final = 1 << 20
+_MOST_REASONS: Final = 20
+_NOWHERE: Final = Identity(0, 0, 0, 0)
+
+
+class Changed(Exception):  # noqa: N818 -- a fact about the checkpoint, not an error of ours
+    """It is not what was verified, or did not stay so while it was read."""
+
+
+def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
+    found: Verification,
+    about: About = About(),  # noqa: B008 -- a frozen value
+    *,
+    reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+    sha256: bool = False,
+    part_bytes: int = digest.PART_BYTES,
+    now: Callable[[], float] = time.time,
+) -> Manifest:
+    """Record what was verified. Raises Changed, Interrupted, OSError."""
+    tree = _tree(found.path, reading)
+    name = found.path.rstrip("/").rpartition("/")[2]
+    if (tree.identity if tree is not None else identity_of(found.path)) != found.identity:
+        raise Changed("it changed since it was verified")
+    names = sorted(found.files or tree.files) if tree is not None else [name]
+    files: list[File] = []
+    try:
+        for member in names:
+            with _open(found.path, tree, member, reading) as source:
+                read = digest.of_source(source, part_bytes=part_bytes, sha256=sha256)
+            files.append(File(member, read.n_bytes, read.crc64nvme, read.parts, read.sha256))
+    except (Short, NotRegular, KeyError):
+        raise Changed("it changed while it was read") from None
+    if not files or identity_of(found.path) != found.identity:
+        raise Changed("it changed while it was read")
+    return Manifest(
+        name=name,
+        is_tree=tree is not None,
+        layout=found.format,
+        files=tuple(files),
+        path=found.path,
+        identity=found.identity,
+        host=os.uname().nodename,
+        step=found.step,
+        within=found.within,
+        about=about,
+        made_unix_s=int(now()),
+        saved_unix_ns=max(tree.newest_mtime_ns if tree is not None else found.identity.mtime_ns, 0),
+        part_bytes=part_bytes,
+        non_finite=found.non_finite or (),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    verdict: Verdict
+    reason: str
+
+
+def check(
+    path: str,
+    manifest: Manifest,
+    *,
+    only: Collection[str] | None = None,
+    reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+) -> Verification:
+    """Hold what is at `path` against a manifest, wherever that was made; VERIFIED says that every byte is the one recorded.
+
+    `only`: relative paths to which the reading is limited, those of the shards that this node loads; sizes are compared of all.
+    """
+    identity = _NOWHERE
+    try:
+        tree = _tree(path, reading)
+        identity = (tree.identity if tree is not None else identity_of(path)) or _NOWHERE
+        faults = list(_faults(path, tree, manifest, only, reading))
+        changed = identity_of(path) != identity
+    except Interrupted:
+        return _answer(path, identity, manifest, [_Fault(Verdict.UNKNOWN, "not read to the end: out of time")])
+    except OSError as error:
+        return _answer(path, identity, manifest, [_Fault(Verdict.UNKNOWN, f"it could not be read: {error.strerror or error}")])
+    return _answer(path, identity, manifest, [_Fault(Verdict.WRITING, "it changed while it was read")] if changed else faults)
+
+
+def _faults(path: str, tree: Tree | None, manifest: Manifest, only: Collection[str] | None, reading: Reading) -> Iterator[_Fault]:
+    """Sizes first: they cost nothing, and most of what is torn shows there."""
+    if manifest.is_tree != (tree is not None):
+        yield _Fault(Verdict.BAD, f"it is {'no' if manifest.is_tree else 'a'} directory, and was {'one' if manifest.is_tree else 'a file'}")
+        return
+    sound: list[File] = []
+    for file in manifest.files:
+        fault = _size_fault(path, tree, file)
+        if fault is None:
+            sound.append(file)
+        else:
+            yield fault
+    if len(sound) < len(manifest.files):
+        return
+    for file in sound:
+        if only is None or file.path in only:
+            yield from _content_faults(path, tree, file, manifest.part_bytes, reading)
+
+
+def _size_fault(path: str, tree: Tree | None, file: File) -> _Fault | None:
+    if tree is None:
+        size: int | None = os.stat(path).st_size  # noqa: PTH116 -- paths are plain strings throughout the package
+    else:
+        entry = tree.file(file.path)
+        size = None if entry is None else entry.size
+    if size is None:
+        return _Fault(Verdict.INCOMPLETE, f"{file.path} is missing")
+    if size != file.n_bytes:
+        return _Fault(Verdict.BAD, f"{file.path} has {size} bytes and was recorded with {file.n_bytes}")
+    return None
+
+
+def _content_faults(path: str, tree: Tree | None, file: File, part_bytes: int, reading: Reading) -> Iterator[_Fault]:
+    try:
+        with _open(path, tree, file.path, reading) as source:
+            read = digest.of_source(source, part_bytes=part_bytes, sha256=bool(file.sha256))
+    except (Short, NotRegular, KeyError):
+        yield _Fault(Verdict.WRITING, f"{file.path} changed while it was read")
+        return
+    differing = [number for number, (is_now, was) in enumerate(zip(read.parts, file.parts, strict=False)) if is_now != was]
+    if differing:
+        first, end = differing[0] * part_bytes, min((differing[0] + 1) * part_bytes, file.n_bytes)
+        where = f"first between {first / _MIB:.6g} and {end / _MIB:.6g} MiB; {len(differing)} of {len(file.parts)} parts"
+        yield _Fault(Verdict.BAD, f"{file.path} is not what was recorded: {where}")
+    elif read.n_bytes != file.n_bytes or (file.sha256 and read.sha256 != file.sha256):
+        yield _Fault(Verdict.BAD, f"{file.path} is not what was recorded: its {'SHA-256' if file.sha256 else 'size'} differs")
+
+
+def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fault]) -> Verification:
+    reasons = tuple(fault.reason for fault in faults[:_MOST_REASONS])
+    present = {fault.verdict for fault in faults}
+    order = (Verdict.UNKNOWN, Verdict.WRITING, Verdict.BAD, Verdict.INCOMPLETE)
+    verdict = next((one for one in order if one in present), Verdict.VERIFIED)
+    first = next((fault.reason for fault in faults if fault.verdict is verdict), "") or note_of(manifest.non_finite)
+    return Verification(
+        path,
+        identity,
+        verdict,
+        first,
+        manifest.step,
+        LEVEL if verdict is Verdict.VERIFIED else "",
+        manifest.within,
+        manifest.layout,
+        tuple(file.path for file in manifest.files) if manifest.is_tree else (),
+        tuple(dict.fromkeys((first, *reasons))) if first else (),
+        non_finite=manifest.non_finite,
+    )
+
+
+def _tree(path: str, reading: Reading) -> Tree | None:
+    """List a directory; None for a file. Raises OSError."""
+    return Tree(path, reading) if os.path.isdir(path) else None  # noqa: PTH112 -- as above
+
+
+def _open(path: str, tree: Tree | None, member: str, reading: Reading) -> Source:
+    if tree is not None:
+        return tree.open(member)
+    return Source(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)

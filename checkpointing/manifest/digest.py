@@ -1,0 +1,138 @@
+"""Bytes to a digest, once over them: CRC-64/NVME of the whole and of each part, and SHA-256 where it is asked for.
+
+In: pieces, in order. Out: `Digest`. A CRC detects accidents, never an adversary, who can make any content fit: SHA-256 is for that,
+at a seventh of the speed. CRCs are linear: those of the parts of a file combine into that of the file without its bytes, so that
+what was uploaded in parts, or read by several threads, needs no second reading.
+
+CRC-64/NVME is what S3 calls CRC64NVME: polynomial 0xAD93D23594C93659, reflected, begun and ended with all ones; the check value of
+"123456789" is ae8b14860a799888. It is written here as 16 hexadecimal digits, in S3's headers as base64 of its 8 bytes, big-endian.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from checkpointing.io.reader import Source
+
+PART_BYTES: Final = 32 << 20
+_MASK: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What was read. `parts`: the CRC of each `part_bytes`, the last one shorter; none for no bytes. `sha256`: "" if not asked for."""
+
+    n_bytes: int
+    crc64nvme: int
+    parts: tuple[int, ...]
+    part_bytes: int = PART_BYTES
+    sha256: str = ""
+
+
+class Hasher:
+    """Takes a file's bytes in order and gives their digest."""
+
+    def __init__(self, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> None:
+        self._part_bytes = part_bytes
+        self._left = part_bytes
+        self._part = 0
+        self._parts: list[int] = []
+        self._n_bytes = 0
+        self._sha256 = hashlib.sha256(usedforsecurity=False) if sha256 else None
+
+    def update(self, piece: memoryview) -> None:
+        """Take the next bytes."""
+        if self._sha256 is not None:
+            self._sha256.update(piece)
+        self._n_bytes += len(piece)
+        while len(piece) >= self._left:
+            self._parts.append(_crc(piece[: self._left], self._part))
+            piece = piece[self._left :]
+            self._part, self._left = 0, self._part_bytes
+        if piece:
+            self._part = _crc(piece, self._part)
+            self._left -= len(piece)
+
+    def digest(self) -> Digest:
+        """Give the digest of what was taken so far."""
+        unfinished = self._left < self._part_bytes
+        parts = (*self._parts, self._part) if unfinished else tuple(self._parts)
+        whole = combine(parts, self._n_bytes, self._part_bytes)
+        return Digest(self._n_bytes, whole, parts, self._part_bytes, self._sha256.hexdigest() if self._sha256 is not None else "")
+
+
+def of_source(source: Source, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> Digest:
+    """Read a file once. Raises what the source does: Short, Interrupted, OSError."""
+    hasher = Hasher(part_bytes=part_bytes, sha256=sha256)
+    for piece in source.stream(0, source.size):
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def of_range(source: Source, offset: int, n_bytes: int) -> int:
+    """Give the CRC of a range of a file. Raises Short, Interrupted, OSError."""
+    crc = 0
+    for piece in source.stream(offset, n_bytes):
+        crc = _crc(piece, crc)
+    return crc
+
+
+def of_bytes(content: bytes | memoryview, before: int = 0) -> int:
+    """Give the CRC of bytes in memory; of what comes after bytes whose CRC is `before`, that of both."""
+    return _crc(content, before)
+
+
+def combine(parts: Sequence[int], n_bytes: int, part_bytes: int = PART_BYTES) -> int:
+    """Give the CRC of a whole of `n_bytes` from those of its parts of `part_bytes`, the last one shorter."""
+    whole = 0
+    for number, part in enumerate(parts):
+        length = min(part_bytes, n_bytes - number * part_bytes)
+        whole = int(_checksums().combine_crc64nvme(whole, part, length)) & _MASK if number else part
+    return whole
+
+
+def to_hex(crc: int) -> str:
+    """Write a CRC as manifests do."""
+    return f"{crc:016x}"
+
+
+def from_hex(text: str) -> int:
+    """Read a CRC as manifests write it. Raises ValueError for anything else."""
+    if len(text) != 16 or text.strip("0123456789abcdef"):  # noqa: PLR2004 -- eight bytes
+        message = f"not 16 hexadecimal digits: {text!r}"
+        raise ValueError(message)
+    return int(text, 16)
+
+
+def to_base64(crc: int) -> str:
+    """Write a CRC as S3's headers do (x-amz-checksum-crc64nvme)."""
+    return base64.b64encode(crc.to_bytes(8, "big")).decode("ascii")
+
+
+def from_base64(text: str) -> int:
+    """Read a CRC as S3's headers write it. Raises ValueError for anything else."""
+    raw = base64.b64decode(text, validate=True)
+    if len(raw) != 8:  # noqa: PLR2004 -- eight bytes
+        message = f"not 8 bytes: {text!r}"
+        raise ValueError(message)
+    return int.from_bytes(raw, "big")
+
+
+def _crc(piece: bytes | memoryview, before: int) -> int:
+    return int(_checksums().crc64nvme(piece, before)) & _MASK
+
+
+@functools.cache
+def _checksums() -> ModuleType:
+    """Import awscrt where bytes are hashed, and not before: it is 50 ms and 3 MiB, and most who import this package hash nothing."""
+    from awscrt import checksums  # noqa: PLC0415 -- as above
+
+    return cast("ModuleType", checksums)

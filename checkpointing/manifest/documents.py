@@ -1,0 +1,384 @@
+"""What the bytes of a checkpoint are, as a document (docs/checkpoint-format.md), and the ones that are kept in the state directory.
+
+In: `Manifest` values, or bytes. Out: bytes, or values. `decode` fails with `Damaged` for what is cut short, changed, or leads out of the
+checkpoint, and with `Newer` for what a later version wrote: neither says anything about the checkpoint itself. Who owns the state:
+one `Manifests` per job and node owns `manifests/` in the state directory's `checkpoints/`; the files are written all at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.io import durable
+from checkpointing.manifest import digest
+from checkpointing.model import Identity, Lineage, NonFinite, nan_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORMAT: Final = "supervise-checkpoint"
+VERSION: Final = 2
+READER: Final = 1  # a reader of version 1 may pass over all that version 2 adds
+FILE_NAME: Final = "manifest.json"
+DIRECTORY: Final = "manifests"
+_MOST_BYTES: Final = 256 << 20  # a hundred thousand files, or some hundred terabytes in parts of 32 MiB
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._=-]")
+
+
+class Damaged(Exception):  # noqa: N818 -- a fact about a document, not an error of ours
+    """The document is not what was written, or leads out of the checkpoint."""
+
+
+class Newer(Damaged):
+    """The document needs a later version of us. It is left as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file: its path relative to the checkpoint (for a checkpoint that is a file, its own name), size and CRCs."""
+
+    path: str
+    n_bytes: int
+    crc64nvme: int
+    parts: tuple[int, ...]
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known about the saving besides the bytes; each part may be missing. `began`: when the run began, as `Lineage` has it."""
+
+    job: str = ""
+    run: str = ""
+    world_size: int | None = None
+    knobs: tuple[tuple[str, str], ...] = ()
+    began: int | None = None
+    attempt: int | None = None
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """Which attempt of which run saved it, None where it was not written down."""
+        return None if self.began is None or self.attempt is None else Lineage(self.began, self.run, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint was when it was proven. `path` and `identity` are where it was read, on `host`.
+
+    Wall time: `made_unix_s` of the proof; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1. `non_finite`: the
+    tensors that hold NaN or Inf (model.listed). Manifests of version 1 were made of finite ones only.
+    """
+
+    name: str
+    is_tree: bool
+    layout: str
+    files: tuple[File, ...]
+    path: str
+    identity: Identity
+    host: str = ""
+    step: int | None = None
+    within: tuple[int, int] | None = None
+    about: About = About()
+    made_unix_s: int = 0
+    saved_unix_ns: int = 0
+    part_bytes: int = digest.PART_BYTES
+    non_finite: tuple[NonFinite, ...] = ()
+
+    @property
+    def saved_ns(self) -> int:
+        """When it was saved, wall time in nanoseconds. A directory's identity tells no time: in version 1 the proof stands for it."""
+        return (self.saved_unix_ns or self.made_unix_s * 10**9) if self.is_tree else self.identity.mtime_ns
+
+    @property
+    def n_bytes(self) -> int:
+        """The sum of the files' sizes."""
+        return sum(file.n_bytes for file in self.files)
+
+    @property
+    def has_lost_weights(self) -> bool:
+        """Whether weights hold NaN that an earlier save of the run held finite: the last finite one must stay then."""
+        return bool(nan_weights(one for one in self.non_finite if one.was_finite))
+
+    @property
+    def id(self) -> str:
+        """Sixteen hexadecimal digits that tell this content from another under the same name."""
+        rows = [[file.path, file.n_bytes, digest.to_hex(file.crc64nvme)] for file in self.files]
+        return hashlib.sha256(_canonical(rows)).hexdigest()[:16]
+
+
+def plain(name: str) -> str:
+    """Give what people know a name by, as a part of a file name: short, and ASCII."""
+    return _UNSAFE.sub("_", name)[:80]
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Write the document."""
+    identity, about = manifest.identity, manifest.about
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "reader": READER,
+        "name": manifest.name,
+        "kind": "tree" if manifest.is_tree else "file",
+        "layout": manifest.layout,
+        "step": manifest.step,
+        "within": None if manifest.within is None else list(manifest.within),
+        "world_size": about.world_size,
+        "knobs": dict(about.knobs),
+        "job": about.job,
+        "run": about.run,
+        "made_unix_s": manifest.made_unix_s,
+        "saved_unix_ns": manifest.saved_unix_ns,
+        "run_began_unix_s": about.began,
+        "attempt": about.attempt,
+        "source": {
+            "host": manifest.host,
+            "path": manifest.path,
+            "dev": identity.dev,
+            "ino": identity.ino,
+            "bytes": identity.size,
+            "mtime_ns": identity.mtime_ns,
+        },
+        "bytes": manifest.n_bytes,
+        "part_bytes": manifest.part_bytes,
+        "files": [_file_row(file) for file in manifest.files],
+    }
+    if manifest.non_finite:
+        document["non_finite"] = [_non_finite_row(one) for one in manifest.non_finite]
+    return _canonical({**document, "digest": _own_digest(document)}) + b"\n"
+
+
+def decode(raw: bytes) -> Manifest:
+    """Read a document. Raises Newer, Damaged."""
+    try:
+        document = json.loads(raw, object_pairs_hook=_once, parse_float=_no_fraction, parse_constant=_no_fraction)
+        if document["format"] != FORMAT:
+            raise Damaged("it is no manifest of a checkpoint")
+        if _count(document["reader"]) > VERSION:
+            raise Newer(f"it needs version {document['reader']} of the format and this is version {VERSION}")
+        told = document.pop("digest")
+        if told != _own_digest(document):
+            raise Damaged("its own digest does not fit: it was changed or is damaged")
+        return _manifest(document)
+    except RecursionError:
+        raise Damaged("it is nested too deep") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _manifest(row: dict[str, Any]) -> Manifest:
+    source, part_bytes = row["source"], _count(row["part_bytes"])
+    if row["kind"] not in ("file", "tree") or part_bytes == 0:
+        raise Damaged("kind or size of parts is none that there is")
+    files = tuple(_file(file, part_bytes) for file in row["files"])
+    paths = [file.path for file in files]
+    if paths != sorted(set(paths)) or not paths:
+        raise Damaged("its files are not sorted, occur twice, or there are none")
+    name = _inner_path(row["name"])
+    if row["kind"] == "file" and paths != [name]:
+        raise Damaged("a checkpoint that is a file has that one")
+    made = Manifest(
+        name=name,
+        is_tree=row["kind"] == "tree",
+        layout=_text(row["layout"]),
+        files=files,
+        path=_text(source["path"]),
+        identity=Identity(*(_count(source[key]) for key in ("dev", "ino", "bytes", "mtime_ns"))),
+        host=_text(source["host"]),
+        step=None if row["step"] is None else _count(row["step"]),
+        within=None if row["within"] is None else _pair(row["within"]),
+        about=About(
+            _text(row["job"]),
+            _text(row["run"]),
+            None if row["world_size"] is None else _count(row["world_size"]),
+            tuple(sorted((_text(knob), _text(value)) for knob, value in row["knobs"].items())),
+            *(None if row.get(name) is None else _count(row[name]) for name in ("run_began_unix_s", "attempt")),
+        ),
+        made_unix_s=_count(row["made_unix_s"]),
+        saved_unix_ns=_count(row.get("saved_unix_ns", 0)),
+        part_bytes=part_bytes,
+        non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
+    )
+    if made.n_bytes != row["bytes"] or "/" in name:
+        raise Damaged("sizes do not add up, or its name is a path")
+    return made
+
+
+def _file(row: dict[str, Any], part_bytes: int) -> File:
+    sha256 = row.get("sha256", "")
+    file = File(
+        _inner_path(row["path"]), _count(row["bytes"]), digest.from_hex(row["crc64nvme"]), tuple(map(digest.from_hex, row["parts"])), sha256
+    )
+    if len(file.parts) != -(-file.n_bytes // part_bytes) or digest.combine(file.parts, file.n_bytes, part_bytes) != file.crc64nvme:
+        raise Damaged(f"the parts of {file.path} do not combine into the whole")
+    if sha256 and not _SHA256.fullmatch(sha256):
+        raise Damaged(f"the SHA-256 of {file.path} is none")
+    return file
+
+
+def _file_row(file: File) -> dict[str, Any]:
+    row = {
+        "path": file.path,
+        "bytes": file.n_bytes,
+        "crc64nvme": digest.to_hex(file.crc64nvme),
+        "parts": [digest.to_hex(part) for part in file.parts],
+    }
+    return {**row, "sha256": file.sha256} if file.sha256 else row
+
+
+def _non_finite(row: dict[str, Any]) -> NonFinite:
+    step = row.get("finite_step")
+    was_finite = row.get("was_finite", False) is True
+    return NonFinite(_text(row["tensor"]), _text(row["what"]), _count(row["element"]), was_finite, None if step is None else _count(step))
+
+
+def _non_finite_row(one: NonFinite) -> dict[str, Any]:
+    row: dict[str, Any] = {"tensor": one.tensor, "what": one.what, "element": one.element}
+    return {**row, "was_finite": True, "finite_step": one.finite_step} if one.was_finite else row
+
+
+def _inner_path(value: object) -> str:
+    path = _text(value)
+    if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+        raise Damaged(f"{path!r} leads out of the checkpoint")
+    return path
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise Damaged(f"{value!r} is no text")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise Damaged(f"{value!r} is no count")
+    return value
+
+
+def _pair(value: object) -> tuple[int, int]:
+    if not isinstance(value, list):
+        raise Damaged(f"{value!r} is no pair")
+    epoch, step = value
+    return _count(epoch), _count(step)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Damaged("a name occurs twice")
+    return found
+
+
+def _no_fraction(text: str) -> int:
+    raise Damaged(f"{text} is no integer")
+
+
+def _canonical(document: object) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def _own_digest(document: object) -> str:
+    return "sha256:" + hashlib.sha256(_canonical(document)).hexdigest()
+
+
+def read(path: str) -> Manifest:
+    """Read a document from a file. Raises OSError, Newer, Damaged."""
+    raw = durable.read(path, _MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise Damaged("it is larger than any manifest")
+    return decode(raw)
+
+
+class Manifests:
+    """The manifests of a job's checkpoints, one per path. Nothing is held in memory, so that any thread may use it.
+
+    `problem` says in one line what last could not be read or written; a manifest that cannot be read is as good as none.
+    """
+
+    def __init__(self, directory: str) -> None:
+        """Use `directory`/manifests, which need not exist yet."""
+        self._directory = f"{directory}/{DIRECTORY}"
+        self.problem: str | None = None
+
+    def get(self, path: str) -> Manifest | None:
+        """Give what was last recorded about a path, whatever is there now."""
+        try:
+            found = read(self.file_of(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, Damaged) as error:
+            self.problem = f"a manifest could not be read: {self.file_of(path)}: {error}"
+            return None
+        return found if found.path == path else None
+
+    def put(self, manifest: Manifest) -> bool:
+        """Record it durably in the place of what was recorded about its path; False, and a problem, where that could not be done."""
+        file = self.file_of(manifest.path)
+        try:
+            read(file)
+        except Newer as error:
+            self.problem = f"a manifest was not replaced: {file}: {error}"
+            return False
+        except (OSError, Damaged):  # there is none, or none that says anything
+            pass
+        try:
+            durable.make_directory(self._directory)
+            durable.write(file, encode(manifest))
+        except OSError as error:
+            self.problem = f"a manifest could not be written: {file}: {error.strerror}"
+            return False
+        return True
+
+    def all(self) -> Iterator[Manifest]:
+        """Yield every one that can be read."""
+        try:
+            # hidden ones are being written, or were when their writer was killed
+            names = sorted(name for name in os.listdir(self._directory) if not name.startswith("."))  # noqa: PTH208 -- as above
+        except OSError:
+            return
+        for name in names:
+            try:
+                yield read(f"{self._directory}/{name}")
+            except (OSError, Damaged) as error:
+                self.problem = f"a manifest could not be read: {self._directory}/{name}: {error}"
+
+    def sweep(self) -> int:
+        """Remove the manifests of checkpoints that are gone, and return how many.
+
+        Gone is what is not there while its directory holds something else: a file system that is not mounted has removed nothing.
+        """
+        return sum(self.forget(manifest.path) for manifest in self.all() if _is_gone(manifest.path))
+
+    def forget(self, path: str) -> bool:
+        """Remove what was recorded about a path; False where there was nothing, or it could not be removed, which is a problem."""
+        try:
+            os.unlink(self.file_of(path))  # noqa: PTH108 -- as above
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.problem = f"a manifest could not be removed: {self.file_of(path)}: {error.strerror}"
+            return False
+        return True
+
+    def file_of(self, path: str) -> str:
+        """Give the file in which the manifest of a path is, or would be."""
+        name = plain(path.rstrip("/").rpartition("/")[2])
+        mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+        return f"{self._directory}/{name}-{mark}.json"
+
+
+def _is_gone(path: str) -> bool:
+    if os.path.lexists(path):
+        return False
+    try:
+        names = os.listdir(os.path.dirname(path))  # noqa: PTH120,PTH208 -- as above
+    except OSError:
+        return False
+    return bool(names) and path.rpartition("/")[2] not in names

@@ -1,0 +1,1 @@
+"""Copies of checkpoints on other storage: upload, listing and restore."""

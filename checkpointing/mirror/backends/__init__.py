@@ -1,0 +1,230 @@
+"""Where copies of checkpoints are kept: one contract of eight methods, and one file for each kind of place.
+
+In: keys and bytes. Out: what the place holds. What can fail is a `BackendError`, whose class says what to do about it: wait and try
+again (`Away`), ask for credentials anew (`Expired`), tell somebody (`Denied`), look at the source again (`Damaged`), or nothing,
+because it is an answer (`Missing`, `Exists`). A backend keeps no state that a kill -9 could lose, and may be used by several threads.
+
+Keys are relative to the place's prefix, with "/" between their parts. An object is written once and never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from checkpointing.model import CheckpointingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_MD5_HEX: Final = 32
+
+
+class BackendError(CheckpointingError):
+    """What failed, where, and why: the place's own words are in the message."""
+
+
+class Missing(BackendError):  # noqa: N818 -- an answer
+    """There is no such object, or no such upload."""
+
+
+class Exists(BackendError):  # noqa: N818 -- an answer
+    """There is an object of this name, and the caller asked for a new one."""
+
+
+class Denied(BackendError):  # noqa: N818 -- a fact about the place
+    """We may not do this, and asking again will not help: permission, wrong bucket, full disk or quota."""
+
+
+class Expired(BackendError):  # noqa: N818 -- a fact about the credentials
+    """The credentials are no longer, or not yet, good: fresh ones are needed."""
+
+
+class Skewed(Expired):
+    """The two clocks differ by more than the place allows: it believes no signature of ours, whatever the credentials."""
+
+
+class Damaged(BackendError):  # noqa: N818 -- a fact about the bytes
+    """What arrived is not what was announced: a checksum or a length differs."""
+
+
+class Away(BackendError):  # noqa: N818 -- a fact about the place
+    """The place does not answer, or asks for patience: network, 5xx, SlowDown, time out."""
+
+
+class Body(Protocol):
+    """The bytes of one object or part. `crc64nvme` is what they have to be; `open` gives a fresh reader from their begin."""
+
+    @property
+    def n_bytes(self) -> int:
+        """How many there are."""
+
+    @property
+    def crc64nvme(self) -> int:
+        """The checksum that is announced, and that the bytes have unless the source was changed."""
+
+    @property
+    def offset(self) -> int:
+        """Where the first of them stands in the object."""
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Give the bytes from the begin on; a piece is valid until the next is asked for. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object, or with `upload_id` an upload that was not completed. `at` is wall time; crc64nvme None: the place does not tell it."""
+
+    key: str
+    n_bytes: int = 0
+    token: str = ""
+    crc64nvme: int | None = None
+    upload_id: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part that the place holds. `token` is its own name for the content (S3: the ETag); parts are numbered from 1."""
+
+    number: int
+    n_bytes: int
+    token: str
+    crc64nvme: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload in parts, and the parts that are there already, ordered by number."""
+
+    key: str
+    id: str
+    parts: tuple[StoredPart, ...] = ()
+
+
+def is_made_of(token: str, parts: Sequence[StoredPart]) -> bool | None:
+    """Say whether an object of this token was made of these parts; None where the tokens are no MD5s, as S3's usually are."""
+    whole, dash, _ = token.partition("-")
+    tokens = [part.token for part in parts]
+    if not dash or not parts or any(len(one) != _MD5_HEX for one in (whole, *tokens)):
+        return None
+    try:
+        joined = b"".join(bytes.fromhex(one) for one in tokens)
+    except ValueError:
+        return None
+    return token == f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(tokens)}"
+
+
+class Backend(Protocol):
+    """A place for copies. Every method may raise Denied, Expired, Away; what else is said with it."""
+
+    @property
+    def url(self) -> str:
+        """The place as the user wrote it, without a secret."""
+
+    def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
+        """Store an object whole, durably, before returning.
+
+        Idempotent: the same again replaces it by the same. With `only_new` raises Exists where there is one, unless the place cannot
+        say (rclone's server), in which case it is replaced. Raises Damaged, after which nothing is stored.
+        """
+
+    def begin(self, key: str, upload_id: str = "") -> Upload:
+        """Open an upload in parts; with `upload_id` the one that was opened before, with the parts that arrived.
+
+        Without an id not idempotent: each call opens another, and what is not completed has to be removed. Raises Missing where the
+        upload `upload_id` was completed, removed or never was.
+        """
+
+    def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
+        """Store a part. Idempotent: the last one of a number counts. Raises Missing for the upload, Damaged if not stored."""
+
+    def complete(self, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
+        """Make one object of the parts: all of it, or nothing. `crc64nvme` is of the whole.
+
+        Not idempotent everywhere: raises Missing where the upload is gone, which it is too after a complete whose answer was lost;
+        `stat` then tells.
+        """
+
+    def stat(self, key: str) -> Stored:
+        """Say what an object is. Raises Missing."""
+
+    def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
+        """Yield exactly `n_bytes` of an object from `offset` on. Raises Missing, and Away where the stream ends early."""
+
+    def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
+        """Yield the objects, or with `unfinished` the uploads, whose key begins with `prefix`; nothing where there is none."""
+
+    def remove(self, key: str, upload_id: str = "") -> None:
+        """Remove an object, or with `upload_id` an upload and its parts. Idempotent: what is not there is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """How to reach S3; empty is what the environment and the usual configuration files say. `sse`: AES256, aws:kms or aws:kms:KEY."""
+
+    endpoint: str = ""
+    region: str = ""
+    path_style: bool | None = None
+    ca_bundle: str = ""
+    sse: str = ""
+    profile: str = ""
+    connections: int = 4
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 60.0
+
+
+_DEFAULTS: Final = S3Options()
+KEYS_HINT: Final = "the keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or from the shared credentials file"
+
+
+def has_keys(url: str) -> bool:
+    """Say whether something that may be a secret stands in a URL, as in `s3://KEY:SECRET@bucket`: it is not to be shown then.
+
+    A secret may hold a slash: `s3://KEY:SEC/RET@bucket` has a colon where the bucket's name would end.
+    """
+    _, found, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    return bool(found) and ("@" in host or (":" in host and not host.startswith("arn:")))
+
+
+def open_backend(url: str, options: S3Options = _DEFAULTS) -> Backend:
+    """Give the backend for `s3://bucket/prefix`, `file:///path` or `/path`. Raises CheckpointingError for another URL.
+
+    Nothing is asked of the place yet.
+    """
+    scheme, found, rest = url.partition("://")
+    if has_keys(url):
+        message = f"cannot mirror: {scheme}://(not shown): the address holds keys, or names no bucket"
+        raise CheckpointingError(message, hint="give --mirror s3://bucket/prefix; " + KEYS_HINT)
+    if found and scheme == "s3" and rest.partition("/")[0]:
+        from checkpointing.mirror.backends.s3 import S3Backend  # noqa: PLC0415 -- a second and 30 MiB, for those who mirror to S3
+
+        return S3Backend(url, options)
+    if found and scheme == "file" and rest.startswith("/"):
+        url, found = rest, ""
+    if not found and url.startswith("/"):
+        from checkpointing.mirror.backends.file import FileBackend  # noqa: PLC0415 -- beside the other one
+
+        return FileBackend(url)
+    message = f"cannot mirror: {url!r}: it is neither s3://BUCKET/PREFIX nor an absolute path"
+    raise CheckpointingError(message, hint="give --mirror s3://bucket/prefix or --mirror /directory")
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A body that is in memory: manifests, and what is small."""
+
+    content: bytes
+    crc64nvme: int
+    offset: int = field(default=0)
+
+    @property
+    def n_bytes(self) -> int:
+        """Its length."""
+        return len(self.content)
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Give it in one piece."""
+        yield memoryview(self.content)

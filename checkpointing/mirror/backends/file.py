@@ -1,0 +1,267 @@
+"""A directory as a place for copies: a local disk, NFS, Lustre.
+
+In: keys, under a root. Out: files. An upload in parts is one file beside its target, `<name>.part-<id>`, into which parts are
+written where they belong; `<name>.part-<id>.log` says which have arrived, a line each, written after their bytes were synced. The
+object appears by a rename of a synced file. A kill at any byte leaves such a pair, or the log alone: `list(unfinished=True)` finds both.
+The id is 16 hexadecimal digits: any other name with `.part-` in it is an object's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.io.reader import CHUNK_BYTES
+from checkpointing.manifest import digest
+from checkpointing.mirror.backends import Away, BackendError, Damaged, Denied, Exists, Missing, Stored, StoredPart, Upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from checkpointing.mirror.backends import Body
+
+_PART: Final = ".part-"
+_LOG: Final = ".log"
+_UNFINISHED: Final = re.compile(r"(?P<name>.+)\.part-(?P<id>[0-9a-f]{16})(?P<log>\.log)?")
+_LASTING: Final = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
+
+
+class FileBackend:
+    """Copies under a directory."""
+
+    def __init__(self, root: str) -> None:
+        self._root = os.path.normpath(root)
+
+    @property
+    def url(self) -> str:
+        """The directory."""
+        return self._root
+
+    def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
+        """Write beside, sync, and rename or link into place."""
+        target = self._path(key)
+        self._see_mounted()
+        with _told("write", target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 -- strings throughout the package
+            beside = f"{target}{_PART}{secrets.token_hex(8)}"
+            try:
+                with open(beside, "xb", buffering=0) as file:  # noqa: PTH123
+                    _write(file.fileno(), 0, body, target)
+                    os.fsync(file.fileno())
+                _put_in_place(beside, target, only_new=only_new)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(beside)  # noqa: PTH108
+        return self.stat(key)
+
+    def begin(self, key: str, upload_id: str = "") -> Upload:
+        """Make the two files, or read the log of an upload."""
+        target = self._path(key)
+        self._see_mounted()
+        with _told("open an upload", target):
+            if upload_id:
+                return Upload(key, upload_id, _arrived(f"{target}{_PART}{upload_id}", target))
+            os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
+            upload_id = secrets.token_hex(8)
+            for name in (f"{target}{_PART}{upload_id}", f"{target}{_PART}{upload_id}{_LOG}"):
+                with open(name, "xb"):  # noqa: PTH123
+                    pass
+            _sync_directory(target)
+        return Upload(key, upload_id)
+
+    def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
+        """Write the part where it belongs, sync it, and note it."""
+        target = self._path(upload.key)
+        beside = f"{target}{_PART}{upload.id}"
+        part = StoredPart(number, body.n_bytes, digest.to_hex(body.crc64nvme), body.crc64nvme)
+        with _told("write a part", beside):
+            fd = os.open(beside, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                _write(fd, body.offset, body, target)
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+            line = json.dumps({"part": number, "bytes": body.n_bytes, "offset": body.offset, "crc64nvme": part.token}) + "\n"
+            log = os.open(f"{beside}{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            try:
+                # a torn line before ours is closed by the new line; an empty line is passed over
+                os.write(log, ("\n" + line).encode("ascii"))
+                os.fdatasync(log)
+            finally:
+                os.close(log)
+        return part
+
+    def complete(self, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
+        """Cut to length and rename into place."""
+        target = self._path(upload.key)
+        beside = f"{target}{_PART}{upload.id}"
+        there = {part.number: part.token for part in self.begin(upload.key, upload.id).parts}
+        if any(there.get(part.number) != part.token for part in parts):
+            message = f"cannot complete: {target}: a part is not there"
+            raise Damaged(message, hint="it is uploaded again")
+        size = sum(part.n_bytes for part in parts)
+        with _told("complete", beside):
+            fd = os.open(beside, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.ftruncate(fd, size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(beside, target)  # noqa: PTH105
+            _sync_directory(target)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{beside}{_LOG}")  # noqa: PTH108
+        return Stored(upload.key, size, crc64nvme=crc64nvme)
+
+    def stat(self, key: str) -> Stored:
+        """Stat the file."""
+        with _told("look at", self._path(key)):
+            found = os.stat(self._path(key))  # noqa: PTH116
+        return Stored(key, found.st_size, at=found.st_mtime)
+
+    def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
+        """Read a range."""
+        path = self._path(key)
+        with _told("read", path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while n_bytes:
+                    piece = os.pread(fd, min(CHUNK_BYTES, n_bytes), offset)
+                    if not piece:
+                        message = f"cannot read: {path}: it ends early"
+                        raise Damaged(message, hint="the copy is torn: verify the others")
+                    yield piece
+                    offset += len(piece)
+                    n_bytes -= len(piece)
+            finally:
+                os.close(fd)
+
+    def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
+        """Walk the directories below."""
+        self._see_mounted()  # that nothing is there must not be said of what cannot be seen
+        with _told("list", self._root):
+            top = os.path.dirname(self._path(prefix + "x"))  # noqa: PTH120
+            for directory, _names, files in os.walk(top, onerror=_unless_missing):
+                there = set(files)
+                for name in sorted(files):
+                    path = os.path.join(directory, name)  # noqa: PTH118
+                    beside = _UNFINISHED.fullmatch(name)
+                    if beside and beside["log"] and name.removesuffix(_LOG) in there:
+                        continue
+                    key = os.path.relpath(os.path.join(directory, beside["name"]) if beside else path, self._root)  # noqa: PTH118
+                    if not key.startswith(prefix) or bool(beside) is not unfinished:
+                        continue
+                    try:
+                        found = os.lstat(path)
+                    except FileNotFoundError:
+                        continue
+                    yield Stored(key, found.st_size, upload_id=beside["id"] if beside else "", at=found.st_mtime)
+
+    def remove(self, key: str, upload_id: str = "") -> None:
+        """Unlink, and take away directories that became empty."""
+        target = self._path(key)
+        names = (f"{target}{_PART}{upload_id}", f"{target}{_PART}{upload_id}{_LOG}") if upload_id else (target,)
+        with _told("remove", target):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)  # noqa: PTH108
+            directory = os.path.dirname(target)  # noqa: PTH120
+            with contextlib.suppress(OSError):  # not empty, or gone: both are well
+                while len(directory) > len(self._root):
+                    os.rmdir(directory)  # noqa: PTH106
+                    directory = os.path.dirname(directory)  # noqa: PTH120
+
+    def _see_mounted(self) -> None:
+        """Never make the root: where a file system is not mounted, that would fill another one."""
+        if not os.path.isdir(self._root):  # noqa: PTH112
+            message = f"cannot mirror: {self._root}: no such directory: is it mounted?"
+            raise Denied(message, hint="make the directory, or mount the file system that it is on")
+
+    def _path(self, key: str) -> str:
+        parts = key.split("/")
+        if ".." in parts or key.startswith("/"):
+            message = f"cannot use a key: {key!r}: it leads out of {self._root}"
+            raise BackendError(message, hint="report this: a key is made by us")
+        return os.path.join(self._root, *parts)  # noqa: PTH118
+
+
+def _write(fd: int, offset: int, body: Body, target: str) -> None:
+    crc = 0
+    end = offset + body.n_bytes
+    for piece in body.pieces():
+        crc = digest.of_bytes(piece, crc)
+        at = 0
+        while at < len(piece):
+            at += os.pwrite(fd, piece[at:], offset + at)
+        offset += len(piece)
+    if offset != end or crc != body.crc64nvme:
+        message = f"cannot write: {target}: the bytes are not those that were announced"
+        raise Damaged(message, hint="the source was changed while it was copied")
+
+
+def _put_in_place(beside: str, target: str, *, only_new: bool) -> None:
+    if only_new:
+        try:
+            os.link(beside, target)  # fails where the name is taken, as O_EXCL does; a rename would replace
+        except FileExistsError:
+            message = f"cannot write: {target}: it is there already"
+            raise Exists(message, hint="nothing to do") from None
+        except OSError as error:
+            if error.errno not in {errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
+                raise
+            os.replace(beside, target)  # noqa: PTH105 -- a file system without hard links
+    else:
+        os.replace(beside, target)  # noqa: PTH105
+    _sync_directory(target)
+
+
+def _sync_directory(target: str) -> None:
+    fd = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _arrived(beside: str, target: str) -> tuple[StoredPart, ...]:
+    """Give the parts that the log has and the file holds. A part whose pages were lost is found by the checksum of the whole at restore."""
+    try:
+        size = os.stat(beside).st_size  # noqa: PTH116
+        with open(f"{beside}{_LOG}", "rb") as log:  # noqa: PTH123
+            lines = log.read().splitlines()
+    except FileNotFoundError:
+        message = f"no such upload: {target}"
+        raise Missing(message, hint="it is begun anew") from None
+    found: dict[int, StoredPart] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            crc = digest.from_hex(row["crc64nvme"])
+            if row["offset"] + row["bytes"] <= size:
+                found[row["part"]] = StoredPart(row["part"], row["bytes"], row["crc64nvme"], crc)
+    return tuple(found[number] for number in sorted(found))
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+@contextlib.contextmanager
+def _told(what: str, path: str) -> Iterator[None]:
+    """Say an OSError in the backend's words."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        message = f"cannot {what}: {path}: {error.strerror}"
+        raise Missing(message, hint="it is not there") from error
+    except OSError as error:
+        message = f"cannot {what}: {path}: {error.strerror or error}"
+        if error.errno in _LASTING:
+            raise Denied(message, hint="see to the directory's permission and space; it is tried again") from error
+        raise Away(message, hint="it is tried again") from error

@@ -1,0 +1,121 @@
+"""What stands around the place of a checkpoint that is restored: who works at it, what others left there, and the framework's pointer.
+
+In: paths. Out: nothing, or the names that went. What is being restored stands beside its place as `.<name>.restore-<id>`, and who works
+at it holds a lock on `.<name>.restore-<id>.lock`: two nodes of one shared disk take turns, and the second finds what the first made.
+Where the file system knows no locks nobody waits, and nothing is swept. The lock's file
+holds the node's tag: what another node left is swept after a day (checkpointing/io/leftovers.py). Raises OSError where our own disk fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.io import durable, leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from checkpointing.manifest.documents import Manifest
+
+_LOCK: Final = ".lock"
+_BESIDE: Final = re.compile(r"(\..+\.restore-[0-9a-f]{16})(\.lock)?")
+_MEGATRON: Final = re.compile(r"iter_(\d{7,18})|(release)")
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+def beside(target: str, manifest: Manifest) -> str:
+    """Give where it is written before it has its name."""
+    directory, name = os.path.split(target)
+    return f"{directory}/.{name}.restore-{manifest.id}"
+
+
+@contextlib.contextmanager
+def alone(path: str) -> Iterator[None]:
+    """Be the only one who works at what stands beside, after waiting for whoever does."""
+    fd = _locked(path, wait=True)
+    try:
+        yield
+    finally:
+        _unlocked(path, fd)
+
+
+def sweep(directory: str) -> tuple[str, ...]:
+    """Remove what restores that nobody works at left in a directory: what was meant is there, or was passed over for good."""
+    with os.scandir(directory) as entries:
+        left = sorted({match[1] for entry in entries if (match := _BESIDE.fullmatch(entry.name))})
+    gone: list[str] = []
+    now = 0.0
+    for name in left:
+        path = f"{directory}/{name}"
+        with contextlib.suppress(OSError):  # held by another, or no longer there
+            now = now or leftovers.now_s(directory)
+            if not _may_go(path, now):
+                continue
+            fd = _locked(path, wait=False)
+            if fd is None:
+                continue
+            try:
+                if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- strings throughout the package
+                    shutil.rmtree(path)
+                elif os.path.lexists(path):
+                    os.unlink(path)  # noqa: PTH108 -- as above
+                gone.append(name)
+            finally:
+                _unlocked(path, fd)
+    return tuple(gone)
+
+
+def _may_go(path: str, now: float) -> bool:
+    """Say whether this node left it, or another one long ago. Raises OSError."""
+    try:
+        with open(path + _LOCK, encoding="ascii", errors="replace") as file:  # noqa: PTH123 -- as above
+            if file.read(leftovers.TAG_DIGITS) == leftovers.tag():
+                return True
+    except FileNotFoundError:
+        pass
+    return leftovers.is_old(path if os.path.lexists(path) else path + _LOCK, "", now)
+
+
+def point(target: str, manifest: Manifest) -> None:
+    """Write the pointer of DeepSpeed or Megatron to what was restored, unless there is one: without it their loaders begin from scratch."""
+    directory, name = os.path.split(target)
+    if manifest.layout == "deepspeed":
+        pointer, text = "latest", name
+    elif manifest.layout == "megatron" and (match := _MEGATRON.fullmatch(name)):
+        pointer, text = "latest_checkpointed_iteration.txt", match[2] or str(int(match[1]))
+    else:
+        return
+    if not os.path.lexists(f"{directory}/{pointer}"):
+        durable.write(f"{directory}/{pointer}", text.encode(), 0o644)
+
+
+def _locked(path: str, *, wait: bool) -> int | None:
+    """Take the lock of what stands beside; None where there are no locks. Raises BlockingIOError where another has it, and may not wait."""
+    while True:
+        fd = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if durable.is_at(fd, path + _LOCK):
+                os.ftruncate(fd, 0)
+                os.write(fd, leftovers.tag().encode())
+                return fd
+        except OSError as error:
+            os.close(fd)
+            if error.errno not in _NO_LOCKS:
+                raise
+            os.unlink(path + _LOCK)  # noqa: PTH108 -- as above
+            return None
+        os.close(fd)  # who had it removed it: another has its name now
+
+
+def _unlocked(path: str, fd: int | None) -> None:
+    if fd is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + _LOCK)  # noqa: PTH108 -- as above
+        os.close(fd)

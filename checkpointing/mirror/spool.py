@@ -1,0 +1,273 @@
+"""What is to be uploaded, held on disk until it is: it outlives us, the network, and the job's own tidying up.
+
+In: a checkpoint and its manifest. Out: entries, newest first, each with its pinned files and a log of what has arrived where. On disk,
+for each entry, a directory named by the content's id:
+
+    entry.json       what it is; written last: a directory without it is a leftover and is removed
+    manifest.json    the manifest, byte for byte as it will be uploaded
+    pins/<number>    the n-th file of the manifest, where it could be linked (checkpointing/io/reflink.py)
+    <mirror>.jsonl   what has arrived at one mirror, a line each, synced: {"file", "upload"},
+                     {"file", "upload", "part", "bytes", "token"}, {"file", "stored"}
+    <mirror>.done    the manifest arrived there
+
+Each line is written after the server said yes, hence after a kill -9 the log may know less than the mirror, never more. The process
+that mirrors owns the directory and holds its lock. Raises OSError where our own disk fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.io import durable, reflink
+from checkpointing.manifest import documents as manifests
+from checkpointing.manifest.documents import Manifest
+from checkpointing.model import CheckpointingError, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+_ENTRY: Final = "entry.json"
+_MANIFEST: Final = "manifest.json"
+
+
+class Busy(CheckpointingError):  # noqa: N818 -- an answer
+    """Another process holds the spool, and may end soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One file of an entry: where its bytes are read, how firmly they are held, and which content was meant."""
+
+    path: str
+    how: str
+    identity: Identity
+
+    def is_same(self) -> bool:
+        """Say whether its content can still be that which was meant: the checksum of each part proves it, this only saves the reading."""
+        try:
+            now = Identity.of(os.stat(self.path))  # noqa: PTH116
+        except OSError:
+            return False
+        # a link's or reflink's own inode is compared by what a write changes
+        return (now.size, now.mtime_ns) == (self.identity.size, self.identity.mtime_ns) or self.how == reflink.REFLINK
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint to be uploaded. `at` is when it was asked for, wall time."""
+
+    directory: str
+    path: str
+    step: int | None
+    manifest: Manifest
+    raw_manifest: bytes
+    held: tuple[Held, ...]
+    at: float
+
+    @property
+    def id(self) -> str:
+        """The content's id."""
+        return os.path.basename(self.directory)  # noqa: PTH119
+
+    @property
+    def how(self) -> str:
+        """How firmly the least firmly held file is."""
+        ways = {held.how for held in self.held}
+        return next((way for way in (reflink.PATH, reflink.LINK) if way in ways), reflink.REFLINK)
+
+
+@dataclass(slots=True)
+class Log:
+    """What has arrived of one entry at one mirror. Thread-safe; each note is durable before it returns."""
+
+    path: str
+    uploads: dict[str, str] = field(default_factory=dict)
+    parts: dict[tuple[str, str, int], tuple[int, str]] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def read(cls, path: str) -> Log:
+        """Read what is there. A torn last line is passed over: what it would have said is asked of the mirror."""
+        log = cls(path)
+        with contextlib.suppress(FileNotFoundError):
+            for line in durable.read(path).splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    log._take(json.loads(line))
+        return log
+
+    def note(self, **row: Any) -> None:  # noqa: ANN401 -- a row of JSON
+        """Add a line."""
+        line = json.dumps(row, separators=(",", ":")).encode("ascii") + b"\n"
+        with self._lock:
+            self._take(row)
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, b"\n" + line)  # the first byte ends a line that a kill may have torn
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def _take(self, row: dict[str, Any]) -> None:
+        file = row["file"]
+        if "part" in row:
+            self.parts[file, row["upload"], row["part"]] = (row["bytes"], row["token"])
+        elif "upload" in row:
+            self.uploads[file] = row["upload"]
+        else:
+            self.stored[file] = row["stored"]
+
+
+class Spool:
+    """The entries of one process. Use as a context manager; raises Busy where another process holds it."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._entries: dict[str, Entry] = {}
+        self._under_way: dict[str, str] = {}  # mirror → id of what is being brought there
+        self._failing: dict[str, str] = {}  # mirror → id of what it would not take at the last attempt: others go first
+        durable.make_directory(directory)
+        self._fd = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            message = f"cannot mirror: {directory}: another process does already"
+            raise Busy(message, hint="wait until it has ended: it ends with its supervisor") from None
+        self._load()
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._fd)
+
+    def add(self, path: str, step: int | None, raw_manifest: bytes) -> Entry:
+        """Pin a checkpoint and hold it durably; the same content again is the same entry. Raises OSError, manifest.Damaged."""
+        made = manifests.decode(raw_manifest)
+        with self._lock:
+            if made.id in self._entries:
+                return self._entries[made.id]
+        directory = f"{self._directory}/{made.id}"
+        shutil.rmtree(directory, ignore_errors=True)
+        durable.make_directory(f"{directory}/pins")
+        held = []
+        for number, file in enumerate(made.files):
+            source = f"{path}/{file.path}" if made.is_tree else path
+            identity = Identity.of(os.stat(source))  # noqa: PTH116
+            how = reflink.pin(source, f"{directory}/pins/{number}")
+            held.append(Held(source if how == reflink.PATH else f"{directory}/pins/{number}", how, identity))
+        entry = Entry(directory, path, step, made, raw_manifest, tuple(held), time.time())
+        durable.sync_directory(f"{directory}/pins")
+        durable.write(f"{directory}/{_MANIFEST}", raw_manifest)
+        durable.write(f"{directory}/{_ENTRY}", json.dumps(_row(entry)).encode("ascii"))
+        with self._lock:
+            self._entries[entry.id] = entry
+        return entry
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Give what is held, the newest first: after days without a mirror the newest protects most."""
+        with self._lock:
+            return tuple(sorted(self._entries.values(), key=lambda entry: -entry.at))
+
+    def claim(self, mirror: str) -> Entry | None:
+        """Give what to bring to a mirror next, and hold it until `release`: what was begun there, else the newest.
+
+        The newest alone would leave each upload half done for the next, where the uploads are slower than the saves.
+        """
+        with self._lock:
+            entry = self._next(mirror)
+            if entry is not None:
+                self._under_way[mirror] = entry.id
+            return entry
+
+    def has_for(self, mirror: str) -> bool:
+        """Say whether anything has not arrived at a mirror yet."""
+        with self._lock:
+            return self._next(mirror) is not None
+
+    def release(self, mirror: str, *, failing: bool = False) -> None:
+        """End a claim. `failing`: this entry was not taken, and another one may be."""
+        with self._lock:
+            claimed = self._under_way.pop(mirror, "")
+            self._failing[mirror] = claimed if failing else ""
+
+    def drop_waiting(self, most: int, mirrors: Iterable[str]) -> list[Entry]:
+        """Drop the oldest entries beyond `most`; never the newest, what is under way, or what was begun and comes next."""
+        with self._lock:
+            stays = {*self._under_way.values(), *(entry.id for mirror in mirrors if (entry := self._next(mirror)) is not None)}
+            ordered = sorted(self._entries.values(), key=lambda entry: entry.at)
+        waiting = [entry for entry in ordered[:-1] if entry.id not in stays]
+        dropped = waiting[: max(0, len(ordered) - most)]
+        for entry in dropped:
+            self.drop(entry)
+        return dropped
+
+    def holds(self, entry: Entry) -> bool:
+        """Say whether an entry is still held."""
+        with self._lock:
+            return entry.id in self._entries
+
+    def log(self, entry: Entry, mirror: str) -> Log:
+        """Give the log of an entry at a mirror."""
+        return Log.read(f"{entry.directory}/{_mark(mirror)}.jsonl")
+
+    def is_done(self, entry: Entry, mirror: str) -> bool:
+        """Say whether an entry has arrived at a mirror."""
+        return os.path.exists(f"{entry.directory}/{_mark(mirror)}.done")  # noqa: PTH110
+
+    def mark_done(self, entry: Entry, mirror: str, mirrors: Iterable[str]) -> None:
+        """Note that it has arrived; let it go once it has arrived everywhere."""
+        durable.write(f"{entry.directory}/{_mark(mirror)}.done", b"")
+        if all(self.is_done(entry, name) for name in mirrors):
+            self.drop(entry)
+
+    def drop(self, entry: Entry) -> None:
+        """Let an entry go, and with it the pins."""
+        with self._lock:
+            self._entries.pop(entry.id, None)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{entry.directory}/{_ENTRY}")  # noqa: PTH108 -- first: what is left is then a leftover
+        shutil.rmtree(entry.directory, ignore_errors=True)
+
+    def _next(self, mirror: str) -> Entry | None:
+        """Choose for a mirror; under the lock."""
+        waiting = [entry for entry in self._entries.values() if not self.is_done(entry, mirror)]
+        failing = self._failing.get(mirror)
+        begun = {entry.id for entry in waiting if os.path.exists(f"{entry.directory}/{_mark(mirror)}.jsonl")}  # noqa: PTH110
+        return min(waiting, key=lambda entry: (entry.id == failing, entry.id not in begun, -entry.at), default=None)
+
+    def _load(self) -> None:
+        """Take what an earlier process held. What a later version wrote, or cannot be read now, is passed over and stays, pins and all."""
+        for name in os.listdir(self._directory):  # noqa: PTH208
+            directory = f"{self._directory}/{name}"
+            if not os.path.isdir(directory):  # noqa: PTH112
+                continue
+            try:
+                row, raw = json.loads(durable.read(f"{directory}/{_ENTRY}")), durable.read(f"{directory}/{_MANIFEST}")
+                held = tuple(Held(path, how, Identity(*identity)) for path, how, identity in row["held"])
+                self._entries[name] = Entry(directory, row["path"], row["step"], manifests.decode(raw), raw, held, row["at"])
+            except manifests.Newer:
+                continue
+            except (FileNotFoundError, ValueError, KeyError, TypeError, manifests.Damaged):
+                shutil.rmtree(directory, ignore_errors=True)
+            except OSError:  # too many open files, a disk that hesitates: the next of us looks again
+                continue
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    held = [[h.path, h.how, [h.identity.dev, h.identity.ino, h.identity.size, h.identity.mtime_ns]] for h in entry.held]
+    return {"path": entry.path, "step": entry.step, "at": entry.at, "held": held}
+
+
+def _mark(mirror: str) -> str:
+    return hashlib.sha256(mirror.encode()).hexdigest()[:16]

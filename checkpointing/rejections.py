@@ -1,0 +1,117 @@
+"""Which files must not be resumed from: a record beside them, never a change of them.
+
+Who owns the state: one `Fences` per job and node owns `fences.json` in the state directory's `checkpoints/`. A fence holds for one
+identity of one path, so a file that is written anew is free again. Nothing is moved, renamed or deleted. What is recorded is durable
+before `add` returns: temporary file, fsync, rename, fsync of the directory. Where that fails, the fences hold in memory, and `problem`
+says why; losing the record costs one more reading of the torn file, nothing else, so an unreadable record is begun anew.
+
+    {"version": 1, "fences": [{"path", "dev", "ino", "size", "mtime_ns", "kind", "reason", "t"}]}
+
+`kind` is torn, incomplete or dangerous; `t` wall seconds. Fences of earlier versions, which took NaN and Inf for damage, are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.io import durable
+from checkpointing.model import CheckpointingError, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+FILE_NAME: Final = "fences.json"
+_VERSION: Final = 1
+_MOST_FENCES: Final = 10_000
+_NUMERICS: Final = "not finite: "
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Why one identity of one path is not handed out, and since when (wall time in seconds)."""
+
+    path: str
+    identity: Identity
+    reason: str
+    t: float
+    kind: str = "torn"
+
+
+class Fences:
+    """The fences of a job on this node. Thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read what is recorded in `directory`, which need not exist yet. Raises CheckpointingError for a record of a newer version."""
+        self._file = directory / FILE_NAME
+        self._lock = threading.Lock()
+        self.problem: str | None = None
+        self._fences: dict[str, Fence] = {}
+        try:
+            for fence in _decode(durable.read(str(self._file)), self._file):
+                self._fences[fence.path] = fence
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            self.problem = f"fences could not be read: {self._file}: {why}"
+
+    def get(self, path: str, identity: Identity) -> Fence | None:
+        """Give the fence of this identity of this path."""
+        fence = self._fences.get(path)
+        return fence if fence is not None and fence.identity == identity else None
+
+    def all(self) -> tuple[Fence, ...]:
+        """Give every fence, also those whose identity is gone."""
+        return tuple(self._fences.values())
+
+    def add(self, torn: Iterable[tuple[str, Identity, str]], kind: str = "torn") -> None:
+        """Fence (path, identity, reason) each, durably; an older fence of the same path goes, because its identity is gone."""
+        with self._lock:
+            changed = False
+            fences = dict(self._fences)
+            for path, identity, reason in torn:
+                if self.get(path, identity) is None:
+                    fences.pop(path, None)
+                    fences[path] = Fence(path, identity, reason, time.time(), kind)
+                    changed = True
+            if not changed:
+                return
+            while len(fences) > _MOST_FENCES:
+                del fences[next(iter(fences))]
+            self._fences = fences  # replaced, never changed: readers need no lock
+            try:
+                durable.make_directory(str(self._file.parent))
+                durable.write(str(self._file), _encode(fences.values()))
+                self.problem = None
+            except OSError as error:
+                self.problem = f"fences could not be recorded: {self._file}: {error.strerror}"
+
+
+def _encode(fences: Iterable[Fence]) -> bytes:
+    rows = [{"path": fence.path, **asdict(fence.identity), "kind": fence.kind, "reason": fence.reason, "t": fence.t} for fence in fences]
+    # a path may hold bytes that are no UTF-8: surrogates go through JSON's own escapes
+    return json.dumps({"version": _VERSION, "fences": rows}, indent=1).encode("ascii")
+
+
+def _decode(raw: bytes, file: Path) -> list[Fence]:
+    document: Any = json.loads(raw)
+    version = int(document["version"])
+    if version > _VERSION:
+        message = f"fences could not be read: {file}: version {version} was written by a newer supervise"
+        raise CheckpointingError(message, hint="install that version again, or remove the file to have every checkpoint judged anew")
+    return [
+        Fence(
+            str(row["path"]),
+            Identity(int(row["dev"]), int(row["ino"]), int(row["size"]), int(row["mtime_ns"])),
+            str(row["reason"]),
+            float(row["t"]),
+            str(row["kind"]),
+        )
+        for row in document["fences"]
+        if not (row["kind"] == "torn" and _NUMERICS in row["reason"])
+    ]

@@ -1,0 +1,1 @@
+"""Which checkpoints and copies are kept, and how the others are removed."""

@@ -1,0 +1,405 @@
+"""Copies of our own of the job's checkpoints, for scripts that write one file again and again, in place.
+
+In: a manifest of what was verified, and where it lies. Out: `Kept`, or why not. A copy shares the blocks of the original where the file
+system can do that (reflink), and is read through once in any case: what is kept has the digests of the manifest, or is not kept. It
+appears all at once: data, then manifest, synced, under a hidden name, then renamed. Who owns the state: one `Copies` per job and node
+owns `copies/` in the state directory's `checkpoints/`; commands of other processes may use it at the same time.
+
+What is kept by number is kept of each path; the cap is on what stays of all together. While a new copy is made, the one that it replaces
+is still there, so that at most the size of one is held besides; and none is made that would not leave the disk room for two more saves of
+that size. Nothing fails with an exception but being interrupted: source.Interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing import ordering
+from checkpointing.io import durable, leftovers
+from checkpointing.io.reader import NotRegular, Short, Source
+from checkpointing.io.reflink import reflink
+from checkpointing.io.tree import Reading
+from checkpointing.manifest import check, digest, documents
+from checkpointing.manifest.documents import Damaged, Manifest
+from checkpointing.model import Verdict
+from checkpointing.ordering import Order
+from checkpointing.retention import rules
+from checkpointing.retention.move_journal import PUTTING
+from checkpointing.select import Spare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+    from io import FileIO
+
+    from checkpointing.retention.move_journal import SetAside
+
+DIRECTORY: Final = "copies"
+_MAKING: Final = ".making-"  # and what is being removed: under a hidden name nothing is a copy
+_SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
+_REFLINK, _LINK, _COPY = "reflink", "link", "copy"  # how a copy was made
+
+
+class _Changed(Exception):  # noqa: N818 -- a fact about the original, not an error of ours
+    """The original is not what its manifest was made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy: `directory` is its own, `made_ns` wall time of its making."""
+
+    manifest: Manifest
+    directory: str
+    made_ns: int
+
+    @property
+    def place(self) -> str:
+        """Where its data lies: a file, or a directory, under the name that it had."""
+        return f"{self.directory}/data/{self.manifest.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What became of a request: the copy, and the places of those that went for it; or None, and the reason.
+
+    `is_transient`: it was written meanwhile, and the next try may well succeed.
+    """
+
+    copy: Copy | None
+    reason: str = ""
+    removed: tuple[str, ...] = ()
+    is_transient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Places of copies that must stay: those that ranks were given, and those that are being uploaded."""
+
+    in_use: frozenset[str] = frozenset()
+    uploading: frozenset[str] = frozenset()
+
+
+class Copies:
+    """The copies of a job on this node."""
+
+    def __init__(
+        self,
+        directory: str,
+        cap_bytes: int,
+        *,
+        order: Callable[[], Order] = Order,
+        is_abandoned: Callable[[Manifest], bool] = lambda _manifest: False,
+    ) -> None:
+        """Use `directory`/copies, which need not exist yet. `is_abandoned`: of what nobody wants back any more."""
+        self._directory = f"{directory}/{DIRECTORY}"
+        self._cap_bytes = cap_bytes
+        self._order = order
+        self._is_abandoned = is_abandoned
+        self.problem: str | None = None
+
+    def all(self) -> tuple[Copy, ...]:
+        """Give every copy, the one made first first. One whose manifest is damaged is none, and the problem is told."""
+        found: list[Copy] = []
+        for name in _names(self._directory):
+            directory = f"{self._directory}/{name}"
+            file = f"{directory}/{documents.FILE_NAME}"
+            try:
+                found.append(Copy(documents.read(file), directory, os.stat(file).st_mtime_ns))  # noqa: PTH116 -- plain strings
+            except (OSError, Damaged) as error:
+                self.problem = f"a copy could not be read: {file}: {error}"
+        return tuple(sorted(found, key=lambda copy: (copy.made_ns, copy.directory)))
+
+    def newest_for(self, path: str) -> Copy | None:
+        """Give the newest copy of a path."""
+        order = self._order()
+        of_path = [copy for copy in self.all() if copy.manifest.path == path and not self._is_abandoned(copy.manifest)]
+        return min(of_path, key=lambda copy: _age(copy, order), default=None)
+
+    def spares(self) -> tuple[Spare, ...]:
+        """Give them as what select.newest may choose."""
+        usable = (copy for copy in self.all() if not self._is_abandoned(copy.manifest))
+        return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in usable)
+
+    def keep(
+        self,
+        made: Manifest,
+        policy: rules.Policy = rules.Policy(),  # noqa: B008 -- a frozen value
+        needed: Needed = Needed(),
+        *,
+        may_link: bool = False,
+        reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+    ) -> Kept:
+        """Copy what the manifest was made of, as long as it still is that; then let go what the policy does not keep.
+
+        `may_link`: the script replaces the file and never rewrites it, so that a hard link to it is a copy.
+        """
+        self.sweep()
+        held = self.all()
+        known = next((copy for copy in held if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
+        if known is not None:
+            return Kept(known)
+        gone = self._to_remove(held, made, policy, needed)
+        if gone is None:
+            return Kept(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
+        try:
+            copy = self._make(made, reading, may_link=may_link and not made.is_tree)
+        except _Changed as error:
+            return Kept(None, str(error), is_transient=True)
+        except OSError as error:
+            return Kept(None, f"it could not be copied: {error.strerror or error}", is_transient=isinstance(error, FileNotFoundError))
+        if isinstance(copy, str):
+            return Kept(None, copy)
+        # the new one was read through just now: it is the survivor that is proven
+        return Kept(copy, "", tuple(one.place for one in gone if self.remove(one)))
+
+    def prune(
+        self,
+        policy: rules.Policy,
+        needed: Needed = Needed(),
+        *,
+        bad: Collection[str] = (),
+        dry_run: bool = False,
+        reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+    ) -> Kept:
+        """Let go what the policy does not keep of each path, once its newest that stays was read through again and is what it was.
+
+        `bad`: places of copies that were found damaged. The answer's `copy` is the survivor of the last path that something went of;
+        `reason` names each that is not proven and for which nothing of its path was removed, "" where there is none.
+        """
+        held = {copy.place: copy for copy in self.all()}
+        survivor, removed, reasons = None, list[str](), list[str]()
+        for rows in _by_path(held.values(), self._order(), needed, bad):
+            gone = rules.may_go(rows, policy)
+            names = {row.name for row in gone}
+            staying = [row for row in rows if row.name not in names and row.verdict is Verdict.VERIFIED]
+            if not gone or not staying:
+                continue
+            newest = held[min(staying, key=lambda row: row.age).name]
+            if not dry_run:
+                found = check.check(newest.place, newest.manifest, reading=reading)
+                if found.verdict is not Verdict.VERIFIED:
+                    reasons.append(f"older ones stay, because the newest that would stay is not proven: {newest.place}: {found.reason}")
+                    continue
+            survivor = newest
+            removed += [row.name for row in gone if dry_run or self.remove(held[row.name])]
+        return Kept(survivor, "; ".join(reasons), tuple(removed))
+
+    def put_back(self, copy: Copy, aside: SetAside, attempt: int, reason: str) -> str:
+        """Put a copy where it was made from, where nothing is now; "" or why not. What was there is the caller's to have moved aside."""
+        path = copy.manifest.path
+        directory = os.path.dirname(path)  # noqa: PTH120 -- as above
+        if os.path.lexists(path):
+            return f"something is there: {path}"
+        try:
+            _sweep_shared(directory)
+            temporary = tempfile.mkdtemp(prefix=f"{PUTTING}{leftovers.tag()}-", dir=directory)
+            with _locked(temporary):
+                try:
+                    target = f"{temporary}/{copy.manifest.name}"
+                    problem = _duplicate(copy.place, target, copy.manifest, Reading())
+                    return problem or aside.put(target, path, copy.place, attempt, reason)
+                except _Changed as error:
+                    return str(error)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
+        except OSError as error:
+            return f"it could not be put back: {error.strerror or error}"
+
+    def remove(self, copy: Copy) -> bool:
+        """Remove a copy; False, and a problem, where that could not be done. It is none any more before the first of its files goes."""
+        hidden = f"{self._directory}/{_MAKING}gone-{os.path.basename(copy.directory)}-{os.getpid()}"  # noqa: PTH119 -- as above
+        try:
+            os.rename(copy.directory, hidden)  # noqa: PTH104 -- as above
+            shutil.rmtree(hidden)
+        except OSError as error:
+            self.problem = f"a copy could not be removed: {copy.directory}: {error.strerror}"
+            return False
+        return True
+
+    def sweep(self) -> None:
+        """Remove what a process left that was killed while it made or removed a copy."""
+        _sweep(self._directory, _MAKING)
+
+    def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: rules.Policy, needed: Needed) -> tuple[Copy, ...] | None:
+        """Give what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
+        order = self._order()
+        new = rules.Held("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
+        tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
+        names: set[str] = set()
+        for one in (*tighter, rules.Policy(1)):
+            mine = [_row(copy, order, needed, Verdict.VERIFIED) for copy in held if copy.manifest.path == made.path]
+            others = _by_path((copy for copy in held if copy.manifest.path != made.path), order, needed)
+            names = {row.name for rows in ([*mine, new], *others) for row in rules.may_go(rows, one, new.name)}
+            if self._fits(held, names, made):
+                return tuple(copy for copy in held if copy.place in names)
+        if made.n_bytes > self._cap_bytes:
+            return None
+        # the last ones of other paths, the one made first first: they may be of files that nobody writes any more
+        for copy in held:
+            if copy.place not in names | needed.in_use | needed.uploading and copy.manifest.path != made.path:
+                names.add(copy.place)
+                if self._fits(held, names, made):
+                    return tuple(copy for copy in held if copy.place in names)
+        return None
+
+    def _fits(self, held: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
+        return sum(copy.manifest.n_bytes for copy in held if copy.place not in gone) + made.n_bytes <= self._cap_bytes
+
+    def _make(self, made: Manifest, reading: Reading, *, may_link: bool) -> Copy | str:
+        durable.make_directory(self._directory)
+        temporary = tempfile.mkdtemp(prefix=_MAKING, dir=self._directory)
+        with _locked(temporary):
+            try:
+                os.mkdir(f"{temporary}/data", 0o700)  # noqa: PTH102 -- as above
+                problem = _duplicate(made.path, f"{temporary}/data/{made.name}", made, reading, saves_left=_SAVES_LEFT, may_link=may_link)
+                if problem:
+                    return problem
+                durable.write(f"{temporary}/{documents.FILE_NAME}", documents.encode(made))
+                durable.sync_directory(f"{temporary}/data")
+                final = f"{self._directory}/{documents.plain(made.name)}-{made.id}"
+                durable.rename_exclusive(temporary, final)
+                durable.sync_directory(self._directory)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        return Copy(made, final, os.stat(f"{final}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
+
+
+def _by_path(held: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.Held]]:
+    """Give the rows of each path by themselves: a model's file and its optimizer's are each torn by themselves."""
+    rows: dict[str, list[rules.Held]] = {}
+    for copy in held:
+        rows.setdefault(copy.manifest.path, []).append(_row(copy, order, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
+    return list(rows.values())
+
+
+def _row(copy: Copy, order: Order, needed: Needed, verdict: Verdict) -> rules.Held:
+    place = copy.place
+    return rules.Held(place, _age(copy, order), verdict, copy.manifest.n_bytes, place in needed.in_use, place in needed.uploading)
+
+
+def _age(copy: Copy, order: Order) -> ordering.Age:
+    return order.of_manifest(copy.manifest, ordering.COPY, copy.place)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(directory) if not name.startswith(_MAKING))  # noqa: PTH208 -- as above
+    except OSError:
+        return []
+
+
+def _sweep_shared(directory: str) -> None:
+    """Remove our temporary directories beside the user's files, which other nodes may see: theirs once they are a day old."""
+    _sweep(directory, f"{PUTTING}{leftovers.tag()}-")
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(directory) if name.startswith(PUTTING)]  # noqa: PTH208 -- as above
+        now = leftovers.now_s(directory) if names else 0.0
+        for name in names:
+            if leftovers.is_old(f"{directory}/{name}", "", now):
+                _sweep(directory, name)
+
+
+def _sweep(directory: str, prefix: str) -> None:
+    """Remove our temporary directories in a directory whose lock nobody holds."""
+    try:
+        names = [name for name in os.listdir(directory) if name.startswith(prefix)]  # noqa: PTH208 -- as above
+    except OSError:
+        return
+    for name in names:
+        path = f"{directory}/{name}"
+        with contextlib.suppress(OSError), _locked(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Hold a directory's lock. Raises BlockingIOError where somebody else does."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
+    source: str, target: str, made: Manifest, reading: Reading, *, saves_left: int = 0, may_link: bool = False
+) -> str:
+    """Have `target` hold what a manifest says, from `source`; "" or why not. What is incomplete at `target` is the caller's to remove.
+
+    Raises _Changed where `source` is not what the manifest was made of.
+    """
+    has_room = False
+    for file in made.files:
+        old, new = (f"{source}/{file.path}", f"{target}/{file.path}") if made.is_tree else (source, target)
+        durable.make_directory(os.path.dirname(new))  # noqa: PTH120 -- as above
+        way = _REFLINK if reflink(old, new) else _LINK if may_link and _link(old, new) else _COPY
+        if not has_room:
+            room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
+            # shared blocks cost nothing until the original is written anew: then the job needs as many again
+            if room.f_bavail * room.f_frsize < made.n_bytes * (saves_left + (way == _COPY)):
+                return f"the disk would not have room for {saves_left} more of its size" if saves_left else "the disk has no room for it"
+            has_room = True
+        try:
+            read = _take(old, new, made.part_bytes, reading, way)
+        except (Short, NotRegular):
+            raise _Changed(f"{file.path} changed meanwhile") from None
+        if (read.n_bytes, read.crc64nvme, read.parts) != (file.n_bytes, file.crc64nvme, file.parts):
+            raise _Changed(f"{file.path} is not what its manifest says: it was written since, or is damaged")
+    if made.is_tree:
+        for inner in sorted({"", *(file.path.rpartition("/")[0] for file in made.files)}):
+            shutil.copymode(f"{source}/{inner}", f"{target}/{inner}")
+            durable.sync_directory(f"{target}/{inner}")
+    return ""
+
+
+def _link(old: str, new: str) -> bool:
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _take(old: str, new: str, part_bytes: int, reading: Reading, way: str) -> digest.Digest:
+    """Read a file once: of one that shares its blocks already the new one, else the old one, writing the new one on the way."""
+    with _open(old, reading) as opened:
+        if way != _COPY:
+            with _open(new, reading) as ours:
+                read = digest.of_source(ours, part_bytes=part_bytes)
+        if way == _LINK:
+            return read  # owner, mode and times are those of the original, which has them
+        flags = os.O_WRONLY | os.O_CLOEXEC | (0 if way == _REFLINK else os.O_CREAT | os.O_EXCL)
+        with os.fdopen(os.open(new, flags, 0o600), "wb", buffering=0) as out:
+            if way == _COPY:
+                read = _write(opened, out, part_bytes)
+            _like(out.fileno(), opened.stat_opened)
+            os.fsync(out.fileno())
+    return read
+
+
+def _open(path: str, reading: Reading) -> Source:
+    return Source(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
+
+
+def _write(opened: Source, out: FileIO, part_bytes: int) -> digest.Digest:
+    hasher = digest.Hasher(part_bytes=part_bytes)
+    for piece in opened.stream(0, opened.size):
+        hasher.update(piece)
+        rest = piece
+        while rest:
+            rest = rest[out.write(rest) :]
+    return hasher.digest()
+
+
+def _like(fd: int, st: os.stat_result) -> None:
+    """Give an open file the owner, mode and times of another, as far as we may."""
+    with contextlib.suppress(PermissionError):
+        os.fchown(fd, st.st_uid, st.st_gid)
+    os.fchmod(fd, st.st_mode & 0o777)
+    os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))

@@ -1,0 +1,75 @@
+"""The rule that says whether a file of the user's may be moved or replaced. It is the only one, and it says no wherever it cannot know.
+
+In: what was found about a checkpoint, what the job was seen to write in this run, and whether a rank is alive. Out: why it must not be
+touched, "" where it may. All of these must hold: every file of it was written by this job in this run and is, by device, inode, size and
+modification time, what was noted then; no rank is alive, which might be writing; the verdict is bad or incomplete, and of what is there
+now. What cannot be proven, could not be read, or is dangerous is left where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.io.tree import Tree
+from checkpointing.model import Identity, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from checkpointing.model import Verification
+
+OURS_TO_MOVE: Final = (Verdict.BAD, Verdict.INCOMPLETE)
+
+
+def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: bool) -> str:
+    """Say why what was found must not be moved or replaced; "" where it may be.
+
+    `seen`: by path, the identity of each file that this job wrote in this run, noted when its writing was seen; for a directory those of
+    the files in it. `ranks_alive`: on any node that reaches the file. It is looked at anew here; between this and the rename nobody but
+    the ranks would write there.
+    """
+    if ranks_alive:
+        return "a rank is alive, and may be writing it"
+    if found.verdict not in OURS_TO_MOVE:
+        return f"its verdict is {found.verdict.value}: only what is bad or incomplete is moved"
+    return not_written(found.path, found.identity, seen)
+
+
+def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> str:
+    """Say why a checkpoint is not, as it is now, what this job was seen to write; "" where it is `identity` and each file is the job's."""
+    try:
+        now, members = _look(path)
+    except OSError as error:
+        return f"it could not be looked at: {error.strerror or error}"
+    if isinstance(members, str):
+        return members
+    return "it is not what was judged: it was written since" if now != identity else _strange(members, seen)
+
+
+def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> str:
+    """Say which file is not, as it is now, this job's; "" where all are."""
+    for path, identity in members.items():
+        noted = seen.get(path)
+        if noted is None:
+            return f"this job was not seen to write it in this run: {path}"
+        if noted != identity:
+            return f"it changed since this job was seen to write it: {path}"
+    return ""
+
+
+def _look(path: str) -> tuple[Identity, dict[str, Identity] | str]:
+    """Give the identity of a checkpoint and of each file in it, or why they do not tell all. Raises OSError."""
+    st = os.lstat(path)
+    if stat.S_ISREG(st.st_mode):
+        return Identity.of(st), {path: Identity.of(st)}
+    if not stat.S_ISDIR(st.st_mode):
+        return Identity.of(st), "it is neither a file nor a directory"
+    tree = Tree(path)
+    if tree.truncated or tree.problems:
+        return tree.identity, "not all that is in it could be listed"
+    strange = next((name for name, entry in tree.entries.items() if entry.what), None)
+    if strange is not None:
+        return tree.identity, f"it holds what no job saves: {strange} is {tree.entries[strange].what}"
+    return tree.identity, {f"{path.rstrip('/')}/{name}": Identity.of(entry.st) for name, entry in tree.entries.items()}

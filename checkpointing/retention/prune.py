@@ -1,0 +1,183 @@
+"""Removing the user's own older checkpoints, which happens only where a person asked for it (`checkpoints.keep`).
+
+In: what is known of each checkpoint of one place, a policy, and the one that was proven just now. Out: what was removed. A file goes only
+if all of these hold: the policy does not keep it; it is, as it is now, what was verified; this job was seen to write each file of it in
+this run; nothing uses it, uploads it, or leads to it; and the one that was proven just now stays. Each removal is written down and synced
+in `pruned.jsonl` before it is made, and goes over a rename to a hidden name: what somebody wrote in the meantime is renamed back. The
+next one ends what a kill cut short. Who owns the state: one `Pruner` per job and node. Never fails: what stays has its reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.io import durable
+from checkpointing.manifest.documents import Manifest
+from checkpointing.model import Identity, Verdict
+from checkpointing.ordering import HERE, Order
+from checkpointing.retention import ownership, rules
+from checkpointing.verify import identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FILE_NAME: Final = "pruned.jsonl"
+_HIDDEN: Final = ".supervise-pruned-"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checkpoint: what was recorded of it, and the files that this job was seen to write. `leads`: what leads to it, "" if nothing."""
+
+    manifest: Manifest
+    seen: Mapping[str, Identity]
+    in_use: bool = False
+    uploading: bool = False
+    fenced: bool = False
+    leads: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What became of one that the policy does not keep: `reason` says why it stays, "" where it is gone, or would be."""
+
+    path: str
+    step: int | None
+    n_bytes: int
+    reason: str = ""
+
+
+def plan(rows: Sequence[Row], policy: rules.Policy, proven: str, order: Order = Order()) -> tuple[tuple[Row, str], ...]:  # noqa: B008 -- a frozen value
+    """Give those that the policy does not keep, the oldest first, and why each stays all the same, "" where it may go. Changes nothing."""
+    held = [
+        rules.Held(
+            row.manifest.path,
+            order.of_manifest(row.manifest, HERE, row.manifest.path),
+            Verdict.VERIFIED if not row.fenced and identity_of(row.manifest.path) == row.manifest.identity else Verdict.UNKNOWN,
+            row.manifest.n_bytes,
+            row.in_use,
+            row.uploading,
+        )
+        for row in rows
+    ]
+    gone = [one.name for one in rules.may_go(held, policy)]
+    verified = {one.name for one in held if one.verdict is Verdict.VERIFIED}
+    if proven in gone or proven not in verified:
+        return ()  # nothing that stays was proven just now
+    by_path = {row.manifest.path: row for row in rows}
+    return tuple((by_path[path], _why_not(by_path[path])) for path in gone)
+
+
+def _why_not(row: Row) -> str:
+    made = row.manifest
+    if row.leads:
+        return f"{row.leads} leads to it"
+    try:
+        if not made.is_tree and os.lstat(made.path).st_nlink > 1:
+            return "it has a second name"
+    except OSError as error:
+        return f"it could not be looked at: {error.strerror}"
+    return ownership.not_written(made.path, made.identity, row.seen)
+
+
+class Pruner:
+    """Removes what a plan says, and ends what was cut short."""
+
+    def __init__(self, directory: str) -> None:
+        """Use the journal in `directory`, which need not exist yet."""
+        self._directory = directory
+        self._file = f"{directory}/{FILE_NAME}"
+
+    def prune(
+        self,
+        rows: Sequence[Row],
+        policy: rules.Policy,
+        proven: str,
+        order: Order = Order(),  # noqa: B008 -- a frozen value
+    ) -> tuple[Pruned, ...]:
+        """Remove what a policy does not keep. `proven`: the path of the one that was read through just now."""
+        self.finish()
+        planned = plan(rows, policy, proven, order)
+        return tuple(_told(row, why or self._remove(row.manifest)) for row, why in planned)
+
+    def finish(self) -> None:
+        """Remove what was given its hidden name, and was not removed any more: we were killed in between."""
+        open_rows: dict[str, dict[str, Any]] = {}
+        for row in self._rows():
+            if row["phase"] == "intent":
+                open_rows[row["hidden"]] = row
+            else:
+                open_rows.pop(row["hidden"], None)
+        for hidden, row in open_rows.items():
+            with contextlib.suppress(OSError, TypeError):
+                if identity_of(hidden) == Identity(*row["identity"]):
+                    _destroy(hidden)
+                if not os.path.lexists(hidden):
+                    self._note({**row, "phase": "done"})
+
+    def _remove(self, made: Manifest) -> str:
+        """Remove one; "" or why it is still there."""
+        directory, name = os.path.split(made.path.rstrip("/"))
+        hidden = f"{directory}/.{name[:150]}{_HIDDEN}{made.id}"
+        was = made.identity
+        row = {
+            "version": 1,
+            "path": made.path,
+            "hidden": hidden,
+            "step": made.step,
+            "bytes": made.n_bytes,
+            "id": made.id,
+            "identity": [was.dev, was.ino, was.size, was.mtime_ns],
+            "t": time.time(),
+        }
+        try:
+            self._note({**row, "phase": "intent"})
+            durable.rename_exclusive(made.path, hidden)
+            if identity_of(hidden) != was:  # written anew between the look and the rename: it is theirs
+                durable.rename_exclusive(hidden, made.path)
+                self._note({**row, "phase": "kept"})
+                return "it was written meanwhile"
+            _destroy(hidden)
+            durable.sync_directory(directory)
+            self._note({**row, "phase": "done"})
+        except OSError as error:
+            return f"it could not be removed: {error.strerror or error}"
+        return ""
+
+    def _note(self, row: dict[str, Any]) -> None:
+        durable.make_directory(self._directory)
+        # not blocking: a FIFO in its place is an error then, and not waited for
+        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        try:
+            os.write(fd, b"\n" + json.dumps(row).encode("ascii") + b"\n")  # the first byte ends a line that a kill may have torn
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(OSError):
+            for line in durable.read(self._file).splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    row = json.loads(line)
+                    if {"hidden", "identity", "phase"} <= row.keys():
+                        found.append(row)
+        return found
+
+
+def _told(row: Row, reason: str) -> Pruned:
+    return Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
+
+
+def _destroy(hidden: str) -> None:
+    if os.path.isdir(hidden) and not os.path.islink(hidden):  # noqa: PTH112, PTH114 -- as above
+        shutil.rmtree(hidden)
+    else:
+        os.unlink(hidden)  # noqa: PTH108 -- as above

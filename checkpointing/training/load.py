@@ -1,0 +1,273 @@
+"""Loading the newest checkpoint that is proven whole, the same one on every rank.
+
+    found = load_latest("ckpt", map_location=device)
+    if found is not None:
+        model.load_state_dict(found.state["model"])
+
+In: a directory; a checkpoint itself is taken as if it were alone in one. Out: a `Loaded`, or None where there is no checkpoint at all.
+Rank 0 proposes the newest that it can verify; a rank for which it is another file (a disk of the node's own) verifies it there too; what
+any rank lacks is passed over by all. Where there is something and nothing of it is good, that is a CheckpointingError with the list:
+never a start from scratch in silence. First of all, what a killed trainer left in shared memory for this directory
+(checkpointing/training/snapshot.py) is written to it. Under the supervisor, which hands out a checkpoint that it verified, that one is
+proposed first where it is of this directory, and nothing newer than it. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import stat
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from checkpointing import discover, select, step_names
+from checkpointing.io import staging
+from checkpointing.manifest import documents
+from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.training import snapshot_writer
+from checkpointing.training.ranks import TIMEOUT_S, Ranks, ranks
+from checkpointing.verify import Cache, identity_of, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from checkpointing.model import Identity
+
+HANDED_OVER: Final = "SUPERVISE_JOB_RESUME_FROM"
+HANDED_STEP: Final = "SUPERVISE_JOB_RESUME_STEP"
+_LIMIT_S: Final = 3600.0
+_MOST_LOOKS: Final = 100
+_GRAIN_NS: Final = 20_000_000  # of a file system's times, with room
+_ALL_IS_REFUSED: Final = "look at each with `supervise checkpoints verify`, put a good one there, or move them away to start from scratch"
+_NOT_READABLE: Final = (
+    "if it holds objects of your own, allow their classes by torch.serialization.add_safe_globals, or trust its pickle: weights_only=False"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was loaded: the state, the absolute path, the step where name or content tells it, and (path, why) of newer ones."""
+
+    state: Any
+    path: str
+    step: int | None
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """A checkpoint that rank 0 can verify. `whole`: its size and modification time (ns), to know the same file by on another node."""
+
+    path: str
+    step: int | None
+    whole: tuple[int, int]
+
+
+def load_latest(  # noqa: PLR0913 -- each is a choice of its own, and all but one have a default
+    directory: str | os.PathLike[str],
+    *,
+    into: Mapping[str, Any] | None = None,
+    map_location: Any = "cpu",  # noqa: ANN401 -- torch.load's
+    weights_only: bool = True,
+    rescue: bool = True,
+    timeout_s: float = TIMEOUT_S,
+) -> Loaded | None:
+    """Load the newest whole checkpoint in `directory`; None where there is none. In torch.distributed every rank must call it.
+
+    `into`: a state of the right shape, which a sharded checkpoint (DCP) is loaded into in place; `state` is this one then. `weights_only`
+    False lets a pickle run code. `rescue` False leaves shared memory alone. Raises CheckpointingError; an error of one rank on all.
+    """
+    directory = os.path.abspath(os.fspath(directory))  # noqa: PTH100 -- paths are plain strings throughout the package
+    together = ranks(f"no checkpoint was loaded from {directory}", timeout_s)
+    with together.together():
+        rescued = snapshot_writer.rescue(directory) if rescue and _first_of_node(together) else []
+        if together.rank == 0:
+            staging.bring_back(directory)
+        together.meet()  # what was rescued on any node is there
+        problems = [(one.segment, one.problem) for one in rescued if one.problem]
+        proposer, lacking = _Proposer(directory), list[tuple[str, str]]()
+        while True:
+            proposal, passed_over = _agree(proposer, together, problems, lacking)
+            if proposal is None:
+                if passed_over:
+                    listed = "; ".join(f"{path}: {why}" for path, why in passed_over)
+                    raise CheckpointingError(f"no checkpoint was loaded from {directory}: none is good: {listed}", hint=_ALL_IS_REFUSED)
+                return None
+            try:
+                state, is_there = _load(proposal.path, into, map_location, together, weights_only=weights_only), True
+            except (CheckpointingError, FileNotFoundError):
+                if os.path.lexists(proposal.path):
+                    raise
+                state, is_there = None, False
+            if together.meet(vote=is_there).yes:
+                return Loaded(state, proposal.path, proposal.step, passed_over)
+            lacking.append((proposal.path, "it was removed while it was loaded"))
+
+
+def _agree(
+    proposer: _Proposer, together: Ranks, problems: list[tuple[str, str]], lacking: list[tuple[str, str]]
+) -> tuple[_Proposal | None, tuple[tuple[str, str], ...]]:
+    """Have rank 0 propose, newest first, until all ranks have what is proposed; what one of them has not is added to `lacking`."""
+    while True:
+        told = ""
+        if together.rank == 0:
+            proposed = proposer.next([path for path, _ in lacking])
+            told = json.dumps([proposed and [proposed.path, proposed.step, proposed.whole], [*problems, *proposer.passed_over]])
+        told = together.meet(value=told).value
+        found, passed_over = json.loads(told)
+        why = tuple((path, reason) for path, reason in [*lacking, *passed_over])
+        if found is None:
+            return None, why
+        proposal = _Proposal(found[0], found[1], (found[2][0], found[2][1]))
+        mine = together.rank == 0 or _have(proposal)
+        if together.meet(vote=mine).yes:
+            return proposal, why
+        lacking.append((proposal.path, "not every rank has it whole"))
+
+
+class _Proposer:
+    """Rank 0's view of the directory: its verified checkpoints, newest first."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._cache = Cache()
+        handed = os.environ.get(HANDED_OVER)
+        self._handed = handed if handed and _is_of(directory, os.path.abspath(handed)) else None  # noqa: PTH100 -- as above
+        self._tried = ""
+        self._limit: int | None = None
+        self._refused: list[tuple[str, str]] = []
+        self.passed_over: list[tuple[str, str]] = []
+
+    def next(self, lacking: list[str]) -> _Proposal | None:
+        """Give the newest that is whole and not lacking anywhere; `passed_over` says then what stands against newer ones."""
+        if self._handed is not None:
+            handed = self._tried = os.path.abspath(self._handed)  # noqa: PTH100 -- as above
+            self._handed = None
+            found = verify(handed, own=True)
+            self._limit = found.step if found.step is not None else _number(HANDED_STEP)
+            if found.verdict is Verdict.VERIFIED:
+                return _Proposal(handed, found.step, _whole(found.identity))
+            self._refused.append((handed, found.reason))
+        changed = self._changed_ns()
+        listing = self._list()
+        for _ in range(_MOST_LOOKS):
+            # a training script keeps no record of torn files: each start looks at them anew
+            chosen = select.newest(
+                listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking, prefer_finite=True, own=_is_guarded
+            )
+            self.passed_over = [*self._refused, *chosen.not_finite, *chosen.fenced, *chosen.dangerous, *chosen.unverifiable]
+            self.passed_over += chosen.unknown
+            if chosen.chosen is not None:
+                return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
+            # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet,
+            # or a listing saw neither. Only what stood still between two looks, by more than the grain of its clock, is what there is
+            settled = abs(time.time_ns() - changed) > _GRAIN_NS
+            if not settled:
+                time.sleep(_GRAIN_NS / 1e9)
+            before, changed_before = listing, changed
+            changed = self._changed_ns()
+            listing = self._list()
+            if settled and (listing, changed) == (before, changed_before):
+                break
+        return None
+
+    def _changed_ns(self) -> int:
+        """Return when a name last came into the directory or went from it; 0 where it is not there."""
+        try:
+            return os.stat(self._directory).st_mtime_ns  # noqa: PTH116 -- as above
+        except OSError:
+            return 0
+
+    def _list(self) -> discover.Listing:
+        """List what is in the directory; where that is a file, or DCP's own directory, just that."""
+        directory = self._directory.rstrip("/")
+        if os.path.isfile(directory) or os.path.isfile(f"{directory}/.metadata"):  # noqa: PTH113 -- as above
+            listing = discover.find([glob.escape(os.path.basename(directory))], os.path.dirname(directory))  # noqa: PTH119, PTH120 -- as above
+        else:
+            listing = discover.find(["*"], self._directory)
+        return discover.Listing(tuple(one for one in listing.candidates if self._allowed(one.path)), listing.problems)
+
+    def _allowed(self, path: str) -> bool:
+        """Say whether it may be proposed: what the supervisor hands out was tried before, and if it stepped back, it did so on purpose."""
+        if path == self._tried:
+            return False
+        named = step_names.step_in(path)
+        return self._limit is None or (named is not None and named.step <= self._limit)
+
+
+def _is_guarded(_path: str) -> bool:
+    """Take each file for one of the script's own: torch.load has a guard of its own, which weights_only=False switches off on purpose."""
+    return True
+
+
+def _is_of(directory: str, handed: str) -> bool:
+    """Say whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
+    homes = [handed]
+    with contextlib.suppress(OSError, documents.Damaged):
+        homes.append(documents.read(f"{os.path.dirname(os.path.dirname(handed))}/{documents.FILE_NAME}").path)  # noqa: PTH120 -- as above
+    above = directory.rstrip("/"), os.path.realpath(directory).rstrip("/")
+    return any(f"{place}/".startswith(f"{one}/") for home in homes for place in (home, os.path.realpath(home)) for one in above)
+
+
+def _have(proposal: _Proposal) -> bool:
+    """Say whether this rank sees the same file, or has a whole one of the same size on a disk of its node's own."""
+    here = identity_of(proposal.path)
+    if here is None:
+        return False
+    exact = proposal.whole[1] % 1_000_000_000  # a clock of whole seconds makes files alike that are not
+    if _whole(here) == proposal.whole and exact:
+        return True
+    return here.size == proposal.whole[0] and verify(proposal.path, own=True).verdict is Verdict.VERIFIED
+
+
+def _whole(identity: Identity) -> tuple[int, int]:
+    """Give what all nodes see alike. An inode number is none of it: some shared file systems give each mount its own."""
+    return (identity.size, identity.mtime_ns)
+
+
+def _number(name: str) -> int | None:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _first_of_node(together: Ranks) -> bool:
+    """Say whether this process is the one of its node that looks into the node's shared memory."""
+    return together.store is None or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _load(path: str, into: Mapping[str, Any] | None, map_location: Any, together: Ranks, *, weights_only: bool) -> Any:  # noqa: ANN401 -- torch.load's
+    if stat.S_ISDIR(os.stat(path).st_mode):  # noqa: PTH116 -- as above
+        return _load_sharded(path, into, together)
+    try:
+        return torch.load(path, map_location=map_location, weights_only=weights_only)
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise CheckpointingError(f"checkpoint could not be loaded: {path}: {first}", hint=_NOT_READABLE) from error
+
+
+def _load_sharded(path: str, into: Mapping[str, Any] | None, together: Ranks) -> Any:  # noqa: ANN401 -- torch.load's
+    """Have DCP fill `into`. Its reader unpickles .metadata as it is: `verify` has looked at that one's opcodes before."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 -- a second of import
+    from torch.distributed.checkpoint.state_dict_loader import load as dcp_load  # noqa: PLC0415 -- as above
+
+    if into is None:
+        message = f"checkpoint could not be loaded: {path}: it is sharded, and nothing was given to load it into"
+        raise CheckpointingError(message, hint="give load_latest a state of the right shape: into={'model': model.state_dict(), …}")
+    state = dict(into)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as it is
+            dcp_load(state, checkpoint_id=path, no_dist=together.store is None)
+    except CheckpointException as error:
+        rank, found = min(error.failures.items())
+        message = f"checkpoint could not be loaded: {path}: rank {rank}: {type(found[0]).__name__}: {found[0]}"
+        raise CheckpointingError(message, hint="compare what it holds with `into`: every entry must be there, in the same shape") from error
+    return state

@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from health import registry
-from health.judging import judge
+from health.judge import judge
 from health.model import Ask
-from health.runner import OUTCOME, Runner
+from health.probing.runner import OUTCOME, Runner
 
 GPUS = 8
 COUNT = 40

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TextIO
 
 from health import registry
-from health.judging import blocking, judge
+from health.judge import blocking, judge
 from health.model import PERMISSION, WORST_FIRST, Ask, CheckResult, Reading, Readings, Repair, Result
-from health.runner import OUTCOME, Runner
+from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:

@@ -127,15 +127,15 @@ def _refuse_both(instead: dict[str, bool], of_this_node: dict[str, bool]) -> Non
 
 
 def _kernel_log(path: str, *, as_json: bool) -> int:
-    from health.kernellog import judgefile  # noqa: PLC0415  for this command only
+    from health.kernellog import file_report  # noqa: PLC0415  for this command only
 
     name = "standard input" if path == "-" else path or "''"
     try:
-        with judgefile.opened(path) as stream:
-            judged = judgefile.judge_stream(stream)
+        with file_report.opened(path) as stream:
+            judged = file_report.judge_stream(stream)
     except OSError as error:
         hint = "Name a file that can be read, or `-` for standard input: `dmesg | supervise doctor --kernel-log -`."
         raise SuperviseError(f"kernel log not readable: {name}: {error.strerror or error}", hint=hint, exit_code=ExitCode.USAGE) from error
-    except judgefile.LogFormError as error:
+    except file_report.LogFormError as error:
         raise SuperviseError(f"no text of a kernel log: {name}: {error}", hint=error.hint, exit_code=ExitCode.USAGE) from error
-    return judgefile.show(judged, as_json=as_json, out=sys.stdout)
+    return file_report.show(judged, as_json=as_json, out=sys.stdout)

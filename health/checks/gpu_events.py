@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from health import xids
 from health.checks import gpus
 from health.model import KERNEL, CheckResult, Repair, Result
+from health.nvidia import xids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from health import recovery
 from health.checks import gpus
 from health.model import CheckResult, Repair, Result
+from health.nvidia import recovery_actions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,10 +28,10 @@ def check(now: Readings, _before: Readings | None, _limits: Thresholds) -> Itera
             yield unread
             continue
         action = now.count("gpu.recovery_action", subject) or 0
-        if action == recovery.NONE:
+        if action == recovery_actions.NONE:
             yield CheckResult(NAME, subject, Result.OK, f"{gpus.called(now, subject)}: none needed")
             continue
-        asked = recovery.asked(action)
+        asked = recovery_actions.asked(action)
         command = gpus.reset_command(now, subject) if asked.repair is Repair.RESET_GPU else f"nvidia-smi -q -i {gpus.address(now, subject)}"
         why = f"{gpus.called(now, subject)}: the driver asks for {asked.words}"
         result = Result.FAILED if asked.now else Result.DEGRADED

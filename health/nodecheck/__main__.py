@@ -31,10 +31,10 @@ if __name__ == "__main__" and not __package__:
     sys.modules["health"] = module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules["health"])
 
-from health.nodecheck import plan, report
+from health.nodecheck import report, schedule
+from health.nodecheck.liveness import Options, Peers
 from health.nodecheck.model import Fault, FaultKind
-from health.nodecheck.peers import Options, Peers
-from health.nodecheck.warden import PipeVoice, Warden, state_of
+from health.nodecheck.monitor import PipeVoice, Warden, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--deadline", type=float, default=60.0, metavar="S", help="there is a verdict by then (default 60)")
     parser.add_argument("--trial-timeout", type=float, default=8.0, metavar="S", help="for one operation of a pair (default 8)")
-    parser.add_argument("--rounds", type=int, default=plan.ROUNDS, metavar="N", help=f"meetings of each rank (default {plan.ROUNDS})")
+    parser.add_argument(
+        "--rounds", type=int, default=schedule.ROUNDS, metavar="N", help=f"meetings of each rank (default {schedule.ROUNDS})"
+    )
     kinds = ", ".join(f"{kind}:RANK:AMOUNT" if kind is not FaultKind.SLOW_LINK else f"{kind}:A-B:SECONDS" for kind in FaultKind)
     parser.add_argument("--rehearse", type=_fault, action="append", default=[], metavar="FAULT", help=f"put a fault in: {kinds}")
     own = parser.add_argument_group("without torchrun")
@@ -142,16 +144,16 @@ def _measure(rank: int, options: Options, voice: PipeVoice) -> NoReturn:
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # its warden's death ends it, also where it hangs
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a timeout is raised, and does not end the process
-        from health.nodecheck import measure, rounds  # noqa: PLC0415  torch
+        from health.nodecheck import measure, worker  # noqa: PLC0415  torch
 
         me = measure.member(rank, int(os.environ.get("LOCAL_RANK", "0")))
         board = _board(options, serve=False)
         board.put(f"member/{rank}", json.dumps(me.to_json()))
         peers = Peers(board, options)
-        members = rounds.wait_members(board, peers, options.world, voice)
-        shared = rounds.is_shared(me, [*members.values()])
+        members = worker.wait_members(board, peers, options.world, voice)
+        shared = worker.is_shared(me, [*members.values()])
         meter = measure.Meter(board, me, voice.step, measure.Manner(shared, options.trial_s, options.faults))
-        rounds.take_part(rounds.Player(board, peers, me, meter, voice), options)
+        worker.take_part(worker.Player(board, peers, me, meter, voice), options)
         code = 0
     except BrokenPipeError:
         code = 0

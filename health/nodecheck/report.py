@@ -9,12 +9,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
-from health import judging
+from health import judge as health_judge
 from health.checks import env_nodes
 from health.model import HOST, CheckResult, Readings, Repair, Result, worst
 from health.nodecheck.judge import DEFAULT, judge, meetings
 from health.nodecheck.model import Kind
-from health.runner import OUTCOME
+from health.probing.runner import OUTCOME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -171,7 +171,7 @@ def _environments(known: Evidence) -> Iterator[CheckResult]:
             why = f"{told.get('state', 'no answer')} {told.get('why', '')}".strip()
             yield CheckResult(env_nodes.NAME, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
     asked = Readings(one for readings in nodes.values() for one in readings.of(OUTCOME))
-    said = judging.judge(asked + env_nodes.gathered(nodes), checks={env_nodes.NAME: cast("Check", env_nodes)})
+    said = health_judge.judge(asked + env_nodes.gathered(nodes), checks={env_nodes.NAME: cast("Check", env_nodes)})
     yield from (one for one in said if one.result is not Result.SKIPPED)
 
 

@@ -1,4 +1,4 @@
-"""Probes: each reads one source and yields readings. They alone do IO, and only in the disposable process (health/prober.py).
+"""Probes: each reads one source and yields readings. They alone do IO, and only in the disposable process (health/probing/process.py).
 
 A probe is a module with `read(ask: Ask) -> Iterator[Reading]`. It yields as it reads, so that what it had read before it hung is known.
 One that keeps something open between two reads (a library's session, a cursor) also has `session() -> ` an object with the same `read`

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.model import HOST, NOT_SUPPORTED, Json, Reading
-from health.probes import texts
+from health.probes import system_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,7 +87,7 @@ def _secret(key: str) -> bool:
 
 def _versions(ask: Ask) -> dict[str, Json]:
     found: dict[str, Json] = {"python": platform.python_version(), "kernel": platform.release()}
-    driver = texts.text(ask.at("/sys/module/nvidia/version"))
+    driver = system_files.text(ask.at("/sys/module/nvidia/version"))
     if driver:
         found["driver"] = driver
     found |= _torch()

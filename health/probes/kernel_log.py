@@ -14,17 +14,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from health.kernellog import copies, device
-from health.kernellog.device import Device, Joiner
-from health.kernellog.finding import Entry
-from health.kernellog.judge import Judge
-from health.kernellog.lines import Lines
+from health.kernellog import kmsg_reader, sources
+from health.kernellog.correlate import Judge
+from health.kernellog.kmsg_reader import Device, Joiner
+from health.kernellog.model import Entry
+from health.kernellog.parse import Lines
 from health.model import KERNEL, PERMISSION, Json, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from health.kernellog.finding import Finding
+    from health.kernellog.model import Finding
     from health.model import Ask
 
 NAME: Final = "kernel_log"
@@ -68,13 +68,13 @@ class KernelLogSession:
         """Yield what the log says up to now."""
         try:
             if self._device is None:
-                self._device = Device(ask.at(device.KMSG), whole=True)
+                self._device = Device(ask.at(kmsg_reader.KMSG), whole=True)
             self._drain(self._device)
         except OSError as error:
             self.close()
-            yield from _copied(ask, f"{ask.at(device.KMSG)}: {error.strerror}", denied=isinstance(error, PermissionError))
+            yield from _copied(ask, f"{ask.at(kmsg_reader.KMSG)}: {error.strerror}", denied=isinstance(error, PermissionError))
             return
-        yield Reading(NAME, KERNEL, "kernel.source", ask.at(device.KMSG))
+        yield Reading(NAME, KERNEL, "kernel.source", ask.at(kmsg_reader.KMSG))
         yield Reading(NAME, KERNEL, "kernel.overruns", self._overruns)
         yield Reading(NAME, KERNEL, "kernel.findings", _rows(self._judge.findings(), time.monotonic()))
 
@@ -95,7 +95,7 @@ class KernelLogSession:
                 continue
             if not data:
                 raise OSError(0, "it is at its end, which the kernel's never is")
-            parsed = device.parse(data)
+            parsed = kmsg_reader.parse(data)
             for one in self._joiner.take(parsed) if parsed is not None else ():
                 if not _is_own(one.text):
                     stamp = f"[{one.uptime_s:12.6f}] {one.text}"
@@ -111,14 +111,14 @@ def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
     """Yield what those say who keep a copy of the log."""
     reasons = [why]
     if ask.root == "/":
-        told = copies.journal(0.0, _Wall(), {})
+        told = sources.journal(0.0, _Wall(), {})
         if not isinstance(told, str):
             judge = Judge()
             judge.take_all(Entry(text, text, number, t) for number, (text, t, _) in enumerate(told, 1))
             yield from _told("journalctl", _rows(judge.findings(), time.time()))
             return
         reasons.append(told)
-    for path in copies.SYSLOG_FILES:
+    for path in sources.SYSLOG_FILES:
         try:
             with Path(ask.at(path)).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_BYTES))

@@ -1,7 +1,8 @@
 """What an Xid means for a verdict: the cause of a failure that it is, and what is to be told of it.
 
 In: an Xid's number, as the kernel's log names it. Out: a Cause, and facts of a verdict. Pure; nothing fails. The catalogue itself is
-health/xids.py. The kernel rows in signatures/gpu.toml name the codes; a test holds that each belongs to exactly one row and to its cause.
+health/nvidia/xids.py. The kernel rows in signatures/gpu.toml name the codes; a test holds that each belongs to exactly one row and to its
+cause.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from health.xids import Origin, Part, lookup
+from health.nvidia.xids import Origin, Part, lookup
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from health.probes.names import split
+from health.probes.network.names import split
 from supervisor.core import knobs
 from supervisor.launch import torchrun
 

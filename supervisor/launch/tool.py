@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from health.groups import kill_group
+from health.probing.process_groups import kill_group
 from supervisor.launch import heritage
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from health import recovery, xids
 from health.checks import gpus
-from health.kernellog.memory import REPEATED, Event, Memory
 from health.model import Readings, delta
+from health.nvidia import recovery_actions, xids
+from health.nvidia.xid_history import REPEATED, Event, Memory
 from supervisor.classify.gpustate import CLAIMS, SOURCE
 from supervisor.classify.gpustate import REPEATED as REPEATED_WEIGHT
 from supervisor.classify.match import claims
@@ -97,7 +97,7 @@ def _of_gpu(now: Readings, before: Readings, subject: str, codes: AbstractSet[in
     yield from _of_links(now, before, subject)
     action = now.count("gpu.recovery_action", subject) or 0
     if action and action != (before.count("gpu.recovery_action", subject) or 0):
-        yield "recovery_action", f"the driver asks for {recovery.asked(action).words}", {"recovery_action": str(action)}
+        yield "recovery_action", f"the driver asks for {recovery_actions.asked(action).words}", {"recovery_action": str(action)}
 
 
 def _of_links(now: Readings, before: Readings, subject: str) -> Iterator[tuple[str, str, dict[str, str]]]:

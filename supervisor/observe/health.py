@@ -1,7 +1,8 @@
 """This node's health for one job: before each attempt, while it runs, and after a failure.
 
 In: when an attempt begins and ends. Out: the findings of a look before an attempt, those that changed while it runs, evidence of source
-`nvml` after a failure. Probes run in processes that can be thrown away (health/runner.py): one that hangs costs its own readings, is told
+`nvml` after a failure. Probes run in processes that can be thrown away (health/probing/runner.py): one that hangs costs its own readings,
+is told
 as a finding, and is not asked before an attempt again until it answers. Nothing here fails; what cannot be seen is told as not seen. Looks
 may take seconds: none is on the loop's thread. Owns the prober, the baselines of the job and of the attempt, and the thread that samples.
 
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 
 from health import registry
 from health.checks import gpus
-from health.judging import FAILED_ITSELF, judge
-from health.kernellog.memory import Memory
+from health.judge import FAILED_ITSELF, judge
 from health.model import Ask, Readings, Result
-from health.probes import pci
-from health.runner import OUTCOME, Runner, asked
+from health.nvidia.xid_history import Memory
+from health.probes.gpu import pci
+from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.core.model import Evidence, Finding
 from supervisor.healthset import healthset
 from supervisor.launch import heritage, rendezvous

@@ -16,15 +16,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from health.kernellog import copies, device
-from health.kernellog.device import Device, Joiner
+from health.kernellog import kmsg_reader, sources
+from health.kernellog.kmsg_reader import Device, Joiner
 from supervisor.core.model import Evidence
 from supervisor.observe.kernelrecords import Kept, Record, evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from health.kernellog.device import Kmsg
+    from health.kernellog.kmsg_reader import Kmsg
     from supervisor.clock import Clock
     from supervisor.observe.logwatch import Signatures
     from supervisor.observe.ours import Ours
@@ -90,11 +90,11 @@ class KernelWatch:
 
     def _run(self) -> None:
         try:
-            self._fallbacks = copies.remember()
+            self._fallbacks = sources.remember()
             try:
                 self._follow()
             except OSError as error:
-                self._elsewhere(f"{device.KMSG}: {error.strerror}")
+                self._elsewhere(f"{kmsg_reader.KMSG}: {error.strerror}")
             for record in self._joiner.rest():
                 self._judge(Record(record.text, self._clock.now()))
         except Exception as error:  # noqa: BLE001 (told with the evidence; a thread that dies in silence would be waited for)
@@ -138,7 +138,7 @@ class KernelWatch:
                 continue
             if not data:
                 raise OSError(0, "it is at its end, which the kernel's never is")
-            parsed = device.parse(data)
+            parsed = kmsg_reader.parse(data)
             for record in self._joiner.take(parsed) if parsed is not None else ():
                 # not the record's own time: the kernel's clock for it is not disciplined, and is seconds off after some weeks
                 self._judge(Record(record.text, self._clock.now()))
@@ -162,7 +162,7 @@ class KernelWatch:
         if self._abandoned:
             return
         reasons = [why]
-        for source in (copies.journal, copies.syslog):
+        for source in (sources.journal, sources.syslog):
             records = source(self._since, self._clock, self._fallbacks)
             if isinstance(records, str):
                 reasons.append(records)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from health import xids
+from health.nvidia import xids
 from supervisor.classify.match import claims
 from supervisor.core.model import Cause, Evidence
 from supervisor.observe.ours import Whose

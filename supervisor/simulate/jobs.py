@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Theme = Callable[["Draft"], tuple[Ailment, ...]]
 
 MICRO = (1, 2, 3, 4, 6, 8, 12, 16, 32)
-#: Xids of which NVIDIA says that the GPU may be used again (health/xids.py), and some that it does not say that of.
+#: Xids of which NVIDIA says that the GPU may be used again (health/nvidia/xids.py), and some that it does not say that of.
 USED_AGAIN, NOT_AGAIN = (13, 31, 32, 39), (0, 48, 62, 79)
 
 

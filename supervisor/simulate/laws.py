@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from health.xids import Retry, lookup
+from health.nvidia.xids import Retry, lookup
 from supervisor.core.budget import family
 from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Phase, Plan, PlanKind, Verdict
 from supervisor.errors import ExitCode

@@ -1,6 +1,6 @@
 """A GPU that failed by itself: out of use, and the job goes on with a spare, or with fewer where the user allowed that, or not here (69).
 
-Which Xid leaves the same GPU usable is NVIDIA's catalogue's to say (health/xids.py). With fewer GPUs the micro-batch and the
+Which Xid leaves the same GPU usable is NVIDIA's catalogue's to say (health/nvidia/xids.py). With fewer GPUs the micro-batch and the
 accumulation are planned anew so that the global batch is exactly what it was; where no whole numbers do that, the nearest is taken only if
 --allow-batch-drift permits it. How many ranks a command launches that is not ours to launch, and on which GPUs, is not known: it is
 restarted on those that are left only where fewer ranks and another global batch are both allowed.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from health.xids import Retry, lookup
+from health.nvidia.xids import Retry, lookup
 from supervisor.core import batch
 from supervisor.core.model import Change, Gpu, Launcher, Plan, PlanKind
 from supervisor.strategies import consent

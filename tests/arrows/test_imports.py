@@ -18,8 +18,8 @@ PURE = (
     "supervisor.classify",
     "supervisor.strategies",
     "supervisor.redact",
-    "health.xids",
-    "health.sxids",
+    "health.nvidia.xids",
+    "health.nvidia.sxids",
     "health.model",
 )
 # What can neither look at the world nor change it. Anything else that a pure module wants is to be asked for here, with a reason.

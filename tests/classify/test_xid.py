@@ -8,7 +8,7 @@ from importlib import resources
 
 import pytest
 
-from health import xids
+from health.nvidia import xids
 from supervisor.classify import rows, text
 from supervisor.classify.xid import CAUSES
 from supervisor.core.model import Cause

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from health import xids
+from health.nvidia import xids
 from supervisor import signatures, verdictview
 from supervisor.causes import EXPLAINED
 from supervisor.classify import exits

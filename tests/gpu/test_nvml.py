@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from health.judging import judge
+from health.judge import judge
 from health.model import Ask, Readings, Result
-from health.runner import OUTCOME, Runner
+from health.probing.runner import OUTCOME, Runner
 
 PROBES = ("nvml", "pci", "driver")
 pytestmark = pytest.mark.process

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from health.model import Ask
-from health.runner import OUTCOME, Runner
+from health.probing.runner import OUTCOME, Runner
 from supervisor.launch import heritage
 from tests.waiting import wait_for
 

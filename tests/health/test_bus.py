@@ -8,7 +8,7 @@ import pytest
 
 from health import registry
 from health.model import Ask, CheckResult, Reading, Readings, Repair, Result
-from health.probes import driver, pci
+from health.probes.gpu import driver, pci
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:

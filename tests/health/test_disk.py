@@ -19,8 +19,8 @@ import pytest
 
 from health import registry
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
-from health.probes import disk, nvme, onepath
-from health.runner import OUTCOME, Runner
+from health.probes.storage import disk, nvme, one_path
+from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
@@ -169,7 +169,7 @@ def test_where_no_file_can_be_without_a_name_its_name_is_gone_before_it_is_writt
         return real(path, flags, mode)
 
     monkeypatch.setattr(os, "open", without)
-    fd = onepath._nameless(str(tmp_path))  # noqa: SLF001 -- as a file system without O_TMPFILE sees it
+    fd = one_path._nameless(str(tmp_path))  # noqa: SLF001 -- as a file system without O_TMPFILE sees it
     try:
         assert os.listdir(tmp_path) == []  # noqa: PTH208 -- names
         assert os.write(fd, b"x") == 1
@@ -225,7 +225,7 @@ def test_one_that_was_left_behind_at_a_path_is_told_and_no_other_is_put_beside_i
     place, proc = tmp_path / "data", tmp_path / "proc/70"
     place.mkdir()
     proc.mkdir(parents=True)
-    (proc / "stat").write_text(f"70 ({onepath.mark(str(place))}) {state} 1 70 70\n", "ascii")
+    (proc / "stat").write_text(f"70 ({one_path.mark(str(place))}) {state} 1 70 70\n", "ascii")
     mine = os.getuid() if user is None else user
     (proc / "status").write_text(f"Name:\tx\nUid:\t{mine}\t0\t0\t0\nSigPnd:\t{pending}\nShdPnd:\t0000000000000000\n", "ascii")
     (proc / "wchan").write_text("rpc_wait_bit_killable", "ascii")
@@ -243,8 +243,8 @@ def test_who_looks_at_a_path_is_called_so_that_it_is_known_again(tmp_path: Path)
         [sys.executable, "-c", script, str(tmp_path), "0", "30"], capture_output=True, text=True, timeout=60, check=True,
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert done.stdout.split()[-1] == onepath.mark(str(tmp_path))
-    assert len(onepath.mark(str(tmp_path))) == 15
+    assert done.stdout.split()[-1] == one_path.mark(str(tmp_path))
+    assert len(one_path.mark(str(tmp_path))) == 15
 
 
 @pytest.mark.process

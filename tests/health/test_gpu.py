@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health import registry
-from health.judging import judge
+from health.judge import judge
 from health.model import Ask, Readings, Repair, Result
-from health.probes import nvml, nvmlcalls
-from health.runner import Runner
+from health.probes.gpu import nvml, nvml_calls
+from health.probing.runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -262,7 +262,7 @@ def test_what_a_gpu_does_not_know_is_no_fault(state: dict[str, object], fake_nvm
 def test_every_call_may_be_unknown(fake_nvml: FakeNvml, runner: Runner) -> None:
     versioned = {"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetP2PStatus", "nvmlDeviceGetName",
                  "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkErrorCounter", "nvmlDeviceGetSramEccErrorStatus"}  # fmt: skip
-    for function in {name for row in nvmlcalls.ROWS for name in row.functions} | versioned:
+    for function in {name for row in nvml_calls.ROWS for name in row.functions} | versioned:
         for code in (3, 13):
             fake_nvml.set({f"all.err.{function}": code})
             outcome = runner.sample(("nvml",), Ask()).table("probe.outcome", "probe:nvml")

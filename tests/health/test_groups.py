@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from health.groups import kill_group
+from health.probing.process_groups import kill_group
 from tests.guardian.conftest import alive
 from tests.waiting import wait_for
 

@@ -16,7 +16,7 @@ import pytest
 
 from health import registry
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
-from health.probes import cgroup, clock, cpu, host, processes
+from health.probes.host import cgroup, clock, cpu, memory_limits, processes
 from health.thresholds import Thresholds
 
 OK, DEGRADED, FAILED, UNKNOWN, SKIPPED = Result.OK, Result.DEGRADED, Result.FAILED, Result.UNKNOWN, Result.SKIPPED
@@ -204,7 +204,7 @@ def test_what_the_host_s_files_say(tmp_path: Path) -> None:
         "proc/sys/fs/file-nr": "5000\t0\t9000",
         "proc/sys/kernel/core_pattern": "|/usr/lib/nobody %P",
     })  # fmt: skip
-    now = Readings(host.read(ask))
+    now = Readings(memory_limits.read(ask))
     assert now.value("host.memory") == {"total": 1024000, "available": 409600, "swap_total": 0, "swap_free": 0}
     assert now.value("host.oom_kills") == 3
     assert now.value("host.limits") == {"memlock": [8388608, None]}
@@ -216,7 +216,7 @@ def test_what_the_host_s_files_say(tmp_path: Path) -> None:
 
 def test_a_host_that_shows_nothing_is_no_healthy_one(tmp_path: Path) -> None:
     ask = Ask(root=str(tmp_path))
-    for probe in (host, cpu, cgroup, processes):
+    for probe in (memory_limits, cpu, cgroup, processes):
         assert all(reading.problem and reading.value is None for reading in probe.read(ask))
 
 
@@ -338,6 +338,6 @@ def test_chrony_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_sample_of_the_host_is_cheap() -> None:
     begun = time.thread_time()
     for _ in range(10):
-        for probe in (host, cpu, cgroup):
+        for probe in (memory_limits, cpu, cgroup):
             list(probe.read(Ask()))
     assert (time.thread_time() - begun) / 10 < 0.05

@@ -19,7 +19,7 @@ import pytest
 from health import registry
 from health.checks import net_counters
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
-from health.probes import ethernet, infiniband, names, ports, reach
+from health.probes.network import ethernet, infiniband, names, ports, reach
 from health.thresholds import Thresholds
 
 if TYPE_CHECKING:

@@ -15,16 +15,16 @@ import pytest
 
 from health import doctor
 from health.checks import probes
-from health.judging import blocking, judge
+from health.judge import blocking, judge
 from health.model import Ask, CheckResult, Reading, Readings, Repair, Result, worst
-from health.runner import OUTCOME, Runner
+from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from health.runner import Start
+    from health.probing.runner import Start
     from tests.health.conftest import FakeNvml
 
 NVML = "probe:nvml"
@@ -145,7 +145,7 @@ def test_who_asks_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tm
     runner = plugged(tmp_path, f"def read(ask):\n {stop}\n {reading}")
     ask = (
         f"import sys; sys.path[:0] = {[word for word in sys.path if word]!r}\n"
-        "from health.model import Ask\nfrom health.runner import OUTCOME, Runner\n"
+        "from health.model import Ask\nfrom health.probing.runner import OUTCOME, Runner\n"
         f"now = Runner({{'foreign': 'foreign_probe'}}).sweep(('foreign',), Ask(deadline_s=1.2))\n"
         "print(now.table(OUTCOME, 'probe:foreign')['state'], now.value('a'))\n"
     )
@@ -311,7 +311,7 @@ def test_what_a_prober_started_ends_with_whoever_asks(tmp_path: Path) -> None:
     )
     ask = (
         f"import sys; sys.path[:0] = {[word for word in sys.path if word]!r}\n"
-        "from health.model import Ask\nfrom health.runner import Runner\n"
+        "from health.model import Ask\nfrom health.probing.runner import Runner\n"
         "Runner({'foreign': 'foreign_probe'}).sweep(('foreign',), Ask(deadline_s=600.0))\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *(word for word in sys.path if word)])}
@@ -334,9 +334,9 @@ def test_a_job_of_many_variables_is_asked_for_few(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_process_that_does_not_read_is_not_written_to_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("health.runner._START_S", 0.5)
+    monkeypatch.setattr("health.probing.runner._START_S", 0.5)
     (tmp_path / "deaf.py").write_text("import time\ntime.sleep(600)\n", "ascii")
-    monkeypatch.setattr("health.runner._PROBER", tmp_path / "deaf.py")
+    monkeypatch.setattr("health.probing.runner._PROBER", tmp_path / "deaf.py")
     now = plugged(tmp_path, "").sweep(("foreign",), Ask(environ={"A": "x" * 100_000}))
     assert now.table(OUTCOME, "probe:foreign")["state"] == "not_started"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from health.kernellog.memory import Memory
 from health.model import HOST, Reading, Readings
+from health.nvidia.xid_history import Memory
 from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.gpustate import CLAIMS

@@ -144,7 +144,7 @@ def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
     looks.look((), 0)
     fake_nvml.set({"1.temperature": 95})
     with monkeypatch.context() as patch:
-        patch.setattr("health.runner.selectors.DefaultSelector", full)
+        patch.setattr("health.probing.runner.selectors.DefaultSelector", full)
         looks.begin()
         wait_for(lambda: failed, "a sample that fails")
     wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a later one")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from health.kernellog import copies, device
-from health.kernellog.device import Device, Record, parse
+from health.kernellog import kmsg_reader, sources
+from health.kernellog.kmsg_reader import Device, Record, parse
 from supervisor import signatures
 from supervisor.clock import Clock
 from supervisor.core.model import Cause, RankInfo
@@ -187,7 +187,7 @@ def test_what_was_found_by_the_deadline_is_told_whoever_does_not_answer(known: S
 
 def test_what_was_read_before_the_log_broke_is_told(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that was held for its continuation, what was overwritten, and that nothing else could be asked."""
-    monkeypatch.setattr(copies, "SYSLOG_FILES", ())
+    monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     found = _watched(known, Ours(os.getpid()), None, _record(XID, flags="c"), b"")
     assert {fact.name for fact in found} == {"gpu_lost.xid", "overrun", "not_observed"}
@@ -355,7 +355,7 @@ def _refused() -> Device:
 
 
 def test_a_log_that_nobody_may_read_is_not_healthy(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "SYSLOG_FILES", (str(tmp_path / "kern.log"),))
+    monkeypatch.setattr(sources, "SYSLOG_FILES", (str(tmp_path / "kern.log"),))
     monkeypatch.setenv("PATH", str(tmp_path))
     watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), _refused)
     watch.start()
@@ -367,9 +367,9 @@ def test_a_log_that_nobody_may_read_is_not_healthy(known: Signatures, tmp_path: 
 
 
 def test_a_device_that_is_only_called_so_is_told(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "SYSLOG_FILES", ())
+    monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(device, "KMSG", "/dev/null")
+    monkeypatch.setattr(kmsg_reader, "KMSG", "/dev/null")
     watch = KernelWatch(known, Ours(os.getpid()), Clock.start())
     watch.start()
     (fact,) = watch.finish(5)
@@ -387,8 +387,8 @@ def test_syslog_is_read_from_the_attempts_start_and_trusted_as_far_as_it_can_be(
     file = tmp_path / name
     line = f"Nov 21 07:00:00 node-7 kernel: [  123.456789] {XID}\n"
     file.write_text(line)
-    monkeypatch.setattr(copies, "SYSLOG_FILES", (str(tmp_path / "kern.log"), str(tmp_path / "messages")))
-    monkeypatch.setattr(copies, "KERNEL_FILE", str(tmp_path / "kern.log"))
+    monkeypatch.setattr(sources, "SYSLOG_FILES", (str(tmp_path / "kern.log"), str(tmp_path / "messages")))
+    monkeypatch.setattr(sources, "KERNEL_FILE", str(tmp_path / "kern.log"))
     monkeypatch.setenv("PATH", str(tmp_path))
     asked = threading.Event()
 
@@ -443,15 +443,15 @@ def _device() -> Device:
     try:
         return Device()
     except OSError as error:
-        pytest.skip(f"{device.KMSG}: {error.strerror}")
+        pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
 
 
 def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_found(known: Signatures) -> None:
     _device().close()
     try:
-        writer = os.open(device.KMSG, os.O_WRONLY)
+        writer = os.open(kmsg_reader.KMSG, os.O_WRONLY)
     except OSError as error:
-        pytest.skip(f"{device.KMSG}: {error.strerror}")
+        pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
     ours = Ours(os.getpid())
     watch = KernelWatch(known, ours, Clock.start())
     watch.start()

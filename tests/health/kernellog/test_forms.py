@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from health.kernellog import lines
-from health.kernellog.judgefile import judge
-from health.kernellog.patterns import FORMS, recognise
+from health.kernellog import parse
+from health.kernellog.file_report import judge
+from health.kernellog.messages import FORMS, recognise
 
 HERE = Path(__file__).parent
 SAMPLES = [json.loads(line) for line in (HERE / "samples.jsonl").read_text("utf-8").splitlines()]
@@ -77,7 +77,7 @@ def test_every_form_is_exercised() -> None:
         "[1.000000] Lustre: scratch-OST0001-osc-ffff8a1b2c3d4e5f: Connection restored to scratch-OST0001 (at 10.0.9.1@o2ib)",
         "[1.000000] mlx5_core 0000:5e:00.0 ens1f0np0: Link down",
     ]
-    matches = [recognise(entry.text, sure=entry.sure) for text in messages for entry in lines.entries(text)]
+    matches = [recognise(entry.text, sure=entry.sure) for text in messages for entry in parse.entries(text)]
     found = {id(match.form) for match in matches if match is not None}
     assert [f"{row.kind} {row.code} {row.pattern.pattern}" for row in FORMS if id(row) not in found] == []
 
@@ -121,11 +121,11 @@ def test_numbers_and_depths_that_nobody_means_fail_nothing(text: str) -> None:
 
 
 def test_a_document_that_is_too_long_to_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_DOCUMENT", 1000)
+    monkeypatch.setattr(parse, "LONGEST_DOCUMENT", 1000)
     row = json.dumps({"MESSAGE": FELL_OFF, "_TRANSPORT": "kernel"})
-    with pytest.raises(lines.LogTooLongError, match="JSON"):
-        list(lines.entries("{\n" + row[1:] + "\n" * 1000))
-    assert len(list(lines.entries(f"{row}\n" * 100))) == 100  # of rows, one after another, no more than one is held
+    with pytest.raises(parse.LogTooLongError, match="JSON"):
+        list(parse.entries("{\n" + row[1:] + "\n" * 1000))
+    assert len(list(parse.entries(f"{row}\n" * 100))) == 100  # of rows, one after another, no more than one is held
 
 
 XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."

@@ -9,11 +9,11 @@ from io import StringIO
 
 import pytest
 
-from health.kernellog import judge as judging
-from health.kernellog.finding import Entry, Severity
-from health.kernellog.judge import Judge
-from health.kernellog.judgefile import judge_stream, show
-from health.kernellog.memory import DAY_S, ECHO_S, ECHOES, Event, Memory, Past
+from health.kernellog import correlate as judging
+from health.kernellog.correlate import Judge
+from health.kernellog.file_report import judge_stream, show
+from health.kernellog.model import Entry, Severity
+from health.nvidia.xid_history import DAY_S, ECHO_S, ECHOES, Event, Memory, Past
 
 #: Ten times what it takes; where each finding looks at every other it takes five times as long as this.
 SLOWEST_S = 2.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from health.kernellog import lines
-from health.kernellog.judgefile import judge
+from health.kernellog import parse
+from health.kernellog.file_report import judge
 
 ORDINARY = sorted((Path(__file__).parent / "ordinary").glob("*.log"))
 
@@ -22,7 +22,7 @@ def test_an_ordinary_log_gives_no_finding(path: Path) -> None:
 def test_an_ordinary_log_is_read_and_not_passed_over(path: Path) -> None:
     """Silence would be worth nothing if the lines were not understood: trouble in the same dress is found in the same file."""
     text = path.read_text("utf-8")
-    read = list(lines.entries(text))
+    read = list(parse.entries(text))
     assert len(read) > text.count("\n") / 4
     prefix = next(one.line[: one.line.index(one.text)] for one in read if one.text in one.line and one.sure)
     trouble = f"{prefix}NVRM: Xid (PCI:0000:3d:00): 79, pid=0, GPU has fallen off the bus."

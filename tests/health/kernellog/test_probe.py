@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health.checks import kernel_log as checked
-from health.kernellog import copies, device
-from health.kernellog.device import Joiner, Record
+from health.kernellog import kmsg_reader, sources
+from health.kernellog.kmsg_reader import Joiner, Record
 from health.model import KERNEL, PERMISSION, Ask, Reading, Readings, Repair, Result
 from health.probes import kernel_log
 from health.thresholds import Thresholds
@@ -132,9 +132,9 @@ def test_many_findings_are_told_as_some_and_a_number() -> None:
 
 def test_a_real_device_can_be_read_from_its_beginning_where_it_may_be() -> None:
     try:
-        opened = device.Device(whole=True)
+        opened = kmsg_reader.Device(whole=True)
     except OSError as error:
-        pytest.skip(f"{device.KMSG}: {error.strerror}")
+        pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
     try:
         first = opened.read()
     except BlockingIOError:
@@ -142,7 +142,7 @@ def test_a_real_device_can_be_read_from_its_beginning_where_it_may_be() -> None:
     finally:
         opened.close()
     assert first
-    assert len(first) < device.RECORD_BYTES
+    assert len(first) < kmsg_reader.RECORD_BYTES
 
 
 def test_a_line_in_parts_is_joined() -> None:
@@ -154,7 +154,7 @@ def test_a_line_in_parts_is_joined() -> None:
 
 
 def test_the_files_are_those_that_distributions_write() -> None:
-    assert copies.KERNEL_FILE in copies.SYSLOG_FILES
+    assert sources.KERNEL_FILE in sources.SYSLOG_FILES
 
 
 def test_the_journal_is_asked_since_a_time_that_it_understands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,5 +164,5 @@ def test_the_journal_is_asked_since_a_time_that_it_understands(tmp_path: Path, m
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for _ in range(20):  # the two looks at the clock differ by microseconds, one way or the other
-        told = copies.journal(0.0, kernel_log._Wall(), {})  # noqa: SLF001  the clock that the probe gives
+        told = sources.journal(0.0, kernel_log._Wall(), {})  # noqa: SLF001  the clock that the probe gives
         assert not isinstance(told, str), told

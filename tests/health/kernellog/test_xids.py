@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from health import sxids, xids
-from health.kernellog import registers
-from health.kernellog.judgefile import judge
-from health.kernellog.registers import Verdict
+from health.kernellog.file_report import judge
 from health.model import Repair
+from health.nvidia import sxids, xid_registers, xids
+from health.nvidia.xid_registers import Verdict
 
 #: The codes in use, with NVIDIA's immediate action, or ours where the vendor's is a workflow (docs/kernel-log.md).
 IN_USE = list(csv.DictReader((Path(__file__).parent / "xids.csv").read_text("utf-8").splitlines()))
@@ -191,6 +190,6 @@ def test_what_the_driver_announces_goes_before_what_is_not_listed(to: str, repai
     ],
 )
 def test_the_registers_of_74_are_read(words: str, verdict: Verdict) -> None:
-    decoded = registers.decode(74, f"NVLink: fatal error detected on link 14({words})")
+    decoded = xid_registers.decode(74, f"NVLink: fatal error detected on link 14({words})")
     assert decoded is not None
     assert (decoded.verdict, decoded.link) == (verdict, "14")

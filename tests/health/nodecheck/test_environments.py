@@ -14,10 +14,10 @@ import pytest
 
 from health.model import HOST, Json, Reading, Readings, Result
 from health.nodecheck import report
+from health.nodecheck.liveness import Options, Peers
 from health.nodecheck.model import Node
-from health.nodecheck.peers import Options, Peers
-from health.nodecheck.warden import PipeVoice, Warden
-from health.runner import OUTCOME
+from health.nodecheck.monitor import PipeVoice, Warden
+from health.probing.runner import OUTCOME
 
 if TYPE_CHECKING:
     from health.model import CheckResult

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health.model import Result
-from health.nodecheck import plan, report
+from health.nodecheck import report, schedule
 from health.nodecheck.judge import judge, second_look
 from health.nodecheck.model import TOGETHER, Evidence, Fault, Kind, Member, Sample
 
@@ -29,7 +29,7 @@ def _evidence(
 ) -> Evidence:
     members = {rank: Member(rank, f"n{rank}", str(machines(rank)), "cuda:0", "H100", 8) for rank in range(world)}
     samples = []
-    for number, meetings in enumerate(plan.schedule(world)):
+    for number, meetings in enumerate(schedule.schedule(world)):
         for meeting in meetings:
             pair = (meeting.a, meeting.b)
             for rank in pair:
@@ -68,8 +68,8 @@ def test_two_bad_links_of_one_rank_do_not_make_it_bad() -> None:
 
 
 def test_one_failure_is_a_doubt_and_asks_for_a_second_look_of_both_with_others() -> None:
-    known = _evidence(8, _even, lambda number, pair: number == 0 and pair == plan.tournament(8)[0][0])
-    pair = plan.tournament(8)[0][0]
+    known = _evidence(8, _even, lambda number, pair: number == 0 and pair == schedule.tournament(8)[0][0])
+    pair = schedule.tournament(8)[0][0]
     assert set(judge(known).doubts) == {pair}
     told = [one for one in report.results(known) if one.result is Result.UNKNOWN]
     assert [one.subject for one in told] == [f"link:{pair[0]}-{pair[1]}"]
@@ -122,7 +122,7 @@ def test_two_ranks_cannot_tell_whose_fault_it_is() -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 7, 8])
 def test_everybody_meets_everybody(world: int) -> None:
-    rounds = plan.tournament(world)
+    rounds = schedule.tournament(world)
     pairs = [pair for pairs in rounds for pair in pairs]
     assert len(pairs) == len(set(pairs)) == world * (world - 1) // 2
     for meetings in rounds:
@@ -131,9 +131,9 @@ def test_everybody_meets_everybody(world: int) -> None:
 
 
 def test_many_ranks_take_no_more_rounds() -> None:
-    assert len(plan.schedule(512)) == plan.ROUNDS
-    partners = {one.partner(7) for meetings in plan.schedule(512) for one in meetings if 7 in (one.a, one.b)}
-    assert len(partners) == plan.ROUNDS
+    assert len(schedule.schedule(512)) == schedule.ROUNDS
+    partners = {one.partner(7) for meetings in schedule.schedule(512) for one in meetings if 7 in (one.a, one.b)}
+    assert len(partners) == schedule.ROUNDS
 
 
 @pytest.mark.parametrize("text", ["fail:1", "burn:1:2", "fail:x:2", "fail:1-2:0.5", "slow-link:1:0.5"])

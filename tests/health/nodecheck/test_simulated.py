@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from health.model import Result
-from health.nodecheck import report, simulate
+from health.nodecheck import report
 from health.nodecheck.model import NOBODY, Fault
+from tests.health import nodecheck_simulation
 
 TRIALS = 100
 
 
-def _accused(world: simulate.World, seed: int) -> set[str]:
-    return {one.subject for one in report.results(simulate.check(world, seed)) if one.result in (Result.FAILED, Result.DEGRADED)}
+def _accused(world: nodecheck_simulation.World, seed: int) -> set[str]:
+    return {
+        one.subject for one in report.results(nodecheck_simulation.check(world, seed)) if one.result in (Result.FAILED, Result.DEGRADED)
+    }
 
 
 def _wanted(faults: tuple[Fault, ...]) -> set[str]:
@@ -34,7 +37,7 @@ def _wanted(faults: tuple[Fault, ...]) -> set[str]:
     ],
 )
 def test_the_bad_are_found_and_nobody_else_is_accused(nodes: int, faults: tuple[str, ...], disturbed: float) -> None:
-    world = simulate.World(nodes, tuple(map(Fault.parse, faults)), disturbed=disturbed)
+    world = nodecheck_simulation.World(nodes, tuple(map(Fault.parse, faults)), disturbed=disturbed)
     trials = TRIALS if disturbed < 0.2 and nodes <= 8 else TRIALS // 5
     exactly = sum(_accused(world, seed) == _wanted(world.faults) for seed in range(trials))
     assert exactly >= 0.95 * trials
@@ -42,15 +45,15 @@ def test_the_bad_are_found_and_nobody_else_is_accused(nodes: int, faults: tuple[
 
 @pytest.mark.parametrize("fault", ["fail:5:0.2", "slow-link:1-6:0.005", "slow-compute:3:1.5"])
 def test_a_single_pass_misses_what_this_finds(fault: str) -> None:
-    world = simulate.World(8, (Fault.parse(fault),))
+    world = nodecheck_simulation.World(8, (Fault.parse(fault),))
     found = [bool(_wanted(world.faults) & _accused(world, seed)) for seed in range(30)]
-    found_once = [world.faults[0].rank in simulate.single_pass(world, seed) for seed in range(30)]
+    found_once = [world.faults[0].rank in nodecheck_simulation.single_pass(world, seed) for seed in range(30)]
     assert sum(found) >= 28
     assert sum(found_once) <= 5
 
 
 def test_with_half_of_four_nodes_bad_nobody_good_is_accused() -> None:
     """The case in which rounds of pairs alone accuse 44 % of the good ones."""
-    world = simulate.World(4, (Fault.parse("fail:0:1"), Fault.parse("fail:1:1")))
+    world = nodecheck_simulation.World(4, (Fault.parse("fail:0:1"), Fault.parse("fail:1:1")))
     for seed in range(30):
         assert _accused(world, seed) == {"rank:0", "rank:1"}

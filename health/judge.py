@@ -1,0 +1,49 @@
+"""Readings into results: every check whose probes were asked, each for itself.
+
+In: readings, the baseline, thresholds. Out: results, worst first. A check that fails is a result too, UNKNOWN: our own trouble is no
+fault of the node's. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from health import registry
+from health.model import HOST, CheckResult, Result, worst
+from health.probing.runner import asked
+from health.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from health.model import Readings
+
+_DEFAULT = Thresholds()
+
+#: How the reason of a row begins whose check raised an exception.
+FAILED_ITSELF = "the check itself failed"
+
+
+def judge(
+    now: Readings, before: Readings | None = None, limits: Thresholds = _DEFAULT, checks: Mapping[str, registry.Check] | None = None
+) -> tuple[CheckResult, ...]:
+    """Return what every check says, worst first. before: the readings at the job's start. checks: default all of ours.
+
+    A check whose probes were not all asked in this sweep says nothing.
+    """
+    there = asked(now)
+    results: list[CheckResult] = []
+    for name, module in (registry.checks() if checks is None else checks).items():
+        if not there.issuperset(module.NEEDS):
+            continue
+        try:
+            results += module.check(now, before, limits)
+        except Exception as error:  # noqa: BLE001  a check that trips over a reading costs its own row only
+            why = f"{FAILED_ITSELF}: {type(error).__name__}: {error}"
+            results.append(CheckResult(name, HOST, Result.UNKNOWN, why[:300]))
+    return worst(results)
+
+
+def blocking(results: tuple[CheckResult, ...]) -> tuple[CheckResult, ...]:
+    """Return those that should hold an attempt back."""
+    return tuple(one for one in results if one.blocks)

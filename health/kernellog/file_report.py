@@ -1,0 +1,188 @@
+"""`supervise doctor --kernel-log FILE`: judges a saved log.
+
+In: a file's name, `-` for stdin. Out: on stdout one JSON object per finding and line, or a table for people; the exit code: 69 where
+something is to be repaired before the node is used (critical), else 0. It is read as it comes, so that a log of any length takes little
+memory. What can fail is reading and writing (OSError), and a file that is no text of a log (ValueError with the command that makes one of
+it). Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import gzip
+import json
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BufferedReader, FileIO, StringIO, TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health.kernellog import parse
+from health.kernellog.correlate import Judge
+from health.kernellog.model import ORDER, Finding, Severity
+from health.model import Repair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import TextIO
+
+
+FOUND: Final = 69
+_GZIP: Final = b"\x1f\x8b"
+#: What begins so is a log in another form.
+_OTHERS: Final = {
+    b"\xfd7zXZ": ("it is packed by xz", "Unpack it: `xz -dc {path} | supervise doctor --kernel-log -`."),
+    b"(\xb5/\xfd": ("it is packed by zstd", "Unpack it: `zstd -dc {path} | supervise doctor --kernel-log -`."),
+    b"BZh": ("it is packed by bzip2", "Unpack it: `bzip2 -dc {path} | supervise doctor --kernel-log -`."),
+    b"PK\x03\x04": ("it is a zip archive", "Unpack it: `unzip -p {path} | supervise doctor --kernel-log -`."),
+    b"LPKSHHRH": (
+        "it is a file of the journal",
+        "Let journalctl read it: `journalctl --file {path} -k | supervise doctor --kernel-log -`.",
+    ),
+}
+#: Bytes of a text that are no UTF-8, as a share: in a log of another encoding it is a letter here and there.
+_FOREIGN_SHARE: Final = 0.1
+_BEGINNING: Final = 8192
+_SHOWN: Final = 160
+_COMMANDS: Final = {
+    Repair.RESET_GPU: "nvidia-smi --gpu-reset -i GPU, once nothing runs on it",
+    Repair.RESTART_DRIVER: "restart what uses the GPUs, then reload the driver or reboot",
+    Repair.REBOOT: "reboot the node",
+    Repair.DRAIN: "take no more work on this node (GPU) until it is inspected",
+    Repair.REPLACE: "have the part replaced",
+    Repair.CONFIGURE: "change the setting that is named",
+    Repair.RESTART_JOB: "start the job again",
+}
+
+
+class LogFormError(ValueError):
+    """A file that is no text of a log. hint: what makes one of it."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a saved log gave. messages: how many of its lines can be the kernel's. forgotten: older findings, of which no more is known."""
+
+    findings: tuple[Finding, ...]
+    messages: int
+    forgotten: Mapping[Severity, int] = field(default_factory=dict)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[TextIO]:
+    """Open a file's text, whatever its bytes are; gzip is unpacked. Raises OSError, LogFormError, also while it is read."""
+    with _bytes_of(path) as data:
+        begins = data.peek()
+        for magic, (what, hint) in _OTHERS.items():
+            if begins.startswith(magic):
+                raise LogFormError(what, hint.format(path=path))
+        if begins.startswith(_GZIP):
+            try:
+                with gzip.GzipFile(fileobj=data) as unpacked:
+                    yield _text(unpacked, unpacked.peek(_BEGINNING))
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise LogFormError(
+                    f"its gzip is damaged: {error}", f"Judge what is left: `gzip -dc {path} | supervise doctor --kernel-log -`."
+                ) from error
+        else:
+            yield _text(data, begins)
+
+
+def _bytes_of(path: str) -> BufferedReader:
+    if path != "-":
+        return Path(path).open("rb")
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
+
+
+def _text(data: BufferedReader | gzip.GzipFile, begins: bytes) -> TextIO:
+    utf_16 = begins[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    if not utf_16 and begins.decode("utf-8", "replace").count("\ufffd") > _FOREIGN_SHARE * len(begins):
+        raise LogFormError("it is no text", "Save one: `dmesg > FILE`, or `journalctl -k > FILE`.")
+    return TextIOWrapper(data, "utf-16" if utf_16 else "utf-8", "replace", newline="\n")
+
+
+class _Noted:
+    """A stream of text, and whether there was any in it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.has_text = False
+
+    def read(self, most: int) -> str:
+        return self._note(self._stream.read(most))
+
+    def readline(self, most: int) -> str:
+        return self._note(self._stream.readline(most))
+
+    def _note(self, text: str) -> str:
+        self.has_text = self.has_text or bool(text.strip())
+        return text
+
+
+def judge(text: str) -> tuple[Finding, ...]:
+    """Return the findings of a log's text, in its order. Raises LogFormError."""
+    return _judged(_Noted(StringIO(text))).findings
+
+
+def judge_stream(stream: TextIO) -> Judged:
+    """Judge a log as it is read. Raises OSError, LogFormError; that also of a text in which no line can be the kernel's."""
+    noted = _Noted(stream)
+    judged = _judged(noted)
+    if noted.has_text and not judged.messages:
+        hint = "Save one: `dmesg > FILE`, or `journalctl -k > FILE`."
+        raise LogFormError("no line of it can be the kernel's: nothing can be said of the node", hint)
+    return judged
+
+
+def _judged(stream: parse.Source) -> Judged:
+    judged, messages = Judge(), 0
+    try:
+        for entry in parse.streamed(stream):
+            judged.take(entry)
+            messages += 1
+    except parse.LogTooLongError as error:
+        raise LogFormError(str(error), "Save it one object a line: `journalctl -k -o json > FILE`.") from error
+    return Judged(judged.findings(), messages, judged.forgotten)
+
+
+def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:
+    """Print the findings of a saved log. Returns the exit code. Raises OSError where nothing can be printed."""
+    found, forgotten = judged.findings, sum(judged.forgotten.values())
+    if as_json:
+        out.writelines(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in found)
+    elif not judged.messages:
+        out.write("no message of a kernel is in this log: nothing can be said of the node\n")
+    else:
+        out.write(_as_text(found))
+    if forgotten:
+        told = ", ".join(f"{judged.forgotten[one]} {one.value}" for one in reversed(ORDER) if judged.forgotten.get(one))
+        said = f"{forgotten} older findings are not shown ({told}): judge the log in parts to see them"
+        print(said, file=sys.stderr if as_json else out)
+    critical = judged.forgotten.get(Severity.CRITICAL) or any(one.severity is Severity.CRITICAL for one in found)
+    return FOUND if critical else 0
+
+
+def _as_text(found: Sequence[Finding]) -> str:
+    if not found:
+        return "nothing in this log needs attention\n"
+    written = []
+    for one in sorted(found, key=lambda one: -ORDER.index(one.severity)):
+        where = " ".join(part for part in (one.pci, one.subject) if part)
+        again = f" ({one.count} lines)" if one.count > 1 else ""
+        written.append(f"{one.severity.value:8}  {one.kind} {one.code}  {where}{again}\n")
+        written.append(f"          {one.meaning}{'; ' + one.reason if one.reason else ''}\n")
+        if one.repair in _COMMANDS:
+            written.append(f"          repair: {one.repair.value}: {_COMMANDS[one.repair]}\n")
+        written.append(f"          line {one.number}: {one.line.strip()[:_SHOWN]}\n")
+    return "".join(written)

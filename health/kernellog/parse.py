@@ -1,0 +1,396 @@
+"""Lines of saved kernel logs, whoever wrote them: what the kernel said, when, and whether it surely was the kernel.
+
+In: the text of a file, or a stream of it: records of /dev/kmsg, `dmesg` with any of its options, `journalctl` short, iso, monotonic, full,
+unix, cat or JSON, files of syslog with and without host, RFC 5424, rsyslog's `#012` for a newline. Out: an Entry for each message that can
+be the kernel's. What is no line of a kernel's log is passed over, and fails nothing. What a line's own marks give to somebody else (another
+facility, another program's tag, another transport) never comes out; a line without marks may be the kernel's, and is `sure` False.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from health.kernellog.model import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+LONGEST_LINE = 12288
+#: Of a row of JSON: a message of LONGEST_LINE bytes that are no text is a list of numbers.
+LONGEST_ROW = 1 << 20
+#: A document of JSON, of several lines, is held as a whole: this much of it, in characters.
+LONGEST_DOCUMENT = 1 << 26
+#: A log without years begins in one that has a 29th of February.
+_SOME_YEAR = 2000
+_HALF_A_YEAR_S = 180 * 86400
+#: No time that a log can mean.
+_FOR_EVER_S = 1e12
+
+#: A line of a record's dictionary, as /dev/kmsg gives it after the message.
+_DICTIONARY = re.compile(r" [A-Z_]+=")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
+#: dmesg -H, where the minute is a new one; and a time of ISO 8601 in brackets.
+_MINUTE = re.compile(r"\[(?P<mon>[A-Z][a-z]{2}) ?(?P<d>\d{1,2}) (?P<clock>\d\d:\d\d)\] ")
+_BRACKETED = re.compile(r"\[(?=\d{4}-\d\d-\d\dT)([^\]]+)\] ")
+_KMSG = re.compile(r"(?P<pri>\d{1,4}),\d+,(?P<us>\d{1,18}),[^;]{1,80};(?P<rest>.*)")
+_PRI = re.compile(r"<(?P<pri>\d{1,3})>(?:1 )?")
+_LEVEL = re.compile(
+    r"(?P<facility>kern|user|mail|daemon|auth|syslog|lpr|news|uucp|cron|authpriv|ftp|res\d+|local\d) *:"
+    r"(?:emerg|alert|crit|err|warn|notice|info|debug) *: "
+)
+_CALLER = r"(?: ?\[ *[TC]\d+\])? ?"  # CONFIG_PRINTK_CALLER
+_UPTIME = re.compile(r"\[ *(?P<s>\d{1,12}\.\d{3,6})\]" + _CALLER)
+_DELTA = re.compile(r"\[ *(?P<sign>[+<])? *(?P<s>\d{1,12}\.\d{6})>?\] ")
+_CTIME = re.compile(
+    r"\[(?:[^\W\d]{2,5}\.? )?(?P<mon>[^\W\d]{3,9})\.? +(?P<d>\d{1,2}) (?P<clock>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<y>\d{4})\]" + _CALLER
+)
+_ISO = re.compile(
+    r"(?:[^\W\d]{1,5}\.? )?(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<us>\d{1,9}))?"
+    r"(?: ?(?P<zone>Z|[+-]\d\d:?\d\d)| [A-Z]{2,5}(?=\s))?\s+"
+)
+_DMESG_ISO = re.compile(r"(?:[a-z0-9]+ *:[a-z]+ *: )?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d ")
+_SYSLOG = re.compile(r"(?P<mon>[^\W\d]{3,5})\.? +(?P<d>\d{1,2}) (?:(?P<y>\d{4}) )?(?P<clock>\d\d:\d\d:\d\d)(?:\.(?P<us>\d+))?\s+")
+_UNIX = re.compile(r"(?P<s>\d{9,10}\.\d{3,6}) (?=\S+ \S+)")
+_TAG = re.compile(r"(?:(?P<host>[^\s:\[\]]+|\.\.\.) +)?(?P<tag>kernel|[Kk]ern(?:el)?\[\d+\]|kernel\[\d*\]):(?= |\S) ?")
+_RFC5424 = re.compile(r"(?P<host>\S+) kernel (?:-|\d+) \S+ (?:-|\[[^\]]*\]) (?:\ufeff)?")
+_OTHERS = re.compile(r"(?P<host>[\w.@-]+) (?P<tag>[\w./@()-]+?)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)")
+#: What looks like a host and a program, and is the beginning of a message.
+_DRIVER = re.compile(r"(?:nvme|mlx\d_core|pcieport|amdgpu|nvidia|EDAC|XFS|BTRFS|EXT4-fs|NETDEV|INFO:|watchdog:) ")
+#: What stands before a message and has a clock, in whatever language: `[日 11月 22 19:51:14 2026] ` of dmesg -T, which nobody else writes,
+#: or `Th11 22 19:51:14 ` of journalctl. When it was is not known, unless the month is a number.
+_FOREIGN = re.compile(
+    r"(?P<dmesg>\[(?:[^\[\]\s]{1,12}\s+){0,3}?(?:(?P<mon>\d{1,2})[月월]\s+(?P<d>\d{1,2})\s+)?(?:[^\[\]\s]{1,12}\s+){0,3}?"
+    r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:\s+(?P<y>\d{4}))?[^\[\]]{0,12}\])" + _CALLER + r"|"
+    r"(?:(?P<month>\d{1,2})[月월]\s+(?P<day>\d{1,2})\s+|(?:[^\s:]{1,16}\s+){1,4}?)(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?\s+(?:\d{4}\s+)?(?:[AP]M\s+)?"
+)
+#: The driver's messages, which nobody else begins so. What stands before one in a line of a form that we do not know is left out.
+_OWN = re.compile(r"(?<=[\s\])}>|;,])(?:NVRM: |nvidia-nvswitch\d*: )")
+_OF_A_PROGRAM = re.compile(r"[\w./@()-]+(?:\[\d+\])?: ?$")
+#: `journalctl -o export`: the first field of each entry.
+_EXPORT = re.compile(r"__[A-Z_]+=")
+_FIELD = re.compile(r"([A-Z_][A-Z0-9_]*)(?:=(.*))?$", re.DOTALL)
+#: Talos: `10.0.0.7: kern: warning: [2026-04-22T21:27:51.291660856Z]: message`.
+_TALOS = re.compile(r"(?P<host>\S+): (?P<facility>[a-z0-9]+): +[a-z]+: \[(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?P<us>\.\d+)?Z\]: ")
+#: What pdsh, ansible and loops over ssh put before each line of dmesg.
+_COLLECTED = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*): (?=\[ *\d+\.\d{6}\] )")
+_NETWORKD = re.compile(r"(?P<nic>\S+): (?:Lost|Gained) carrier")
+_ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
+_BLANK = "\ufeff \t\r\n\x1e"
+_COUNT = re.compile(r"\d{1,18}")
+_OBJECT = re.compile(r'\{\s*"')
+_MONTHS = {name: number for number, name in enumerate(re.findall("...", "janfebmaraprmayjunjulaugsepoctnovdec"), 1)}
+
+
+class Source(Protocol):
+    """Where a log's text comes from."""
+
+    def read(self, most: int, /) -> str:
+        """Return so many characters, fewer at the end."""
+
+    def readline(self, most: int, /) -> str:
+        """Return a line, or so much of it; "" at the end."""
+
+
+class LogTooLongError(ValueError):
+    """A log that would have to be held as a whole, and is too long for that."""
+
+
+def entries(text: str) -> Iterator[Entry]:
+    """Yield the kernel's messages of a whole file, in its order."""
+    return streamed(io.StringIO(text))
+
+
+def streamed(stream: Source) -> Iterator[Entry]:
+    """Yield the kernel's messages of a stream, in its order, however long it is: only a document of JSON is held as a whole.
+
+    Raises OSError, and LogTooLongError of a document longer than LONGEST_DOCUMENT.
+    """
+    number = 0
+    while (first := stream.readline(LONGEST_ROW)) and not first.strip(_BLANK):
+        number += 1
+    if _EXPORT.match(first.lstrip(_BLANK)):
+        yield from _of_export(stream, first.lstrip(_BLANK), number + 1)
+    elif _is_document(first):
+        text = first + stream.read(LONGEST_DOCUMENT)
+        if len(text) > LONGEST_DOCUMENT:
+            raise LogTooLongError(f"a document of JSON of more than {LONGEST_DOCUMENT >> 20} MiB")
+        yield from _of_json(text, number + 1)
+    else:
+        yield from Lines(number).all(_lines(stream, first))
+
+
+def _is_document(first: str) -> bool:
+    """Tell by its first line whether a text is JSON that a reader of lines would not understand."""
+    start = first.strip(_BLANK)
+    if start not in {"{", "["} and start[:2] != "[{" and _OBJECT.match(start) is None:
+        return False
+    value = _decoded(start)
+    return not isinstance(value, dict) or "dmesg" in value
+
+
+def _lines(stream: Source, line: str) -> Iterator[str]:
+    """Yield `line` and those after it; what is longer than LONGEST_ROW is cut."""
+    while line:
+        yield line.replace("\x00", "")  # what a crash leaves in a file
+        while line and not line.endswith("\n"):
+            line = stream.readline(LONGEST_ROW)
+        line = stream.readline(LONGEST_ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What is left of a line, and what stood before it."""
+
+    text: str
+    t: float | None = None
+    uptime: float | None = None
+    sure: bool = False
+    dated: bool = False
+    host: str = ""
+
+
+class Lines:
+    """Reads lines one after another: a time may be told as the step from the line before, and years not at all."""
+
+    def __init__(self, number: int = 0) -> None:
+        """Prepare. number: of lines that are behind already."""
+        self._t: float | None = None
+        self._year = _SOME_YEAR
+        self._number = number
+
+    def all(self, lines: Iterable[str]) -> Iterator[Entry]:
+        """Yield what each line gives."""
+        for line in lines:
+            entry = self.read(line)
+            if entry is not None:
+                yield entry
+
+    def read(self, line: str) -> Entry | None:
+        """Return the kernel's message in a line, None where there is none."""
+        self._number += 1
+        if _OBJECT.match(row := line.strip(_BLANK)):
+            return next(iter(_json_entry(_decoded(row), row, self._number)), None)
+        raw = line.rstrip("\r\n ")[:LONGEST_LINE]
+        raw = _COLOURS.sub("", raw) if "\x1b" in raw else raw
+        if not raw or _DICTIONARY.match(raw):
+            return None
+        text = raw.lstrip("\ufeff\x1e \t")
+        if match := _KMSG.match(text):
+            since = int(match["us"]) / 1e6
+            return None if int(match["pri"]) >> 3 else self._made(_Head(_unescaped(match["rest"]), since, since, sure=True), raw)
+        if match := _TALOS.match(text):
+            t = datetime.fromisoformat(f"{match['time']}+00:00").timestamp() + float(match["us"] or 0)
+            return self._made(_Head(text[match.end() :], t, sure=True, host=match["host"]), raw) if match["facility"] == "kern" else None
+        collected = _COLLECTED.match(text)
+        head = _marked(_Head(text) if collected is None else _Head(text[collected.end() :], host=collected["host"]))
+        if head is not None:
+            head = _tagged(self._stamped(head))
+        if head is not None and not head.sure and (own := _OWN.search(head.text)):
+            before = head.text[: own.start()]
+            head = None if _OF_A_PROGRAM.search(before) else replace(head, text=head.text[own.start() :])
+        return None if head is None else self._made(head, raw)
+
+    def _made(self, head: _Head, raw: str) -> Entry:
+        if head.t is not None:
+            self._t = head.t
+        return Entry(_first(head.text), raw, self._number, head.t, head.uptime, head.sure, head.host)
+
+    def _stamped(self, head: _Head) -> _Head:  # noqa: PLR0911  one for each way to write a time
+        """Take the time off the beginning."""
+        text, t, dated = self._time(head.text)
+        if dated:
+            return replace(head, text=text, t=t, dated=True)
+        if match := _UPTIME.match(text):
+            since = float(match["s"])
+            return replace(head, text=text[match.end() :], t=since, uptime=since, sure=True, dated=True)
+        if match := _DELTA.match(text):
+            t = (self._t or 0.0) + float(match["s"]) if match["sign"] else float(match["s"])
+            return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
+        if match := _MINUTE.match(text):
+            t = self._wall(match["mon"], match["d"], f"{match['clock']}:00", None, None)
+            return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
+        if match := _BRACKETED.match(text):
+            t = self._time(f"{match[1]} ")[1]
+            return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
+        if match := _CTIME.match(text):
+            t = self._wall(match["mon"], match["d"], match["clock"], match["y"], None)
+            return replace(head, text=text[match.end() :], t=t, sure=True, dated=True)
+        if match := _FOREIGN.match(text):
+            month, day = match["mon"] or match["month"], match["d"] or match["day"]
+            t = self._of_month(int(month), day, match["clock"] or match["time"], match["y"], None) if month else None
+            return replace(head, text=text[match.end() :], t=t, sure=head.sure or match["y"] is not None, dated=True)
+        return head
+
+    def _time(self, text: str) -> tuple[str, float | None, bool]:
+        """Take a wall time off the beginning; return the rest, the time, and whether there was one."""
+        if match := _ISO.match(text):
+            zone = (match["zone"] or "Z").replace("Z", "+00:00")
+            try:
+                t = datetime.fromisoformat(f"{match['date']}T{match['clock']}{zone}").timestamp()
+            except ValueError:
+                return text, None, False
+            return text[match.end() :], t + _fraction(match["us"]), True
+        if match := _SYSLOG.match(text):
+            return text[match.end() :], self._wall(match["mon"], match["d"], match["clock"], match["y"], match["us"]), True
+        if match := _UNIX.match(text):
+            return text[match.end() :], float(match["s"]), True
+        return text, None, False
+
+    def _wall(self, month: str, day: str, clock: str, year: str | None, us: str | None) -> float | None:
+        """Return the time of a date; None of a month in a language that we do not know."""
+        number = _MONTHS.get(month.lower()[:3])
+        return None if number is None else self._of_month(number, day, clock, year, us)
+
+    def _of_month(self, number: int, day: str, clock: str, year: str | None, us: str | None) -> float | None:
+        try:
+            t = datetime.fromisoformat(f"{year or self._year}-{number:02d}-{int(day):02d}T{clock}").replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return None
+        if year is None and self._t is not None and self._t - t > _HALF_A_YEAR_S:  # a new year began
+            self._year += 1
+            return self._of_month(number, day, clock, year, us) if self._year < _SOME_YEAR + 100 else t
+        return t + _fraction(us)
+
+
+def _marked(head: _Head) -> _Head | None:
+    """Take facility and level off the beginning; None of another facility than the kernel's."""
+    text, sure = head.text, _DMESG_ISO.match(head.text) is not None  # nobody else writes a comma before the fraction, and no host
+    if match := _PRI.match(text):
+        if int(match["pri"]) >> 3:
+            return None
+        text, sure = text[match.end() :], True
+    if match := _LEVEL.match(text):
+        if match["facility"] != "kern":
+            return None
+        text, sure = text[match.end() :], True
+    return replace(head, text=text, sure=sure)
+
+
+def _tagged(head: _Head) -> _Head | None:
+    """Take host and program off the beginning; None of another program's."""
+    if match := _RFC5424.match(head.text) or _TAG.match(head.text):
+        text, uptime = head.text[match.end() :], head.uptime
+        if since := _UPTIME.match(text):
+            text, uptime = text[since.end() :], float(since["s"])
+        return replace(head, text=text, uptime=uptime, sure=True, host=match.groupdict().get("host") or head.host)
+    if head.dated and not head.sure and not _DRIVER.match(head.text) and (match := _OTHERS.match(head.text)):
+        if match["tag"] == "systemd-networkd" and _NETWORKD.match(match["text"]):
+            return replace(head, text=match["text"], sure=True, host=match["host"])
+        return None
+    return head
+
+
+def _fraction(digits: str | None) -> float:
+    return float(f"0.{digits}") if digits else 0.0
+
+
+def _unescaped(text: str) -> str:
+    """Return what /dev/kmsg escaped."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text) if "\\x" in text else text
+
+
+def _decoded(text: str) -> Any:  # noqa: ANN401  whatever JSON holds
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _of_json(text: str, number: int) -> Iterator[Entry]:
+    """Yield what JSON values, one after another, hold: `journalctl -o json`, json-pretty, json-seq, `dmesg --json`."""
+    decoder, at, seen = json.JSONDecoder(), 0, 0
+    while True:
+        while at < len(text) and text[at] in _BLANK + ",":
+            at += 1
+        if at >= len(text):
+            return
+        number += text.count("\n", seen, at)
+        seen = at
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):  # a line that was cut
+            end = text.find("\n", at)
+            if end < 0:
+                return
+            at = end
+            continue
+        yield from _json_entry(value, text[at:end], number)
+        at = end
+
+
+def _of_export(stream: Source, line: str, number: int) -> Iterator[Entry]:
+    """Yield the messages of `journalctl -o export`: entries of lines NAME=VALUE, an empty line after each."""
+    fields: dict[str, str] = {}
+    began, name, binary = number, "", False
+    while line:
+        match = None if binary else _FIELD.match(line.rstrip("\n"))
+        ended = not binary and not line.strip()
+        if match is not None:
+            name, binary = match[1], match[2] is None
+            fields[name] = (match[2] or "")[:LONGEST_LINE]
+        elif name and not ended:  # no text, or several lines: the eight bytes of its length, the last ones of which are zero, come first
+            fields[name] = f"{fields[name]}{line}"[:LONGEST_LINE]
+            binary = binary and "\x00" not in line
+        line = stream.readline(LONGEST_ROW)
+        number += 1
+        if ended or not line:
+            message = fields.get("MESSAGE", "").rpartition("\x00")[2].rstrip("\n")
+            found = _of_journal({**fields, "MESSAGE": message}, message, began) if "MESSAGE" in fields else None
+            if found is not None:
+                yield found
+            fields, began, name = {}, number, ""
+
+
+def _json_entry(value: Any, raw: str, number: int) -> Iterator[Entry]:  # noqa: ANN401  whatever JSON holds
+    """Yield the messages of a row of journalctl's or of dmesg's."""
+    rows = value.get("dmesg", value) if isinstance(value, dict) else value
+    if isinstance(rows, list):
+        for one in rows:
+            yield from _json_entry(one, json.dumps(one), number)
+    elif isinstance(rows, dict):
+        line = raw if "\n" not in raw else json.dumps(rows)
+        found = _of_dmesg(rows, line, number) if "msg" in rows else _of_journal(rows, line, number)
+        if found is not None:
+            yield found
+
+
+def _of_dmesg(row: dict[str, Any], line: str, number: int) -> Entry | None:
+    pri, t = row.get("pri", 0), row.get("time")
+    if not isinstance(pri, int) or pri >> 3 or row.get("fac", "kern") != "kern":
+        return None
+    since = float(t) if isinstance(t, int | float) and abs(t) < _FOR_EVER_S else None
+    return Entry(_first(str(row["msg"])), line, number, since, since)
+
+
+def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
+    message = row.get("MESSAGE")
+    if isinstance(message, list):  # bytes that are no text
+        message = bytes(one for one in message if isinstance(one, int) and 0 <= one < 256).decode("utf-8", "replace")  # noqa: PLR2004  a byte
+    if not isinstance(message, str):
+        return None
+    transport, facility, tag = (row.get(key) for key in ("_TRANSPORT", "SYSLOG_FACILITY", "SYSLOG_IDENTIFIER"))
+    us = str(row.get("__REALTIME_TIMESTAMP", ""))
+    since = str(row.get("_SOURCE_MONOTONIC_TIMESTAMP", row.get("_SOURCE_BOOTTIME_TIMESTAMP", "")))
+    t = _seconds(us)
+    host = str(row.get("_HOSTNAME", ""))
+    if tag == "systemd-networkd" and transport != "kernel":
+        return Entry(message, line, number, t, None, host=host) if _NETWORKD.match(message) else None
+    told = transport is not None or facility is not None or tag == "kernel"
+    if not told or (transport or "kernel") != "kernel" or str(facility or 0) != "0":
+        return None
+    return Entry(_first(message), line, number, t, _seconds(since), host=host)
+
+
+def _seconds(us: str) -> float | None:
+    """Return the seconds of a count of microseconds, None where it is none."""
+    return int(us) / 1e6 if _COUNT.fullmatch(us) else None
+
+
+def _first(message: str) -> str:
+    """Return a message's first line, without rsyslog's marks for the others."""
+    return message.replace("#012", "\n").split("\n", 1)[0].strip()

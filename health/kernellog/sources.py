@@ -1,0 +1,102 @@
+"""Copies of the kernel's log that others keep, for machines where /dev/kmsg is not to be had.
+
+In: a time, and how large syslog's files were at the attempt's start. Out: (text, time, whether it is surely the kernel's own) for each
+record since then, or one line that says why this copy tells nothing. Nothing fails. Asked once, when an attempt has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from health.kernellog.parse import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Records = list[tuple[str, float, bool]]
+
+JOURNAL_DEADLINE_S = 1.0
+MOST_RECORDS = 5000
+MOST_BYTES = 1 << 20
+#: The first holds the kernel's facility alone; in the others anybody can write a line that says "kernel:".
+KERNEL_FILE = "/var/log/kern.log"
+SYSLOG_FILES = (KERNEL_FILE, "/var/log/messages", "/var/log/syslog")
+
+
+class Clock(Protocol):
+    """The caller's clock."""
+
+    def now(self) -> float:
+        """Return seconds that nobody sets."""
+        ...
+
+
+def remember() -> dict[str, tuple[int, int]]:
+    """Return inode and size of syslog's files now."""
+    found = {}
+    for path in SYSLOG_FILES:
+        try:
+            info = os.stat(path)  # noqa: PTH116 (a name, and three figures)
+        except OSError:
+            continue
+        if stat.S_ISREG(info.st_mode):
+            found[path] = (info.st_ino, info.st_size)
+    return found
+
+
+def journal(since: float, clock: Clock, _before: Mapping[str, tuple[int, int]]) -> Records | str:
+    """Ask systemd's journal."""
+    ahead = time.time() - clock.now()  # the journal's times are the wall's, which somebody may have set
+    words = ["journalctl", "-k", "-o", "json", "--no-pager", "-q", "-n", str(MOST_RECORDS), f"--since=@{max(0.0, since + ahead):.6f}"]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=JOURNAL_DEADLINE_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 (no shell, no foreign word)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"journalctl: {error.strerror if isinstance(error, OSError) else 'no answer'}"
+    records: Records = []
+    for line in done.stdout.splitlines():
+        try:
+            row = json.loads(line)
+            if row.get("SYSLOG_FACILITY") == "0":
+                message = row["MESSAGE"]
+                text = message if isinstance(message, str) else bytes(message).decode("utf-8", "replace")
+                records.append((text, int(row["__REALTIME_TIMESTAMP"]) / 1e6 - ahead, True))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    if not records and (done.returncode or done.stderr or not _has_kernel_records()):
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        return f"journalctl: {said[-1] if said else 'it holds no records of the kernel'}"
+    return records
+
+
+def _has_kernel_records() -> bool:
+    """Tell whether there is any at all: in a container there is a journal, but none of the kernel's records is in it."""
+    words = ["journalctl", "-k", "-o", "cat", "--no-pager", "-q", "-n", "1"]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=JOURNAL_DEADLINE_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 (as above)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return bool(done.stdout.strip())
+
+
+def syslog(_since: float, clock: Clock, before: Mapping[str, tuple[int, int]]) -> Records | str:
+    """Read what was added to the first of syslog's files that was there before."""
+    path = next((path for path in SYSLOG_FILES if path in before), None)
+    if path is None:
+        return "no file of syslog's"
+    inode, size = before[path]
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (a name)
+            start = size if os.fstat(file.fileno()).st_ino == inode else 0
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - MOST_BYTES))
+            data = file.read(MOST_BYTES)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    now = clock.now()
+    read = Lines().all(data.decode("utf-8", "replace").split("\n"))
+    return [(entry.text, now, path == KERNEL_FILE) for entry in read if entry.sure]

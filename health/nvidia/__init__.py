@@ -1,0 +1,1 @@
+"""NVIDIA's error codes and what each asks for."""

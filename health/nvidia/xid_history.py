@@ -1,0 +1,154 @@
+"""The memory of Xids: what the same code means once, again on the same GPU, and on several.
+
+In: each Xid, with GPU, code, time and its place in the GPU (GPC/TPC). Out: how often and where it was before. The state is the owner's:
+one Memory for each node. Nothing fails. An Xid without a time is of the same burst as the one before.
+
+Rules, with their sources (NVIDIA's WORKFLOW_XID_13 and _31 in the Xid catalogue; the rules of NVIDIA/NVSentinel; read 2026-11-21):
+
+    burst     lines of one code on one GPU within its window are one event: 15 s for 13, 3 min for 31
+    echo      43, 45, 106, 107, 137, 154 are no event of their own; 171 and 172 tell where the error of 48 was
+    repeated  of a code that program or hardware can cause: twice within 24 h on one GPU (of 13, in the same GPC and TPC) and on no other
+              GPU: the hardware is suspected; on several GPUs: the application
+    five      any code that needs a repair five times within 24 h on one GPU: replace it
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from health.nvidia import xids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DAY_S: Final = 86400.0
+#: Within how many seconds lines of one code on one GPU are one event.
+BURST_S: Final = {13: 15.0, 31: 180.0}
+BURST_ELSE_S: Final = 60.0
+#: Twice is a pattern (WORKFLOW_XID_31); five fatal ones are one for the vendor (NVSentinel).
+REPEATED: Final = 2
+FIVE: Final = 5
+MOST_EVENTS: Final = 4096
+#: Codes that say where another one's error was, or announce a repair for it: by what may stand before them.
+DETAIL_OF: Final = {171: 48, 172: 48}
+ECHO_S: Final = 60.0
+#: Codes that follow another event, on this GPU or on a peer's, and are the beginning of nothing.
+ECHOES: Final = frozenset(code for code, entry in xids.TABLE.items() if entry.echo)
+
+
+@dataclass(slots=True)
+class Event:
+    """One event of one code on one GPU. place: GPC and TPC, where the lines name them."""
+
+    code: int
+    gpu: str
+    t: float | None
+    place: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was before an event within 24 h, itself included. same: on this GPU; gpus: on how many; place: in the same GPC and TPC."""
+
+    same: int
+    gpus: int
+    place: int
+
+
+@dataclass(slots=True)
+class Memory:
+    """The events of the last 24 h of one node."""
+
+    _events: deque[Event] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+
+    def add(self, event: Event) -> None:
+        """Remember an event."""
+        self._events.append(event)
+
+    def add_once(self, event: Event) -> None:
+        """Remember an event; one that is of the burst of an earlier one is that, and lasts until now."""
+        for one in reversed(self._events):
+            if (one.code, one.gpu) == (event.code, event.gpu) and same_burst(event.code, one.t, event.t):
+                one.t = event.t
+                return
+        self._events.append(event)
+
+    def past(self, event: Event) -> Past:
+        """Return how an event stands among those of its code, within 24 h before and after it."""
+        return self.sorted().past(event)
+
+    def sorted(self) -> Sorted:
+        """Return all that is remembered now, for many questions at once."""
+        return Sorted(self._events)
+
+
+class Sorted:
+    """Events by code, GPU, place and time: each question costs a search, and not a look at every event."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        """Sort them. What changes of an event later is not seen."""
+        self._events = tuple(events)
+        known = [one.t for one in self._events if one.t is not None]
+        # their times, where they stand in their order; else each is looked at
+        self._times = known if len(known) == len(self._events) and known == sorted(known) else None
+        self._by_code: dict[int, dict[str, dict[frozenset[str], _Times]]] = {}
+        for one in self._events:
+            self._by_code.setdefault(one.code, {}).setdefault(one.gpu, {}).setdefault(one.place, _Times()).add(one.t)
+        for gpus in self._by_code.values():
+            for places in gpus.values():
+                for times in places.values():
+                    times.known.sort()
+
+    def past(self, event: Event) -> Past:
+        """Return how an event stands among those of its code, within 24 h before and after it."""
+        gpus = self._by_code.get(event.code, {})
+        same = {place: times.near(event.t, DAY_S) for place, times in gpus.get(event.gpu, {}).items()}
+        where = sum(1 for places in gpus.values() if any(times.near(event.t, DAY_S) for times in places.values()))
+        alike = sum(count for place, count in same.items() if not event.place or not place or place & event.place)
+        return Past(sum(same.values()), where, alike)
+
+    def before(self, event: Event, codes: frozenset[int] | None, within_s: float = ECHO_S) -> Event | None:
+        """Return the first other event shortly before this one, on whatever GPU: of these codes (None: of any that is no echo)."""
+        begin = 0 if self._times is None or event.t is None else bisect_left(self._times, event.t - within_s)
+        for one in islice(self._events, begin, None):
+            if one is event:
+                break
+            if self._times is not None and event.t is not None and one.t is not None and one.t > event.t + within_s:
+                break
+            wanted = one.code in codes if codes is not None else one.code not in ECHOES
+            if wanted and one.code != event.code and _near(one.t, event.t, within_s):
+                return one
+        return None
+
+
+@dataclass(slots=True)
+class _Times:
+    """When events were. unknown: how many have no time, which are near to all."""
+
+    known: list[float] = field(default_factory=list)
+    unknown: int = 0
+
+    def add(self, t: float | None) -> None:
+        if t is None:
+            self.unknown += 1
+        else:
+            self.known.append(t)
+
+    def near(self, t: float | None, within_s: float) -> int:
+        """Return how many are within so many seconds."""
+        if t is None:
+            return len(self.known) + self.unknown
+        return bisect_right(self.known, t + within_s) - bisect_left(self.known, t - within_s) + self.unknown
+
+
+def _near(one: float | None, other: float | None, within_s: float) -> bool:
+    return one is None or other is None or abs(one - other) <= within_s
+
+
+def same_burst(code: int, before: float | None, now: float | None) -> bool:
+    """Tell whether a line is of the burst whose last line was at `before`."""
+    return before is None or now is None or 0 <= now - before <= BURST_S.get(code, BURST_ELSE_S)

@@ -1,0 +1,169 @@
+"""What is to be done about one event of an Xid or SXid: catalogue, the line's own registers, and what else happened.
+
+In: an event's number and the text of its line, how it stands among the others (memory.py), and the recovery that the driver announced for
+the GPU, if it did. Out: a Judged. Pure; nothing fails.
+
+In this order: registers that say that nothing is to be done; an echo of another event; what the driver announced (Xid 154); the
+catalogue's immediate action; then the memory: five times on one GPU, repeated on one GPU only, spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from health.kernellog.model import Severity
+from health.model import Repair
+from health.nvidia import sxids, xid_history, xid_registers, xids
+from health.nvidia.xid_history import Event, Past
+from health.nvidia.xid_registers import Verdict
+from health.nvidia.xids import Action, Origin, Part, Retry
+
+if TYPE_CHECKING:
+    from health.nvidia.xids import Xid
+
+_SEVERITIES: Final = {
+    Action.IGNORE: Severity.INFO,
+    Action.RESTART: Severity.ERROR,
+    Action.RESET: Severity.CRITICAL,
+    Action.REBOOT: Severity.CRITICAL,
+    Action.DRAIN: Severity.CRITICAL,
+}
+_ANNOUNCES: Final = 154
+_REMAPPED: Final = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What follows from one event. origin: app, hardware, fabric, driver or either."""
+
+    severity: Severity
+    repair: Repair
+    meaning: str
+    reason: str = ""
+    same_gpu: str = ""
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What else happened. past: this code within 24 h. before: the event that it follows, if any. announced: by an Xid 154."""
+
+    past: Past
+    before: Event | None = None
+    announced: Repair | None = None
+    previous: str = ""  # "caused by previous Xid N"
+
+
+def judge(code: int, rest: str, around: Around) -> Judged:
+    """Return what an Xid asks for."""
+    entry = xids.lookup(code)
+    if entry is None:
+        return _unlisted(code, around)
+    base = _by_catalogue(entry)
+    decoded = xid_registers.decode(code, rest)
+    if code == _ANNOUNCES:
+        return _announcement(base, decoded)
+    if entry.echo or code in xid_history.DETAIL_OF:
+        return _echo(entry, base, around)
+    if decoded is not None:
+        base = _by_registers(base, decoded, around)
+        if decoded.verdict in {Verdict.IGNORE, Verdict.ECHO} and base.severity is Severity.INFO:
+            return base
+    return _with_memory(entry, base, around)
+
+
+def _unlisted(code: int, around: Around) -> Judged:
+    repair = Repair.RESET_GPU if around.announced is None else around.announced
+    severity = Severity.INFO if repair is Repair.NONE else Severity.CRITICAL
+    said = "as the driver announced" if around.announced is not None else "a reset is the safe answer"
+    return Judged(severity, repair, f"Xid {code} is newer than this table", said, Retry.AFTER_RESET.value, Origin.EITHER.value)
+
+
+def _by_catalogue(entry: Xid) -> Judged:
+    severity = _SEVERITIES[entry.action]
+    if entry.action is Action.IGNORE and not entry.echo and entry.origin in {Origin.HARDWARE, Origin.FABRIC}:
+        severity = Severity.WARNING
+    reason = "have the GPU reset when the job is started again" if entry.code == _REMAPPED else ""
+    if entry.code in xids.UNUSED:
+        reason = "not raised by A100 and newer GPUs: the vendor's support is to be asked"
+    return Judged(severity, xids.REPAIRS[entry.action], f"{entry.name}: {entry.meaning}", reason, entry.retry.value, entry.origin.value)
+
+
+def _announcement(base: Judged, decoded: xid_registers.Decoded | None) -> Judged:
+    if decoded is None:
+        return replace(base, reason="`nvidia-smi -q` shows which")
+    severity = Severity.INFO if decoded.repair is Repair.NONE else Severity.CRITICAL
+    retry = Retry.YES if decoded.repair is Repair.NONE else Retry.AFTER_RESET
+    return replace(base, severity=severity, repair=decoded.repair, reason=decoded.reason, same_gpu=retry.value)
+
+
+def _echo(entry: Xid, base: Judged, around: Around) -> Judged:
+    """Judge a code that follows another event: where that is known, it is the one to act on."""
+    follows = around.previous or (str(around.before.code) if around.before is not None else "")
+    if follows:
+        return replace(base, severity=Severity.INFO, repair=Repair.NONE, reason=f"follows Xid {follows}: act on that one")
+    return replace(base, reason="follows an event that this log does not show") if entry.echo and entry.action is Action.IGNORE else base
+
+
+def _by_registers(base: Judged, decoded: xid_registers.Decoded, around: Around) -> Judged:
+    verdict, reason = decoded.verdict, decoded.reason
+    if verdict is Verdict.IGNORE or (verdict is Verdict.ECHO and around.before is not None):
+        return replace(base, severity=Severity.INFO, repair=Repair.NONE, reason=reason, same_gpu=Retry.YES.value)
+    if verdict is Verdict.FOLLOW or (not decoded.known and around.announced is not None):
+        if around.announced is not None:
+            severity = Severity.INFO if around.announced is Repair.NONE else Severity.CRITICAL
+            return replace(base, severity=severity, repair=around.announced, reason=f"{reason}; the driver announced it")
+        return replace(base, severity=Severity.ERROR, repair=Repair.RESTART_JOB, reason=reason, same_gpu=Retry.YES.value)
+    if verdict is Verdict.RESET:
+        return replace(base, severity=Severity.CRITICAL, repair=Repair.RESET_GPU, reason=reason)
+    return replace(base, reason=reason)
+
+
+def _with_memory(entry: Xid, base: Judged, around: Around) -> Judged:
+    past = around.past
+    if base.repair is Repair.NONE:
+        return base
+    if entry.origin is not Origin.APP and past.same >= xid_history.FIVE and past.gpus == 1:
+        reason = f"{past.same} times within 24 h on this GPU: it is to be replaced"
+        return replace(
+            base, severity=Severity.CRITICAL, repair=Repair.REPLACE, reason=reason, same_gpu=Retry.NO.value, origin=Origin.HARDWARE.value
+        )
+    if entry.origin is not Origin.EITHER or entry.part is not Part.OTHER:
+        return base
+    if past.gpus > 1:
+        return replace(base, reason=f"on {past.gpus} GPUs within 24 h: the application is suspected", origin=Origin.APP.value)
+    if past.place >= xid_history.REPEATED:
+        reason = f"{past.place} times within 24 h on this GPU and on no other: its hardware is suspected, run `dcgmi diag -r 3`"
+        return replace(
+            base, severity=Severity.CRITICAL, repair=Repair.DRAIN, reason=reason, same_gpu=Retry.NO.value, origin=Origin.HARDWARE.value
+        )
+    return base
+
+
+def judge_switch(code: int, said: str, rest: str) -> Judged:
+    """Return what an SXid asks for. said: `Fatal`, `Non-fatal` or "" as the line has it; rest: its text, for codes that are not listed."""
+    entry = sxids.lookup(code)
+    meaning = entry.name if entry is not None else rest.strip(" ,") or f"SXid {code}"
+    fatal = entry.fatal if entry is not None else sxids.Fatal.MAY_BE
+    if said == "Fatal" or (not said and fatal is sxids.Fatal.ALWAYS):
+        return Judged(
+            Severity.CRITICAL,
+            Repair.REBOOT,
+            meaning,
+            "the fabric has to be reset, and all GPUs with it",
+            Retry.AFTER_RESET.value,
+            Origin.FABRIC.value,
+        )
+    if said == "Non-fatal" or fatal is sxids.Fatal.NEVER:
+        severity = Severity.INFO if entry is not None and not entry.reboot and fatal is sxids.Fatal.NEVER else Severity.WARNING
+        return Judged(severity, Repair.NONE, meaning, "", Retry.YES.value, Origin.FABRIC.value)
+    reboot = entry is None or entry.reboot
+    return Judged(
+        Severity.ERROR if reboot else Severity.WARNING,
+        Repair.REBOOT if reboot else Repair.NONE,
+        meaning,
+        "fatal on a trunk port, or for one GPU on an access port",
+        Retry.AFTER_RESET.value,
+        Origin.FABRIC.value,
+    )

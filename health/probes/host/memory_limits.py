@@ -1,0 +1,100 @@
+"""The host's memory, shared memory, limits, tables of processes and files, and where a core dump would go.
+
+In: /proc, statvfs of /dev/shm and of the dump's directory. Out, of `host`: `host.memory` (bytes: total, available, swap_total, swap_free),
+`host.oom_kills` (since the boot), `host.shm` (bytes: total, free), `host.limits` (a table of [soft, hard], None for unlimited: memlock in
+bytes, nofile, nproc, core in bytes; those that our caller's children get too), `host.pids` (used, most), `host.files` (used, most),
+`host.core` (pattern, pipe, directory, free in bytes). Nothing is kept; nothing hangs but a dump's directory on a dead file system.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health.model import HOST, NOT_SUPPORTED, Json, Reading
+from health.probes import system_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import Ask
+
+NAME: Final = "host"
+_MEMORY: Final = {"total": "MemTotal", "available": "MemAvailable", "swap_total": "SwapTotal", "swap_free": "SwapFree"}
+_LIMITS: Final = {
+    "Max locked memory": "memlock",
+    "Max open files": "nofile",
+    "Max processes": "nproc",
+    "Max core file size": "core",
+}
+_LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+) +(\S+)", re.MULTILINE)
+
+
+def read(ask: Ask) -> Iterator[Reading]:
+    """Yield what is there."""
+    told = system_files.table(ask.at("/proc/meminfo"))
+    memory: dict[str, Json] = {name: told[key] for name, key in _MEMORY.items() if key in told}
+    yield _made("host.memory", memory or None)
+    yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))
+    yield _room("host.shm", ask.at("/dev/shm"))  # noqa: S108 -- looked at, not written to
+    limits = {name: found for name, found in _limits(system_files.text(ask.at("/proc/self/limits"))).items() if found}
+    yield _made("host.limits", {**limits} or None)
+    yield _made("host.pids", _pids(ask))
+    yield _made("host.files", _files(system_files.text(ask.at("/proc/sys/fs/file-nr"))))
+    yield _core(ask)
+
+
+def _made(name: str, value: Json) -> Reading:
+    return Reading(NAME, HOST, name, value, NOT_SUPPORTED if value is None else "")
+
+
+def _room(name: str, path: str) -> Reading:
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return system_files.unread(NAME, HOST, name, error, path)
+    return Reading(NAME, HOST, name, {"total": found.f_blocks * found.f_frsize, "free": found.f_bavail * found.f_frsize})
+
+
+def _limits(text: str) -> dict[str, list[Json]]:
+    found: dict[str, list[Json]] = {}
+    for match in _LIMIT.finditer(text):
+        name = _LIMITS.get(match[1])
+        if name is not None:
+            found[name] = [None if word == "unlimited" else int(word) for word in match.group(2, 3)]
+    return found
+
+
+def _pids(ask: Ask) -> Json:
+    """Return how many threads there are, of how many: /proc/loadavg counts them all, `running/all`."""
+    match = re.search(r" \d+/(\d+) ", system_files.text(ask.at("/proc/loadavg")))
+    most = [one for one in (system_files.whole(ask.at(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")) if one]
+    return {"used": int(match[1]), "most": min(most)} if match is not None and most else None
+
+
+def _files(text: str) -> Json:
+    words = text.split()
+    return {"used": int(words[0]), "most": int(words[2])} if len(words) == 3 else None  # noqa: PLR2004 -- used, unused, most
+
+
+def _core(ask: Ask) -> Reading:
+    """Return where a dump goes: a file's directory, or a program that it is piped to."""
+    pattern = system_files.text(ask.at("/proc/sys/kernel/core_pattern"))
+    if not pattern:
+        return _made("host.core", None)
+    row: dict[str, Json] = {"pattern": pattern, "pipe": pattern.startswith("|"), "directory": "", "free": None}
+    if pattern.startswith("|"):
+        program = pattern[1:].split()[0] if pattern[1:].split() else ""
+        row["program_is_there"] = os.access(ask.at(program), os.X_OK)
+    else:
+        # a pattern without a directory is in the process's own
+        directory = str(Path(pattern).parent) if pattern.startswith("/") else os.getcwd()  # noqa: PTH109 -- a name
+        row["directory"] = directory
+        try:
+            found = os.statvfs(ask.at(directory) if pattern.startswith("/") else directory)
+            row["free"] = found.f_bavail * found.f_frsize
+        except OSError as error:
+            row["problem"] = error.strerror
+    return Reading(NAME, HOST, "host.core", row)

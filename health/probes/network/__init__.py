@@ -1,0 +1,1 @@
+"""Probes of network interfaces, ports, names and peers."""

@@ -1,0 +1,1 @@
+"""Probes of disks and of the paths that the job writes."""

@@ -1,0 +1,1 @@
+"""Runs probes in disposable processes under a deadline."""

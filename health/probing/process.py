@@ -1,0 +1,98 @@
+"""`python -P health/probing/process.py`: runs probes for whoever started it, and is thrown away when one hangs.
+
+In: stdin, one request a line: {"id", "probe", "ask", "module"}. Out: stdout, {"ready": true}, then one line a reading as soon as it is
+made: {"id", "reading": [...]}, and at the end {"id", "done": CPU seconds} or {"id", "failed": "why"}. A probe that fails costs its own
+answer only. When stdin ends the process ends at once with what it started, also in the midst of a read: nobody would hear the answer.
+It keeps a probe's session where the request says that it lasts, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, NoReturn
+
+if __name__ == "__main__":
+    # run by path. Not by way of sys.path: a user's own package `health` may be found there first
+    _spec = PathFinder.find_spec("health", [str(Path(__file__).resolve().parents[2])])
+    if _spec is None or _spec.loader is None:
+        sys.exit(f"{__file__}: no package around it")
+    sys.modules["health"] = module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules["health"])
+
+from health import registry
+from health.model import Ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from health.model import Json, Reading
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    out = os.dup(1)
+    os.dup2(2, 1)  # what a library prints is no answer of ours
+    threading.Thread(target=_listen, args=(requests,), name="requests", daemon=True).start()
+    sessions: dict[str, registry.Session] = {}
+    _send(out, {"ready": True})
+    while (line := requests.get()) is not None:
+        request = json.loads(line)
+        number, name = request["id"], request["probe"]
+        begun = time.thread_time()
+        try:
+            for reading in _readings(name, request.get("module", ""), Ask.from_json(request["ask"]), sessions):
+                one = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
+                _send(out, {"id": number, "reading": one})
+            _send(out, {"id": number, "done": time.thread_time() - begun})
+        except Exception as error:  # noqa: BLE001  whatever a probe meets is told as its answer
+            with contextlib.suppress(KeyError):
+                sessions.pop(name).close()
+            _send(out, {"id": number, "failed": f"{type(error).__name__}: {error}"[:500]})
+
+
+def _readings(name: str, module: str, ask: Ask, sessions: dict[str, registry.Session]) -> Iterator[Reading]:
+    found = registry.probe(name, {name: module} if module else None)
+    opened = getattr(found, "session", None)
+    if not ask.lasting or opened is None:
+        return found.read(ask)
+    if name not in sessions:
+        sessions[name] = opened()
+    return sessions[name].read(ask)
+
+
+def _listen(requests: SimpleQueue[bytes | None]) -> None:
+    """Hand requests on. Ends the process when whoever asks is gone: a thread of its own, because the other may hang in a driver."""
+    for line in sys.stdin.buffer:
+        requests.put(line)
+    _end()
+
+
+def _send(out: int, answer: dict[str, Json]) -> None:
+    left = memoryview(json.dumps(answer, separators=(",", ":")).encode("ascii") + b"\n")
+    while left:
+        try:
+            left = left[os.write(out, left) :]
+        except BrokenPipeError:
+            _end()
+
+
+def _end() -> NoReturn:
+    """End at once, with what a probe started: whoever asks may be gone, and then nobody else ends that."""
+    if os.getsid(0) == os.getpid():  # else the group is not ours alone: somebody runs us from a shell
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

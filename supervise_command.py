@@ -1,7 +1,7 @@
 """The `supervise` command's first lines, under a name that nobody else bears.
 
 A user's PYTHONPATH may lead to a package of theirs named `supervisor`; a script that imported ours by that name would get theirs, and end
-in a traceback. So ours is taken from beside this file. In: nothing. Out: the exit code of supervisor.cli. A package that another
+in a traceback. So ours is taken from beside this file. In: nothing. Out: the exit code of supervisor.cli.main. A package that another
 distribution put there (supervisord) is ours as well: see supervisor/__init__.py.
 """
 
@@ -22,6 +22,6 @@ def main() -> int:
     sys.modules["supervisor"] = package
     if spec.loader is not None:  # without an __init__.py: supervisord took it away with itself
         spec.loader.exec_module(package)
-    from supervisor.cli import main as command  # noqa: PLC0415  now it is ours
+    from supervisor.cli.main import main as command  # noqa: PLC0415  now it is ours
 
     return command()

@@ -3,7 +3,7 @@
     python bench/classification.py [CORPUS.jsonl]     # write them; scores of CORPUS.jsonl only where it is given
     python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
 
-In: tests/corpus, the signatures, supervisor/causes.py; CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`,
+In: tests/corpus, the signatures, supervisor/classify/causes.py; CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`,
 `source` (owner/repository#issue), `alt` (labels that are right too) and `origin`. Out: the text between the markers in
 docs/classification.md, docs/signatures.md and docs/causes.md. A log counts as right if the cause is its label or one of `alt`.
 """
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.causes import EXPLAINED
+from supervisor.classify.causes import EXPLAINED
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
+from supervisor.config.signatures import read
 from supervisor.core.model import Cause
 from supervisor.observe.scan import scanner
-from supervisor.signatures import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

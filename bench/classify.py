@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from figures import at_least, at_most
 from runs import BenchError
 
-from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import Reader
+from supervisor.config import signatures
 from supervisor.core.model import Evidence
 from supervisor.observe.scan import scanner
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from supervisor.instrument._supervise_shim.beat import Beat
 from supervisor.instrument._supervise_shim.claim import Identity, claim
+from supervisor.instrument._supervise_shim.heartbeat import Beat
 from supervisor.observe import heartbeats
 
 CALLS = 100_000

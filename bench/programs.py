@@ -1,4 +1,4 @@
-"""Write the table of docs/programs.md from supervisor/programs.toml.
+"""Write the table of docs/programs.md from supervisor/knobs/programs.toml.
 
 python bench/programs.py             # write it
 python bench/programs.py --check     # exit status 1 where it is not up to date
@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.core.knobs import NAMES
-from supervisor.programs import programs
+from supervisor.knobs.programs import programs
+from supervisor.knobs.syntax import NAMES
 
 if TYPE_CHECKING:
-    from supervisor.programs import KnobRow, Program
+    from supervisor.knobs.programs import KnobRow, Program
 
 PAGE = Path(__file__).parents[1] / "docs" / "programs.md"
 BEGIN, END = "<!-- table:programs -->\n", "<!-- end -->\n"

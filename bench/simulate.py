@@ -18,10 +18,10 @@ from dataclasses import asdict
 
 from figures import Figure, at_least, at_most
 
-from supervisor.core import inbox
+from supervisor.core import events as core_events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Phase, Policy, RankInfo
-from supervisor.simulate.seeds import JOBS, SEEDS, played
+from tests.simulation.seeds import JOBS, SEEDS, played
 
 TARGET = 100_000
 WHOLE_S = 40.0
@@ -30,11 +30,11 @@ BARE = 100_000
 
 def bare() -> float:
     """Return how many ProgressObserved per CPU second the core alone decides: what no simulator around it can exceed."""
-    state, _ = decide(initial(), inbox.SupervisorStarted(0.0, "run", Policy()))
-    state, _ = decide(state, inbox.AttemptStarted(1.0, 1, (RankInfo(0, 0, 1, 1),), 1))
+    state, _ = decide(initial(), core_events.SupervisorStarted(0.0, "run", Policy()))
+    state, _ = decide(state, core_events.AttemptStarted(1.0, 1, (RankInfo(0, 0, 1, 1),), 1))
     began = time.process_time()
     for step in range(BARE):
-        state, _ = decide(state, inbox.ProgressObserved(1.0 + step, 1, step, step, Phase.TRAIN))
+        state, _ = decide(state, core_events.ProgressObserved(1.0 + step, 1, step, step, Phase.TRAIN))
     return BARE / (time.process_time() - began)
 
 

@@ -11,7 +11,7 @@ _OURS = Path(__file__).resolve().parent.parent
 if not sys.flags.safe_path and Path(sys.path[0]).resolve() != _OURS:
     del sys.path[0]
 
-from supervisor.cli import main  # noqa: E402  sys.path first
+from supervisor.cli.main import main  # noqa: E402  sys.path first
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.decide import decide, initial
-from supervisor.journalstate import state_of
-from supervisor.records import EventTaken, Record, RunBegan, event_of
+from supervisor.journal.records import EventTaken, Record, RunBegan, event_of
+from supervisor.journal.state import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from supervisor.records import Damage
+    from supervisor.journal.records import Damage
 
 
 def check_fold(records: Iterable[Record | Damage]) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.drill import BIT, Order, _Drill
-from supervisor.settings import Checkpoints, Settings
+from supervisor.cli.drill import BIT, Order, _Drill
+from supervisor.config.settings import Checkpoints, Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

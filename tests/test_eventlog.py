@@ -13,14 +13,14 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from supervisor import narrator as narrator_module
-from supervisor.clock import Clock
-from supervisor.core import inbox
+from supervisor.core import events
 from supervisor.core.actions import BeginAttempt, CloseIncident, OpenIncident, ReportDecision
 from supervisor.core.model import Cause, CheckpointRef, Phase, Plan, PlanKind, RankExit, RankInfo, Verdict
-from supervisor.eventlog import FILE_NAME, LEVELS, EventLog, LogEvent, open_log
-from supervisor.narrator import NOTED, Narrator
-from supervisor.voice import Terminal
+from supervisor.job.clock import Clock
+from supervisor.report import reporter as narrator_module
+from supervisor.report.event_log import FILE_NAME, LEVELS, EventLog, LogEvent, open_log
+from supervisor.report.reporter import NOTED, Narrator
+from supervisor.report.terminal import Terminal
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def test_a_log_that_cannot_be_written_is_silent_and_tells_what_was_lost_when_it_
 @pytest.mark.process
 def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_room(tmp_path: Path) -> None:
     code = (
-        "import os, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.eventlog import LogEvent, open_log\n"
+        "import os, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.report.event_log import LogEvent, open_log\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))\n"  # writes beyond fail as on a full disk, the last one in part
@@ -164,11 +164,11 @@ def test_a_request_that_the_guardian_refused_is_no_end_of_the_launcher(narrator:
 
 def test_an_attempts_last_line_sums_it_up(narrator: Narrator, written: Written) -> None:
     narrator.beginning(BeginAttempt(2, "failure", CheckpointRef("ckpt/80.pt", 80, "structure")))
-    narrator.took(inbox.AttemptStarted(10.0, 2, (RankInfo(4, 0, 41, 7), RankInfo(5, 1, 42, 7)), 8))
-    narrator.took(inbox.ProgressObserved(14.0, 2, 95, 15, Phase.TRAIN))
-    narrator.took(inbox.RankExited(15.0, 2, RankExit(5, 42, 1, signal=9)))
-    narrator.took(inbox.RankExited(15.5, 2, RankExit(4, 41, 2, code=1)))
-    narrator.took(inbox.AttemptEnded(16.0, 2, "failed"))
+    narrator.took(events.AttemptStarted(10.0, 2, (RankInfo(4, 0, 41, 7), RankInfo(5, 1, 42, 7)), 8))
+    narrator.took(events.ProgressObserved(14.0, 2, 95, 15, Phase.TRAIN))
+    narrator.took(events.RankExited(15.0, 2, RankExit(5, 42, 1, signal=9)))
+    narrator.took(events.RankExited(15.5, 2, RankExit(4, 41, 2, code=1)))
+    narrator.took(events.AttemptEnded(16.0, 2, "failed"))
     event, level, fields = written.lines[-1]
     resumed = {"reason": "failure", "resume_from": "ckpt/80.pt", "resume_step": 80}
     progress = {"step": 95, "steps_seen": 15, "phase": "train", "ran_s": 6.0}
@@ -180,8 +180,8 @@ def test_an_attempts_last_line_sums_it_up(narrator: Narrator, written: Written) 
 def test_an_end_that_is_well_is_told_softly(narrator: Narrator, written: Written) -> None:
     narrator.beginning(BeginAttempt(1, "start", None))
     for rank, code in enumerate((0, 3)):
-        narrator.took(inbox.RankExited(15.0, 1, RankExit(rank, 41, 1, code=code)))
-    narrator.took(inbox.AttemptEnded(16.0, 1, "succeeded"))
+        narrator.took(events.RankExited(15.0, 1, RankExit(rank, 41, 1, code=code)))
+    narrator.took(events.AttemptEnded(16.0, 1, "succeeded"))
     assert [(event, level) for event, level, _ in written.lines[1:]] == [
         ("rank.exited", "info"),
         ("rank.exited", "warning"),

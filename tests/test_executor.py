@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from supervisor.clock import Clock
+from supervisor.checkpoints.permit import Permit
 from supervisor.core import actions as act
-from supervisor.core.inbox import LauncherFellBack
+from supervisor.core.events import LauncherFellBack
 from supervisor.core.model import Launcher
 from supervisor.core.state import JobState, Stage, Stop
-from supervisor.executor import Executor
-from supervisor.knobset import Applied
-from supervisor.permit import Permit
+from supervisor.job.clock import Clock
+from supervisor.knobs.job_knobs import Applied
+from supervisor.run.executor import Executor
 from tests.waiting import wait_for
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import flood, signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import Reader
-from supervisor.flood import FloodReader
+from supervisor.cli.classify import sampling
+from supervisor.cli.classify.sampling import FloodReader
+from supervisor.config import signatures
 from supervisor.observe.scan import scanner
 
 if TYPE_CHECKING:
@@ -77,4 +78,4 @@ def test_a_flood_of_lines_that_all_differ_is_bounded_too() -> None:
     reader = FloodReader(CATALOGUE, SCANNER)
     evidence = read(reader, log)
     assert classify(evidence).because
-    assert len(reader._seen) <= flood.MOST_SHAPES  # noqa: SLF001  the bound on its memory
+    assert len(reader._seen) <= sampling.MOST_SHAPES  # noqa: SLF001  the bound on its memory

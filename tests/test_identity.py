@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor import identity
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to another user: needs root")
 NOBODY = 65534

@@ -18,18 +18,18 @@ import torch
 
 from checkpointing.mirror import layout, restore
 from checkpointing.mirror.backends import open_backend
-from supervisor import checkpointview
-from supervisor.checkpoints import JobCheckpoints
-from supervisor.job import Job
-from supervisor.mirrorlink import MirrorLink
-from supervisor.settings import Checkpoints, Settings
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.cli.checkpoints import verify
+from supervisor.config.settings import Checkpoints, Settings
+from supervisor.job.job import Job
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from supervisor.core.inbox import CheckpointSelected
+    from supervisor.core.events import CheckpointSelected
 
 DEADLINE_S = 30.0
 GRAIN_S = 0.05
@@ -395,7 +395,7 @@ def test_latest_names_what_a_resume_takes(tmp_path: Path, capfd: pytest.CaptureF
     node = Node(tmp_path)
 
     def latest(directory: str) -> tuple[str, int | None]:
-        checkpointview.latest(str(node.here / directory), node.state / "checkpoints", as_json=True)
+        verify.latest(str(node.here / directory), node.state / "checkpoints", as_json=True)
         row = json.loads(capfd.readouterr().out)
         return os.path.basename(row["path"]), row["step"]  # noqa: PTH119 -- strings
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor import lock
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.identity import this_process
+from supervisor.job.identity import this_process
+from supervisor.run import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def gone() -> int:
 def other_process(path: Path) -> Iterator[subprocess.Popen[str]]:
     """Yield a process that holds the lock until its stdin is closed."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom supervisor.lock import acquire\n"
+        "import sys\nfrom pathlib import Path\nfrom supervisor.run.lock import acquire\n"
         "held = acquire(Path(sys.argv[1]), job='j', run='r7')\nprint('held', flush=True)\nsys.stdin.read()\nheld.release()"
     )
     command = [sys.executable, "-c", code, str(path)]
@@ -165,7 +165,7 @@ def test_a_supervisor_in_another_pid_namespace_neither_takes_a_living_lock_nor_w
     """The real thing: in there our pid is nobody's, and that must not look like our death."""
     held = lock.acquire(path, job="j")
     code = (
-        "import sys\nfrom pathlib import Path\nfrom supervisor.lock import acquire\nfrom supervisor.errors import SuperviseError\n"
+        "import sys\nfrom pathlib import Path\nfrom supervisor.run.lock import acquire\nfrom supervisor.errors import SuperviseError\n"
         "try: acquire(Path(sys.argv[1]), job='j', takeover=sys.argv[2] == 'takeover', lease_s=30)\n"
         "except SuperviseError as error: sys.exit(error.exit_code)"
     )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import logblocks
-from supervisor.logblocks import Texture
+from supervisor.cli.classify import reading
+from supervisor.cli.classify.reading import Texture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,13 +17,13 @@ TEXT = "step 1 loss 2.3\nOSError: [Errno 28] No space left on device: 'größe'\
 
 
 def read(path: Path) -> bytes:
-    with logblocks.opened(path) as fd:
-        return b"".join(logblocks.blocks(fd, str(path)))
+    with reading.opened(path) as fd:
+        return b"".join(reading.blocks(fd, str(path)))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8"])
 def test_a_log_of_another_encoding_is_read_as_utf_8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logblocks, "BLOCK_BYTES", 37)  # cuts characters in two
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 37)  # cuts characters in two
     path = tmp_path / "a.log"
     path.write_bytes((TEXT * 50).encode(encoding))
     assert read(path).decode() == TEXT * 50
@@ -71,7 +71,7 @@ def test_a_pipe_that_is_written_to_a_byte_at_a_time_is_known_as_well() -> None:
     try:
         first, rest = TEXT.encode("utf-16-le")[:1], TEXT.encode("utf-16-le")[1:]
         os.write(into, first)
-        found = logblocks.blocks(out, "-")
+        found = reading.blocks(out, "-")
         os.write(into, rest)
         os.close(into)
         assert b"".join(found).decode() == TEXT

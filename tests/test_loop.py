@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.clock import Clock
 from supervisor.core.actions import BeginAttempt
 from supervisor.core.decide import initial
-from supervisor.core.inbox import AttemptStarted, JournalDegraded, JournalRecovered, LauncherExited, SupervisorStarted, TimerFired
+from supervisor.core.events import AttemptStarted, JournalDegraded, JournalRecovered, LauncherExited, SupervisorStarted, TimerFired
 from supervisor.core.model import Policy, RankInfo
 from supervisor.core.state import JobState, Stage
-from supervisor.loop import Loop
+from supervisor.job.clock import Clock
+from supervisor.run.loop import Loop
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import Event
+    from supervisor.core.events import Event
 
 
 class Numbers:

@@ -20,11 +20,11 @@ from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.verify import verify
-from supervisor.checkpoints import JobCheckpoints
-from supervisor.job import Job
-from supervisor.learned import Learned
-from supervisor.permit import Permit
-from supervisor.settings import Checkpoints, Settings
+from supervisor.checkpoints.discovery import Learned
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.permit import Permit
+from supervisor.config.settings import Checkpoints, Settings
+from supervisor.job.job import Job
 from tests.e2e.untouched import listing, renamed
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from supervisor.clock import Clock
+from supervisor.config.settings import Settings
 from supervisor.core import actions as act
 from supervisor.core.actions import BeginAttempt, CloseIncident, ReportDecision, ReportResume
-from supervisor.core.inbox import CheckpointSelected
+from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import Cause, Change, Evidence, Gpu, Plan, PlanKind, Verdict
 from supervisor.core.state import Incident
-from supervisor.eventlog import LogEvent
-from supervisor.narrator import Narrator
-from supervisor.settings import Settings
+from supervisor.job.clock import Clock
+from supervisor.report.event_log import LogEvent
+from supervisor.report.reporter import Narrator
 
 if TYPE_CHECKING:
     from supervisor.alerts.model import Alert

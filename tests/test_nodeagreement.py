@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from supervisor import nodeagreement
-from supervisor.checkpoints import JobCheckpoints
+from supervisor.checkpoints import node_agreement
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.permit import Permit
+from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
-from supervisor.job import Job
-from supervisor.permit import Permit
-from supervisor.settings import Checkpoints, Settings
+from supervisor.job.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from supervisor.core.inbox import CheckpointSelected
+    from supervisor.core.events import CheckpointSelected
 
 DEADLINE_S = 30.0
 
@@ -62,7 +62,7 @@ class Nodes:
                 return said[number]
 
             action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
-            found[node] = nodeagreement.agree(action, self.nodes[node], say, Permit(), host=f"n{node}", suspect=False, t=5.0)
+            found[node] = node_agreement.agree(action, self.nodes[node], say, Permit(), host=f"n{node}", suspect=False, t=5.0)
 
         threads = [threading.Thread(target=run, args=(node,)) for node in range(count)]
         for thread in threads:

@@ -9,12 +9,12 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from supervisor.clock import Clock
 from supervisor.core import actions as act
-from supervisor.core.inbox import GpusListed, HealthChanged, HealthChecked
+from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Finding, Gpu
-from supervisor.nodecare import NodeCare
-from supervisor.threads import Threads
+from supervisor.job.clock import Clock
+from supervisor.node.requests import NodeCare
+from supervisor.run.threads import Threads
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -10,7 +10,9 @@ import torch
 from checkpointing.io.tree import Reading
 from checkpointing.model import NonFinite, Verdict
 from checkpointing.verify import verify
-from supervisor import checkpointlist, checkpointview, numerics
+from supervisor.checkpoints import numerics
+from supervisor.cli.checkpoints import listing
+from supervisor.cli.checkpoints import verify as checkpoint_verify
 from tests.test_mending import Ground, ground
 
 if TYPE_CHECKING:
@@ -135,14 +137,14 @@ def test_ls_shows_it(ground: Ground) -> None:
     saves.save(100)
     saves.save(200, NAN)
     (mask, _) = ground.checkpoints._manifests.all()  # noqa: SLF001  what was recorded
-    assert checkpointlist._numbers(mask) == "model.alibi is not finite: Inf at element 2"  # noqa: SLF001  the cell of the list
+    assert listing._numbers(mask) == "model.alibi is not finite: Inf at element 2"  # noqa: SLF001  the cell of the list
 
 
 def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(ground: Ground, capfd: pytest.CaptureFixture[str]) -> None:
     saves = Saves(ground)
     saves.save(100)
     saves.save(200, NAN)
-    checkpointview.latest(str(ground.here), ground.state / "checkpoints", as_json=True)
+    checkpoint_verify.latest(str(ground.here), ground.state / "checkpoints", as_json=True)
     row = json.loads(capfd.readouterr().out)
     assert row["step"] == 100
     assert [(one["step"], one["verdict"]) for one in row["passed_over"]] == [(200, "good")]

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from supervisor import patterns
-from supervisor.patterns import Bounded
+from supervisor.config import user_patterns
+from supervisor.config.user_patterns import Bounded
 
 #: Backtracks without end, and nothing in it lets a search give up early: "x" stands everywhere.
 ENDLESS = r"(?:(x+x+)+y)"
@@ -31,7 +31,7 @@ def test_a_search_without_end_is_given_up_and_told_once_and_never_begun_again() 
     began = time.process_time()
     for _ in range(100):
         assert pattern.search(TEXT) is None
-    assert time.process_time() - began < 10 * patterns.SEARCH_S
+    assert time.process_time() - began < 10 * user_patterns.SEARCH_S
     assert len(told) == 1
     assert "searched one text of 12000 characters for more than 0.1 s" in told[0]
     assert pattern.search("xxy") is None, "it is out of use"
@@ -44,7 +44,7 @@ def test_a_pattern_that_is_merely_slow_may_not_take_all_of_the_time() -> None:
     while not told and length < len(TEXT):  # as long as takes some milliseconds here
         began = time.thread_time()
         pattern.search(TEXT[:length])
-        if time.thread_time() - began > 4 * patterns.FAIR_S:
+        if time.thread_time() - began > 4 * user_patterns.FAIR_S:
             break
         length += 400
     began = time.process_time()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import preempt
-from supervisor.settings import Settings, Stop
+from supervisor.config.settings import Settings, Stop
+from supervisor.run import kill_deadline
 from tests.guardian.conftest import alive
 from tests.waiting import wait_for
 
@@ -52,38 +52,38 @@ def ends_in(seconds: float) -> dict[str, str]:
     ("signum", "left_s"), [(signal.SIGTERM, 90.0), (signal.SIGHUP, 90.0), (signal.SIGUSR1, 400.0), (signal.SIGUSR2, 400.0)]
 )
 def test_the_setting_is_above_all(signum: int, left_s: float) -> None:
-    assert preempt.left_s(signum, ends_in(500), SET) == left_s
-    assert not preempt.must_ask(signum, ends_in(500), SET)
+    assert kill_deadline.left_s(signum, ends_in(500), SET) == left_s
+    assert not kill_deadline.must_ask(signum, ends_in(500), SET)
 
 
 def test_a_notice_is_worth_more_than_what_is_left_from_term_to_kill() -> None:
-    left_s = preempt.left_s(signal.SIGUSR1, ends_in(600), ONLY_LEFT)  # --signal=USR1@600
+    left_s = kill_deadline.left_s(signal.SIGUSR1, ends_in(600), ONLY_LEFT)  # --signal=USR1@600
     assert left_s is not None
     assert 595 < left_s <= 598
-    assert preempt.left_s(signal.SIGUSR1, {}, ONLY_LEFT) == 90.0  # and no less, where nobody knows more
+    assert kill_deadline.left_s(signal.SIGUSR1, {}, ONLY_LEFT) == 90.0  # and no less, where nobody knows more
 
 
 def test_a_person_has_all_the_time_there_is() -> None:
-    assert preempt.left_s(signal.SIGINT, ends_in(500), SET) is None
+    assert kill_deadline.left_s(signal.SIGINT, ends_in(500), SET) is None
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_where_nothing_is_known_nothing_is_said(signum: int) -> None:
-    assert preempt.left_s(signum, {}, NOTHING) is None
-    assert not preempt.must_ask(signum, {}, NOTHING)
+    assert kill_deadline.left_s(signum, {}, NOTHING) is None
+    assert not kill_deadline.must_ask(signum, {}, NOTHING)
 
 
 def test_slurms_notice_leaves_the_rest_of_the_time_limit_and_asks_nobody() -> None:
-    left_s = preempt.left_s(signal.SIGUSR1, ends_in(120), NOTHING)
+    left_s = kill_deadline.left_s(signal.SIGUSR1, ends_in(120), NOTHING)
     assert left_s is not None
     assert 115 < left_s <= 118
-    assert not preempt.must_ask(signal.SIGUSR1, ends_in(120), NOTHING)
+    assert not kill_deadline.must_ask(signal.SIGUSR1, ends_in(120), NOTHING)
 
 
 def test_an_older_slurm_without_the_variable_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol(tmp_path, 120, monkeypatch)
-    assert preempt.must_ask(signal.SIGUSR1, SLURM, NOTHING)
-    left_s = preempt.left_s(signal.SIGUSR1, SLURM, NOTHING)
+    assert kill_deadline.must_ask(signal.SIGUSR1, SLURM, NOTHING)
+    left_s = kill_deadline.left_s(signal.SIGUSR1, SLURM, NOTHING)
     assert left_s is not None
     assert 115 < left_s <= 118
 
@@ -99,8 +99,8 @@ def test_an_older_slurm_without_the_variable_is_asked(tmp_path: Path, monkeypatc
 def test_slurms_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_s: float, least: float, most: float) -> None:
     scontrol(tmp_path, told_s, monkeypatch)
     environ = ends_in(7200 if told_s else 0)
-    assert preempt.must_ask(signal.SIGTERM, environ, NOTHING)
-    left_s = preempt.left_s(signal.SIGTERM, environ, NOTHING)
+    assert kill_deadline.must_ask(signal.SIGTERM, environ, NOTHING)
+    left_s = kill_deadline.left_s(signal.SIGTERM, environ, NOTHING)
     assert left_s is not None
     assert least <= left_s <= most
 
@@ -109,15 +109,15 @@ def test_slurms_term(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_s: fl
 def test_a_tool_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tmp_path, "scontrol", "exec sleep 600", monkeypatch)
     began = time.monotonic()
-    assert preempt.left_s(signal.SIGTERM, ends_in(3600), NOTHING) == pytest.approx(28)
-    assert time.monotonic() - began < preempt.ANSWER_S + 3
+    assert kill_deadline.left_s(signal.SIGTERM, ends_in(3600), NOTHING) == pytest.approx(28)
+    assert time.monotonic() - began < kill_deadline.ANSWER_S + 3
 
 
 @pytest.mark.process
 def test_a_tool_that_does_not_answer_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/pid; wait", monkeypatch)
-    monkeypatch.setattr(preempt, "ANSWER_S", 2.0)  # a shell starts in that time on a busy machine
-    preempt.left_s(signal.SIGTERM, ends_in(3600), NOTHING)
+    monkeypatch.setattr(kill_deadline, "ANSWER_S", 2.0)  # a shell starts in that time on a busy machine
+    kill_deadline.left_s(signal.SIGTERM, ends_in(3600), NOTHING)
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: not alive(pid), "the end of what scontrol started", 10)
 
@@ -125,7 +125,7 @@ def test_a_tool_that_does_not_answer_is_ended_with_what_it_started(tmp_path: Pat
 ENDS_FIRST = """
 import os, pathlib, signal, sys, threading, time
 from supervisor import preempt
-from supervisor.settings import Settings
+from supervisor.config.settings import Settings
 threading.Thread(target=preempt.left_s, args=(signal.SIGTERM, {"SLURM_JOB_ID": "7"}, Settings()), daemon=True).start()
 while not (pathlib.Path(sys.argv[1]).exists() and pathlib.Path(sys.argv[1]).read_text().endswith("\\n")):
     time.sleep(0.01)
@@ -153,7 +153,7 @@ def test_whoever_ends_before_the_answer_leaves_no_tool_behind(tmp_path: Path, mo
     ],
 )
 def test_a_time_span_of_systemds(text: str, seconds: float | None) -> None:
-    assert preempt.span_s(text) == (None if seconds is None else pytest.approx(seconds))
+    assert kill_deadline.span_s(text) == (None if seconds is None else pytest.approx(seconds))
 
 
 @pytest.mark.parametrize(
@@ -169,14 +169,14 @@ def test_a_time_span_of_systemds(text: str, seconds: float | None) -> None:
 def test_the_unit_is_asked_for_its_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, words: str) -> None:
     (tmp_path / "cgroup").write_text(group + "\n")
     tool(tmp_path, "systemctl", f'[ "$*" = "{words}" ] && echo "1min 30s"', monkeypatch)
-    assert preempt.unit_stop_s(tmp_path / "cgroup") == 90.0
+    assert kill_deadline.unit_stop_s(tmp_path / "cgroup") == 90.0
     for started_by_it in ({"NOTIFY_SOCKET": "/run/n"}, {"SYSTEMD_EXEC_PID": str(os.getpid())}):
-        assert preempt.must_ask(signal.SIGTERM, started_by_it, NOTHING)
-        assert not preempt.must_ask(signal.SIGUSR1, started_by_it, NOTHING)
-    assert not preempt.must_ask(signal.SIGTERM, {"INVOCATION_ID": "of the terminal's", "SYSTEMD_EXEC_PID": "1"}, NOTHING)
+        assert kill_deadline.must_ask(signal.SIGTERM, started_by_it, NOTHING)
+        assert not kill_deadline.must_ask(signal.SIGUSR1, started_by_it, NOTHING)
+    assert not kill_deadline.must_ask(signal.SIGTERM, {"INVOCATION_ID": "of the terminal's", "SYSTEMD_EXEC_PID": "1"}, NOTHING)
 
 
 def test_outside_of_a_unit_systemd_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("0::/\n")
-    assert preempt.unit_stop_s(tmp_path / "cgroup") is None
-    assert preempt.unit_stop_s(tmp_path / "absent") is None
+    assert kill_deadline.unit_stop_s(tmp_path / "cgroup") is None
+    assert kill_deadline.unit_stop_s(tmp_path / "absent") is None

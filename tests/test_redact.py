@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from supervisor import redact
+from supervisor.classify import redact
 
 
 @pytest.mark.parametrize(

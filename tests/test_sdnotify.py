@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.sdnotify import STATUS_LIMIT, Notifier, strip
+from supervisor.job.sd_notify import STATUS_LIMIT, Notifier, strip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

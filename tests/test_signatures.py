@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor import signatures
-from supervisor.settings import Settings
-from supervisor.trust import read_trusted
+from supervisor.config import signatures
+from supervisor.config.settings import Settings
+from supervisor.config.trust import read_trusted
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,11 +16,12 @@ from checkpointing.mirror.spool import Log
 from checkpointing.rejections import Fences
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.retention.prune import Pruner
-from supervisor import learned, lock
-from supervisor.baseline import Baseline
+from supervisor.checkpoints import discovery
+from supervisor.checkpoints.baseline import Baseline
 from supervisor.errors import SuperviseError
-from supervisor.gpuledger import GpuLedger
-from supervisor.launch import sweep
+from supervisor.launch import process_record
+from supervisor.node.ledger import GpuLedger
+from supervisor.run import lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,11 +51,11 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuLedger(path.parents[1], "n", 7.0).held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),
-    "our processes": ("processes", sweep.read_records),
+    "our processes": ("processes", process_record.read_records),
 }
 #: What these hold is found out anew where it cannot be read: nothing is said.
 ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "what was learned": ("learned.json", lambda path: learned.read(path.parent)),
+    "what was learned": ("learned.json", lambda path: discovery.read(path.parent)),
     "the baseline": ("baseline.json", _baseline),
     "what was pruned": ("pruned.jsonl", lambda path: Pruner(str(path.parent)).finish()),
 }

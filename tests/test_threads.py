@@ -9,11 +9,11 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from supervisor.clock import Clock
 from supervisor.core.actions import Finish
 from supervisor.core.state import JobState
-from supervisor.loop import Loop
-from supervisor.threads import Threads
+from supervisor.job.clock import Clock
+from supervisor.run.loop import Loop
+from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

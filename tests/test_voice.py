@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.voice import Terminal, Writer
+from supervisor.report.terminal import Terminal, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

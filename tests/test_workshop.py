@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from checkpointing.retention import free_space
-from supervisor.checkpoints import JobCheckpoints
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu
-from supervisor.job import Job
-from supervisor.settings import Checkpoints, Settings
-from supervisor.workshop import Workshop
+from supervisor.job.job import Job
+from supervisor.run.factory import Workshop
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
-from supervisor.agent import stores
+from supervisor.agent import round_agreement
 from supervisor.agent.exchange import Broadcasts, Exchange
 from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, Stop
 from supervisor.agent.ranks import Ranks
@@ -52,7 +52,7 @@ class Director:
         self._orders: deque[AllGather | Start] = deque()  # orders of the supervisor while the nodes of the attempt agree
         self._broadcasts: tuple[int, Broadcasts] | None = None
         self._leave: int | None = None
-        self._fence: tuple[int, stores.Fence] | None = None
+        self._fence: tuple[int, round_agreement.Fence] | None = None
         self.ranks = Ranks(link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash)
 
     @property
@@ -110,7 +110,7 @@ class Director:
                 self._changed.wait_for(lambda: bool(self._orders), LOOK_S)
                 order = self._orders.popleft() if self._orders else None
             if self.cancelled():
-                raise stores.Cancelled
+                raise round_agreement.Cancelled
             if isinstance(order, Start):
                 if nodes > 1:
                     broadcasts = Broadcasts(store, token, node, nodes, lambda text: self._link.send("broadcast", attempt, text=text))
@@ -132,12 +132,12 @@ class Director:
             self._link.send("peer_fenced", attempt, node=peer, text=text, kind=kind)  # before our own end, which it explains
             self.ranks.stop(attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP if kind == "membership" else outcomes.FAILED)
 
-        def on_decision(kind: str, exit_code: int, reason: str, changes: stores.Changes | None) -> None:
+        def on_decision(kind: str, exit_code: int, reason: str, changes: round_agreement.Changes | None) -> None:
             self.over_for_all |= kind == "stop"
             told = {} if changes is None else {"overrides": changes.overrides, "poison": changes.poison, "first": changes.first}
             self._link.send("peer_decided", attempt, kind=kind, exit_code=exit_code, reason=reason, **told)
 
-        fence = stores.Fence(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
+        fence = round_agreement.Fence(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
         with self._changed:
             self._fence = (attempt, fence)
 
@@ -211,7 +211,7 @@ class Director:
             self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
         elif isinstance(command, Publish):
             self.over_for_all |= command.kind == "stop"
-            changes = stores.Changes(command.overrides, command.poison, command.first)
+            changes = round_agreement.Changes(command.overrides, command.poison, command.first)
             self._with_fence(command.attempt, lambda fence: fence.publish(command.kind, command.exit_code, command.reason, changes))
 
     def _stop(self, command: Stop) -> None:
@@ -227,7 +227,7 @@ class Director:
         if command.leave is not None and not under_way:
             self._leave_soon()
 
-    def _with_fence(self, attempt: int, do: Callable[[stores.Fence], None]) -> None:
+    def _with_fence(self, attempt: int, do: Callable[[round_agreement.Fence], None]) -> None:
         with self._changed:
             fence = self._fence
         if fence is not None and fence[0] == attempt:

@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
 
 from supervisor.agent import ranks as outcomes
-from supervisor.agent import stores
+from supervisor.agent import round_agreement
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import Birth, Handler
 from supervisor.launch.environment import with_words
@@ -60,7 +60,7 @@ class Rounds(RendezvousHandler):
         self._last = 0
         self._waiting = 0
         self._others = 0
-        self.handover = stores.Handover(0, 0, "")
+        self.handover = round_agreement.Handover(0, 0, "")
         self.store: Store | None = None
 
     def get_backend(self) -> str:
@@ -89,9 +89,9 @@ class Rounds(RendezvousHandler):
         info = self._inner.next_rendezvous()
         store, cancelled = info.store, self._director.cancelled
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
-            self._last = stores.enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
-            store = stores.static_store(store, self._last)
-        self.handover = stores.hand_over(store, info.rank, cancelled)
+            self._last = round_agreement.enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
+            store = round_agreement.static_store(store, self._last)
+        self.handover = round_agreement.hand_over(store, info.rank, cancelled)
         self.store = store
         self._waiting = 0
         self._others = info.world_size - 1
@@ -123,12 +123,12 @@ class Rounds(RendezvousHandler):
             return  # as torch does when a signal ends it: the other nodes may go on
         shared = self.store if self._others else None
         try:
-            serves = shared is not None and stores.served_here(shared)
+            serves = shared is not None and round_agreement.served_here(shared)
             if shared is not None and serves:
-                stores.await_left(shared, self._others, LAST_S)
+                round_agreement.await_left(shared, self._others, LAST_S)
             self._inner.shutdown()
             if shared is not None and not serves:
-                stores.say_left(shared)
+                round_agreement.say_left(shared)
         except Exception:  # noqa: BLE001  the store may have gone with its host; we are leaving anyway
             return
 
@@ -163,7 +163,7 @@ class Agent(LocalElasticAgent):
                     where = worker_group.group_rank, worker_group.group_world_size
                     go = self._director.agree(go.attempt, self._rounds.store, self._rounds.handover.token, *where)
                     self._prepare_ranks(worker_group, go)
-            except stores.Cancelled:  # stopped while the nodes gathered, or agreed
+            except round_agreement.Cancelled:  # stopped while the nodes gathered, or agreed
                 continue
             break
 
@@ -276,13 +276,15 @@ class Agent(LocalElasticAgent):
         while not store.check(["supervise/all_done"]):
             if not self._settling:
                 return False
-            if not abandoned and stores.is_abandoned(store, token):
+            if not abandoned and round_agreement.is_abandoned(store, token):
                 abandoned, until = True, time.monotonic() + LAST_SAVES_S
             if time.monotonic() >= until:
                 if not abandoned:
                     return False
                 until = math.inf
-                fenced = stores.fence_abandoned(store, token)  # our fence's reader then ends the attempt, unless the fence is our own
+                fenced = round_agreement.fence_abandoned(
+                    store, token
+                )  # our fence's reader then ends the attempt, unless the fence is our own
                 if self._director.orphaned or not fenced:
                     self._director.ranks.stop(self._attempt, signal.SIGTERM, None, outcomes.FAILED)
             time.sleep(BARRIER_POLL_S)
@@ -293,7 +295,7 @@ class Agent(LocalElasticAgent):
         until = time.monotonic() + SEEN_S
         with suppress(RuntimeError):  # we know it already
             seen = store.add("supervise/seen", 1)
-            while stores.served_here(store) and self._settling and seen < world and time.monotonic() < until:
+            while round_agreement.served_here(store) and self._settling and seen < world and time.monotonic() < until:
                 time.sleep(BARRIER_POLL_S)
                 seen = store.add("supervise/seen", 0)
 

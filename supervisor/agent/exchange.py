@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # exported where the build has them
 
-from supervisor.agent.stores import Cancelled, own_client
+from supervisor.agent.round_agreement import Cancelled, own_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable

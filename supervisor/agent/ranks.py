@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.agent import leavings
+from supervisor.agent import torch_error_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -343,7 +343,7 @@ class Ranks:
             if outcome == SUCCEEDED and now.stopping is not None:  # the watcher closes it, with the outcome of that stop
                 return
             now.closing = True
-        left = leavings.read(now.all) if outcome != SUCCEEDED and now.all else leavings.Leavings()
+        left = torch_error_files.read(now.all) if outcome != SUCCEEDED and now.all else torch_error_files.Leavings()
         self._send("stopped", now.number, outcome=outcome, errors=left.errors, log_tails=left.tails)
         with self._changed:
             now.outcome = self._ended[now.number] = outcome

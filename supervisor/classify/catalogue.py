@@ -2,7 +2,7 @@
 
 In: rows (classify/rows.py), ours first, then those of the user's files. Out: a Catalogue, which never changes, and the problems. A
 user's row with the id of one of ours takes its place; any other second use of an id is a problem of the later row. Nothing fails.
-The files themselves are read by supervisor/signatures.py: what is in this folder looks at nothing.
+The files themselves are read by supervisor/config/signatures.py: what is in this folder looks at nothing.
 """
 
 from __future__ import annotations

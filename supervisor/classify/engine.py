@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import ends, exits, footers, gpumemory, xid
+from supervisor.classify.exceptions import UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
-from supervisor.classify.raised import UNCAUGHT, Exceptions
 from supervisor.core.model import Cause, Evidence, Verdict
 
 if TYPE_CHECKING:

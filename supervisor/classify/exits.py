@@ -162,7 +162,7 @@ OWN_EXIT_CODE = Row(Cause.USER_CODE, 0.5, transient=False)
 PLAIN_EXIT_CODE = Row(Cause.UNKNOWN, 0.3, transient=False)
 
 #: What observers count and see beside the ranks, as (source, name). A count is told under this name only where a process of the job was
-#: killed at that time (observe/weigh.py).
+#: killed at that time (observe/reconcile.py).
 BY_FACT = {
     ("cgroup", "oom_kill"): Row(Cause.HOST_OOM, 0.97, transient=True),
     ("exit", "vanished"): Row(Cause.KILLED_UNKNOWN, 0.5, transient=True, after=_OWN_CAUSES),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from supervisor import redact
+from supervisor.classify import redact
 from supervisor.classify.tracebacks import frames_in
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 A row is one kind of change between the beginning of an attempt and its end. What NVML counts or answers is no guess and no free text; that
 it is what ended the attempt is, so that rows which only say that something happened give way to those that say what. Xids that NVML told
-are claimed by the kernel's rows (signatures/gpu.toml). observe/gpustate.py makes the evidence, docs/causes.md lists what tells of a cause.
+are claimed by the kernel's rows (signatures/gpu.toml). node/gpu_changes.py makes the evidence, docs/causes.md lists what tells of a cause.
 """
 
 from __future__ import annotations

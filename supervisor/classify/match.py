@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify import footers, text
-from supervisor.classify.hits import Hits
+from supervisor.classify.bounded import Hits
 from supervisor.classify.rows import ANY_CAUSE, Signature
 from supervisor.classify.tracebacks import OF_VALUES, Finder, calls, frames_in
 from supervisor.core.model import Claim, Evidence

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import failing, lifecycle, preflight
+from supervisor.core import failure, lifecycle, node_health
 from supervisor.core.actions import Alert, Say
-from supervisor.core.preflight import WORSE
+from supervisor.core.node_health import WORSE
 from supervisor.core.state import JobState, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import AttemptStarted, HealthChanged
+    from supervisor.core.events import AttemptStarted, HealthChanged
 
     Step = tuple[JobState, tuple[Action, ...]]
 
@@ -35,7 +35,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
     state = changed(state, health=tuple(after.values()))
     actions: list[Action] = []
     if well:
-        actions.append(Say("info", f"health: over: {preflight.told(well)}"))
+        actions.append(Say("info", f"health: over: {node_health.told(well)}"))
     reasons = tuple(one for one in worse if one.check in state.policy.evict_on)
     fenced = bool(reasons) and state.stage is Stage.RUNNING
     waits = bool(reasons) and state.stage is Stage.STARTING
@@ -45,7 +45,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
         then = "the job goes on; it is acted on at the next restart"
         if fenced or waits:
             then = f"the attempt is ended{' once its ranks are there' * waits} (--evict-on)"
-        actions.append(Alert("node_health", state.attempt, f"health: {preflight.told(worse)}; {then}"))
+        actions.append(Alert("node_health", state.attempt, f"health: {node_health.told(worse)}; {then}"))
     if not fenced:
         return state, tuple(actions)
     state, more = _evict(changed(state, evicted=reasons), event.t)
@@ -62,4 +62,4 @@ def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
 
 
 def _evict(state: JobState, t: float) -> Step:
-    return failing.fence(state, t, None, f"health: {preflight.told(state.evicted)}")
+    return failure.fence(state, t, None, f"health: {node_health.told(state.evicted)}")

@@ -37,8 +37,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core import ailing, beginning, failing, gathering, lifecycle, stopping
-from supervisor.core.inbox import (
+from supervisor.core import ailing, failure, gathering, lifecycle, shutdown, start
+from supervisor.core.events import (
     AttemptEnded,
     AttemptStarted,
     CheckpointSelected,
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import Event
+    from supervisor.core.events import Event
 
     Handler = Callable[[JobState, Any], tuple[JobState, tuple[Action, ...]]]
 
@@ -96,24 +96,24 @@ HANDLERS: dict[type, Handler] = {
     StartCeilingPassed: lifecycle.on_start_ceiling_passed,
     ProgramSeen: lifecycle.on_program_seen,
     GpusListed: lifecycle.on_gpus_listed,
-    HealthChecked: beginning.on_health_checked,
+    HealthChecked: start.on_health_checked,
     HealthChanged: ailing.on_health_changed,
     NodesWaiting: lifecycle.on_nodes_waiting,
     AttemptEnded: lifecycle.on_attempt_ended,
     JournalDegraded: lifecycle.on_journal_degraded,
     JournalRecovered: lifecycle.on_journal_recovered,
-    RankExited: stopping.on_rank_exited,
-    LauncherExited: failing.on_launcher_exited,
-    PeerFenced: failing.on_peer_fenced,
-    PeerDecided: failing.on_peer_decided,
-    EvidenceCollected: stopping.on_evidence_collected,
-    TimerFired: stopping.on_timer_fired,
-    StopRequested: stopping.on_stop_requested,
-    SaveWatched: stopping.on_save_watched,
-    Saved: stopping.on_saved,
-    SaveSearched: stopping.on_save_searched,
-    TimeLeft: stopping.on_time_left,
-    StacksRequested: stopping.on_stacks_requested,
+    RankExited: shutdown.on_rank_exited,
+    LauncherExited: failure.on_launcher_exited,
+    PeerFenced: failure.on_peer_fenced,
+    PeerDecided: failure.on_peer_decided,
+    EvidenceCollected: shutdown.on_evidence_collected,
+    TimerFired: shutdown.on_timer_fired,
+    StopRequested: shutdown.on_stop_requested,
+    SaveWatched: shutdown.on_save_watched,
+    Saved: shutdown.on_saved,
+    SaveSearched: shutdown.on_save_searched,
+    TimeLeft: shutdown.on_time_left,
+    StacksRequested: shutdown.on_stacks_requested,
 }
 
 #: What may come after a run has ended, and begins the next. The journal may fail before the loop has begun.

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import beginning, failing, lifecycle, planning, resumption
+from supervisor.core import failure, lifecycle, planning, resumption, start
 from supervisor.core.actions import Say, SelectCheckpoint, SetTimer, TellNodes
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved
+    from supervisor.core.events import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved
 
     Step = tuple[JobState, tuple[Action, ...]]
 
@@ -55,7 +55,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """Begin from the one that was chosen here (one node), or by all nodes together."""
     if state.stage is Stage.SELECTING and not event.agreed:
-        return beginning.on_checkpoint_selected(state, event)
+        return start.on_checkpoint_selected(state, event)
     if state.stage is not Stage.STARTING or not state.gathers or not event.agreed:
         return state, ()
     if event.again:
@@ -70,7 +70,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     state = changed(state, agreed=event.agreed, agreements=agreements, overrides=event.overrides)
     if event.chosen is None and event.held and state.policy.checkpoints_declared:
         return _nothing_in_common(state, event)
-    return beginning.on_checkpoint_selected(state, event)
+    return start.on_checkpoint_selected(state, event)
 
 
 def _nothing_in_common(state: JobState, event: CheckpointSelected) -> Step:
@@ -89,7 +89,7 @@ def _apart_by(state: JobState, event: CheckpointSelected, told: str, why: str, f
     held = tuple(f"{node}: {text}" for node, text in event.held)
     because = tuple(Evidence("checkpoint", "held", row, t=event.t) for row in held)
     verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, told, fingerprint, because=because)
-    return beginning.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{why}: {'; '.join(held)}"[:600], HINT, "beginning", 65))
+    return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{why}: {'; '.join(held)}"[:600], HINT, "beginning", 65))
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
@@ -98,13 +98,13 @@ def on_select_overdue(state: JobState, t: float) -> Step:
         return state, ()
     told = f"the nodes did not agree on a checkpoint within {state.policy.select_deadline_s:.0f} s"
     verdict = Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
-    return beginning.stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
+    return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
 
 
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     """Take the progress over; once it is known how this node's ranks began, tell the other nodes, and compare."""
     state, actions = lifecycle.on_progress_observed(state, event)
-    if state.stage is not Stage.RUNNING or not beginning.gathers(state) or state.steps_seen < 1 or state.told_nodes is not None:
+    if state.stage is not Stage.RUNNING or not start.gathers(state) or state.steps_seen < 1 or state.told_nodes is not None:
         return state, actions
     began = state.first_step, resumption.loaded_step(state)
     if began == (None, None):
@@ -132,7 +132,7 @@ def _compared(state: JobState, t: float) -> Step:
         if _apart(mine[0], first_step, STEPS_APART) or _apart(mine[1], loaded_step, 0):
             differs = f"this node's ranks {began_text(*mine)}, those of {text}"
             state = changed(state, differs=differs, mixed_from_t=state.began_t)
-            return failing.fence(state, t, None, differs)
+            return failure.fence(state, t, None, differs)
     return state, ()
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
-from supervisor.core import beginning, failing, planning, resumption
+from supervisor.core import failure as core_failure
+from supervisor.core import planning, resumption, start
 from supervisor.core.actions import (
     SIGTERM,
     Alert,
@@ -25,7 +26,7 @@ from supervisor.strategies.situation import overridden
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.inbox import (
+    from supervisor.core.events import (
         AttemptEnded,
         AttemptStarted,
         CheckpointVerified,
@@ -63,7 +64,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     """A person's start opens a run with fresh budgets; a successor goes on where its predecessor left, whose ranks are gone."""
     if not event.continues:
         fresh = JobState(event.run_id, event.policy, incidents=state.incidents, gpus=state.gpus, journal_degraded=state.journal_degraded)
-        return beginning.select(changed(fresh, reason="start"), event.t)
+        return start.select(changed(fresh, reason="start"), event.t)
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
     if _terms(event.policy) != _terms(state.policy):  # what was changed was changed of other knobs, or by another leave
         state = changed(state, overrides=(), nproc=None, programs=(), values=(), disputes=(), batchnorm=False)
@@ -79,7 +80,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
             OpenIncident(number, state.attempt, None, verdict.summary),
             ReportDecision(number, state.attempt, verdict, plan, state.progress.step, at_least=not event.last_look),
         )
-    state, more = beginning.select(state, event.t)
+    state, more = start.select(state, event.t)
     return state, (*actions, *more)
 
 
@@ -93,19 +94,17 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     """Take over what only torch could tell from its own command line."""
     cap = event.max_restarts if event.max_restarts is not None else state.policy.max_restarts
     state = changed(state, policy=replace(state.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes))
-    if state.stage is Stage.STARTING and state.gathers is not beginning.gathers(
-        state
-    ):  # torch alone knows for sure how many nodes there are
-        return beginning.select(state, event.t)  # under a new number: of this one no rank was begun
+    if state.stage is Stage.STARTING and state.gathers is not start.gathers(state):  # torch alone knows for sure how many nodes there are
+        return start.select(state, event.t)  # under a new number: of this one no rank was begun
     left, wanted = sum(not gpu.quarantined for gpu in state.gpus), state.nproc or event.nproc
     if state.stage is not Stage.STARTING or not left < wanted <= len(state.gpus):
         return state, ()
     fewer = planning.fewer(state, event.t, wanted, left)
     if isinstance(fewer, str):
-        return beginning.stop_for_gpus(state, event.t, left, f"{wanted} ranks: {fewer}")
+        return start.stop_for_gpus(state, event.t, left, f"{wanted} ranks: {fewer}")
     state = changed(state, nproc=fewer.nproc, overrides=overridden(state.overrides, fewer.changes))
     said = Say("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.told)}")
-    state, actions = beginning.begin(state, event.t, state.resume)  # under a new number: of this one no rank was begun
+    state, actions = start.begin(state, event.t, state.resume)  # under a new number: of this one no rank was begun
     return state, (said, *actions)
 
 
@@ -115,7 +114,7 @@ def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     gathers, several = state.gathers and state.stop is None, state.policy.nodes > 1
     state = changed(state, policy=replace(state.policy, launcher=event.launcher), gathers=False)
     alone = (Say("warning", ALONE),) if several else ()
-    state, actions = beginning.select(state, event.t) if gathers else (state, ())
+    state, actions = start.select(state, event.t) if gathers else (state, ())
     return state, (said, *alone, *actions)
 
 
@@ -237,7 +236,7 @@ def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
         return state, ()
     said = Say("info", f"{event.count} node(s) ask to join: attempt {state.attempt} is stopped and the next one starts with them")
     stop = StopRanks(state.attempt, SIGTERM, state.policy.grace_s, "membership")
-    return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (said, stop, failing.teardown_timer(state, state.token + 1))
+    return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (said, stop, core_failure.teardown_timer(state, state.token + 1))
 
 
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
@@ -248,15 +247,17 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     if state.stage is Stage.FENCED:
         # one that was to be ended for its node's health may have come to its own end first
         well = event.outcome == "succeeded" and not any(death.failed for death in state.deaths)
-        return _done(state) if well else failing.judge_if_ready(state, event.t)
+        return _done(state) if well else core_failure.judge_if_ready(state, event.t)
     if state.stage is Stage.FOLLOWING:
-        return failing.follow_if_ready(state, event.t)
+        return core_failure.follow_if_ready(state, event.t)
     if state.stage is Stage.ADMITTING:
-        return beginning.select(changed(state, reason="membership"), event.t)
+        return start.select(changed(state, reason="membership"), event.t)
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     if runs and event.outcome == "succeeded":
         return _done(state)
-    return failing.fence(state, event.t, None, "the attempt ended without saying why") if runs else (state, ())  # told twice, and answered
+    return (
+        core_failure.fence(state, event.t, None, "the attempt ended without saying why") if runs else (state, ())
+    )  # told twice, and answered
 
 
 def _done(state: JobState) -> Step:

@@ -6,7 +6,7 @@ supervisor too, and every message that speaks of ranks carries it. What went wro
 
     Evidence (an observed fact)  ->  Verdict (the cause, and how sure)  ->  Plan (what the next attempt changes, or a stop)
 
-Everything here is a frozen value. Times `t` are seconds on one clock (`supervisor.clock`): the wall time at which the process began
+Everything here is a frozen value. Times `t` are seconds on one clock (`supervisor.job.clock`): the wall time at which the process began
 plus monotonic seconds since, so that they never run backwards within a process and can still be compared after a restart.
 UNKNOWN is a value of its own everywhere: a step of None was not seen, which is neither zero nor "before the first step".
 """

@@ -1,6 +1,6 @@
 """The state of a supervised job: everything that `decide` remembers, as one frozen value.
 
-The journal stores it beside each decision, and a takeover goes on with the last one (supervisor/journalstate.py). What is not in here
+The journal stores it beside each decision, and a takeover goes on with the last one (supervisor/journal/state.py). What is not in here
 cannot influence a decision. Every field has a default, so that an older journal can be read; a default is neutral and never changes.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import descent, protocol
+from . import process_tree, protocol
 from .spawn import Command, Outlet, open_outlets, spawn
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ class Children:
     def __init__(self, reactor: Reactor, tell: Callable[[dict[str, Any]], None], outputs: Outputs, ignored: Collection[int]) -> None:
         self.job_dir = ""
         self.childless = True
-        self.wishes = descent.Wishes()
+        self.wishes = process_tree.Wishes()
         self._reactor = reactor
         self._tell = tell
         self._outputs = outputs
@@ -68,7 +68,7 @@ class Children:
             protocol.close([outlet.child_fd for outlet in outlets])
             if ends:
                 ends[1].close()
-        process = descent.read(pid)  # there even if it has ended: only we reap it
+        process = process_tree.read(pid)  # there even if it has ended: only we reap it
         command = Command(attempt, kind, pid, exec_fd, process.start_ticks if process else 0)
         self._commands[pid] = command
         self.childless = False
@@ -99,15 +99,15 @@ class Children:
         group_heard_at: when we heard this signal ourselves. Then a terminal or a scheduler sent it to our whole group, and a command
         that was in it has it already: a second one would break off what a KeyboardInterrupt has just begun to save.
         """
-        processes = descent.snapshot()
+        processes = process_tree.snapshot()
         if to_all:
-            asked = self.wishes.detached(descent.below(os.getpid(), processes))
-            targets = descent.below(os.getpid(), processes, asked)
+            asked = self.wishes.detached(process_tree.below(os.getpid(), processes))
+            targets = process_tree.below(os.getpid(), processes, asked)
         else:
             commands = [one for one in self._commands.values() if one.pid in processes]
             targets = [processes[one.pid] for one in commands if one.forked_at > group_heard_at or os.getpgid(one.pid) != os.getpgrp()]
         for process in targets:
-            descent.send(process, signum)
+            process_tree.send(process, signum)
 
     def _settle(self, command: Command) -> None:
         """Learn whether the exec was done."""

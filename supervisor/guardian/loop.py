@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-from . import descent, protocol
+from . import process_tree, protocol
 from .children import Children
 from .libc import become_subreaper, keep_little_memory
 from .link import Link
@@ -63,7 +63,7 @@ class Loop:
         self._link = Link(self._reactor, options.link_fd, self._obey, self._on_supervisor_gone)
         self._outputs = Outputs(self._reactor, self._link.tell, self._link.read, options.log_bytes)
         self._children = Children(self._reactor, self._link.tell, self._outputs, options.ignored)
-        self._endings: dict[str, tuple[descent.Ending, Callable[[descent.Ending], None]]] = {}  # by what is ended: orphans or all
+        self._endings: dict[str, tuple[process_tree.Ending, Callable[[process_tree.Ending], None]]] = {}  # by what is ended: orphans or all
         self._stuck: frozenset[tuple[int, int]] = frozenset()
         self._tick_s = _FIRST_TICK_S
         self._finishing = False
@@ -139,8 +139,8 @@ class Loop:
             self._endings.clear()
         self._begin(what, signum, grace_s, None, lambda ended: self._answer_end(what, ended))
 
-    def _begin(self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[descent.Ending], None]) -> None:
-        ending = descent.Ending(os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, wishes=self._children.wishes)
+    def _begin(self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[process_tree.Ending], None]) -> None:
+        ending = process_tree.Ending(os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, wishes=self._children.wishes)
         self._endings[what] = (ending, done)
         self._look_again(0.0)
 
@@ -163,7 +163,7 @@ class Loop:
             self._reactor.call_at("endings", time.monotonic() + pause, self._tick)
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
-    def _answer_end(self, what: str, ending: descent.Ending) -> None:
+    def _answer_end(self, what: str, ending: process_tree.Ending) -> None:
         left = [{"pid": pid, "why": why} for pid, why in ending.left]
         answer = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
         self._outputs.flush_then(lambda: self._tell_last(answer), within_s=0.5)
@@ -181,8 +181,8 @@ class Loop:
         self._outputs.flush_then(self._tell_survivors, within_s=1.0)
 
     def _tell_survivors(self) -> None:
-        found = descent.below(os.getpid(), descent.snapshot())[:_SURVIVORS_TOLD]
-        self._tell_last({"ev": "survivors", "pids": [{"pid": one.pid, "cmd": descent.command_line(one.pid)} for one in found]})
+        found = process_tree.below(os.getpid(), process_tree.snapshot())[:_SURVIVORS_TOLD]
+        self._tell_last({"ev": "survivors", "pids": [{"pid": one.pid, "cmd": process_tree.command_line(one.pid)} for one in found]})
         # Who still writes goes on being read until it ends, and a slow reader still gets everything: both as without us.
         self._outputs.drain.sync(Sync(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S, to_the_end=True))
 
@@ -223,7 +223,7 @@ class Loop:
         hard_s = self._gone_at + GONE_WITHIN_S - time.monotonic()
         self._begin("all", signal.SIGTERM, TERM_GRACE_S, hard_s, self._leave_as_orphan)
 
-    def _leave_as_orphan(self, ending: descent.Ending) -> None:
+    def _leave_as_orphan(self, ending: process_tree.Ending) -> None:
         # nothing of the job is left but what asked to be: that goes on being read
         self._outputs.drain.sync(Sync(_leave, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from supervisor.agent.link import UNFIT
-from supervisor.core.inbox import (
+from supervisor.core.events import (
     AttemptStarted,
     LauncherExited,
     LauncherFellBack,
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
-    from supervisor.core.inbox import Event
-    from supervisor.knobset import Applied
+    from supervisor.core.events import Event
+    from supervisor.knobs.job_knobs import Applied
 
 SEND_DEADLINE_S = 1
 #: What the link gets for its end after the agent's own: what the agent said last is on it, and comes by another way than its exit code.

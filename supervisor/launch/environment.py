@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.job.sd_notify import strip
 from supervisor.launch import tracing
-from supervisor.sdnotify import strip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from supervisor.config.settings import Settings
     from supervisor.core.actions import BeginAttempt
     from supervisor.core.model import CheckpointRef
-    from supervisor.job import Job
-    from supervisor.knobset import Applied
-    from supervisor.settings import Settings
+    from supervisor.job.job import Job
+    from supervisor.knobs.job_knobs import Applied
 
 INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 

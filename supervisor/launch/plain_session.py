@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from supervisor.core.inbox import AttemptStarted, LauncherExited, RankExited
+from supervisor.core.events import AttemptStarted, LauncherExited, RankExited
 from supervisor.core.model import RankExit, RankInfo
 from supervisor.launch.environment import attempt_variables, handed, job_environment, with_words
 from supervisor.launch.session import Ending, Ground
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import Evidence
-    from supervisor.knobset import Applied
+    from supervisor.knobs.job_knobs import Applied
 
 #: What a killed command's other processes get between TERM and KILL once a person's deadline is over.
 KILL_GRACE_S = 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.probes.network.names import split
-from supervisor.core import knobs
+from supervisor.knobs import syntax
 from supervisor.launch import torchrun
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: s
         return NOWHERE
 
     def told(option: str, default: str) -> str:
-        flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
-        return knobs.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or default
+        flag = syntax.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
+        return syntax.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or default
 
     if "--standalone" in own or environ.get("PET_STANDALONE", "0") not in {"", "0"}:
         return NOWHERE

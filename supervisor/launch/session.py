@@ -1,7 +1,7 @@
 """A session runs the attempts of one command: what the executor needs of it, and what all kinds share.
 
 In: BeginAttempt, StopRanks, EndLauncher (core/actions.py), and the messages of the guardian and of the agent. Out: events
-(core/inbox.py), posted to the loop. All of it happens on the loop's thread, so a session has no lock. It owns which process is the
+(core/events.py), posted to the loop. All of it happens on the loop's thread, so a session has no lock. It owns which process is the
 launcher and whether it lives; the processes themselves are the guardian's. What fails (no such command, an agent that dies) is an
 event too.
 
@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from supervisor.core.inbox import AttemptEnded, LauncherExited, LauncherFellBack
+from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack
 from supervisor.core.model import Evidence
-from supervisor.job import Job
-from supervisor.launch.guardian import Guardian
-from supervisor.loop import Loop
+from supervisor.job.job import Job
+from supervisor.launch.guardian_client import Guardian
+from supervisor.run.loop import Loop
 
 if TYPE_CHECKING:
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import RankExit
-    from supervisor.knobset import Applied
+    from supervisor.knobs.job_knobs import Applied
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.probing.process_groups import kill_group
-from supervisor.launch import heritage
+from supervisor.launch import orphans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ def ask(argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | Non
             if given_up.is_set():
                 return
             try:
-                process = heritage.started(
+                process = orphans.started(
                     lambda: subprocess.Popen(  # noqa: S603 -- no shell, and nothing of a stranger's in it
                         argv,
                         env=None if environ is None else dict(environ),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from supervisor.core import knobs
 from supervisor.core.model import Launcher
+from supervisor.knobs import syntax
 from supervisor.launch.plain import first_line, is_interpreter, split_python
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _option(command: Torchrun | None, environ: Mapping[str, str], option: str) -
     """Return the value of one of torchrun's own options, of its variable, or its default."""
     if command is None:
         return ""
-    flag = knobs.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
-    return knobs.read(own_arguments(command), flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
+    flag = syntax.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
+    return syntax.read(own_arguments(command), flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
 
 
 def _figure(text: str) -> int:

@@ -4,7 +4,7 @@ In: /proc/self/cgroup, /proc/self/mountinfo, and the groups' files: memory.event
 version 1. Out: counts, and what has changed between two readings as evidence. A kill is counted in the group of the process that was
 killed (since Linux 4.13), so our own group's count is about us; a count above it may be about a neighbour and only goes with it. What
 cannot be read has no count. A count has no times, so it is read again and again while an attempt runs: a kill that training outlived is
-told from one that ended it (observe/weigh.py). `Kills` owns the counts of one attempt; it may be used by several threads.
+told from one that ended it (observe/reconcile.py). `Kills` owns the counts of one attempt; it may be used by several threads.
 """
 
 from __future__ import annotations

@@ -17,23 +17,22 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from supervisor import redact
+from supervisor.checkpoints.path_patterns import pattern_of, unit_of
 from supervisor.classify import exits as exits_of
-from supervisor.classify import match
+from supervisor.classify import match, redact
 from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
 from supervisor.observe import errorfiles, heartbeats
 from supervisor.observe.logwatch import AGENT
 from supervisor.observe.rankends import Vanished
-from supervisor.places import pattern_of, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from supervisor.clock import Clock
     from supervisor.core.model import RankExit, RankInfo
+    from supervisor.job.clock import Clock
     from supervisor.observe.logwatch import Signatures, StreamRead
 
 #: Lines of a rank's last output that are worth keeping with an incident.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from supervisor.clock import Clock
     from supervisor.core.model import RankExit
+    from supervisor.job.clock import Clock
 
 #: Name of the fact, whose text is for people.
 NAME = "core_file"

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from health.kernellog.kmsg_reader import Kmsg
-    from supervisor.clock import Clock
+    from supervisor.job.clock import Clock
+    from supervisor.observe.job_processes import Ours
     from supervisor.observe.logwatch import Signatures
-    from supervisor.observe.ours import Ours
 
 AT_ONCE = 512  # records between two looks at whether anybody waits
 PAUSE_PER_READ = 4  # as a multiple of the time that it took

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from health.nvidia import xids
 from supervisor.classify.match import claims
 from supervisor.core.model import Cause, Evidence
-from supervisor.observe.ours import Whose
+from supervisor.observe.job_processes import Whose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from supervisor.observe.job_processes import Ours
     from supervisor.observe.logwatch import Signatures
-    from supervisor.observe.ours import Ours
 
 NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
 #: Of each kind of fact, from the beginning and from the end. There are some fifty kinds.

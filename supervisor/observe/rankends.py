@@ -24,7 +24,7 @@ from supervisor.core.model import RankExit, RankInfo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from supervisor.guardian.descent import Process
+    from supervisor.guardian.process_tree import Process
 
 #: Fields of /proc/PID/stat behind the name: state, start time, and how it ended, as waitpid tells it.
 _STATE, _START, _STATUS = 0, 19, 49

@@ -13,18 +13,18 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.inbox import ProgramSeen, ProgressObserved, Saved, SaveWatched, StartCeilingPassed
+from supervisor.checkpoints.path_patterns import unit_of
+from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveWatched, StartCeilingPassed
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe import errorfiles, heartbeats
-from supervisor.places import unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from supervisor.core.inbox import Event
+    from supervisor.core.events import Event
     from supervisor.core.model import CheckpointRef, RankInfo
     from supervisor.observe.heartbeats import Beat
 

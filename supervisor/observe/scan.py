@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.classify.match import PlainScanner
 from supervisor.guardian.libc import return_free_memory
-from supervisor.launch import heritage
+from supervisor.launch import orphans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ class Meanwhile:
         with self._lock:
             if self._closed:
                 return b""
-            child = self._child = heritage.started(
+            child = self._child = orphans.started(
                 lambda: subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # noqa: S603  our own words
             )
         try:

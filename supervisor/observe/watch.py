@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Evidence
 from supervisor.observe import cgroup, collect, cores, heartbeats, host
+from supervisor.observe.job_processes import Ours
 from supervisor.observe.kernel import KernelWatch
 from supervisor.observe.logwatch import LogWatch
-from supervisor.observe.ours import Ours
 from supervisor.observe.rankends import RankEnds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from supervisor.clock import Clock
     from supervisor.core.model import RankExit, RankInfo
-    from supervisor.guardian.descent import Process
-    from supervisor.job import Job
+    from supervisor.guardian.process_tree import Process
+    from supervisor.job.clock import Clock
+    from supervisor.job.job import Job
     from supervisor.observe.logwatch import Signatures, StreamRead
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
-from supervisor.classify.raised import UNCAUGHT
+from supervisor.classify.exceptions import UNCAUGHT
 
 if TYPE_CHECKING:
     from supervisor.core.model import Cause, Evidence, Plan

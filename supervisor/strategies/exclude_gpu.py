@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from health.nvidia.xids import Retry, lookup
-from supervisor.core import batch
 from supervisor.core.model import Change, Gpu, Launcher, Plan, PlanKind
+from supervisor.knobs import batch
 from supervisor.strategies import consent
 from supervisor.strategies.halve_batch import ARMS, BATCHNORM
 

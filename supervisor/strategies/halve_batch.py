@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core import batch
 from supervisor.core.model import Change, Plan, PlanKind
+from supervisor.knobs import batch
 
 if TYPE_CHECKING:
     from supervisor.core.model import Knob

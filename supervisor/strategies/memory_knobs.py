@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.knobs import ON
 from supervisor.core.model import Change, Plan, PlanKind
+from supervisor.knobs.syntax import ON
 
 if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation

@@ -1,4 +1,4 @@
-"""Strategies that an installed package brought: "module:function", imported by supervisor/plugins.py before the first decision.
+"""Strategies that an installed package brought: "module:function", imported by supervisor/config/plugins.py before the first decision.
 
 Nothing is imported here: what is not loaded has no answer, and the ladder goes on. A name that could not be loaded was refused when the
 configuration was read.

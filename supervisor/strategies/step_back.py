@@ -4,7 +4,7 @@ A checkpoint may be whole, byte for byte, and still hold what kills the training
 (NVIDIA/Megatron-LM #5281: 44 equal restarts from one such), an optimizer state that a kernel trips over. NaN steps back at once, for
 what is in the newest checkpoint came about just before; corruption and faults *while loading* only at the second time on the same one,
 for the first may be the machine's. At most `steps_back` in one run. Which one is taken, and what that costs, is known once those on disk
-were looked at (core/beginning.py): the newest of them may not have been verified when it failed. A program's own error never steps back.
+were looked at (core/start.py): the newest of them may not have been verified when it failed. A program's own error never steps back.
 """
 
 from __future__ import annotations

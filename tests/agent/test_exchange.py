@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from supervisor.agent import exchange, stores
+from supervisor.agent import exchange, round_agreement
 from supervisor.agent.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ DEADLINE_S = 30.0
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    server = stores.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
-    yield stores.PrefixStore("run", server)
+    server = round_agreement.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
+    yield round_agreement.PrefixStore("run", server)
     for node in Node.all:
         node.stopped.set()
         node.said.put(None)
@@ -43,7 +43,9 @@ class Node(threading.Thread):
         self.stopped = threading.Event()
         self.said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.heard: queue.SimpleQueue[list[str] | BaseException] = queue.SimpleQueue()
-        self._exchange = Exchange(stores.PrefixStore("run", stores.own_client(store)), token, node, nodes, self.stopped.is_set)
+        self._exchange = Exchange(
+            round_agreement.PrefixStore("run", round_agreement.own_client(store)), token, node, nodes, self.stopped.is_set
+        )
         self.start()
 
     def run(self) -> None:
@@ -60,7 +62,7 @@ class Node(threading.Thread):
             number += 1
             try:
                 self.heard.put(self._exchange.gather(number, text))
-            except (stores.Cancelled, TimeoutError) as error:
+            except (round_agreement.Cancelled, TimeoutError) as error:
                 self.heard.put(error)
 
 
@@ -93,7 +95,7 @@ def test_a_stop_ends_the_waiting(store: Store) -> None:
     with pytest.raises(queue.Empty):
         one.heard.get(timeout=0.3)
     one.stopped.set()
-    assert isinstance(one.heard.get(timeout=DEADLINE_S), stores.Cancelled)
+    assert isinstance(one.heard.get(timeout=DEADLINE_S), round_agreement.Cancelled)
 
 
 def test_a_node_that_reads_for_long_is_waited_for_and_one_whose_agent_is_gone_is_named(
@@ -115,7 +117,10 @@ def test_a_node_that_reads_for_long_is_waited_for_and_one_whose_agent_is_gone_is
 
 def test_how_each_node_began_reaches_all_others_whoever_tells_first_and_nobody_who_left(store: Store) -> None:
     heard: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in range(3)]
-    told = [exchange.Broadcasts(stores.PrefixStore("run", stores.own_client(store)), "t", n, 3, heard[n].put) for n in range(3)]
+    told = [
+        exchange.Broadcasts(round_agreement.PrefixStore("run", round_agreement.own_client(store)), "t", n, 3, heard[n].put)
+        for n in range(3)
+    ]
     told[1].send("one")
     assert [heard[n].get(timeout=DEADLINE_S) for n in (0, 2)] == ["one", "one"]
     told[0].leave()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.agent import stores
+from supervisor.agent import round_agreement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 DEADLINE_S = 30.0
-CHANGES = stores.Changes((("batch_size", "16"),), ("ckpt/7.pt",))
+CHANGES = round_agreement.Changes((("batch_size", "16"),), ("ckpt/7.pt",))
 
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    server = stores.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
-    yield stores.PrefixStore("run", server)
+    server = round_agreement.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
+    yield round_agreement.PrefixStore("run", server)
     del server
 
 
@@ -37,10 +37,10 @@ def never() -> bool:
 def test_a_port_is_one_that_no_outgoing_connection_is_given(tmp_path: Path) -> None:
     ephemeral = tmp_path / "range"
     ephemeral.write_text("10000\t65000\n")
-    assert all(65000 < stores.free_port(ephemeral) < 65536 for _ in range(20))
+    assert all(65000 < round_agreement.free_port(ephemeral) < 65536 for _ in range(20))
     ephemeral.write_text("1024 65535")
-    assert stores.free_port(ephemeral) > 1023
-    assert not 32768 <= stores.free_port(tmp_path / "absent") <= 60999
+    assert round_agreement.free_port(ephemeral) > 1023
+    assert not 32768 <= round_agreement.free_port(tmp_path / "absent") <= 60999
 
 
 def test_a_bound_port_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,31 +48,31 @@ def test_a_bound_port_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         taken.bind(("127.0.0.1", 0))
         here = taken.getsockname()[1]
         (tmp_path / "range").write_text("1 2")
-        monkeypatch.setattr(stores, "LOWEST_PORT", here)
-        monkeypatch.setattr(stores.random.SystemRandom, "sample", lambda _self, ports, _n: ports[:2])  # that one and the next
-        assert stores.free_port(tmp_path / "range") != here
+        monkeypatch.setattr(round_agreement, "LOWEST_PORT", here)
+        monkeypatch.setattr(round_agreement.random.SystemRandom, "sample", lambda _self, ports, _n: ports[:2])  # that one and the next
+        assert round_agreement.free_port(tmp_path / "range") != here
 
 
 def test_the_port_is_handed_over_and_a_stop_ends_the_wait(store: Store) -> None:
-    with pytest.raises(stores.Cancelled):
-        stores.hand_over(store, 1, lambda: True)
-    mine = stores.hand_over(store, 0, never)
-    assert stores.hand_over(store, 1, never) == mine
-    assert stores.hand_over(stores.static_store(store, 2), 0, never).round == mine.round + 1
+    with pytest.raises(round_agreement.Cancelled):
+        round_agreement.hand_over(store, 1, lambda: True)
+    mine = round_agreement.hand_over(store, 0, never)
+    assert round_agreement.hand_over(store, 1, never) == mine
+    assert round_agreement.hand_over(round_agreement.static_store(store, 2), 0, never).round == mine.round + 1
 
 
 def test_a_peer_that_never_comes_is_waited_for_within_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "PEER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(round_agreement, "PEER_TIMEOUT_S", 0.1)
     with pytest.raises(TimeoutError, match="the port from the node of rank 0"):
-        stores.hand_over(store, 1, never)
+        round_agreement.hand_over(store, 1, never)
 
 
 def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) -> None:
     rounds: queue.Queue[tuple[int, int]] = queue.Queue()
 
     def enter(rank: int, last: int) -> None:
-        client = stores.PrefixStore("run", stores.own_client(store))
-        rounds.put((rank, stores.enter_round(client, rank, 2, last=last, me=f"agent {rank}", cancelled=never)))
+        client = round_agreement.PrefixStore("run", round_agreement.own_client(store))
+        rounds.put((rank, round_agreement.enter_round(client, rank, 2, last=last, me=f"agent {rank}", cancelled=never)))
 
     for number in (1, 2, 3):
         late = threading.Thread(target=enter, args=(1, number - 1))
@@ -90,7 +90,7 @@ class Node:
     def __init__(self, store: Store, name: str, token: str = "t") -> None:  # noqa: S107  not a secret
         """Start to watch the round."""
         self.heard: queue.Queue[tuple[Any, ...]] = queue.Queue()
-        self.fence = stores.Fence(
+        self.fence = round_agreement.Fence(
             store,
             token,
             node=name,
@@ -113,15 +113,15 @@ def test_the_first_failure_fences_and_the_decision_reaches_the_others(store: Sto
 
 
 def test_an_attempt_may_last_longer_than_one_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "LONG_WAIT", timedelta(seconds=0.2))
+    monkeypatch.setattr(round_agreement, "LONG_WAIT", timedelta(seconds=0.2))
     over = threading.Semaphore(0)  # counts the waits that ended without what they waited for
 
-    class Counting(stores.PrefixStore):
+    class Counting(round_agreement.PrefixStore):
         def check(self, keys: list[str]) -> bool:
             over.release()
             return super().check(keys)
 
-    monkeypatch.setattr(stores, "PrefixStore", Counting)
+    monkeypatch.setattr(round_agreement, "PrefixStore", Counting)
     one, two = Node(store, "one"), Node(store, "two")
 
     def await_waits(count: int) -> None:
@@ -156,12 +156,12 @@ def test_a_node_that_leaves_fences_those_that_run_unless_all_are_done(store: Sto
 def write(store: Store, key: str, kind: str, node: str, text: str) -> None:
     """Set the fence or the decision of round t, as a node does that is not there any more."""
     note = {"kind": kind, "node": node, "text": text, "exit_code": 0}
-    stores.own_client(store).compare_set(f"supervise/t/{key}", "", json.dumps(note))
+    round_agreement.own_client(store).compare_set(f"supervise/t/{key}", "", json.dumps(note))
 
 
 def test_where_the_node_that_fenced_falls_silent_one_decision_is_made_in_its_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "SILENT_S", 0.3)
-    monkeypatch.setattr(stores, "BEAT_S", 0.05)
+    monkeypatch.setattr(round_agreement, "SILENT_S", 0.3)
+    monkeypatch.setattr(round_agreement, "BEAT_S", 0.05)
     one, two = Node(store, "one"), Node(store, "two")
     write(store, "fence", "failure", "dead/1", "rank 3: signal 9")
     heard = []
@@ -176,8 +176,8 @@ def test_where_the_node_that_fenced_falls_silent_one_decision_is_made_in_its_pla
 
 
 def test_a_node_that_is_only_slow_to_decide_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "SILENT_S", 1.0)
-    monkeypatch.setattr(stores, "BEAT_S", 0.05)
+    monkeypatch.setattr(round_agreement, "SILENT_S", 1.0)
+    monkeypatch.setattr(round_agreement, "BEAT_S", 0.05)
     one, two = Node(store, "one"), Node(store, "two")
     one.fence.fail("rank 3: signal 9")
     assert two.heard.get(timeout=DEADLINE_S)[0] == "fence"
@@ -217,13 +217,13 @@ def test_a_node_without_supervisor_leaves_a_decision_only_where_its_own_rank_fai
     one.fence.finish(DEADLINE_S, done=False)
     two.fence.publish("stop", 65, "twice", CHANGES)
     two.fence.finish(DEADLINE_S, done=False)
-    decision = json.loads(stores.own_client(store).get("supervise/b/decision"))
+    decision = json.loads(round_agreement.own_client(store).get("supervise/b/decision"))
     assert decision["text"] == "twice", "a node that leaves does not decide in the place of one that lives"
 
 
 def test_a_store_that_is_lost_before_the_decision_is_an_answer() -> None:
-    server = stores.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
-    client = stores.own_client(server)
+    server = round_agreement.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
+    client = round_agreement.own_client(server)
     node = Node(client, "one")
     write(client, "fence", "failure", "dead/1", "rank 3: signal 9")
     assert node.heard.get(timeout=DEADLINE_S)[0] == "fence"

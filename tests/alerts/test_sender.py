@@ -16,7 +16,7 @@ import pytest
 from supervisor.alerts.sender import Pace, Sender, Undelivered, start
 from supervisor.alerts.sink import SINKS
 from supervisor.errors import SuperviseError
-from supervisor.eventlog import LogEvent
+from supervisor.report.event_log import LogEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import claims, read_text
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence
 
 CATALOGUE, _ = signatures.read()

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supervisor import signatures
 from supervisor.classify import catalogue, exits, footers, match, rows, text
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor import signatures
 from supervisor.classify import gpumemory
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
-from supervisor.clock import Clock
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, RankExit
+from supervisor.job.clock import Clock
 from supervisor.observe import collect
 
 CATALOGUE, _ = signatures.read()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from supervisor import classifylog, signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import PlainScanner
-from supervisor.classifylog import Log, Stream
+from supervisor.cli.classify import command
+from supervisor.cli.classify.command import Log, Stream
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def incident(directory: Path, *logs: tuple[str, str, int]) -> Log:
 
 
 def evidence(log: Log) -> tuple[Evidence, ...]:
-    return classifylog.read(log, CATALOGUE, SCANNER)[0]
+    return command.read(log, CATALOGUE, SCANNER)[0]
 
 
 def verdict(log: Log) -> Verdict:
@@ -44,7 +45,7 @@ def verdict(log: Log) -> Verdict:
 def test_of_many_streams_a_bounded_number_of_findings_is_kept_and_none_is_pushed_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classifylog, "MOST_PLACES", 100)
+    monkeypatch.setattr(command, "MOST_PLACES", 100)
     many = [(f"rank-{rank}.err", BUG.replace("num_samples", f"num_samples {rank}") * 20, 60 - rank) for rank in range(40)]
     xid = "[12.000001] NVRM: Xid (PCI:0000:9c:00): 79, GPU has fallen off the bus.\n"
     log = incident(tmp_path, *many[:20], ("agent.err", xid, 0), *many[20:])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence
 
 CATALOGUE, _ = signatures.read()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 
 CATALOGUE, _ = signatures.read()

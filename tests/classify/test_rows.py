@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from supervisor import signatures
 from supervisor.classify import exits, rows
 from supervisor.classify.catalogue import build
 from supervisor.classify.match import PlainScanner, read_text
+from supervisor.config import signatures
 from supervisor.core.model import Cause
 
 CATALOGUE, PROBLEMS = signatures.read()

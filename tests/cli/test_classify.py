@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from supervisor import cli
+from supervisor.cli import main
 
-ROOT = Path(cli.__file__).parent.parent
+ROOT = Path(main.__file__).parents[2]
 HEAVY = ("torch", "structlog", "rich", "prometheus_client", "boto3", "psutil", "msgspec", "tenacity", "asyncio")
 OOM = """\
 step 10 loss 2.31
@@ -328,7 +328,7 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     done = classify("a.log", cwd=tmp_path, python=("-P", "-X", "importtime"))
     assert b"cuda_oom" in done.stdout
     modules = [line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines() if line.startswith("import time:")]
-    assert "supervisor.classifylog" in modules
+    assert "supervisor.cli.classify.command" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
 
 

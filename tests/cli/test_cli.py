@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor import cli
-from supervisor.settings import ROWS
+from supervisor.cli import main
+from supervisor.config.settings import ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.settings import Settings
+    from supervisor.config.settings import Settings
 
-ROOT = Path(cli.__file__).parent.parent
+ROOT = Path(main.__file__).parents[2]
 HEAVY = ("structlog", "rich", "prometheus_client", "torch", "boto3", "msgspec", "psutil", "tenacity", "asyncio")
 
 
@@ -42,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Setti
         calls.append((settings, command))
         return 42
 
-    monkeypatch.setitem(sys.modules, "supervisor.run", types.SimpleNamespace(run=run))
+    monkeypatch.setitem(sys.modules, "supervisor.run.main", types.SimpleNamespace(run=run))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return calls
@@ -61,7 +61,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...
         return call
 
     monkeypatch.setitem(
-        sys.modules, "supervisor.readers", types.SimpleNamespace(**{name: reader(name) for name in ("status", "why", "logs")})
+        sys.modules, "supervisor.cli.status", types.SimpleNamespace(**{name: reader(name) for name in ("status", "why", "logs")})
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -76,7 +76,7 @@ VERBATIM = ["sh", "-c", "a  b", "--", "--job", "", "-q", "\udcff"]
 def test_everything_behind_the_first_separator_is_the_command_verbatim(
     started: list[tuple[Settings, list[str]]], before: list[str]
 ) -> None:
-    assert cli.main([*before, "--", *VERBATIM]) == 42
+    assert main.main([*before, "--", *VERBATIM]) == 42
     assert started[0][1] == VERBATIM
 
 
@@ -115,7 +115,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "--log-format",
         "json",
     ]
-    assert cli.main([*flags, "--", "true"]) == cli.main(["run", *flags, "--", "true"]) == 42
+    assert main.main([*flags, "--", "true"]) == main.main(["run", *flags, "--", "true"]) == 42
     expected = {
         "job.name": "j", "job.state_dir": "s", "job.takeover": True, "job.resumes_itself": True, "checkpoints.paths": ("a/*.pt", "b c/*"),
         "knobs.resume.args": "--resume {resume}", "restart.max_attempts": 7, "restart.scratch_limit_s": 1.5, "stop.grace_s": 2.0,
@@ -132,7 +132,7 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
 
 
 def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Settings, list[str]]]) -> None:
-    cli.main(["--job", "a", "-v", "run", "--job", "b", "--", "true"])
+    main.main(["--job", "a", "-v", "run", "--job", "b", "--", "true"])
     assert (started[0][0].job.name, started[0][0].terminal.verbosity) == ("b", "verbose")
 
 
@@ -172,7 +172,7 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
 def test_a_command_line_that_is_wrong_is_64_with_what_helps(
     started: list[tuple[Settings, list[str]]], capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    assert cli.main(arguments) == 64
+    assert main.main(arguments) == 64
     out, err = capfd.readouterr()
     assert (out, started) == ("", [])
     assert said in err
@@ -181,13 +181,13 @@ def test_a_command_line_that_is_wrong_is_64_with_what_helps(
 
 
 def test_help_and_version_are_commands_too(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["version"]) == cli.main(["--version"]) == 0
+    assert main.main(["version"]) == main.main(["--version"]) == 0
     first, second = capfd.readouterr().out.splitlines()
     assert first == second
     for words in ([], ["why"], ["checkpoints", "verify"]):
-        assert cli.main([*words, "--help"]) == 0
+        assert main.main([*words, "--help"]) == 0
         asked = capfd.readouterr().out
-        assert cli.main(["help", *words]) == 0
+        assert main.main(["help", *words]) == 0
         assert capfd.readouterr().out == asked
 
 
@@ -223,9 +223,9 @@ def test_a_wrong_setting_blocks_no_reading(tmp_path: Path) -> None:
 
 def test_configuration_that_is_wrong_is_78(started: list[tuple[Settings, list[str]]], capfd: pytest.CaptureFixture[str]) -> None:
     Path("supervise.toml").write_text("[restart]\nintensty = 3\n", encoding="utf-8")
-    assert cli.main(["--", "true"]) == 78
+    assert main.main(["--", "true"]) == 78
     assert "unknown setting: restart.intensty in " in capfd.readouterr().err
-    assert cli.main(["--config", "/dev/null", "--", "true"]) == 78  # no plain file
+    assert main.main(["--config", "/dev/null", "--", "true"]) == 78  # no plain file
     assert started == []
 
 
@@ -234,14 +234,14 @@ def test_the_reading_commands_get_what_they_were_asked(read: list[tuple[Any, ...
         ["status"], ["--job", "j", "status", "--json"], ["why"], ["why", "--job", "j", "2"], ["logs"],
         ["logs", "--rank", "3", "--attempt", "2", "-f"], ["logs", "--first-failure", "--run", "r"],
     ):  # fmt: skip
-        assert cli.main(arguments) == 0
+        assert main.main(arguments) == 0
     assert read == [
         ("status", None, False), ("status", "j", True), ("why", None, None), ("why", "j", 2),
         ("logs", None, None, None, False, False, None), ("logs", None, 3, 2, True, False, None),
         ("logs", None, None, None, False, True, "r"),
     ]  # fmt: skip
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    cli.main(["status"])
+    main.main(["status"])
     assert read[-1] == ("status", "slurm-4711", False)
 
 
@@ -254,9 +254,9 @@ def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(
         def run(_settings: Settings, _command: list[str], error: Exception = error) -> int:
             raise error
 
-        monkeypatch.setitem(sys.modules, "supervisor.run", types.SimpleNamespace(run=run))
+        monkeypatch.setitem(sys.modules, "supervisor.run.main", types.SimpleNamespace(run=run))
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        assert cli.main(["--", "true"]) == 70
+        assert main.main(["--", "true"]) == 70
         (line,) = capfd.readouterr().err.splitlines()
         found = re.search(r"the traceback is in (\S+)$", line)
         assert found is not None
@@ -270,11 +270,11 @@ LIGHT = [["--help"], ["run", "--help"], ["config", "show"], ["--version"], ["sta
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
 def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments: list[str]) -> None:
-    code = f"import sys\nfrom supervisor.cli import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
+    code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own code
     modules = set(done.stderr.splitlines()[-1].split())
-    assert "supervisor.cli" in modules
+    assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
 
 
@@ -413,14 +413,14 @@ def test_a_working_directory_with_modules_of_our_names_is_passed_by(tmp_path: Pa
         done = supervise("config", "show", cwd=tmp_path, env=environ)
     else:
         # as the console script does it: its own directory first, the working directory nowhere
-        code += "sys.path.pop(0)\nfrom supervisor.cli import main\nsys.exit(main())"
+        code += "sys.path.pop(0)\nfrom supervisor.cli.main import main\nsys.exit(main())"
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  our own code
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+    assert main.main(["--version"]) == 0
     assert re.fullmatch(r"supervise (\d+\.\d+\.\d+\S*|not installed, run from its sources)\n", capfd.readouterr().out)
 
 
@@ -439,7 +439,7 @@ def test_a_package_of_the_user_s_that_is_named_as_ours_is_passed_by(tmp_path: Pa
 
 @pytest.mark.parametrize(("group", "one"), [("checkpoints", "latest"), ("config", "show")])
 def test_a_group_alone_is_a_mistake_that_names_its_commands(capfd: pytest.CaptureFixture[str], group: str, one: str) -> None:
-    assert cli.main([group]) == 64
+    assert main.main([group]) == 64
     what, help_ = capfd.readouterr().err.splitlines()
     assert what == f"supervise: error: missing command: supervise {group} ..."
     assert one in help_
@@ -447,7 +447,7 @@ def test_a_group_alone_is_a_mistake_that_names_its_commands(capfd: pytest.Captur
 
 
 def test_the_help_calls_things_by_their_names(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["drill", "--help"]) == 0
+    assert main.main(["drill", "--help"]) == 0
     said = capfd.readouterr().out
     assert said.startswith("Usage: supervise drill [OPTIONS] KIND -- CMD...\n")
     assert {"--checkpoints GLOB", "--mirror URL", "--evict-on CHECK", "--knob NAME=WHERE"} <= {

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import config, identity
+from supervisor.config import loading
+from supervisor.config.settings import Settings
 from supervisor.core.model import Launcher
-from supervisor.gpuledger import Entry, GpuLedger
-from supervisor.settings import Settings
+from supervisor.job import identity
+from supervisor.node.ledger import Entry, GpuLedger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,6 +131,6 @@ def test_an_nvidia_smi_that_does_not_answer_is_not_taken_for_a_node_without_gpus
 
 def test_what_decides_tells_the_command_of_the_ledger_that_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    elsewhere = config.load({"job.state_dir": "/scratch/a b"}, {}, tmp_path, None)
-    assert config.to_policy(elsewhere, Launcher.ELASTIC).clears == "supervise gpus clear --state-dir '/scratch/a b'"
-    assert config.to_policy(Settings(), Launcher.ELASTIC).clears == "supervise gpus clear"
+    elsewhere = loading.load({"job.state_dir": "/scratch/a b"}, {}, tmp_path, None)
+    assert loading.to_policy(elsewhere, Launcher.ELASTIC).clears == "supervise gpus clear --state-dir '/scratch/a b'"
+    assert loading.to_policy(Settings(), Launcher.ELASTIC).clears == "supervise gpus clear"

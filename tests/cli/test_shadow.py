@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.cli.import_guard import NAMES, pin_our_packages
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.shadow import NAMES, pin_our_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor import config
+from supervisor.config import loading
+from supervisor.config.settings import ROWS, Origin, Settings
 from supervisor.core.model import Knob, Launcher, Policy
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.settings import ROWS, Origin, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def home(tmp_path: Path) -> Path:
 def load(home: Path) -> Callable[..., Settings]:
     def call(flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None, named: str | None = None) -> Settings:
         environ = {"XDG_CONFIG_HOME": str(home / "home"), **(environ or {})}
-        return config.load(flags or {}, environ, home / "jobs", named, system_file=home / "etc.toml")
+        return loading.load(flags or {}, environ, home / "jobs", named, system_file=home / "etc.toml")
 
     return call
 
@@ -173,7 +173,7 @@ def test_a_command_that_only_reads_is_warned_and_goes_on_with_what_is_right(home
     local(home, "[job]\nstate_dir = 'there'\nnaem = 'x'\n[restart]\nintensity = 'many'\nmax_attempts = 7\n")
     environ = {"XDG_CONFIG_HOME": str(home / "home"), "SUPERVISE_TYPO": "1", "SUPERVISE_RESTART_PERIOD_S": "60"}
     told: list[SuperviseError] = []
-    settings = config.load({}, environ, home / "jobs", system_file=home / "etc.toml", warn=told.append)
+    settings = loading.load({}, environ, home / "jobs", system_file=home / "etc.toml", warn=told.append)
     assert (settings.job.state_dir, settings.restart.max_attempts, settings.restart.period_s) == ("there", 7, 60.0)
     assert settings.restart.intensity == Settings().restart.intensity
     assert [error.message.split(" in ")[0].split(" = ")[0] for error in told] == [
@@ -182,7 +182,7 @@ def test_a_command_that_only_reads_is_warned_and_goes_on_with_what_is_right(home
         "unknown setting: SUPERVISE_TYPO",
     ]
     local(home, "[job\n")
-    settings = config.load({"job.name": "j"}, {}, home / "jobs", system_file=home / "etc.toml", warn=told.append)
+    settings = loading.load({"job.name": "j"}, {}, home / "jobs", system_file=home / "etc.toml", warn=told.append)
     assert (settings.job.name, len(told)) == ("j", 4)
 
 
@@ -308,15 +308,15 @@ def test_a_key_is_refused_from_every_file_and_its_file_from_one_found_in_the_wor
 
 
 def test_the_webhooks_key_comes_from_the_environment_a_file_or_systemd(home: Path, load: Callable[..., Settings]) -> None:
-    assert config.webhook_secret(load()) == ""
-    assert config.webhook_secret(load(environ={"SUPERVISE_WEBHOOK_SECRET": KEY})) == KEY
+    assert loading.webhook_secret(load()) == ""
+    assert loading.webhook_secret(load(environ={"SUPERVISE_WEBHOOK_SECRET": KEY})) == KEY
     (home / "webhook-secret").write_text(f"{KEY}\n", encoding="utf-8")
     from_systemd = load(environ={"CREDENTIALS_DIRECTORY": str(home)})
-    assert config.webhook_secret(from_systemd) == KEY
+    assert loading.webhook_secret(from_systemd) == KEY
     assert str(from_systemd.origin("alerts.webhook.secret_file")) == "environment CREDENTIALS_DIRECTORY"
     missing = load(environ={"SUPERVISE_WEBHOOK_SECRET_FILE": str(home / "missing")})
     with pytest.raises(SuperviseError, match=r"cannot read the webhook's key: .*missing: No such file"):
-        config.webhook_secret(missing)
+        loading.webhook_secret(missing)
 
 
 def test_systemds_state_directory_is_weaker_than_all_that_a_person_wrote(home: Path, load: Callable[..., Settings]) -> None:
@@ -341,7 +341,7 @@ def test_a_jobs_address_holds_from_any_directory_where_the_state_directory_is_no
 def test_show_prints_every_setting_its_value_and_origin_and_no_secret(load: Callable[..., Settings]) -> None:
     token = "https://user:pw@hooks.example.org/T0KEN"  # noqa: S105  a made-up one
     settings = load({"job.name": "j"}, {"SUPERVISE_WEBHOOK_SECRET": KEY, "SUPERVISE_WEBHOOK_URL": token})
-    table, shown = config.show(settings, as_json=False), json.loads(config.show(settings, as_json=True))
+    table, shown = loading.show(settings, as_json=False), json.loads(loading.show(settings, as_json=True))
     assert list(shown) == [row.key for row in ROWS]
     assert [line.split()[0] for line in table.splitlines()] == list(shown)
     assert shown["job.name"] == {"value": "j", "origin": "command line --job"}
@@ -352,16 +352,16 @@ def test_show_prints_every_setting_its_value_and_origin_and_no_secret(load: Call
 
 def test_the_policy_of_default_settings_is_the_policys_own_default(load: Callable[..., Settings]) -> None:
     bare = load(environ={"SUPERVISE_CHECKPOINTS_LEARN": "false"})
-    assert config.to_policy(bare, Launcher.ELASTIC) == Policy()  # the default of old journals, in which nothing was learned
-    assert config.to_policy(load(), Launcher.ELASTIC) == Policy(checkpoints_learned=True)
-    assert config.to_policy(load({"instrument.enabled": False}), Launcher.ELASTIC) == Policy()
+    assert loading.to_policy(bare, Launcher.ELASTIC) == Policy()  # the default of old journals, in which nothing was learned
+    assert loading.to_policy(load(), Launcher.ELASTIC) == Policy(checkpoints_learned=True)
+    assert loading.to_policy(load({"instrument.enabled": False}), Launcher.ELASTIC) == Policy()
     settings = load({"checkpoints.paths": ("*.pt",), "job.resumes_itself": True, "stop.grace_s": "7"})
-    policy = config.to_policy(settings, Launcher.PLAIN)
+    policy = loading.to_policy(settings, Launcher.PLAIN)
     assert policy == Policy(launcher=Launcher.PLAIN, checkpoints_declared=True, checkpoints_learned=True, resumes_itself=True, grace_s=7.0)
     settings = load({"restart.keep_going": True, "restart.batch_drift": True, "knobs.batch_change": False, "gpus.minimum": "2"})
     knob = Knob("batch_size", "32", "--bs")
     wanted = Policy(checkpoints_learned=True, keep_going=True, batch_drift=True, batch_change=False, min_gpus=2, knobs=(knob,))
-    assert config.to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
+    assert loading.to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
 
 
 @pytest.mark.parametrize("section", ["restart", "health"])

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import plugins, strategies
+from supervisor import strategies
+from supervisor.config import plugins
+from supervisor.config.settings import Restart, Settings
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.settings import Restart, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

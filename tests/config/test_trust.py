@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.config.trust import read_trusted
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.trust import read_trusted
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user: needs root")
 NOBODY = 65534

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.core.batch import Batch, changes, for_world, halved, read
 from supervisor.core.model import Knob
+from supervisor.knobs.batch import Batch, changes, for_world, halved, read
 
 positive = st.integers(1, 64)
 

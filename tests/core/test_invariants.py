@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.core import actions as act
-from supervisor.core import inbox
+from supervisor.core import events as core_events
 from supervisor.core.decide import AT_THE_START, decide, initial
 from supervisor.core.model import (
     Cause,
@@ -63,17 +63,17 @@ findings = st.lists(
 
 #: Everything that can happen, save for a new start: `t` is filled in by the test.
 events = st.one_of(
-    st.builds(inbox.LauncherStarted, st.just(0.0), small, st.sampled_from([None, 0, 2]), st.sampled_from([1, 2])),
-    st.builds(inbox.LauncherFellBack, st.just(0.0), st.just(Launcher.STOCK), st.just("x")),
-    st.builds(inbox.AttemptStarted, st.just(0.0), attempts, st.just((RankInfo(0, 0, 10, 1),)), st.just(1)),
-    st.builds(inbox.RanksFound, st.just(0.0), attempts, st.just((RankInfo(0, 0, 20, 1), RankInfo(1, 1, 21, 1))), st.just(2)),
-    st.builds(inbox.RankExited, st.just(0.0), attempts, exits),
-    st.builds(inbox.PeerFenced, st.just(0.0), attempts, st.just("n"), st.just("x")),
-    st.builds(inbox.AttemptEnded, st.just(0.0), attempts, st.sampled_from(["succeeded", "failed", "membership", "stopped"])),
-    st.builds(inbox.LauncherExited, st.just(0.0), attempts, st.just("agent"), st.sampled_from([None, 1]), st.sampled_from([None, 9])),
-    st.builds(inbox.NodesGathered, st.just(0.0), attempts, st.just(0), st.just(2)),
+    st.builds(core_events.LauncherStarted, st.just(0.0), small, st.sampled_from([None, 0, 2]), st.sampled_from([1, 2])),
+    st.builds(core_events.LauncherFellBack, st.just(0.0), st.just(Launcher.STOCK), st.just("x")),
+    st.builds(core_events.AttemptStarted, st.just(0.0), attempts, st.just((RankInfo(0, 0, 10, 1),)), st.just(1)),
+    st.builds(core_events.RanksFound, st.just(0.0), attempts, st.just((RankInfo(0, 0, 20, 1), RankInfo(1, 1, 21, 1))), st.just(2)),
+    st.builds(core_events.RankExited, st.just(0.0), attempts, exits),
+    st.builds(core_events.PeerFenced, st.just(0.0), attempts, st.just("n"), st.just("x")),
+    st.builds(core_events.AttemptEnded, st.just(0.0), attempts, st.sampled_from(["succeeded", "failed", "membership", "stopped"])),
+    st.builds(core_events.LauncherExited, st.just(0.0), attempts, st.just("agent"), st.sampled_from([None, 1]), st.sampled_from([None, 9])),
+    st.builds(core_events.NodesGathered, st.just(0.0), attempts, st.just(0), st.just(2)),
     st.builds(
-        inbox.CheckpointSelected,
+        core_events.CheckpointSelected,
         st.just(0.0),
         attempts,
         checkpoints,
@@ -82,32 +82,37 @@ events = st.one_of(
         held=st.sampled_from([(), (("n", "none"),)]),
         leaves=st.booleans(),
     ),
-    st.builds(inbox.NodesWaiting, st.just(0.0), attempts, st.just(1)),
-    st.builds(inbox.PeerDecided, st.just(0.0), attempts, st.sampled_from(["restart", "stop"]), st.just(65)),
-    st.builds(inbox.EvidenceCollected, st.just(0.0), attempts, st.just(1), evidence, st.just(0.5)),
-    st.builds(inbox.CheckpointSelected, st.just(0.0), attempts, checkpoints, st.integers(0, 2)),
-    st.builds(inbox.CheckpointVerified, st.just(0.0), attempts, checkpoints.filter(bool)),
-    st.builds(inbox.ProgressObserved, st.just(0.0), attempts, st.one_of(st.none(), small), st.integers(-1, 5), st.sampled_from(Phase)),
-    st.builds(inbox.StartCeilingPassed, st.just(0.0), attempts, st.just((0,))),
-    st.just(inbox.GpusListed(0.0, tuple(Gpu(i, f"GPU-{i}") for i in range(3)))),
-    st.builds(inbox.ProgramSeen, st.just(0.0), attempts, st.just(("hf_trainer",)), st.just((("batch_size", "8"),)), st.booleans()),
-    st.builds(inbox.HealthChecked, st.just(0.0), attempts, findings, st.integers(0, 4), st.integers(0, 2)),
-    st.builds(inbox.HealthChanged, st.just(0.0), findings),
-    st.builds(inbox.SaveWatched, st.just(0.0), attempts),
-    st.builds(inbox.Saved, st.just(0.0), attempts),
-    st.builds(inbox.SaveSearched, st.just(0.0), attempts, checkpoints),
-    st.builds(inbox.StopRequested, st.just(0.0), st.sampled_from([1, 2, 15]), st.sampled_from([None, 9.0]), st.booleans()),
-    st.builds(inbox.TimeLeft, st.just(0.0), st.sampled_from([None, 9.0])),
-    st.builds(inbox.StacksRequested, st.just(0.0)),
+    st.builds(core_events.NodesWaiting, st.just(0.0), attempts, st.just(1)),
+    st.builds(core_events.PeerDecided, st.just(0.0), attempts, st.sampled_from(["restart", "stop"]), st.just(65)),
+    st.builds(core_events.EvidenceCollected, st.just(0.0), attempts, st.just(1), evidence, st.just(0.5)),
+    st.builds(core_events.CheckpointSelected, st.just(0.0), attempts, checkpoints, st.integers(0, 2)),
+    st.builds(core_events.CheckpointVerified, st.just(0.0), attempts, checkpoints.filter(bool)),
     st.builds(
-        inbox.TimerFired, st.just(0.0), st.sampled_from(["teardown", "stop", "backoff", "own_signal", "peer", "select", "health"]), small
+        core_events.ProgressObserved, st.just(0.0), attempts, st.one_of(st.none(), small), st.integers(-1, 5), st.sampled_from(Phase)
     ),
-    st.builds(inbox.JournalDegraded, st.just(0.0), st.just("x")),
-    st.builds(inbox.JournalRecovered, st.just(0.0)),
+    st.builds(core_events.StartCeilingPassed, st.just(0.0), attempts, st.just((0,))),
+    st.just(core_events.GpusListed(0.0, tuple(Gpu(i, f"GPU-{i}") for i in range(3)))),
+    st.builds(core_events.ProgramSeen, st.just(0.0), attempts, st.just(("hf_trainer",)), st.just((("batch_size", "8"),)), st.booleans()),
+    st.builds(core_events.HealthChecked, st.just(0.0), attempts, findings, st.integers(0, 4), st.integers(0, 2)),
+    st.builds(core_events.HealthChanged, st.just(0.0), findings),
+    st.builds(core_events.SaveWatched, st.just(0.0), attempts),
+    st.builds(core_events.Saved, st.just(0.0), attempts),
+    st.builds(core_events.SaveSearched, st.just(0.0), attempts, checkpoints),
+    st.builds(core_events.StopRequested, st.just(0.0), st.sampled_from([1, 2, 15]), st.sampled_from([None, 9.0]), st.booleans()),
+    st.builds(core_events.TimeLeft, st.just(0.0), st.sampled_from([None, 9.0])),
+    st.builds(core_events.StacksRequested, st.just(0.0)),
+    st.builds(
+        core_events.TimerFired,
+        st.just(0.0),
+        st.sampled_from(["teardown", "stop", "backoff", "own_signal", "peer", "select", "health"]),
+        small,
+    ),
+    st.builds(core_events.JournalDegraded, st.just(0.0), st.just("x")),
+    st.builds(core_events.JournalRecovered, st.just(0.0)),
 )
 
 
-def at(event: inbox.Event, t: float, state: JobState, *, current: bool) -> inbox.Event:
+def at(event: core_events.Event, t: float, state: JobState, *, current: bool) -> core_events.Event:
     """The event at time `t`; most of them of the current attempt, else the fence would hide all that follows."""
     fields = {name: getattr(event, name) for name in event.__slots__}  # type: ignore[union-attr]
     if current and "attempt" in fields:
@@ -131,7 +136,7 @@ def holds(state: JobState, actions: tuple[act.Action, ...]) -> None:
             assert not out_of_use.intersection(action.gpus), "what is out of use is not handed out"
 
 
-def fenced(before: JobState, event: inbox.Event, answer: tuple[JobState, tuple[act.Action, ...]]) -> None:
+def fenced(before: JobState, event: core_events.Event, answer: tuple[JobState, tuple[act.Action, ...]]) -> None:
     """What is over, and what is of another attempt, is answered with nothing."""
     if before.stage is Stage.ENDED and not isinstance(event, AT_THE_START):
         assert answer == (before, ()), "the end is the end"
@@ -153,11 +158,11 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
 
 @settings(max_examples=400, deadline=None)
 @given(st.booleans(), st.sampled_from([1, 2, 50]), st.lists(st.tuples(events, st.booleans()), max_size=40))
-def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[inbox.Event, bool]]) -> None:  # noqa: FBT001  hypothesis passes it
+def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[core_events.Event, bool]]) -> None:  # noqa: FBT001  hypothesis passes it
     knobs = (Knob("batch_size", "8", "--bs"), Knob("grad_accum", "3", "--accum"), Knob("num_workers", "5", "--workers"))
     evict_on = ("gpu_ecc",) if most == 50 else ()
     policy = Policy(checkpoints_declared=declared, knobs=knobs, max_attempts=most, health=most > 1, evict_on=evict_on)
-    started = inbox.SupervisorStarted(1.0, "run", policy)
+    started = core_events.SupervisorStarted(1.0, "run", policy)
     state, actions = decide(initial(), started)
     begun = [a.attempt for a in actions if isinstance(a, act.BeginAttempt)]
     for number, (happening, current) in enumerate(happenings):
@@ -172,15 +177,15 @@ def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[inbo
             if isinstance(action, act.BeginAttempt):
                 begun.append(action.attempt)
                 meets = before.gathers and before.attempt == action.attempt
-                assert not meets or isinstance(event, inbox.CheckpointSelected), "no rank starts before the nodes agree"
-                assert not before.ranks or before.ended or isinstance(event, inbox.AttemptEnded), "no attempt begins while ranks live"
+                assert not meets or isinstance(event, core_events.CheckpointSelected), "no rank starts before the nodes agree"
+                assert not before.ranks or before.ended or isinstance(event, core_events.AttemptEnded), "no attempt begins while ranks live"
                 assert before.stop is None, "nobody restarts what a person stopped"
             if isinstance(action, act.ReportDecision) and action.plan.kind is PlanKind.RESTART and action.plan.strategy != "peer":
                 assert action.attempt < most, "no more attempts than a run may have"
             if isinstance(action, act.Finish):
                 assert state.stage is Stage.ENDED
                 assert state.exit_code == action.exit_code
-            if isinstance(action, act.StopRanks) and isinstance(event, inbox.HealthChanged):
+            if isinstance(action, act.StopRanks) and isinstance(event, core_events.HealthChanged):
                 assert evict_on, "health alone ends no healthy attempt"
         fenced(before, event, (state, actions))
         holds(state, actions)

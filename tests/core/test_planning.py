@@ -6,7 +6,7 @@ import pytest
 
 from supervisor.core import planning
 from supervisor.core.decide import decide
-from supervisor.core.inbox import RanksFound
+from supervisor.core.events import RanksFound
 from supervisor.core.model import Cause, CheckpointRef, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
 from supervisor.core.state import JobState, Stage, changed
 

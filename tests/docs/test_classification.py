@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health.nvidia import xids
-from supervisor import signatures, verdictview
-from supervisor.causes import EXPLAINED
 from supervisor.classify import exits
+from supervisor.classify.causes import EXPLAINED
 from supervisor.classify.rows import parse
 from supervisor.classify.xid import CAUSES
+from supervisor.cli.classify import rendering
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Verdict
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def test_the_example_of_a_signature_can_be_used() -> None:
 
 
 def test_the_keys_of_the_json_are_those_of_the_page() -> None:
-    answer = verdictview.Answer("a.log", Verdict(Cause.NONE, 0.9, "", "none"), (), {})
+    answer = rendering.Answer("a.log", Verdict(Cause.NONE, 0.9, "", "none"), (), {})
     table = PAGE.partition("| key | value |")[2].partition("\n\n")[0]
     documented = [name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])]
-    assert documented == [*verdictview.as_dict(answer)] or set(documented) == set(verdictview.as_dict(answer))
+    assert documented == [*rendering.as_dict(answer)] or set(documented) == set(rendering.as_dict(answer))

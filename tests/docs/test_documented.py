@@ -15,12 +15,12 @@ import pytest
 
 from checkpointing.formats import FORMATS, TREE_FORMATS
 from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, Severity
-from supervisor.cli import command_tree
+from supervisor.cli.main import command_tree
+from supervisor.config.settings import ROWS
 from supervisor.core.model import Cause
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
-from supervisor.eventlog import EITHER, LEVELS, LogEvent
-from supervisor.settings import ROWS
+from supervisor.report.event_log import EITHER, LEVELS, LogEvent
 from supervisor.strategies import STRATEGIES
 
 if TYPE_CHECKING:

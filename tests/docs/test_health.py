@@ -10,7 +10,7 @@ import pytest
 
 from health import registry
 from health.model import Repair, Result
-from supervisor.cli import command_tree
+from supervisor.cli.main import command_tree
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "health.md").read_text("utf-8")

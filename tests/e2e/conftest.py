@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.records import Damage, scan
+from supervisor.journal.records import Damage, scan
 from tests.e2e.frameworks import variables
 from tests.folding import check_fold
 from tests.waiting import is_running, wait_for

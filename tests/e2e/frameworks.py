@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: As checked in supervisor/programs.toml.
+#: As checked in supervisor/knobs/programs.toml.
 PACKAGES = {"transformers": "transformers==5.23.0", "lightning": "lightning==2.6.6", "jsonargparse": "jsonargparse[signatures]>=4.40"}
 
 

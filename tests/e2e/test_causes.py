@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.records import Damage, scan
+from supervisor.journal.records import Damage, scan
 from tests.memorygroup import memory_group
 from tests.waiting import wait_for
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.journalstate import read_past
-from supervisor.records import Header, encode, scan
+from supervisor.journal.records import Header, encode, scan
+from supervisor.journal.state import read_past
 from tests.checkpointing import mounts
 from tests.folding import check_fold
 from tests.waiting import wait_for

@@ -56,7 +56,7 @@ BUG = """
 import sys
 
 if sys.orig_argv[1:2] and sys.orig_argv[1].endswith("/bin/supervise"):
-    from supervisor.checkpoints import JobCheckpoints
+    from supervisor.checkpoints.job import JobCheckpoints
 
     select = JobCheckpoints.select
 

@@ -324,7 +324,7 @@ def fsync(fd):
     real(fd)
 os.fsync = fsync
 sys.argv[0] = {supervise!r}
-from supervisor.cli import main
+from supervisor.cli.main import main
 sys.exit(main())
 """
 

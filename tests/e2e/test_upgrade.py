@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.identity import node_name
-from supervisor.records import frame
+from supervisor.job.identity import node_name
+from supervisor.journal.records import frame
 from tests.e2e.test_recovery import checkpoint
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.guardian import descent
+from supervisor.guardian import process_tree
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DRIVER = """
 import json, os, sys, threading
-from supervisor.launch.guardian import Guardian, ignored_signals
+from supervisor.launch.guardian_client import Guardian, ignored_signals
 ignored = ignored_signals()
 control, events = int(sys.argv[1]), int(sys.argv[2])
 os.set_inheritable(control, False)
@@ -107,7 +107,7 @@ class Side:
 
 
 def alive(pid: int) -> bool:
-    process = descent.read(pid)
+    process = process_tree.read(pid)
     return process is not None and process.alive
 
 

@@ -62,7 +62,7 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
     # the driver cannot take a descriptor from us, so the agent's link is made by a small wrapper inside of it
     code = textwrap.dedent("""
         import os, socket, sys, threading
-        from supervisor.launch.guardian import Guardian
+        from supervisor.launch.guardian_client import Guardian
         exited, left = threading.Event(), threading.Event()
         def on_event(event):
             if event["ev"] == "exited":

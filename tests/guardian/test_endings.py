@@ -67,8 +67,8 @@ def test_everything_is_gone_within_five_seconds_of_the_supervisors_kill_9(side: 
 def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Path) -> None:
     code = textwrap.dedent("""
         import json, os, signal, sys, threading, time
-        from supervisor.launch.guardian import Guardian
-        from supervisor.launch.heritage import Heritage
+        from supervisor.launch.guardian_client import Guardian
+        from supervisor.launch.orphans import Heritage
         script, *names = sys.argv[1:]
         died = threading.Event()
         heritage = Heritage("c" * 32)

@@ -12,7 +12,7 @@ import pytest
 
 from health.model import Ask
 from health.probing.runner import OUTCOME, Runner
-from supervisor.launch import heritage
+from supervisor.launch import orphans
 from tests.waiting import wait_for
 
 from .conftest import alive
@@ -24,8 +24,8 @@ COOKIE = "c" * 32
 AS_FIRST = textwrap.dedent("""
     import os, signal, subprocess, sys, threading, time
     from supervisor.guardian import descent
-    from supervisor.launch.guardian import Guardian
-    from supervisor.launch.heritage import Heritage, collect_zombies
+    from supervisor.launch.guardian_client import Guardian
+    from supervisor.launch.orphans import Heritage, collect_zombies
 
     job = '''import os, signal, sys, time
     def orphan(name, environ):
@@ -102,9 +102,9 @@ def test_what_we_started_ourselves_outlives_a_guardians_death(tmp_path: Path) ->
 
 def test_the_exit_status_of_a_prober_is_its_owners_whenever_zombies_are_collected() -> None:
     """Whoever else waits for a child leaves its owner with 0."""
-    runner = Runner({"foreign": "no_such_module"}, start=heritage.started)
-    ended = heritage.started(lambda: subprocess.Popen([sys.executable, "-c", "raise SystemExit(78)"]))
+    runner = Runner({"foreign": "no_such_module"}, start=orphans.started)
+    ended = orphans.started(lambda: subprocess.Popen([sys.executable, "-c", "raise SystemExit(78)"]))
     wait_for(lambda: Path(f"/proc/{ended.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", "it is a zombie", 10)
-    heritage.collect_zombies()
+    orphans.collect_zombies()
     assert ended.wait() == 78
     assert runner.sweep(("foreign",), Ask(deadline_s=5.0)).of(OUTCOME)

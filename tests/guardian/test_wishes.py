@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.guardian import descent
+from supervisor.guardian import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Silence = tuple[set[int], threading.Event]
 
 
-def process(pid: int) -> descent.Process:
-    return descent.Process(pid, 1, 7, "S", 1)
+def process(pid: int) -> process_tree.Process:
+    return process_tree.Process(pid, 1, 7, "S", 1)
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silence]:
         assert name == "environ"
         if pid in silent:
             answer.wait(60)
-        return descent.DETACH + b"\0A=1\0" if pid % 2 else b"A=1\0"
+        return process_tree.DETACH + b"\0A=1\0" if pid % 2 else b"A=1\0"
 
-    monkeypatch.setattr(descent, "_read_proc", read)
+    monkeypatch.setattr(process_tree, "_read_proc", read)
     yield silent, answer
     answer.set()
 
@@ -44,18 +44,18 @@ def took(ask: Callable[[], set[int]]) -> tuple[set[int], float]:
 
 def test_one_that_does_not_answer_holds_nobody_up_and_is_not_asked_twice(silence: Silence) -> None:
     silence[0].add(4)
-    wishes, all_of_them = descent.Wishes(), [process(pid) for pid in range(1, 10)]
+    wishes, all_of_them = process_tree.Wishes(), [process(pid) for pid in range(1, 10)]
     asked, first_s = took(lambda: wishes.detached(all_of_them))
     assert asked == {1, 3, 5, 7, 9}
-    assert first_s < descent.ANSWERS_S + 0.5
+    assert first_s < process_tree.ANSWERS_S + 0.5
     asked, second_s = took(lambda: wishes.detached(all_of_them))
     assert asked == {1, 3, 5, 7, 9}
-    assert second_s < descent.SLOW_ANSWER_S
+    assert second_s < process_tree.SLOW_ANSWER_S
 
 
 def test_many_that_do_not_answer_take_a_bounded_time_and_then_ask_for_nothing(silence: Silence) -> None:
     silence[0].update(range(2, 20, 2))
-    wishes, all_of_them = descent.Wishes(), [process(pid) for pid in range(2, 20, 2)]
+    wishes, all_of_them = process_tree.Wishes(), [process(pid) for pid in range(2, 20, 2)]
     rounds = 0
     while wishes.detached(all_of_them):  # those that could not be asked yet
         rounds += 1
@@ -64,7 +64,7 @@ def test_many_that_do_not_answer_take_a_bounded_time_and_then_ask_for_nothing(si
 
 def test_an_answer_that_comes_late_still_counts(silence: Silence) -> None:
     silence[0].add(3)
-    wishes = descent.Wishes()
+    wishes = process_tree.Wishes()
     assert wishes.detached([process(3)]) == set()
     silence[1].set()
     until = time.monotonic() + 10

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import identity
+from supervisor.job import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.instrument._supervise_shim.looked import LISTED, MISSING, PER_FOLDER, Looked
+from supervisor.instrument._supervise_shim.path_probes import LISTED, MISSING, PER_FOLDER, Looked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.beat import Beat, state_step
+from supervisor.instrument._supervise_shim.heartbeat import Beat, state_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt
 from supervisor.core.model import Phase
-from supervisor.job import Job
-from supervisor.knobset import Applied
+from supervisor.job.job import Job
+from supervisor.knobs.job_knobs import Applied
 from supervisor.launch.environment import attempt_variables
-from supervisor.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path

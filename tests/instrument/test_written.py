@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.instrument._supervise_shim.written import Written
+from supervisor.instrument._supervise_shim.save_log import Written
 
 if TYPE_CHECKING:
     from conftest import Attempt

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.core import inbox
+from supervisor.core import events as core_events
 from supervisor.core.actions import SetTimer
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import CheckpointRef, Evidence, Phase, Policy, RankExit, RankInfo
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.state import JobState
 
-    Step = tuple[inbox.Event, JobState, tuple[Action, ...]]
+    Step = tuple[core_events.Event, JobState, tuple[Action, ...]]
 
 
 class Ear:
@@ -79,17 +79,17 @@ def story() -> Callable[[], list[Step]]:
 
     def make() -> list[Step]:
         ranks = tuple(RankInfo(rank, rank, 100 + rank, 7) for rank in range(2))
-        events: list[inbox.Event] = [
-            inbox.SupervisorStarted(100.0, "run-1", Policy(checkpoints_declared=True)),
-            inbox.CheckpointSelected(100.5, 0, None, 0),
-            inbox.AttemptStarted(101.0, 1, ranks, 2),
-            inbox.ProgressObserved(105.0, 1, None, 3, Phase.TRAIN),
-            inbox.CheckpointVerified(106.0, 1, CheckpointRef("ckpt/3.pt", 3, "structure")),
-            inbox.ProgressObserved(110.0, 1, None, 9, Phase.TRAIN),
-            inbox.RankExited(111.0, 1, RankExit(1, 101, 5_000, code=1)),
-            inbox.RankExited(111.1, 1, RankExit(0, 100, 6_000, signal=15)),
-            inbox.AttemptEnded(111.5, 1, "failed"),
-            inbox.EvidenceCollected(
+        events: list[core_events.Event] = [
+            core_events.SupervisorStarted(100.0, "run-1", Policy(checkpoints_declared=True)),
+            core_events.CheckpointSelected(100.5, 0, None, 0),
+            core_events.AttemptStarted(101.0, 1, ranks, 2),
+            core_events.ProgressObserved(105.0, 1, None, 3, Phase.TRAIN),
+            core_events.CheckpointVerified(106.0, 1, CheckpointRef("ckpt/3.pt", 3, "structure")),
+            core_events.ProgressObserved(110.0, 1, None, 9, Phase.TRAIN),
+            core_events.RankExited(111.0, 1, RankExit(1, 101, 5_000, code=1)),
+            core_events.RankExited(111.1, 1, RankExit(0, 100, 6_000, signal=15)),
+            core_events.AttemptEnded(111.5, 1, "failed"),
+            core_events.EvidenceCollected(
                 112.0,
                 1,
                 1,
@@ -105,7 +105,7 @@ def story() -> Callable[[], list[Step]]:
         steps: list[Step] = []
         state = initial()
 
-        def feed(event: inbox.Event) -> None:
+        def feed(event: core_events.Event) -> None:
             nonlocal state
             state, actions = decide(state, event)
             steps.append((event, state, actions))
@@ -113,11 +113,11 @@ def story() -> Callable[[], list[Step]]:
         for event in events:
             feed(event)
         for timer in [a for a in steps[-1][2] if isinstance(a, SetTimer) and a.name == "backoff"]:
-            feed(inbox.TimerFired(113.0, timer.name, timer.token))
-        feed(inbox.CheckpointSelected(113.5, state.attempt, CheckpointRef("ckpt/3.pt", 3, "structure"), 2, (("ckpt/9.pt", "torn"),)))
-        feed(inbox.AttemptStarted(114.0, state.attempt, ranks, 2))
-        feed(inbox.ProgressObserved(118.0, state.attempt, 4, 1, Phase.TRAIN, "ckpt/3.pt"))
-        feed(inbox.AttemptEnded(130.0, state.attempt, "succeeded"))
+            feed(core_events.TimerFired(113.0, timer.name, timer.token))
+        feed(core_events.CheckpointSelected(113.5, state.attempt, CheckpointRef("ckpt/3.pt", 3, "structure"), 2, (("ckpt/9.pt", "torn"),)))
+        feed(core_events.AttemptStarted(114.0, state.attempt, ranks, 2))
+        feed(core_events.ProgressObserved(118.0, state.attempt, 4, 1, Phase.TRAIN, "ckpt/3.pt"))
+        feed(core_events.AttemptEnded(130.0, state.attempt, "succeeded"))
         return steps
 
     return make

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from supervisor.core import inbox
+from supervisor.core import events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Failure, Policy
 from supervisor.core.state import JobState, Stage
-from supervisor.journal import open_journal
-from supervisor.journalstate import difference, read_past, state_of
-from supervisor.records import Damage, Ended, EventTaken, Header, Record, RunBegan, decode, encode, event_taken, scan, unframe
+from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan, decode, encode, event_taken, scan, unframe
+from supervisor.journal.state import difference, read_past, state_of
+from supervisor.journal.writer import open_journal
 from tests.folding import check_fold
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_each_recorded_state_is_the_fold_of_the_events_before_it(story: Story) -
         past = read_past([HEAD, *records[:n]])
         assert past.problems == ()
         assert past.state == (steps[n - 1][1] if n else initial())
-    assert {type(e) for e, _, _ in steps} >= {inbox.RankExited, inbox.EvidenceCollected, inbox.CheckpointSelected}
+    assert {type(e) for e, _, _ in steps} >= {events.RankExited, events.EvidenceCollected, events.CheckpointSelected}
 
 
 def test_a_takeover_decides_on_no_event_of_the_past(story: Story) -> None:
@@ -194,7 +194,7 @@ def test_a_journal_of_format_1_is_gone_on_with_in_format_2(tmp_path: Path, ear: 
     old = (FORMAT1 / "killed.jsonl").read_bytes()
     path.write_bytes(old)
     journal, past = open_journal(path, job="job", node="node", listener=ear, continues=lambda _: True)
-    event = inbox.SupervisorStarted(past.state.began_t + 900.0, past.state.run_id, past.state.policy, continues=True)
+    event = events.SupervisorStarted(past.state.began_t + 900.0, past.state.run_id, past.state.policy, continues=True)
     journal.append(RunBegan(past.state.run_id, continues=True), t=1.0, durable=True)
     for _ in range(2):  # nothing of format 2 but its header, then a state
         assert read_past(scan(path)).state.poisoned == past.state.poisoned

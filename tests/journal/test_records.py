@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from supervisor.core import actions, inbox
+from supervisor.core import actions, events
 from supervisor.errors import SuperviseError
-from supervisor.records import (
+from supervisor.journal.records import (
     ACTIONS,
     EVENTS,
     Damage,
@@ -67,14 +67,14 @@ def test_every_event_comes_back_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", ACTIONS)
 def test_every_action_comes_back_as_it_was(name: str) -> None:
     action = sample(ACTIONS[name])
-    line = encode(1, 2.0, 3.0, event_taken(inbox.StacksRequested(1.0), (action,), attempt=1, stage="running"))
+    line = encode(1, 2.0, 3.0, event_taken(events.StacksRequested(1.0), (action,), attempt=1, stage="running"))
     body = decode(unframe(line) or b"").body  # type: ignore[union-attr]
     assert isinstance(body, EventTaken)
     assert action_of(*body.actions[0]) == action
 
 
 def test_the_lists_of_classes_are_the_core_s() -> None:
-    assert set(EVENTS.values()) == set(typing.get_args(inbox.Event))
+    assert set(EVENTS.values()) == set(typing.get_args(events.Event))
     assert set(ACTIONS.values()) == set(typing.get_args(actions.Action))
 
 
@@ -107,7 +107,7 @@ def test_fields_of_a_later_minor_version_are_ignored() -> None:
     rec = b'{"seq":1,"t":1.0,"new":1,"kind":"event","body":{"event":"StopRequested","data":{"t":1.0,"signum":2,"why":"x"},"more":[]}}'
     body = decode(rec).body  # type: ignore[union-attr]
     assert isinstance(body, EventTaken)
-    assert event_of(body) == inbox.StopRequested(1.0, 2)
+    assert event_of(body) == events.StopRequested(1.0, 2)
 
 
 def test_an_unknown_kind_is_a_record_without_a_body() -> None:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor import journal as journals
 from supervisor.core.decide import decide
-from supervisor.core.inbox import SupervisorStarted
+from supervisor.core.events import SupervisorStarted
 from supervisor.core.model import Policy
 from supervisor.errors import SuperviseError
-from supervisor.journal import open_journal
-from supervisor.journalfile import OsFiles, earlier
-from supervisor.journalstate import read_past
-from supervisor.records import Damage, Header, Note, Record, RunBegan, encode, scan
+from supervisor.journal import writer as journals
+from supervisor.journal.file import OsFiles, earlier
+from supervisor.journal.records import Damage, Header, Note, Record, RunBegan, encode, scan
+from supervisor.journal.state import read_past
+from supervisor.journal.writer import open_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -439,8 +439,8 @@ def test_a_full_file_system_costs_nothing_once_there_is_room(tmp_path: Path, ear
 _WRITER = """
 import sys
 from pathlib import Path
-from supervisor.journal import open_journal
-from supervisor.records import Note
+from supervisor.journal.writer import open_journal
+from supervisor.journal.records import Note
 
 class Ear:
     def journal_synced(self, seq):

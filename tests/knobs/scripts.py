@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor import knobset
-from supervisor.settings import Origin, Settings, with_values
+from supervisor.config.settings import Origin, Settings, with_values
+from supervisor.knobs import job_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from supervisor.knobset import KnobSet
+    from supervisor.knobs.job_knobs import KnobSet
 
 HF = """
 from transformers import HfArgumentParser, Trainer, TrainingArguments
@@ -68,7 +68,7 @@ def find(place: Path, command: str | Sequence[str], *declared: str, environ: Map
     """Return the knobs of a command that is run in `place`."""
     values: dict[str, str | tuple[str, ...]] = {"knobs.declared": declared}
     settings = with_values(Settings(cwd=str(place)), values, {"knobs.declared": Origin("command line", "--knob")})
-    return knobset.find(settings, command.split() if isinstance(command, str) else command, environ or {}, place)
+    return job_knobs.find(settings, command.split() if isinstance(command, str) else command, environ or {}, place)
 
 
 def values_of(found: KnobSet) -> dict[str, str]:

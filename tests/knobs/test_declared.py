@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.declared import Declared, parse
-from supervisor.core.knobs import NAMES, Env, FileKey, Flag, Override, Pair, Placeholder, Word
+from supervisor.knobs.declaration import Declared, parse
+from supervisor.knobs.syntax import NAMES, Env, FileKey, Flag, Override, Pair, Placeholder, Word
 
 RIGHT = {
     "batch_size=--batch-size": Declared("batch_size", Flag(("--batch-size",)), counts="gpu"),

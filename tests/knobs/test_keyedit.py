@@ -11,7 +11,7 @@ import tomllib
 import pytest
 import yaml
 
-from supervisor.keyedit import EditError, value_at, with_key, with_keys
+from supervisor.knobs.config_files import EditError, value_at, with_key, with_keys
 
 YAML = """\
 # the run of March
@@ -169,6 +169,6 @@ def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.process
 def test_neither_library_is_imported_before_it_is_needed() -> None:
-    code = "import sys, supervisor.knobset, supervisor.planview; print([n for n in ('yaml', 'tomlkit') if n in sys.modules])"
+    code = "import sys, supervisor.knobs.job_knobs, supervisor.report.plan; print([n for n in ('yaml', 'tomlkit') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own words
     assert done.stdout == "[]\n"

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import cli, planview
-from supervisor.core.knobs import NAMES
+from supervisor.cli import main
 from supervisor.core.model import Cause, Knob, Policy
-from supervisor.knobset import Bound, KnobSet
+from supervisor.knobs.job_knobs import Bound, KnobSet
+from supervisor.knobs.syntax import NAMES
+from supervisor.report import plan
 from supervisor.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_says_what_is_armed_and_what_is_not_on_one_screen(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(there.iterdir())
-    assert cli.main(["plan", "--max-attempts", "7", "--", *HF]) == 0
+    assert main.main(["plan", "--max-attempts", "7", "--", *HF]) == 0
     text = capsys.readouterr().out
     assert "hf_trainer.py (HF Trainer)" in text
     assert "batch_size   --per_device_train_batch_size 32  per GPU   HF Trainer, once a rank is seen to train with it" in text
@@ -46,7 +47,7 @@ def test_it_says_what_is_armed_and_what_is_not_on_one_screen(there: Path, capsys
 
 @pytest.mark.usefixtures("there")
 def test_one_cause_is_followed_to_its_stop(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--cause", "cuda_oom", "--", *HF]) == 0
+    assert main.main(["plan", "--cause", "cuda_oom", "--", *HF]) == 0
     text = capsys.readouterr().out
     assert "1. restart: --per_device_train_batch_size 32 → 16; --gradient_accumulation_steps 1 → 2" in text
     assert "5. restart: --per_device_train_batch_size 2 → 1; --gradient_accumulation_steps 16 → 32" in text
@@ -56,7 +57,7 @@ def test_one_cause_is_followed_to_its_stop(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.usefixtures("there")
 def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--json", "--cause", "nan_loss", "--", *HF]) == 0
+    assert main.main(["plan", "--json", "--cause", "nan_loss", "--", *HF]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["programs"] == ["HF Trainer"]
     assert {one["knob"] for one in data["armed"]} == {"batch_size", "grad_accum", "num_workers"}
@@ -77,21 +78,21 @@ def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     ids=["no command", "no such cause", "a wrong knob"],
 )
 def test_what_it_cannot_show_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
-    assert cli.main(arguments) == 64
+    assert main.main(arguments) == 64
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NONE], ids=lambda cause: cause.value)
 def test_every_ladder_ends(cause: Cause) -> None:
     knobs = (Knob("batch_size", "4", "--bs", counts="gpu"), Knob("grad_accum", "1", "--accum", counts="rank"))
-    steps = planview.sequence(cause, Policy(knobs=knobs), 2)
+    steps = plan.sequence(cause, Policy(knobs=knobs), 2)
     assert steps[-1].kind == "stop"
     assert all(step.reason and step.strategy in STRATEGIES for step in steps)
 
 
 def test_what_a_rung_wants_is_said_of_rungs_and_knobs_that_there_are() -> None:
-    assert set(planview._WANTS) <= set(STRATEGIES)  # noqa: SLF001  the table has no other reader
-    assert {want for wants in planview._WANTS.values() for want in wants} <= set(NAMES)  # noqa: SLF001
+    assert set(plan._WANTS) <= set(STRATEGIES)  # noqa: SLF001  the table has no other reader
+    assert {want for wants in plan._WANTS.values() for want in wants} <= set(NAMES)  # noqa: SLF001
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_the_line_at_start_promises_of_a_global_batch_what_the_number_of_ranks_a
 
 
 def steps(cause: Cause, policy: Policy, ranks: int = 4) -> list[tuple[str, str, int]]:
-    return [(step.strategy, step.kind, step.exit_code) for step in planview.sequence(cause, policy, ranks)]
+    return [(step.strategy, step.kind, step.exit_code) for step in plan.sequence(cause, policy, ranks)]
 
 
 def test_the_node_that_the_command_implies_is_supposed() -> None:
@@ -134,26 +135,26 @@ def test_the_node_that_the_command_implies_is_supposed() -> None:
     ],
 )
 def test_what_is_supposed_is_said(capsys: pytest.CaptureFixture[str], command: str, supposed: str) -> None:
-    assert cli.main(["plan", "--cause", "gpu_lost", "--", *command.split()]) == 0
+    assert main.main(["plan", "--cause", "gpu_lost", "--", *command.split()]) == 0
     assert f"(supposed: {supposed}" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("there")
 def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--", "no-such-command", "--x"]) == 64
+    assert main.main(["plan", "--", "no-such-command", "--x"]) == 64
     assert "no such command: no-such-command" in capsys.readouterr().err
-    assert cli.main(["plan", "--", "python", "nosuch.py"]) == 0
+    assert main.main(["plan", "--", "python", "nosuch.py"]) == 0
     text = capsys.readouterr().out
     assert "script    nosuch.py: no such file here" in text
     assert "neither of its knobs is known: --knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG arms it" in text
-    assert cli.main(["plan", "--", *HF]) == 0
+    assert main.main(["plan", "--", *HF]) == 0
     assert "no such file" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("there")
 def test_a_ladder_of_the_users_own_is_what_the_plan_says(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUPERVISE_RESTART_LADDERS", "cuda_oom=restart_within_budget")
-    assert cli.main(["plan", "--", *HF]) == 0
+    assert main.main(["plan", "--", *HF]) == 0
     text = capsys.readouterr().out
     assert "the ladder that you gave cuda_oom has no halve_batch" in text
     assert "32→16" not in text

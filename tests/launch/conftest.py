@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.job import Job
+from supervisor.job.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from supervisor.settings import Settings
+    from supervisor.config.settings import Settings
 
 
 def make_job(directory: Path, settings: Settings, *command: str, **environ: str) -> Job:

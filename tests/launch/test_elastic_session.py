@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
-from supervisor.core.inbox import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
+from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
 from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
 from supervisor.core.state import JobState, Stop
 from supervisor.core.state import Stage as JobStage
-from supervisor.knobset import Applied
+from supervisor.knobs.job_knobs import Applied
 from supervisor.launch.elastic_session import ElasticSession, exception_line
 from supervisor.launch.session import Ground
-from supervisor.settings import Settings
 from tests.launch.conftest import make_job
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.config.settings import Checkpoints, Knobs, ResumeKnob, Settings
 from supervisor.core.model import CheckpointRef
 from supervisor.launch.environment import handed, with_words
-from supervisor.settings import Checkpoints, Knobs, ResumeKnob, Settings
 
 FOUND = CheckpointRef("ckpt/7.pt", 7, "structure")
 DECLARED = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))

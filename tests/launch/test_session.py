@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.clock import Clock
 from supervisor.core.model import Evidence, RankExit
+from supervisor.job.clock import Clock
 from supervisor.launch.session import Ending
 
 

@@ -15,10 +15,12 @@ from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import rules
 from checkpointing.retention.copies import Copies
 from checkpointing.verify import verify
-from supervisor import checkpointprune, mirror_commands, mirrorlink
-from supervisor.cli import main
+from supervisor.checkpoints import mirror_process
+from supervisor.cli.checkpoints import mirror as checkpoint_mirror
+from supervisor.cli.checkpoints import prune
+from supervisor.cli.main import main
+from supervisor.config.settings import Settings
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,34 +50,34 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 def test_push_list_pull_and_restore(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [saved(tmp_path, step) for step in (1, 2)]
-    assert mirror_commands.push(settings, "job", paths, as_json=True) == 0
+    assert checkpoint_mirror.push(settings, "job", paths, as_json=True) == 0
     assert [row["step"] for row in rows(capsys)] == [1, 2]
-    assert mirror_commands.listing(settings, "job", as_json=True) == 0
+    assert checkpoint_mirror.listing(settings, "job", as_json=True) == 0
     assert {row["step"] for row in rows(capsys)} == {1, 2}
-    assert mirror_commands.pull(settings, "job", "1", str(tmp_path / "one"), as_json=True) == 0
+    assert checkpoint_mirror.pull(settings, "job", "1", str(tmp_path / "one"), as_json=True) == 0
     assert rows(capsys)[0]["path"] == str(tmp_path / "one" / "step_1.pt")
     assert (tmp_path / "one" / "step_1.pt").read_bytes() == (tmp_path / "ckpt" / "step_1.pt").read_bytes()
-    assert mirror_commands.restore_newest(settings, "job", str(tmp_path / "new"), as_json=False) == 0
+    assert checkpoint_mirror.restore_newest(settings, "job", str(tmp_path / "new"), as_json=False) == 0
     assert "step_2.pt" in capsys.readouterr().out
 
 
 def test_pull_takes_what_was_named_and_not_what_ends_like_it(settings: Settings, tmp_path: Path) -> None:
-    mirror_commands.push(settings, "job", [saved(tmp_path, 5000), saved(tmp_path, 1005)], as_json=True)
+    checkpoint_mirror.push(settings, "job", [saved(tmp_path, 5000), saved(tmp_path, 1005)], as_json=True)
     last = max((tmp_path / "mirror" / "job" / "by-hand").glob("step-1005-*")).name
     for wanted in (last[-1], last[-3:], "005"):
         with pytest.raises(SuperviseError, match="no such") as caught:
-            mirror_commands.pull(settings, "job", wanted, str(tmp_path / "none"), as_json=True)
+            checkpoint_mirror.pull(settings, "job", wanted, str(tmp_path / "none"), as_json=True)
         assert caught.value.exit_code == ExitCode.USAGE
     for number, wanted in enumerate(("1005", "step_1005.pt", last, last.rpartition("-")[2])):
-        assert mirror_commands.pull(settings, "job", wanted, str(tmp_path / str(number)), as_json=True) == 0
+        assert checkpoint_mirror.pull(settings, "job", wanted, str(tmp_path / str(number)), as_json=True) == 0
         assert (tmp_path / str(number) / "step_1005.pt").exists()
 
 
 def test_pull_asks_which_of_several_is_meant(settings: Settings, tmp_path: Path) -> None:
     for _ in range(2):  # the same step twice, of another content each time
-        mirror_commands.push(settings, "job", [saved(tmp_path, 5)], as_json=True)
+        checkpoint_mirror.push(settings, "job", [saved(tmp_path, 5)], as_json=True)
     with pytest.raises(SuperviseError, match="several") as caught:
-        mirror_commands.pull(settings, "job", "5", str(tmp_path / "none"), as_json=True)
+        checkpoint_mirror.pull(settings, "job", "5", str(tmp_path / "none"), as_json=True)
     assert (caught.value.exit_code, caught.value.hint.count("step-5-")) == (ExitCode.USAGE, 2)
 
 
@@ -83,19 +85,19 @@ def test_a_torn_one_is_not_pushed(settings: Settings, tmp_path: Path, capsys: py
     path = saved(tmp_path, 1)
     with open(path, "r+b") as file:  # noqa: PTH123 -- as the command gets it
         file.truncate(1000)
-    assert mirror_commands.push(settings, "job", [path], as_json=True) == 1
+    assert checkpoint_mirror.push(settings, "job", [path], as_json=True) == 1
     assert rows(capsys)[0]["verdict"] == "bad"
-    assert mirror_commands.restore_newest(settings, "job", None, as_json=True) == 1
+    assert checkpoint_mirror.restore_newest(settings, "job", None, as_json=True) == 1
 
 
 def test_pruning_says_first_what_it_would_do(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror_commands.push(settings, "job", [saved(tmp_path, step) for step in (1, 2, 3)], as_json=True)
+    checkpoint_mirror.push(settings, "job", [saved(tmp_path, step) for step in (1, 2, 3)], as_json=True)
     capsys.readouterr()
-    assert mirror_commands.prune(settings, "job", rules.Policy(newest=1), dry_run=True, as_json=True) == 0
+    assert checkpoint_mirror.prune(settings, "job", rules.Policy(newest=1), dry_run=True, as_json=True) == 0
     assert [(row["step"], row["removed"]) for row in rows(capsys)] == [(1, False), (2, False)]
-    mirror_commands.prune(settings, "job", rules.Policy(newest=1), dry_run=False, as_json=True)
+    checkpoint_mirror.prune(settings, "job", rules.Policy(newest=1), dry_run=False, as_json=True)
     capsys.readouterr()
-    mirror_commands.listing(settings, "job", as_json=True)
+    checkpoint_mirror.listing(settings, "job", as_json=True)
     assert [row["step"] for row in rows(capsys)] == [3]
 
 
@@ -121,20 +123,20 @@ def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
     (state / "checkpoints" / "learned.json").write_text(json.dumps(learnt))
     paths = (str(tmp_path / "ckpt" / "*.pt"),)
     keeping = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, keep=1, paths=paths, mirror=()))
-    assert checkpointprune.prune(keeping, "job", None, dry_run=True, as_json=True) == 0
+    assert prune.prune(keeping, "job", None, dry_run=True, as_json=True) == 0
     said = rows(capsys)
     assert [(row["what"], row["removed"]) for row in said] == [("copy", False)] * 2 + [("checkpoint", False)] * 2
     assert [row["path"] for row in said[2:]] == [str(tmp_path / "ckpt" / f"step_{step}.pt") for step in (1, 2)]
     assert "the supervisor removes it" in said[2]["reason"]
     assert len(copies.all()) == 3, "it was only said"
-    assert checkpointprune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
+    assert prune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
     assert [one.manifest.step for one in copies.all()] == [3]
     shutil.copyfile(saved(tmp_path, 4), tmp_path / "latest.pt")
     copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.Policy(3))
     with open(copies.all()[-1].place, "r+b") as file:  # noqa: PTH123 -- a plain string
         file.truncate(1000)
     capsys.readouterr()
-    assert checkpointprune.prune(keeping, "job", None, dry_run=False, as_json=True) == 1
+    assert prune.prune(keeping, "job", None, dry_run=False, as_json=True) == 1
     assert "not proven" in rows(capsys)[0]["reason"]
     (tmp_path / "ckpt" / "step_4.pt").unlink()
     assert len(list((tmp_path / "ckpt").iterdir())) == 3, "what is the user's is not removed by hand"
@@ -145,13 +147,13 @@ def test_a_relative_mirror_is_the_one_that_a_run_takes(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], mirror: str
 ) -> None:
     here = dataclasses.replace(settings, cwd=str(tmp_path), checkpoints=dataclasses.replace(settings.checkpoints, mirror=(mirror,)))
-    assert mirror_commands.push(here, "job", [saved(tmp_path, 1)], as_json=True) == 0
+    assert checkpoint_mirror.push(here, "job", [saved(tmp_path, 1)], as_json=True) == 0
     assert rows(capsys)[0]["mirror"] == str(tmp_path / "mirror")
-    assert mirrorlink.mirrors(here) == [str(tmp_path / mirror)]
+    assert mirror_process.mirrors(here) == [str(tmp_path / mirror)]
 
 
 def test_ls_of_a_mirror_shows_what_pull_takes(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    mirror_commands.push(settings, "job", [saved(tmp_path, 7)], as_json=True)
+    checkpoint_mirror.push(settings, "job", [saved(tmp_path, 7)], as_json=True)
     capsys.readouterr()
     of_job = ["--mirror", str(tmp_path / "mirror"), "--job", "job"]
     assert main(["checkpoints", "ls", *of_job, "--json"]) == 0
@@ -164,23 +166,23 @@ def test_ls_of_a_mirror_shows_what_pull_takes(settings: Settings, tmp_path: Path
 
 
 def test_another_jobs_mirror_is_refused_with_78(settings: Settings, tmp_path: Path) -> None:
-    mirror_commands.push(settings, "other", [saved(tmp_path, 1)], as_json=True)
+    checkpoint_mirror.push(settings, "other", [saved(tmp_path, 1)], as_json=True)
     with pytest.raises(SuperviseError) as caught:
-        mirror_commands.restore_newest(settings, "job", str(tmp_path / "new"), as_json=True)
+        checkpoint_mirror.restore_newest(settings, "job", str(tmp_path / "new"), as_json=True)
     assert caught.value.exit_code == ExitCode.CONFIG
     named = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, restore_from="other"))
-    assert mirror_commands.restore_newest(named, "job", str(tmp_path / "new"), as_json=True) == 0
+    assert checkpoint_mirror.restore_newest(named, "job", str(tmp_path / "new"), as_json=True) == 0
 
 
 def test_without_a_mirror_it_says_what_helps(settings: Settings) -> None:
     none = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, mirror=()))
     with pytest.raises(SuperviseError, match="no mirror") as caught:
-        mirror_commands.listing(none, "job", as_json=True)
+        checkpoint_mirror.listing(none, "job", as_json=True)
     assert "--mirror" in caught.value.hint
 
 
 def test_a_checkpoint_that_is_not_there_is_a_mistake_of_usage(settings: Settings, tmp_path: Path) -> None:
-    mirror_commands.push(settings, "job", [saved(tmp_path, 1)], as_json=True)
+    checkpoint_mirror.push(settings, "job", [saved(tmp_path, 1)], as_json=True)
     with pytest.raises(SuperviseError) as caught:
-        mirror_commands.pull(settings, "job", "77", str(tmp_path), as_json=True)
+        checkpoint_mirror.pull(settings, "job", "77", str(tmp_path), as_json=True)
     assert caught.value.exit_code == ExitCode.USAGE

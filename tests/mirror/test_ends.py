@@ -21,14 +21,15 @@ from checkpointing.mirror.backends import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
 from checkpointing.verify import verify
-from supervisor import mirrorends, restoring
-from supervisor.checkpoints import JobCheckpoints
+from supervisor.checkpoints import mirror as checkpoint_mirror
+from supervisor.checkpoints import restore_process
+from supervisor.checkpoints.discovery import Learned
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.restore_process import Answer
+from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.model import RankInfo
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.job import Job
-from supervisor.learned import Learned
-from supervisor.restoring import Answer
-from supervisor.settings import Checkpoints, Settings
+from supervisor.job.job import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,14 +47,14 @@ def checkpoints(tmp_path: Path) -> JobCheckpoints:
 
 
 def test_the_mirrors_are_asked_where_nothing_here_is_good(checkpoints: JobCheckpoints, tmp_path: Path) -> None:
-    assert mirrorends.bring(checkpoints, lambda: NOTHING) == mirrorends.Brought(NOTHING, among=False)
+    assert checkpoint_mirror.bring(checkpoints, lambda: NOTHING) == checkpoint_mirror.Brought(NOTHING, among=False)
     path = tmp_path / "here" / "step_10.pt"
     torch.save({"step": 10, "w": torch.ones(4096)}, path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1000])
-    assert mirrorends.bring(checkpoints, lambda: NOTHING) == mirrorends.Brought(NOTHING, among=True)
+    assert checkpoint_mirror.bring(checkpoints, lambda: NOTHING) == checkpoint_mirror.Brought(NOTHING, among=True)
     (tmp_path / "here" / "step_5.pt").write_bytes(whole)
-    assert mirrorends.bring(checkpoints, lambda: pytest.fail("one is good")) is None
+    assert checkpoint_mirror.bring(checkpoints, lambda: pytest.fail("one is good")) is None
 
 
 def saved(path: Path, step: int) -> None:
@@ -225,7 +226,7 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
     settings = replace(checkpoints._job.settings, checkpoints=Checkpoints(paths=("*.pt",), mirror=(mirror,), restore_from=job))  # noqa: SLF001 -- the same job
     here = JobCheckpoints(replace(checkpoints._job, settings=settings, environ=dict(os.environ)))  # noqa: SLF001 -- as above
     here.learned = Learned(tmp_path / "state", "run-1")
-    answer = restoring.restore(here._job, lambda _text: None)  # noqa: SLF001 -- as above
+    answer = restore_process.restore(here._job, lambda _text: None)  # noqa: SLF001 -- as above
     assert answer.kind == "restored", answer
     here.restored(answer.path, answer.began, answer.manifest)
     assert (here.select(1.0, 1).chosen is not None) == usable
@@ -243,34 +244,34 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
     ],
 )
 def test_the_node_of_rank_0(ranks: tuple[RankInfo, ...], environ: dict[str, str], *, is_torchrun: bool, expected: bool | None) -> None:
-    assert mirrorends.has_rank_0(ranks, environ, is_torchrun=is_torchrun) is expected
+    assert checkpoint_mirror.has_rank_0(ranks, environ, is_torchrun=is_torchrun) is expected
 
 
 def test_only_who_has_nothing_is_ended_by_a_mirror_that_gives_nothing() -> None:
     said: list[str] = []
     refused = Answer("unreachable", message="no answer")
-    mirrorends.tell(mirrorends.Brought(refused, among=True), said.append)
+    checkpoint_mirror.tell(checkpoint_mirror.Brought(refused, among=True), said.append)
     assert said == ["none of the checkpoints on this disk is good, and none could be restored: no answer"]
     with pytest.raises(SuperviseError, match="no checkpoint on this disk") as raised:
-        mirrorends.tell(mirrorends.Brought(refused, among=False), said.append)
+        checkpoint_mirror.tell(checkpoint_mirror.Brought(refused, among=False), said.append)
     assert raised.value.exit_code == ExitCode.REQUEUE
-    mirrorends.tell(mirrorends.Brought(Answer("restored", "/a.pt", 3, "file:/m", 10), among=True), said.append)
-    mirrorends.tell(mirrorends.Brought(Answer("restored", "/a.pt", 3, "file:/m", 0), among=False), said.append)
+    checkpoint_mirror.tell(checkpoint_mirror.Brought(Answer("restored", "/a.pt", 3, "file:/m", 10), among=True), said.append)
+    checkpoint_mirror.tell(checkpoint_mirror.Brought(Answer("restored", "/a.pt", 3, "file:/m", 0), among=False), said.append)
     assert said[1:] == [
         "restored /a.pt of step 3 from file:/m: none on this disk is good",
         "/a.pt of step 3 is here already, whole and the same as in file:/m: nothing was brought",
     ]
     with pytest.raises(SuperviseError) as raised:
-        mirrorends.tell(mirrorends.Brought(Answer("elsewhere", message="not this job's"), among=False), said.append)
+        checkpoint_mirror.tell(checkpoint_mirror.Brought(Answer("elsewhere", message="not this job's"), among=False), said.append)
     assert raised.value.exit_code == ExitCode.CONFIG
 
 
 def test_a_newer_copy_that_was_passed_over_is_said_and_recorded() -> None:
     said: list[str] = []
     answer = Answer("restored", "/a.pt", 100, "s3://b", 10, passed_over=(("s3://b/job/run/step-120-1/", "the copy is damaged: part 2"),))
-    mirrorends.tell(mirrorends.Brought(answer, among=False), said.append)
+    checkpoint_mirror.tell(checkpoint_mirror.Brought(answer, among=False), said.append)
     assert said[0] == "passed over in the mirror: s3://b/job/run/step-120-1/: the copy is damaged: part 2"
-    note = mirrorends.note(answer)
+    note = checkpoint_mirror.note(answer)
     assert note.text == "a.pt from s3://b; passed over: step-120-1: the copy is damaged: part 2"
     assert note.data["passed_over"] == [["s3://b/job/run/step-120-1/", "the copy is damaged: part 2"]]
 
@@ -283,11 +284,11 @@ def test_while_it_is_brought_others_are_served_and_a_stop_is_heard() -> None:
         assert released.wait(20)
         return 7
 
-    assert mirrorends.beside(work, released.set, stopped) == 7
+    assert checkpoint_mirror.beside(work, released.set, stopped) == 7
     released.clear()
     begun.clear()
-    assert mirrorends.beside(work, stopped.set, stopped) is None
+    assert checkpoint_mirror.beside(work, stopped.set, stopped) is None
     assert begun.is_set()
     released.set()
     with pytest.raises(ValueError, match="no"):
-        mirrorends.beside(lambda: int("no"), released.set, threading.Event())
+        checkpoint_mirror.beside(lambda: int("no"), released.set, threading.Event())

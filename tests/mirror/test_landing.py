@@ -22,10 +22,10 @@ from checkpointing.mirror.backends import Backend, Bytes, Denied, Missing, open_
 from checkpointing.mirror.restore import Elsewhere, InTheWay, Unreachable
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
-from supervisor import restoring
-from supervisor.job import Job
-from supervisor.landing import refusal
-from supervisor.settings import Settings
+from supervisor.checkpoints import restore_process
+from supervisor.checkpoints.restore_target import refusal
+from supervisor.config.settings import Settings
+from supervisor.job.job import Job
 from tests.mirror.process import save, save_tree
 
 if TYPE_CHECKING:
@@ -121,12 +121,12 @@ def test_a_start_on_a_fresh_node_is_told_how_to_declare_the_place(tmp_path: Path
     cwd = tmp_path / "work"
     cwd.mkdir()
     job = Job("job", "run-1", "node", ("true",), cwd, dict(os.environ), settings, tmp_path / "state", tmp_path / "scratch", "cookie")
-    refused = restoring.restore(job, lambda _line: None)
+    refused = restore_process.restore(job, lambda _line: None)
     assert (refused.kind, path.parent.exists()) == ("elsewhere", False)
     assert f"--checkpoints '{path.parent}/step_[0-9]*.pt'" in refused.hint
     paths = (f"{path.parent}/step_[0-9]*.pt",)
     declared = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, paths=paths))
-    assert restoring.restore(dataclasses.replace(job, settings=declared), lambda _line: None).kind == "restored"
+    assert restore_process.restore(dataclasses.replace(job, settings=declared), lambda _line: None).kind == "restored"
     assert path.exists()
 
 

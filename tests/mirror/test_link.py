@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from checkpointing.mirror.spool import Spool
-from supervisor import restoring
-from supervisor.job import Job
-from supervisor.mirrorlink import MirrorLink
-from supervisor.mirrornews import MirrorNews
-from supervisor.settings import Settings
+from supervisor.checkpoints import restore_process
+from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.config.settings import Settings
+from supervisor.job.job import Job
+from supervisor.report.mirror import MirrorNews
 from tests.mirror.process import ROOT, save
 from tests.waiting import wait_for
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.core.actions import Alert
-    from supervisor.eventlog import EventLog
-    from supervisor.narrator import Narrator
+    from supervisor.report.event_log import EventLog
+    from supervisor.report.reporter import Narrator
 
 pytestmark = pytest.mark.process
 
@@ -114,7 +114,7 @@ def test_a_process_that_cannot_begin_says_why(job: Job, tmp_path: Path) -> None:
         wait_for(lambda: any(row["ev"] == "died" for row in told), "its end")
         died = next(row for row in told if row["ev"] == "died")
         assert (died["code"], died["said"]) == (1, "ImportError: no such library")
-    answer = restoring.restore(replace(job, environ=environ), lambda _line: None)
+    answer = restore_process.restore(replace(job, environ=environ), lambda _line: None)
     assert (answer.kind, answer.message) == ("failed", "the process that restores ended with 1: ImportError: no such library")
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from checkpointing.model import Identity
-from supervisor.checkpoints import JobCheckpoints
-from supervisor.job import Job
-from supervisor.neighbours import PATIENCE_S, Neighbours
-from supervisor.settings import Checkpoints, Settings
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.shared_manifests import PATIENCE_S, Neighbours
+from supervisor.config.settings import Checkpoints, Settings
+from supervisor.job.job import Job
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.io.reader import Source
+    from supervisor.checkpoints.watcher import CheckpointWatcher
     from supervisor.core.model import CheckpointRef
-    from supervisor.observe.checkpoints import CheckpointWatcher
 
 
 class Node:

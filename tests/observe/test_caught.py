@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import Reader, claims
-from supervisor.clock import Clock
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Phase, RankExit, Verdict
+from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.heartbeats import Beat
 from supervisor.observe.logwatch import StreamRead
-from supervisor.observe.weigh import weighed
+from supervisor.observe.reconcile import weighed
 from supervisor.strategies.consent import SURE, proves
 
 CATALOGUE, _ = signatures.read()

@@ -16,9 +16,9 @@ from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.rejections import Fences
 from checkpointing.select import newest
 from checkpointing.verify import Cache
-from supervisor.core.inbox import CheckpointSelected
+from supervisor.checkpoints.watcher import CheckpointWatcher, to_event, to_ref
+from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef
-from supervisor.observe.checkpoints import CheckpointWatcher, to_event, to_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

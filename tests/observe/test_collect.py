@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from supervisor.clock import Clock
 from supervisor.core.model import Evidence, RankExit, RankInfo
+from supervisor.job.clock import Clock
 from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, errors, saves, trimmed
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.clock import Clock
 from supervisor.core.model import RankExit
+from supervisor.job.clock import Clock
 from supervisor.observe import cores
 
 PID = 4242

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor import signatures
 from supervisor.classify import exits
 from supervisor.classify.engine import classify
-from supervisor.clock import Clock
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence, Phase, RankExit
+from supervisor.job.clock import Clock
 from supervisor.observe import cgroup, collect, host
 from supervisor.observe.heartbeats import Beat
 from supervisor.observe.logwatch import StreamRead
 from supervisor.observe.rankends import Vanished
+from supervisor.observe.reconcile import MOST_OF_LOGS, weighed
 from supervisor.observe.scan import scanner
-from supervisor.observe.weigh import MOST_OF_LOGS, weighed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

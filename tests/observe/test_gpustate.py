@@ -9,11 +9,11 @@ import pytest
 
 from health.model import HOST, Reading, Readings
 from health.nvidia.xid_history import Memory
-from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.gpustate import CLAIMS
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence
-from supervisor.observe import gpustate
+from supervisor.node import gpu_changes
 from supervisor.strategies import consent
 
 A, B = "GPU-a", "GPU-b"
@@ -74,7 +74,7 @@ ROWS = (
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.name} {n}" for n, row in enumerate(ROWS)])
 def test_a_change_is_evidence_that_names_cause_gpu_and_hardware(row: Row) -> None:
-    (fact,) = gpustate.changed(node(150.0, **row.after), node(**row.before), {B: 1})
+    (fact,) = gpu_changes.changed(node(150.0, **row.after), node(**row.before), {B: 1})
     assert (fact.source, fact.name, fact.free_text) == ("nvml", row.name, False)
     assert fact.rank == (1 if row.gpu else None)
     verdict = classify((DEATH, fact))
@@ -98,12 +98,12 @@ ILL: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("ill", ILL, ids=range(len(ILL)))
 def test_what_was_so_when_the_attempt_began_is_no_evidence_of_its_end(ill: dict[str, Any]) -> None:
-    assert list(gpustate.changed(node(150.0, **ill), node(**ill), {})) == []
+    assert list(gpu_changes.changed(node(150.0, **ill), node(**ill), {})) == []
 
 
 def test_a_gpu_that_is_well_and_one_of_which_nothing_is_known_are_no_evidence() -> None:
-    assert list(gpustate.changed(node(150.0), node(), {})) == []
-    assert list(gpustate.changed(node(150.0, hung=True), node(), {})) == []
+    assert list(gpu_changes.changed(node(150.0), node(), {})) == []
+    assert list(gpu_changes.changed(node(150.0, hung=True), node(), {})) == []
 
 
 @pytest.mark.parametrize(("code", "facts"), [(999, ["lost"]), (16, ["reset_required"]), (4, [])])
@@ -114,14 +114,14 @@ def test_a_gpu_that_cannot_be_named_any_more_is_told_from_one_that_may_not_be_lo
         Reading("nvml", "gpu:#1", "gpu.errors", [{"code": code, "call": "nvmlDeviceGetHandleByIndex"}]),
         Reading("nvml", HOST, "nvml.count", count),
     ]
-    found = tuple(gpustate.changed(node(150.0, gone=True) + Readings(unnamed), node(), {B: 1}))
+    found = tuple(gpu_changes.changed(node(150.0, gone=True) + Readings(unnamed), node(), {B: 1}))
     assert [(one.name, one.rank) for one in found] == [(name, 1) for name in facts]
-    assert list(gpustate.changed(node(150.0, ecc_uncorrected_volatile=5), None, {})) == []
+    assert list(gpu_changes.changed(node(150.0, ecc_uncorrected_volatile=5), None, {})) == []
 
 
 def test_what_says_what_happened_wins_over_what_only_says_that_something_did() -> None:
     after = node(150.0, ecc_uncorrected_volatile=1, remapped_rows=[0, 2, 1, 0], recovery_action=1)
-    facts = tuple(gpustate.changed(after, node(), {B: 1}))
+    facts = tuple(gpu_changes.changed(after, node(), {B: 1}))
     assert {fact.name for fact in facts} == {"ecc_uncorrected", "row_remap_pending", "recovery_action"}
     verdict = classify((DEATH, *facts))
     assert verdict.cause is Cause.GPU_ECC
@@ -143,9 +143,9 @@ def told(*events: tuple[str, int, float]) -> Readings:
 )
 def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cause, hardware: str) -> None:
     now = told((B, code, 190.0))
-    heard, memory = tuple(gpustate.heard(now)), Memory()
-    gpustate.remember(heard, memory)
-    facts = tuple(gpustate.xid_facts(heard, memory, now, {B: 1}, CATALOGUE))
+    heard, memory = tuple(gpu_changes.heard(now)), Memory()
+    gpu_changes.remember(heard, memory)
+    facts = tuple(gpu_changes.xid_facts(heard, memory, now, {B: 1}, CATALOGUE))
     verdict = classify((DEATH, *facts))
     assert (verdict.cause, verdict.gpu, verdict.rank) == (cause, B, 1)
     assert {fact.source for fact in facts} == {"nvml"}
@@ -167,10 +167,10 @@ def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cau
 )
 def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str, int, float], ...], hardware: str) -> None:
     now, memory = told(*events), Memory()
-    heard = tuple(gpustate.heard(now))
-    gpustate.remember(heard, memory)
+    heard = tuple(gpu_changes.heard(now))
+    gpu_changes.remember(heard, memory)
     last = max(heard, key=lambda one: one.t)
-    (fact,) = gpustate.xid_facts((last,), memory, now, {}, CATALOGUE)
+    (fact,) = gpu_changes.xid_facts((last,), memory, now, {}, CATALOGUE)
     assert dict(fact.fields)["hardware"] == hardware
     assert fact.claim is not None
     assert (fact.claim.weight >= consent.SURE) == (hardware == "suspected")
@@ -179,6 +179,6 @@ def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str,
 @pytest.mark.parametrize(("ranks", "hardware"), [({B: 0}, "unknown"), ({A: 0, B: 1}, "suspected")], ids=["one GPU in use", "two"])
 def test_the_only_gpu_in_use_is_not_suspected_for_what_no_other_did(ranks: dict[str, int], hardware: str) -> None:
     now, memory = told((B, 31, 100.0), (B, 31, 40_000.0)), Memory()
-    heard = tuple(gpustate.heard(now))
-    gpustate.remember(heard, memory)
-    assert {dict(fact.fields)["hardware"] for fact in gpustate.xid_facts(heard, memory, now, ranks, CATALOGUE)} == {hardware}
+    heard = tuple(gpu_changes.heard(now))
+    gpu_changes.remember(heard, memory)
+    assert {dict(fact.fields)["hardware"] for fact in gpu_changes.xid_facts(heard, memory, now, ranks, CATALOGUE)} == {hardware}

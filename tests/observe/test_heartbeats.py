@@ -12,8 +12,8 @@ import pytest
 
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.beat import Beat
 from supervisor.instrument._supervise_shim.claim import Identity, claim
+from supervisor.instrument._supervise_shim.heartbeat import Beat
 from supervisor.observe import heartbeats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,9 +87,9 @@ def test_a_file_that_is_none_has_no_beats(tmp_path: Path, content: bytes) -> Non
 
 
 WRITER = """
-import supervisor.instrument._supervise_shim.beat
+import supervisor.instrument._supervise_shim.heartbeat
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.beat import Beat
+from supervisor.instrument._supervise_shim.heartbeat import Beat
 from supervisor.instrument._supervise_shim.claim import Identity, claim
 identity = Identity('/nowhere', {directory!r}, 'rank')
 beat = Beat(identity.pid, identity.start_ticks, 0)
@@ -97,7 +97,7 @@ assert claim(identity, beat)
 clock = {{layout.TRAIN: 11, layout.CHECKPOINT: 22 << 50}}
 for _ in range(200_000):
     for phase in clock:
-        supervisor.instrument._supervise_shim.beat.monotonic_ns = lambda: clock[phase]
+        supervisor.instrument._supervise_shim.heartbeat.monotonic_ns = lambda: clock[phase]
         beat.enter(phase)
 """
 

@@ -15,13 +15,13 @@ import pytest
 
 from health.kernellog import kmsg_reader, sources
 from health.kernellog.kmsg_reader import Device, Record, parse
-from supervisor import signatures
-from supervisor.clock import Clock
+from supervisor.config import signatures
 from supervisor.core.model import Cause, RankInfo
-from supervisor.guardian import descent
+from supervisor.guardian import process_tree
+from supervisor.job.clock import Clock
 from supervisor.observe import kernel, kernelrecords
+from supervisor.observe.job_processes import Ours, Whose
 from supervisor.observe.kernel import KernelWatch
-from supervisor.observe.ours import Ours, Whose
 from supervisor.observe.scan import scanner
 from tests.waiting import wait_for
 
@@ -134,7 +134,7 @@ def test_a_storm_is_counted_and_its_first_and_last_are_kept(known: Signatures) -
 
 
 def test_a_storm_of_one_kind_takes_no_room_from_another(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.observe.ours.FIRST_NAMESPACE", "pid:[0]")
+    monkeypatch.setattr("supervisor.observe.job_processes.FIRST_NAMESPACE", "pid:[0]")
     found = _watched(known, Ours(os.getpid()), *(_record(KILLED.format(pid=n)) for n in range(250)), _record(XID))
     assert "gpu_lost.xid" in {fact.name for fact in found if fact.claim is not None}
 
@@ -237,7 +237,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.readline()
     yield process
     process.stdout.close()
-    for found in descent.below(process.pid, descent.snapshot()):
+    for found in process_tree.below(process.pid, process_tree.snapshot()):
         os.kill(found.pid, signal.SIGKILL)
     process.kill()
     process.wait()
@@ -248,7 +248,7 @@ def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper:
     if ours.whose(os.getpid())[0] is Whose.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     ours.set_ranks([RankInfo(5, 5, sleeper.pid, 0)])
-    child = descent.below(sleeper.pid, descent.snapshot())[0].pid
+    child = process_tree.below(sleeper.pid, process_tree.snapshot())[0].pid
     assert ours.whose(sleeper.pid) == (Whose.OURS, 5)
     assert ours.whose(child) == (Whose.OURS, 5)  # by its parents, who are there
     assert ours.whose(os.getpid()) == (Whose.STRANGERS, None)
@@ -264,11 +264,11 @@ def test_a_process_that_was_recorded_is_known_when_it_is_gone(sleeper: subproces
     if ours.whose(os.getpid())[0] is Whose.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     ours.set_ranks([RankInfo(2, 2, sleeper.pid, 0)])
-    snapshot = descent.snapshot()
-    child = descent.below(sleeper.pid, snapshot)[0]
+    snapshot = process_tree.snapshot()
+    child = process_tree.below(sleeper.pid, snapshot)[0]
     ours.learn([snapshot[sleeper.pid], child])
     os.kill(child.pid, signal.SIGKILL)
-    wait_for(lambda: descent.read(child.pid) is None, "its end", 5)
+    wait_for(lambda: process_tree.read(child.pid) is None, "its end", 5)
     assert ours.whose(child.pid) == (Whose.OURS, 2)
     ours.set_ranks([])
     assert ours.whose(child.pid) == (Whose.STRANGERS, None)
@@ -278,7 +278,7 @@ def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_
     known: Signatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     container = "3f4e" * 16
-    monkeypatch.setattr("supervisor.observe.ours.FIRST_NAMESPACE", "pid:[0]")
+    monkeypatch.setattr("supervisor.observe.job_processes.FIRST_NAMESPACE", "pid:[0]")
     ours = Ours(os.getpid())
     monkeypatch.setattr(ours, "_containers", frozenset({container}))
     constraint = (
@@ -339,9 +339,9 @@ def test_what_was_recorded_of_an_earlier_attempt_is_not_written_back_into_the_ne
     if ours.whose(os.getpid())[0] is Whose.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     ours.set_ranks([RankInfo(2, 2, 2**22 + 2, 0)])
-    gone = descent.Process(2**22 + 3, 2**22 + 2, 1, "S", 1)
+    gone = process_tree.Process(2**22 + 3, 2**22 + 2, 1, "S", 1)
 
-    def meanwhile() -> Iterator[descent.Process]:
+    def meanwhile() -> Iterator[process_tree.Process]:
         yield gone
         ours.set_ranks([RankInfo(2, 2, 2**22 + 4, 0)])  # the next attempt begins while this one is taken down
 

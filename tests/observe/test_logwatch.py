@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import signatures
+from supervisor.config import signatures
 from supervisor.guardian.logs import KEPT, Appender, LogFile
 from supervisor.observe import collect, logwatch
 from supervisor.observe.logwatch import LogWatch, StreamRead

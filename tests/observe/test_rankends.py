@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.clock import Clock
 from supervisor.core.model import RankExit, RankInfo
-from supervisor.guardian import descent
+from supervisor.guardian import process_tree
+from supervisor.job.clock import Clock
 from supervisor.observe.collect import exits
 from supervisor.observe.rankends import RankEnds, Vanished, with_found
 from tests.waiting import wait_for
@@ -61,7 +61,7 @@ def seen() -> Iterator[RankEnds]:
 
 def learned(seen: RankEnds, *pids: int) -> None:
     """Have it learn of these, and of what is below this process."""
-    seen.learn(descent.below(os.getpid(), descent.snapshot()))
+    seen.learn(process_tree.below(os.getpid(), process_tree.snapshot()))
     wait_for(lambda: set(pids) <= set(seen.pids.values()), "the ranks to be known", 10)
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.core.inbox import Event, ProgressObserved
+from supervisor.core.events import Event, ProgressObserved
 from supervisor.core.model import CheckpointRef, RankInfo
-from supervisor.instrument._supervise_shim.beat import Beat
 from supervisor.instrument._supervise_shim.claim import Identity, claim
+from supervisor.instrument._supervise_shim.heartbeat import Beat
 from supervisor.observe import heartbeats
 from supervisor.observe.sampler import Sampler
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor import signatures
 from supervisor.classify.match import PlainScanner, read_text
+from supervisor.config import signatures
 from supervisor.observe.scan import HyperScanner, Meanwhile, made_apart, scanner
 from tests.waiting import wait_for
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor import signatures
-from supervisor.clock import Clock
-from supervisor.job import Job
+from supervisor.config import signatures
+from supervisor.config.settings import Settings
+from supervisor.job.clock import Clock
+from supervisor.job.job import Job
 from supervisor.observe import cgroup
 from supervisor.observe.scan import scanner
 from supervisor.observe.watch import Launcher, Watch
-from supervisor.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

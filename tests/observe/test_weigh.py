@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor import signatures
 from supervisor.classify.engine import classify
 from supervisor.classify.match import Reader
-from supervisor.clock import Clock
+from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Phase, RankExit
+from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.heartbeats import Beat
 from supervisor.observe.logwatch import StreamRead
-from supervisor.observe.weigh import weighed
+from supervisor.observe.reconcile import weighed
 
 CATALOGUE, _ = signatures.read()
 CLOCK = Clock(wall_at_start=1000.0, monotonic_at_start=0.0)

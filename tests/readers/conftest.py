@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor import identity
+from supervisor.config.settings import Job, Settings
 from supervisor.core import actions as act
-from supervisor.core import inbox
+from supervisor.core import events as core_events
 from supervisor.core.decide import decide
 from supervisor.core.model import CheckpointRef, Evidence, Phase, Policy, RankExit, RankInfo
-from supervisor.journal import open_journal
-from supervisor.records import Ended, RunBegan
-from supervisor.settings import Job, Settings
+from supervisor.job import identity
+from supervisor.journal.records import Ended, RunBegan
+from supervisor.journal.writer import open_journal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,9 +65,9 @@ class Written:
         boot = identity.this_process().boot_id
         run = RunBegan(run_id, ("train.py",), "d", "0", pid, start_ticks, boot, scratch, continues, self.before)
         self.journal.append(run, t=self.T0, durable=True)
-        self.feed(inbox.SupervisorStarted(self.T0, run_id, Policy(checkpoints_declared=checkpoints), continues))
+        self.feed(core_events.SupervisorStarted(self.T0, run_id, Policy(checkpoints_declared=checkpoints), continues))
         if checkpoints and not continues:
-            self.feed(inbox.CheckpointSelected(self.T0, self.state.attempt, None, 0))
+            self.feed(core_events.CheckpointSelected(self.T0, self.state.attempt, None, 0))
 
     def feed(self, *events: Any) -> None:
         """Decide and record."""
@@ -78,55 +78,59 @@ class Written:
 
     def start(self, at: float) -> None:
         """Start the ranks of the attempt that was ordered."""
-        self.feed(inbox.AttemptStarted(self.T0 + at, self.state.attempt, self.RANKS, 2))
+        self.feed(core_events.AttemptStarted(self.T0 + at, self.state.attempt, self.RANKS, 2))
 
     def progress(self, at: float, steps: int, *, step: int | None = None) -> None:
         """Let the ranks make steps."""
-        self.feed(inbox.ProgressObserved(self.T0 + at, self.state.attempt, step, steps, Phase.TRAIN))
+        self.feed(core_events.ProgressObserved(self.T0 + at, self.state.attempt, step, steps, Phase.TRAIN))
 
     def fail(self, at: float, *facts: Evidence) -> None:
         """Let rank 1 die of signal 9, its peer be stopped, and the evidence be collected."""
         n = self.state.attempt
         self.feed(
-            inbox.RankExited(self.T0 + at, n, RankExit(1, 101, 10, signal=9)),
-            inbox.RankExited(self.T0 + at + 0.5, n, RankExit(0, 100, 20, signal=15)),
-            inbox.AttemptEnded(self.T0 + at + 2, n, "failed"),
+            core_events.RankExited(self.T0 + at, n, RankExit(1, 101, 10, signal=9)),
+            core_events.RankExited(self.T0 + at + 0.5, n, RankExit(0, 100, 20, signal=15)),
+            core_events.AttemptEnded(self.T0 + at + 2, n, "failed"),
         )
         found = (Evidence("exit", "signal", "9", 1, self.T0 + at), Evidence("heartbeat", "phase", "train", 1), *facts)
         incident = self.state.incident.number if self.state.incident else 0
-        self.feed(inbox.EvidenceCollected(self.T0 + at + 2, n, incident, found, 0.5))
+        self.feed(core_events.EvidenceCollected(self.T0 + at + 2, n, incident, found, 0.5))
 
     def give_up(self, at: float) -> None:
         """Let rank 1 fail at an import, which no restart would help, and the run end."""
         n = self.state.attempt
-        self.feed(inbox.RankExited(self.T0 + at, n, RankExit(1, 101, 10, code=1)), inbox.AttemptEnded(self.T0 + at + 1, n, "failed"))
+        self.feed(
+            core_events.RankExited(self.T0 + at, n, RankExit(1, 101, 10, code=1)), core_events.AttemptEnded(self.T0 + at + 1, n, "failed")
+        )
         beats = (
             Evidence("heartbeat", "phase", "import", 1),
             Evidence("heartbeat", "torch", "loaded", 1),
             Evidence("heartbeat", "steps", "0", 1),
         )
         facts = (Evidence("error_file", "exception", "ImportError: no luck", 1), Evidence("exit", "exit_code", "1", 1), *beats)
-        self.feed(inbox.EvidenceCollected(self.T0 + at + 1, n, self.state.incidents, facts, 0.1))
+        self.feed(core_events.EvidenceCollected(self.T0 + at + 1, n, self.state.incidents, facts, 0.1))
         assert self.state.exit_code is not None
         self.end(self.state.exit_code)
 
     def restart(self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = ()) -> None:
         """Begin again, and make the first step."""
         self.again(at, path, fenced)
-        self.feed(inbox.ProgressObserved(self.T0 + at + 4, self.state.attempt, 4, 1, Phase.TRAIN, path))
+        self.feed(core_events.ProgressObserved(self.T0 + at + 4, self.state.attempt, 4, 1, Phase.TRAIN, path))
 
     def again(
         self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = (), mended: tuple[tuple[str, str], ...] = ()
     ) -> None:
         """Let the backoff pass, choose a checkpoint and start."""
         for timer in [a for a in self.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
-            self.feed(inbox.TimerFired(self.T0 + at, timer.name, timer.token))
-        self.feed(inbox.CheckpointSelected(self.T0 + at, self.state.attempt, CheckpointRef(path, 3, "structure"), 2, fenced, mended=mended))
+            self.feed(core_events.TimerFired(self.T0 + at, timer.name, timer.token))
+        self.feed(
+            core_events.CheckpointSelected(self.T0 + at, self.state.attempt, CheckpointRef(path, 3, "structure"), 2, fenced, mended=mended)
+        )
         self.start(at + 1)
 
     def succeed(self, at: float) -> None:
         """Let the attempt end well, and the run with it."""
-        self.feed(inbox.AttemptEnded(self.T0 + at, self.state.attempt, "succeeded"))
+        self.feed(core_events.AttemptEnded(self.T0 + at, self.state.attempt, "succeeded"))
         self.end(0)
 
     def end(self, code: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.card import evidence_lines
 from supervisor.core.model import Evidence
+from supervisor.report.card import evidence_lines
 
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File"

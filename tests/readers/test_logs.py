@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from supervisor import identity
+from supervisor.cli.status import logs, state_root
 from supervisor.errors import SuperviseError
-from supervisor.readers import logs, state_root
+from supervisor.job import identity
 
 REPOSITORY = Path(__file__).parents[2]
 _FOLLOW = """
 import dataclasses, sys
-from supervisor.settings import Settings, Job
-from supervisor.readers import logs
+from supervisor.config.settings import Settings, Job
+from supervisor.cli.status import logs
 logs(dataclasses.replace(Settings(), job=Job(state_dir=sys.argv[1])), "train", None, None, True)
 """
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from supervisor import identity, lock
-from supervisor.core.inbox import AttemptEnded
+from supervisor.cli.status import find_job, state_root, status
+from supervisor.core.events import AttemptEnded
 from supervisor.errors import SuperviseError
-from supervisor.readers import find_job, state_root, status
+from supervisor.job import identity
+from supervisor.run import lock
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -103,7 +104,7 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
 
 
 def note() -> Any:
-    from supervisor.records import Note  # noqa: PLC0415 (used here only)
+    from supervisor.journal.records import Note  # noqa: PLC0415 (used here only)
 
     return Note("mark")
 
@@ -214,7 +215,7 @@ def test_it_imports_nothing_that_costs(written: Any) -> None:
     written.begin()
     written.close()
     code = (
-        "import sys, dataclasses; from supervisor.settings import Settings, Job; from supervisor.readers import status, why;"
+        "import sys, dataclasses; from supervisor.config.settings import Settings, Job; from supervisor.cli.status import status, why;"
         f"s = dataclasses.replace(Settings(), job=Job(state_dir={str(state_root(written.settings))!r}));"
         "status(s, None, False); why(s, None, None);"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'structlog', 'rich', 'torch', 'prometheus_client', 'tenacity', 'asyncio'}))"
@@ -227,10 +228,10 @@ def test_a_week_is_read_in_half_a_second_of_cpu(written: Any) -> None:
     """60,000 records: a progress report every ten seconds for a week. Four times the allowance, for a busy machine."""
     written.begin()
     written.start(1)
-    from supervisor.core.inbox import ProgressObserved  # noqa: PLC0415 (used here only)
+    from supervisor.core.events import ProgressObserved  # noqa: PLC0415 (used here only)
     from supervisor.core.model import Phase  # noqa: PLC0415 (used here only)
-    from supervisor.history import read_history  # noqa: PLC0415 (used here only)
-    from supervisor.records import event_taken  # noqa: PLC0415 (used here only)
+    from supervisor.journal.reader import read_history  # noqa: PLC0415 (used here only)
+    from supervisor.journal.records import event_taken  # noqa: PLC0415 (used here only)
 
     for i in range(60_000):
         event = ProgressObserved(written.T0 + 10 * i, 1, i, i, Phase.TRAIN)

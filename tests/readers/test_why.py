@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from supervisor import identity
-from supervisor.card import card, evidence_lines, stopped_text
+from supervisor.cli.status import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
-from supervisor.core.inbox import CheckpointSelected, TimerFired
+from supervisor.core.events import CheckpointSelected, TimerFired
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Plan, PlanKind, Progress, Verdict
 from supervisor.core.state import JobState
 from supervisor.errors import SuperviseError
-from supervisor.readers import why
+from supervisor.job import identity
+from supervisor.report.card import card, evidence_lines, stopped_text
 
 LONG = "x" * 300
 

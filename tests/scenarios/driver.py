@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from supervisor import signatures
 from supervisor.classify.match import claims
+from supervisor.config import signatures
 from supervisor.core import actions as act
-from supervisor.core import inbox
+from supervisor.core import events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import JobState, Stage
@@ -51,7 +51,7 @@ class World:
     done: list[act.Action] = field(default_factory=list)
     reached: list[tuple[Cause, str]] = field(default_factory=list)
 
-    def tell(self, event: inbox.Event) -> None:
+    def tell(self, event: events.Event) -> None:
         """Give the core an event, and answer what it asks for."""
         self.state, actions = decide(self.state, event)
         self.done += actions
@@ -60,9 +60,9 @@ class World:
                 self.tell(self.selected(action.avoid))
             elif isinstance(action, act.SetTimer) and action.name in {"backoff", "own_signal"}:
                 self.t += action.delay_s
-                self.tell(inbox.TimerFired(self.t, action.name, action.token))
+                self.tell(events.TimerFired(self.t, action.name, action.token))
 
-    def selected(self, avoid: tuple[str, ...]) -> inbox.CheckpointSelected:
+    def selected(self, avoid: tuple[str, ...]) -> events.CheckpointSelected:
         """The newest checkpoint that is not to be avoided."""
         good = [path for path in self.files if path not in avoid]
         chosen = good[-1] if good else None
@@ -70,14 +70,14 @@ class World:
         ref = CheckpointRef(chosen, self.files[chosen], "structure") if chosen else None
         named = good[:-1] if self.story.get("names_older", True) else []
         older = tuple(CheckpointRef(path, self.files[path], "") for path in named)
-        return inbox.CheckpointSelected(self.t, self.state.attempt, ref, len(self.files), refused=refused, older=older)
+        return events.CheckpointSelected(self.t, self.state.attempt, ref, len(self.files), refused=refused, older=older)
 
     def start(self, changed: dict[str, Any] | None = None, *, continues: bool = False) -> None:
         """A supervisor starts."""
         if not continues:
             self.files = {f"{step}.pt": step for step in self.story.get("checkpoints", ())}
         policy = policy_of(self.story.get("policy", {}) | (changed or {}))
-        self.tell(inbox.SupervisorStarted(self.t, "run", policy, continues=continues, command_digest="command", left_t=self.t))
+        self.tell(events.SupervisorStarted(self.t, "run", policy, continues=continues, command_digest="command", left_t=self.t))
 
     def ranks(self) -> tuple[RankInfo, ...]:
         """The ranks of this node, as many as the last plan left."""
@@ -87,46 +87,46 @@ class World:
     def play(self, row: dict[str, Any]) -> None:
         """One attempt: it starts, gets so far, and fails or ends well."""
         if "gpus" in row:
-            self.tell(inbox.GpusListed(self.t, gpus_of(row["gpus"], row.get("quarantined", ()))))
+            self.tell(events.GpusListed(self.t, gpus_of(row["gpus"], row.get("quarantined", ()))))
         if row.get("requeued"):
             self.done = []
             self.start(row.get("policy"), continues=True)
         if "nproc" in row:
-            self.tell(inbox.LauncherStarted(self.t, 77, None, 1, row["nproc"]))
+            self.tell(events.LauncherStarted(self.t, 77, None, 1, row["nproc"]))
         number = self.state.attempt
         ranks = self.ranks()
         world = len(ranks) + self.story.get("elsewhere", 0)
         self.t += 1.0
-        self.tell(inbox.AttemptStarted(self.t, number, ranks, world))
+        self.tell(events.AttemptStarted(self.t, number, ranks, world))
         if "program" in row:
             seen = row["program"]
             values = tuple(seen.get("values", {}).items())
-            self.tell(inbox.ProgramSeen(self.t, number, tuple(seen["programs"]), values, batchnorm=seen.get("batchnorm", False)))
+            self.tell(events.ProgramSeen(self.t, number, tuple(seen["programs"]), values, batchnorm=seen.get("batchnorm", False)))
         # what the dead still say is answered with nothing
-        self.tell(inbox.RankExited(self.t, number - 1, RankExit(0, 100, 1, signal=9)))
-        self.tell(inbox.AttemptEnded(self.t, number - 1, "failed"))
+        self.tell(events.RankExited(self.t, number - 1, RankExit(0, 100, 1, signal=9)))
+        self.tell(events.AttemptEnded(self.t, number - 1, "failed"))
         if row.get("steps_seen", 0):
-            self.tell(inbox.ProgressObserved(self.t, number, row.get("step"), row["steps_seen"], Phase.TRAIN))
+            self.tell(events.ProgressObserved(self.t, number, row.get("step"), row["steps_seen"], Phase.TRAIN))
         for step in row.get("saves", ()):
             path = row.get("path", f"{step}.pt")
             self.files.pop(path, None)
             self.files[path] = step
-            self.tell(inbox.CheckpointVerified(self.t, number, CheckpointRef(path, step, "structure")))
+            self.tell(events.CheckpointVerified(self.t, number, CheckpointRef(path, step, "structure")))
         for step in row.get("finds", ()):
-            self.tell(inbox.CheckpointVerified(self.t, number, CheckpointRef(f"{step}.pt", step, "structure")))
+            self.tell(events.CheckpointVerified(self.t, number, CheckpointRef(f"{step}.pt", step, "structure")))
         self.t += row.get("lasts_s", 60.0)
         if row.get("ends") == "well":
-            self.tell(inbox.AttemptEnded(self.t, number, "succeeded"))
+            self.tell(events.AttemptEnded(self.t, number, "succeeded"))
             return
         self.done = []
         rank = row.get("rank", 0)
         death = (
             RankExit(rank, 100 + rank, 1, code=row.get("code", 1)) if "signal" not in row else RankExit(rank, 0, 1, signal=row["signal"])
         )
-        self.tell(inbox.RankExited(self.t, number, death))
-        self.tell(inbox.AttemptEnded(self.t, number, "failed"))
+        self.tell(events.RankExited(self.t, number, death))
+        self.tell(events.AttemptEnded(self.t, number, "failed"))
         incident = self.state.incident.number if self.state.incident else 0
-        self.tell(inbox.EvidenceCollected(self.t, number, incident, self.evidence(row, rank), row.get("jitter", 0.5)))
+        self.tell(events.EvidenceCollected(self.t, number, incident, self.evidence(row, rank), row.get("jitter", 0.5)))
 
     def evidence(self, row: dict[str, Any], rank: int) -> tuple[Evidence, ...]:
         """What the observers found: a claim for the story's cause, and the culprit's heartbeat."""
@@ -166,7 +166,7 @@ def told(name: str, cause: Cause) -> list[tuple[Cause, str]]:
     story = STORIES[name]
     world = World(story, cause)
     if "gpus" in story:
-        world.tell(inbox.GpusListed(0.0, gpus_of(story["gpus"], story.get("quarantined", ()))))
+        world.tell(events.GpusListed(0.0, gpus_of(story["gpus"], story.get("quarantined", ()))))
     world.start()
     for number, row in enumerate(story["attempt"], 1):
         assert world.state.stage is not Stage.ENDED or row.get("requeued"), f"{name}: it ended before attempt {number}: {world.done[-1:]}"

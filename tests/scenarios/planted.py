@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from supervisor.core import actions, batch, beginning, decide, failing, inbox, lifecycle, planning
+from supervisor.core import actions, decide, events, failure, lifecycle, planning, start
+from supervisor.knobs import batch
 from supervisor.strategies import consent, restart_within_budget, same_place
 from supervisor.strategies.situation import Situation
 
@@ -33,11 +34,11 @@ class Patch(Protocol):
 def budget_refilled_without_progress(patch: Patch) -> None:
     """Every checkpoint that is verified clears the budget, an old one too."""
 
-    def handler(state: JobState, event: inbox.CheckpointVerified) -> Any:  # noqa: ANN401 (as the real one)
+    def handler(state: JobState, event: events.CheckpointVerified) -> Any:  # noqa: ANN401 (as the real one)
         state, found = lifecycle.on_checkpoint_verified(state, event)
         return replace(state, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.failures)), found
 
-    patch.setitem(decide.HANDLERS, inbox.CheckpointVerified, handler)
+    patch.setitem(decide.HANDLERS, events.CheckpointVerified, handler)
 
 
 def stale_attempt_accepted(patch: Patch) -> None:
@@ -47,7 +48,7 @@ def stale_attempt_accepted(patch: Patch) -> None:
 
 def poisoned_chosen(patch: Patch) -> None:
     """A poisoned checkpoint is handed out again."""
-    patch.setattr(beginning, "SelectCheckpoint", lambda attempt, _avoid=(): actions.SelectCheckpoint(attempt))
+    patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid=(): actions.SelectCheckpoint(attempt))
 
 
 def unarmed_rung_taken(patch: Patch) -> None:
@@ -75,7 +76,7 @@ def overrides_forgotten(patch: Patch) -> None:
     def begin(attempt: int, reason: str, resume: Any, _overrides: Any, *rest: Any) -> actions.BeginAttempt:  # noqa: ANN401 (as the real one)
         return actions.BeginAttempt(attempt, reason, resume, (), *rest)
 
-    patch.setattr(beginning, "BeginAttempt", begin)
+    patch.setattr(start, "BeginAttempt", begin)
 
 
 def global_batch_changed(patch: Patch) -> None:
@@ -119,24 +120,24 @@ def same_place_not_seen(patch: Patch) -> None:
 def run_begun_anew_by_a_requeue(patch: Patch) -> None:
     """A requeue brings fresh budgets."""
 
-    def handler(state: JobState, event: inbox.SupervisorStarted) -> Any:  # noqa: ANN401 (as the real one)
+    def handler(state: JobState, event: events.SupervisorStarted) -> Any:  # noqa: ANN401 (as the real one)
         return lifecycle.on_supervisor_started(state, replace(event, continues=False))
 
-    patch.setitem(decide.HANDLERS, inbox.SupervisorStarted, handler)
+    patch.setitem(decide.HANDLERS, events.SupervisorStarted, handler)
 
 
 def unknown_step_read_as_none(patch: Patch) -> None:
     """A step that was not seen is taken for "before the first step"."""
-    patch.setattr(failing, "before_first_step", lambda *_given: True)
+    patch.setattr(failure, "before_first_step", lambda *_given: True)
 
 
 def peers_part_ways(patch: Patch) -> None:
     """The other nodes go on with values of their own."""
 
-    def handler(state: JobState, event: inbox.PeerDecided) -> Any:  # noqa: ANN401 (as the real one)
-        return failing.on_peer_decided(state, replace(event, overrides=(), poison=()))
+    def handler(state: JobState, event: events.PeerDecided) -> Any:  # noqa: ANN401 (as the real one)
+        return failure.on_peer_decided(state, replace(event, overrides=(), poison=()))
 
-    patch.setitem(decide.HANDLERS, inbox.PeerDecided, handler)
+    patch.setitem(decide.HANDLERS, events.PeerDecided, handler)
 
 
 def failures_forgotten(patch: Patch) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.core import actions as act
-from supervisor.core import inbox
+from supervisor.core import events
 from supervisor.core.decide import HANDLERS, decide, initial
 from supervisor.core.model import (
     Cause,
@@ -96,12 +96,12 @@ def _evidence(row: dict[str, Any]) -> Evidence:
     return Evidence(**{**row, **made})
 
 
-def built(row: dict[str, Any]) -> inbox.Event:
+def built(row: dict[str, Any]) -> events.Event:
     """An event from its row: `event` is the class, everything else its fields."""
     fields = {
         key: MADE.get(key, lambda value: value)(value) for key, value in row.items() if key not in {"event", "then", "never", "stage"}
     }
-    return getattr(inbox, row["event"])(**{**LEFT_OUT.get(row["event"], {}), **fields})
+    return getattr(events, row["event"])(**{**LEFT_OUT.get(row["event"], {}), **fields})
 
 
 def agrees(action: object, wanted: dict[str, Any]) -> bool:
@@ -130,7 +130,7 @@ def test_scenario(name: str) -> None:
 def nothing_on_disk(state: JobState, actions: tuple[act.Action, ...]) -> tuple[JobState, tuple[act.Action, ...]]:
     """Answer a look at the disk as one does that finds nothing, for a scenario that says nothing of it."""
     for look in (action for action in actions if isinstance(action, act.FindSave)):
-        state, more = decide(state, inbox.SaveSearched(0.0, look.attempt, None))
+        state, more = decide(state, events.SaveSearched(0.0, look.attempt, None))
         actions = (*actions, *more)
     return state, actions
 

@@ -6,8 +6,8 @@ import pytest
 
 from supervisor.classify.engine import classify
 from supervisor.core.model import Cause, Phase
-from supervisor.simulate.faults import KINDS, Strike, evidence, heartbeat
 from supervisor.strategies import consent
+from tests.simulation.faults import KINDS, Strike, evidence, heartbeat
 
 SHOWN = [(cause, kind, sure) for cause, kinds in KINDS.items() for kind in range(len(kinds)) for sure in (True, False)]
 

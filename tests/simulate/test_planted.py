@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.core import actions as act
-from supervisor.core import batch, beginning, inbox, planning, preflight, stopping
 from supervisor.core import decide as core
+from supervisor.core import events, node_health, planning, shutdown, start
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
-from supervisor.simulate import seeds
+from supervisor.knobs import batch
 from supervisor.strategies import LADDERS, STRATEGIES, consent
 from supervisor.strategies.situation import Situation
 from tests.scenarios import driver, test_scenarios
+from tests.simulation import seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ def refilled_without_progress(patch: pytest.MonkeyPatch) -> None:
         state, actions = real(state, event)
         return changed(state, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.failures)), actions
 
-    around(patch, inbox.AttemptStarted, bug)
+    around(patch, events.AttemptStarted, bug)
 
 
 def stale_attempt_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -47,11 +48,11 @@ def last_verified_forgotten(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
         return real(changed(state, newest=None), event if event.chosen else replace(event, found=0))  # type: ignore[no-any-return]
 
-    around(patch, inbox.CheckpointSelected, bug)
+    around(patch, events.CheckpointSelected, bug)
 
 
 def poisoned_chosen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(beginning, "SelectCheckpoint", lambda attempt, _avoid: act.SelectCheckpoint(attempt))
+    patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid: act.SelectCheckpoint(attempt))
 
 
 def unarmed_taken(patch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def rung_removed(patch: pytest.MonkeyPatch) -> None:
 
 
 def backoff_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(stopping.TIMERS, ("backoff", Stage.WAITING))
+    patch.delitem(shutdown.TIMERS, ("backoff", Stage.WAITING))
 
 
 def quarantined_used(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def quarantined_used(patch: pytest.MonkeyPatch) -> None:
 
 
 def requeue_loses_overrides(patch: pytest.MonkeyPatch) -> None:
-    around(patch, inbox.SupervisorStarted, lambda real, state, event: real(changed(state, overrides=()), event))
+    around(patch, events.SupervisorStarted, lambda real, state, event: real(changed(state, overrides=()), event))
 
 
 def recurring_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -94,11 +95,11 @@ def wish_to_stop_lost(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
         return (state, ()) if state.stage in {Stage.WAITING, Stage.SELECTING} else real(state, event)
 
-    around(patch, inbox.StopRequested, bug)
+    around(patch, events.StopRequested, bug)
 
 
 def evidence_never_overdue(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(stopping.TIMERS, ("evidence", Stage.FENCED))
+    patch.delitem(shutdown.TIMERS, ("evidence", Stage.FENCED))
 
 
 def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
@@ -106,15 +107,15 @@ def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
         everything = tuple(one.check for one in event.findings)
         return real(changed(state, policy=replace(state.policy, evict_on=everything)), event)  # type: ignore[no-any-return]
 
-    around(patch, inbox.HealthChanged, bug)
+    around(patch, events.HealthChanged, bug)
 
 
 def unfit_node_used(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(beginning.preflight, "judged", lambda state, _t: preflight.Judged(state, (), None))
+    patch.setattr(start.preflight, "judged", lambda state, _t: node_health.Judged(state, (), None))
 
 
 def look_waited_for_without_end(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(stopping.TIMERS, ("health", Stage.CHECKING))
+    patch.delitem(shutdown.TIMERS, ("health", Stage.CHECKING))
 
 
 PLANTED: tuple[Plant, ...] = (

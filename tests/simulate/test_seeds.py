@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.core import actions as act
-from supervisor.core import inbox
+from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.state import Stage
-from supervisor.simulate import seeds
-from supervisor.simulate.report import LEAST
 from supervisor.strategies import LADDERS, STRATEGIES
+from tests.simulation import seeds
+from tests.simulation.report import LEAST
 
 if TYPE_CHECKING:
     from supervisor.core.model import Cause
@@ -50,16 +50,16 @@ def test_every_rung_of_every_ladder_answers_at_least_five_times(outcomes: list[s
 def test_nodes_that_get_worse_are_met_in_every_way() -> None:
     met: Counter[str] = Counter()
 
-    def judge(before: JobState, event: inbox.Event) -> tuple[JobState, tuple[act.Action, ...]]:
+    def judge(before: JobState, event: events.Event) -> tuple[JobState, tuple[act.Action, ...]]:
         state, actions = decide(before, event)
         kinds = {type(action) for action in actions}
-        if isinstance(event, inbox.HealthChanged):
+        if isinstance(event, events.HealthChanged):
             met["evicted" if act.StopRanks in kinds else "told" if act.Alert in kinds else "known"] += 1
-        elif before.checked is not None or isinstance(event, inbox.HealthChecked):
+        elif before.checked is not None or isinstance(event, events.HealthChecked):
             met["put out of use"] += act.Quarantine in kinds
             met["fewer ranks"] += any(isinstance(a, act.Alert) and a.kind == "batch_changed" for a in actions)
             met["this node is left"] += any(isinstance(a, act.ReportDecision) and a.plan.strategy == "health" for a in actions)
-        elif isinstance(event, inbox.TimerFired) and before.stage is Stage.CHECKING and act.BeginAttempt in kinds:
+        elif isinstance(event, events.TimerFired) and before.stage is Stage.CHECKING and act.BeginAttempt in kinds:
             met["nobody answered"] += 1
         return state, actions
 

@@ -19,16 +19,16 @@ from __future__ import annotations
 import os
 import sys
 
-from .beat import Beat
 from .claim import Identity, claim
 from .drill import ordered
+from .heartbeat import Beat
 from .layout import quiet
-from .loads import Loads
+from .load_log import Loads
 from .programs import Programs
 from .report import Reporter
-from .saves import Saves
+from .save_log import Written
+from .save_request import Saves
 from .torchhooks import TorchHooks, Watcher
-from .written import Written
 
 
 class Instrument:

@@ -16,7 +16,7 @@ from .layout import quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .beat import Beat
+    from .heartbeat import Beat
 
 
 class Identity:

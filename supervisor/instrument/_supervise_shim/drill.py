@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .beat import Beat
     from .claim import Identity
+    from .heartbeat import Beat
 
 #: As torch's allocator words it.
 MESSAGE = (

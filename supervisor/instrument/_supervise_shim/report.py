@@ -21,8 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .beat import Beat
     from .claim import Identity
+    from .heartbeat import Beat
     from .programs import Programs
 
 MESSAGE_CHARS = 2048

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
     from typing import Any
 
-    from .beat import Beat
     from .drill import Drill
-    from .loads import Loads
+    from .heartbeat import Beat
+    from .load_log import Loads
     from .programs import Programs
-    from .saves import Saves
-    from .written import Written
+    from .save_log import Written
+    from .save_request import Saves
 
 
 class TorchHooks:

@@ -1,0 +1,1 @@
+"""The supervisor's side of checkpointing: discovery, selection, repair, mirror and restore."""

@@ -1,0 +1,479 @@
+"""Where a job's checkpoints are, learned from what its ranks save and load.
+
+In: the lines that ranks write (`saves-*.jsonl`, `loads-*.jsonl` of an attempt's directory). Out: patterns of places, for the same catalogue
+as `--checkpoints`; and what this run was seen to write, for the rule of ownership. A place that was saved to twice is a *candidate*: its
+files are verified in the background and kept as copies. It is one of *checkpoints* once an attempt also loaded from it, or tried to, or
+asked in vain for just what it saved later, before its first step; or once it saved twice to a place in a directory that it had listed
+before its first step. Only such a place is handed out, put back or mirrored. What is loaded like data (more than `MOST_LOADED` different
+ones in one attempt) never is: a cache is saved and loaded, too.
+
+    <state>/checkpoints/learned.json
+    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "listed"}],
+     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
+
+Nothing here raises: what cannot be read or written is told by `problem`, and costs no more than what would have been known. Thread-safe;
+the file is of one supervisor, which has the job's lock. Bounded in places and writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+import time
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.io import durable
+from checkpointing.io.tree import Tree
+from checkpointing.model import Identity
+from supervisor.checkpoints.path_patterns import is_of, pattern_of, says_checkpoint, unit_of
+from supervisor.instrument._supervise_shim.layout import loads_first
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILE_NAME: Final = "learned.json"
+MOST_LOADED: Final = 3
+MOST_PLACES: Final = 64
+MOST_WRITES: Final = 512
+MOST_MADE: Final = 128
+#: What is written into a checkpoint's directory without a call that is seen: by DCP, transformers, accelerate, DeepSpeed, Megatron.
+BESIDE: Final = re.compile(
+    r"__\d+_\d+\.distcp|\.metadata|\.metadata\.tmp|metadata\.json|common\.pt|zero_to_fp32\.py"
+    r"|(trainer_state|config|generation_config|adapter_config|special_tokens_map|added_tokens|preprocessor_config|processor_config)\.json"
+    r"|(tokenizer|tokenizer_config|vocab)\.json|vocab\.txt|merges\.txt|tokenizer\.model|chat_template\.(jinja|json)"
+    r"|\.tmp\w{6}|\S+\.index\.json|scheduler\.bin|random_states_\d+\.pkl|sampler(_\d+)?\.bin"
+)
+#: PEFT's card of the model: any person may have written a file of that name.
+_CARD: Final = "README.md"
+_CARD_BYTES: Final = 4096
+_VERSION: Final = 1
+_REPEATED: Final = 2
+
+Stat = tuple[int, int, int, int]  # device, inode, size, modification time in nanoseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where checkpoints of one kind lie.
+
+    saved: saves seen; loaded: attempts that loaded from it, tried to, or asked for what they saved later, before their first step; listed:
+    an attempt listed its directory before its first step; data: it was loaded like data.
+    """
+
+    pattern: str
+    saved: int = 0
+    loaded: int = 0
+    data: bool = False
+    t: float = 0.0
+    listed: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the place is taken for: checkpoint, candidate, or seen."""
+        if self.data or not self.saved:
+            return "seen"
+        if self.loaded or (self.listed and self.saved >= _REPEATED):
+            return "checkpoint"
+        return "candidate" if self.listed or self.saved >= _REPEATED else "seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What a rank of this run did to one path.
+
+    was: the file before its last save; now: as the save left it, None while it is under way; of a directory the size is -1. cut: a save of
+    it began and did not end, as far as was told. fresh: nothing was there before its first save of this run. loose: it was told before the
+    script closed the file. replaced: its last save made another inode, under a temporary name or after the old one was removed.
+    """
+
+    path: str
+    attempt: int
+    t: float
+    was: Stat | None = None
+    now: Stat | None = None
+    cut: bool = False
+    fresh: bool = False
+    loose: bool = False
+    replaced: bool = False
+
+
+class Learned:
+    """What was learned of one job on this node."""
+
+    def __init__(self, directory: Path, run_id: str, hands_over: str = "") -> None:
+        """Read what earlier runs learned; what they wrote is not this run's.
+
+        hands_over: "path" or "switch" where the user said how a checkpoint is handed over, and not where they are: then what the job was
+        seen to save is one, without being seen to load it. A path needs more: there must be no doubt which place is meant.
+        """
+        self._hands_over = hands_over
+        self._file = directory / FILE_NAME
+        self._run = run_id
+        self._lock = threading.Lock()
+        self._read: dict[str, tuple[int, int]] = {}  # file of lines → inode, bytes read of it
+        self._numbers: dict[str, int] = {}  # file of lines → number of the last save that was counted
+        self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
+        self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → units loaded
+        self._asked: set[tuple[int, str]] = set()  # (attempt, pattern) that was asked for
+        self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
+        self.problem: str | None = None
+        record = _decoded(self._file)
+        self._places = {place.pattern: place for place in record.places}
+        self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
+        self._earlier = tuple(write.path for write in record.writes)  # of this run or the one before it
+        self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
+
+    def absorb(self, directory: Path, attempt: int, *, again: bool = False) -> bool:
+        """Take in what the ranks of an attempt wrote since the last time. Returns whether anything was new; writes it down then.
+
+        `again`: an earlier supervisor took in a part of it. What is known of that attempt already counts no second time.
+        """
+        with self._lock:
+            self._counted = {path for path, write in self._writes.items() if again and write.attempt == attempt}
+            before = self._places, self._writes, self._made
+            self._places, self._writes, self._made = dict(self._places), dict(self._writes), dict(self._made)  # readers hold no lock
+            for file in sorted(directory.glob("saves-*.jsonl")):
+                for row in self._new_rows(file):
+                    self._saved(row, str(file), attempt)
+            for file in sorted(directory.glob("loads-*.jsonl")):
+                for row in self._new_rows(file):
+                    self._was_loaded(row, str(file))
+            self._bound()
+            changed = (self._places, self._writes, self._made) != before
+            if changed:
+                self._keep()
+            return changed
+
+    def places(self) -> tuple[Place, ...]:
+        """Return all places, those of checkpoints first."""
+        return tuple(
+            sorted(self._places.values(), key=lambda place: (place.kind != "checkpoint", place.kind != "candidate", place.pattern))
+        )
+
+    def patterns(self, *, candidates: bool = False) -> tuple[str, ...]:
+        """Return the patterns of checkpoints, and with `candidates` those of what may turn out to be."""
+        kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
+        places = self.places()
+        found = tuple(place.pattern for place in places if place.kind in kinds)
+        given = self._given(places) if self._hands_over else ()
+        return (*found, *(pattern for pattern in given if pattern not in found))
+
+    def _given(self, places: tuple[Place, ...]) -> tuple[str, ...]:
+        """Return the patterns of what was saved as a checkpoint by all that can be told, where none was also loaded."""
+        if any(place.kind == "checkpoint" for place in places):
+            return ()
+        likely = [p.pattern for p in places if p.kind == "candidate" or (p.saved and not p.data and says_checkpoint(p.pattern))]
+        return tuple(likely) if self._hands_over == "switch" or len(likely) == 1 else ()
+
+    def is_checkpoint(self, path: str) -> bool:
+        """Return whether a path is of a place of checkpoints."""
+        return any(is_of(pattern, path) for pattern in self.patterns())
+
+    def is_known(self, path: str) -> bool:
+        """Return whether a path is of a place of checkpoints or candidates."""
+        return any(is_of(pattern, path) for pattern in self.patterns(candidates=True))
+
+    def is_saved(self, path: str) -> bool:
+        """Return whether a path is of a place to which this job was seen to save."""
+        return any(place.saved and not place.data and is_of(place.pattern, path) for place in self.places())
+
+    def writes(self, unit: str) -> tuple[Write, ...]:
+        """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
+        return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
+
+    def attempt_of(self, path: str, identity: Identity) -> int | None:
+        """Return which attempt of this run was seen to write a file as it is now, None where none was."""
+        write = self._writes.get(path)
+        return write.attempt if write is not None and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns) else None
+
+    def ended(self) -> tuple[Write, ...]:
+        """Return the last save of each file where a rank was seen to end it, and no other save of that file is under way."""
+        return tuple(write for write in self._writes.values() if _is_ended(write))
+
+    def is_ended(self, path: str, identity: Identity) -> bool:
+        """Return whether a file is as a save left it that was seen to end: nobody writes it any more."""
+        write = self._writes.get(path)
+        return write is not None and _is_ended(write) and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns)
+
+    def replaces(self, unit: str) -> bool:
+        """Return whether each file of a checkpoint was seen to get another inode when it was saved: a rewrite cannot harm a link to it."""
+        writes = self.writes(unit)
+        return bool(writes) and all(write.replaced for write in writes)
+
+    def wrote(self, unit: str) -> bool:
+        """Return whether ranks of this node wrote a checkpoint, in this run or the one before."""
+        return bool(self.writes(unit)) or any(path == unit or path.startswith(unit + "/") for path in self._earlier)
+
+    def teach(self, unit: str) -> None:
+        """Take a path for one of checkpoints: that is known from elsewhere."""
+        with self._lock:
+            self._places = dict(self._places)
+            self._count(unit, time.time(), saved=1, loaded=1)
+            self._keep()
+
+    def settle(self) -> None:
+        """Take down what the files are that dead ranks left, or that were told before they were closed. No rank is alive.
+
+        A file that a cut save left is this job's where it was begun in its place: it is new, or the same inode as before, and another than
+        it was then. What the save had not touched yet is what it was before.
+        """
+        with self._lock:
+            settled = {path: _settled(write) for path, write in self._writes.items() if write.cut or write.loose}
+            if any(self._writes[path] != write for path, write in settled.items()):
+                self._writes = {**self._writes, **settled}
+                self._keep()
+
+    def seen(self, unit: str, alive_until_ns: int, proven: Identity | None = None) -> dict[str, Identity]:
+        """Return the files of a checkpoint that this run was seen to write, each as it was noted then.
+
+        The small files that a framework writes beside (`BESIDE`) are written without a call that is seen. They count as seen where they
+        can be nobody else's: the directory was made by a rank of this run, or was not there when its save began, so that nothing in it is
+        older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone, or the directory is still `proven`,
+        as it was found whole: a hard link that a mirror's upload made and removed has changed their ctime alone.
+        """
+        found = {write.path: Identity(*write.now) for write in self.writes(unit) if write.now is not None and write.now[2] >= 0}
+        if not self._is_born_here(unit):
+            return found
+        try:
+            tree = Tree(unit)
+        except OSError:
+            return found
+        entries, as_proven = tree.entries, tree.identity == proven
+        for name, entry in entries.items():
+            known = not entry.what and (BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{unit}/{name}")))
+            if known and entry.st.st_nlink == 1 and (as_proven or entry.st.st_ctime_ns <= alive_until_ns):
+                found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
+        return found
+
+    def begun(self) -> tuple[tuple[str, bool, bool], ...]:
+        """Return the directories of checkpoints and candidates that this run made; of each whether a save in it was cut off, and all."""
+        cuts: dict[str, list[bool]] = {path: [] for path in self._made if unit_of(path) == path}
+        for path, write in self._writes.items():
+            cuts.setdefault(unit_of(path), []).append(write.cut)
+        return tuple(
+            (unit, any(cut), bool(cut) and all(cut)) for unit, cut in cuts.items() if self.is_known(unit) and self._is_born_here(unit)
+        )
+
+    def _is_born_here(self, unit: str) -> bool:
+        try:
+            st = os.lstat(unit)
+        except OSError:
+            return False
+        write = self._writes.get(unit)
+        return stat.S_ISDIR(st.st_mode) and (self._made.get(unit) == (st.st_dev, st.st_ino) or (write is not None and write.fresh))
+
+    # what the lines say
+
+    def _saved(self, row: dict[str, Any], file: str, attempt: int) -> None:
+        path, what, number = str(row["path"]), row["what"], int(row.get("n", 0))
+        known = self._writes.get(path, Write(path, attempt, float(row["t"])))
+        for made, dev, ino in row.get("made", ()):
+            self._made.pop(made, None)
+            self._made[made] = dev, ino
+        if what == "began":
+            under_way = self._open.setdefault(path, set())
+            if known.attempt != attempt:
+                under_way.clear()  # whose ranks are dead
+            if number > self._numbers.get(file, 0):
+                self._numbers[file] = number
+                unit = unit_of(path)
+                is_counted = under_way or path in self._counted
+                if not is_counted and (unit == path or not self.writes(unit)):  # one save of all ranks, one directory of many files
+                    self._count(unit, float(row["t"]), saved=1)
+            under_way.add((file, number))
+            was = _stat(row["was"])
+            fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
+            self._writes.pop(path, None)
+            self._writes[path] = replace(
+                known, attempt=attempt, t=float(row["t"]), was=was, now=None, cut=True, fresh=fresh, loose=bool(row.get("file"))
+            )
+        elif what == "ended":
+            under_way = self._open.get(path, set())
+            under_way.discard((file, number))
+            now = _stat(row["now"])
+            replaced = known.was is not None and now is not None and known.was[:2] != now[:2]
+            self._writes[path] = replace(known, now=now, cut=bool(under_way) or not row["well"], replaced=replaced)
+        elif what == "renamed":
+            self._renamed(str(row["was"]), path, row, attempt)
+        if what != "ended":
+            self._was_asked(row, attempt)
+
+    def _was_asked(self, row: dict[str, Any], attempt: int) -> None:
+        """What was asked for before the training began, and is saved now, is where the script looks for its checkpoint."""
+        unit = unit_of(row["path"])
+        pattern = pattern_of(unit)
+        if unit in row.get("asked", ()) and (attempt, pattern) not in self._asked:
+            self._asked.add((attempt, pattern))
+            self._count(unit, float(row["t"]), loaded=1)
+        if unit.rpartition("/")[0] in row.get("listed", ()) and pattern in self._places:
+            self._places[pattern] = replace(self._places[pattern], listed=True)
+
+    def _renamed(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
+        """What was saved under another name counts under its final one alone."""
+        t = float(row["t"])
+        earlier = self._writes.pop(before, None)
+        if earlier is not None:
+            self._open.pop(before, None)
+            if unit_of(before) == before or not self.writes(unit_of(before)):
+                self._count(unit_of(before), t, saved=-1)
+            unit = unit_of(path)
+            if unit == path or not self.writes(unit):
+                self._count(unit, t, saved=1)
+        self._writes.pop(path, None)
+        self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
+
+    def _was_loaded(self, row: dict[str, Any], file: str) -> None:
+        if not loads_first(row.get("via", ""), int(row["steps"])):
+            return  # an evaluation, or the best model put back at the end
+        path = str(row["path"])
+        real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (strings throughout)
+        unit = unit_of(real)
+        pattern = pattern_of(unit)
+        units = self._loaded.setdefault((file, pattern), set())
+        first = not any(units for (_, other), units in self._loaded.items() if other == pattern)  # of all ranks
+        units.add(unit)
+        self._count(unit, float(row["t"]), loaded=int(first), data=len(units) > MOST_LOADED)
+
+    def _count(self, unit: str, t: float, *, saved: int = 0, loaded: int = 0, data: bool = False) -> None:
+        pattern = pattern_of(unit)
+        place = self._places.pop(pattern, Place(pattern))
+        place = replace(place, saved=max(place.saved + saved, 0), loaded=place.loaded + loaded, data=place.data or data, t=t)
+        if place.saved or place.loaded:
+            self._places[pattern] = place
+
+    def _bound(self) -> None:
+        while len(self._places) > MOST_PLACES:
+            del self._places[
+                min(self._places.values(), key=lambda place: (place.kind == "checkpoint", place.kind == "candidate", place.t)).pattern
+            ]
+        while len(self._writes) > MOST_WRITES:
+            gone = next(iter(self._writes))
+            del self._writes[gone]
+            self._open.pop(gone, None)
+        while len(self._made) > MOST_MADE:
+            del self._made[next(iter(self._made))]
+
+    # files
+
+    def _new_rows(self, file: Path) -> Iterator[dict[str, Any]]:
+        """Read the whole lines that are new; a file that was begun anew is read from its beginning."""
+        try:
+            st = file.stat()
+            if self._read.get(str(file)) == (st.st_ino, st.st_size):
+                return
+            with os.fdopen(durable.open_regular(str(file)), "rb") as source:
+                st = os.fstat(source.fileno())
+                inode, at = self._read.get(str(file), (st.st_ino, 0))
+                source.seek(at if inode == st.st_ino and at <= st.st_size else 0)
+                text = source.read()
+                whole = text[: text.rfind(b"\n") + 1]
+                self._read[str(file)] = st.st_ino, source.tell() - len(text) + len(whole)
+        except OSError:
+            return
+        for line in whole.splitlines():
+            try:
+                row = json.loads(line)
+                yield {**row, "t": float(row["t"]), "path": str(row["path"])}
+            except (ValueError, KeyError, TypeError):  # torn: memory was full
+                continue
+
+    def _keep(self) -> None:
+        content = {
+            "version": _VERSION,
+            "run": self._run,
+            "places": [asdict(place) for place in self._places.values()],
+            "writes": [asdict(write) for write in self._writes.values()],
+            "made": self._made,
+        }
+        try:
+            durable.make_directory(str(self._file.parent))
+            durable.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
+            self.problem = None
+        except OSError as error:
+            self.problem = f"what was learned of the checkpoints could not be recorded: {self._file}: {error.strerror}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    places: tuple[Place, ...] = ()
+    writes: tuple[Write, ...] = ()
+    made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    run: str = ""
+
+
+def read(directory: Path) -> tuple[Place, ...]:
+    """Return the places that were learned of a job, from its `checkpoints` directory; empty where none were, or they cannot be read."""
+    return _decoded(directory / FILE_NAME).places
+
+
+def of_last_run(directory: Path) -> Learned:
+    """Return what was learned of a job, with what its last run was seen to write."""
+    return Learned(directory, _decoded(directory / FILE_NAME).run)
+
+
+def _decoded(file: Path) -> _Record:
+    try:
+        content = json.loads(durable.read(str(file)))
+        if int(content["version"]) > _VERSION:
+            return _Record()
+        places = tuple(
+            Place(str(row["pattern"]), int(row["saved"]), int(row["loaded"]), bool(row["data"]), float(row["t"]), bool(row.get("listed")))
+            for row in content["places"]
+        )
+        writes = tuple(
+            Write(
+                str(row["path"]),
+                int(row["attempt"]),
+                float(row["t"]),
+                _stat(row["was"]),
+                _stat(row["now"]),
+                bool(row["cut"]),
+                bool(row["fresh"]),
+                bool(row["loose"]),
+                bool(row.get("replaced")),
+            )
+            for row in content["writes"]
+        )
+        made = {str(path): (int(dev), int(ino)) for path, (dev, ino) in content.get("made", {}).items()}
+        return _Record(places, writes, made, str(content["run"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # learned anew
+        return _Record()
+
+
+def _is_ended(write: Write) -> bool:
+    return write.now is not None and not write.cut and not write.loose
+
+
+def _is_card_of_peft(path: str) -> bool:
+    try:
+        with open(path, "rb") as source:  # noqa: PTH123 (strings throughout)
+            lines = source.read(_CARD_BYTES).splitlines()
+    except OSError:
+        return False
+    return lines[:1] == [b"---"] and b"library_name: peft" in lines
+
+
+def _settled(write: Write) -> Write:
+    try:
+        st = os.lstat(write.path)
+    except OSError:
+        return write
+    if not stat.S_ISREG(st.st_mode):
+        return write
+    now, was = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns), write.was
+    if write.loose and not write.cut and write.now is not None:
+        return replace(write, now=now if now[:2] == write.now[:2] else write.now, loose=False)
+    begun_in_place = was is None or (was[:2] == now[:2] and was != now)
+    return replace(write, now=now if begun_in_place and write.cut else write.now)
+
+
+def _stat(told: Any) -> Stat | None:  # noqa: ANN401 (JSON)
+    if told is None:
+        return None
+    dev, ino, size, mtime_ns = (int(number) for number in told)
+    return dev, ino, size, mtime_ns

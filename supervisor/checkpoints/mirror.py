@@ -1,0 +1,150 @@
+"""What a run does with its mirrors before its first attempt and after its last.
+
+In: the job's checkpoints on this node, what restores from the mirrors, what watches and what sends. Out: a checkpoint in its place where
+nothing here is good, or a SuperviseError where nobody knows what there is to resume from; lines for people. Both ends take as long as a
+disk and a network do: the beginning runs in a thread, while the caller keeps its lease and hears signals.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from supervisor.checkpoints import restore_process
+from supervisor.checkpoints.mirror_process import mirrors
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.journal.records import RESTORED, Note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from supervisor.checkpoints.job import JobCheckpoints
+    from supervisor.checkpoints.mirror_process import MirrorLink
+    from supervisor.checkpoints.watcher import CheckpointWatcher
+    from supervisor.core.model import RankInfo
+    from supervisor.job.job import Job
+
+_LOOK_S: Final = 0.2
+#: A look of the watcher at what it knows already; more is only given where somebody does not wait for us.
+_LEAST_S: Final = 0.5
+_CONFIG: Final = frozenset({"other_job", "in_the_way", "elsewhere"})
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What became of asking the mirrors. `among`: there are checkpoints on this disk, and none of them is good."""
+
+    answer: restore_process.Answer
+    among: bool
+
+
+def bring(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.Answer]) -> Brought | None:
+    """Ask the mirrors where nothing on this disk is good; None where something is, or may be. Reads files."""
+    listing = checkpoints.listing()
+    checkpoints.note_before(listing)
+    if listing.problems or (listing.candidates and checkpoints.has_good()):
+        return None
+    return Brought(restore(), bool(listing.candidates))
+
+
+def note(answer: restore_process.Answer) -> Note:
+    """Record what a mirror gave before the first attempt, and what was passed over, for `status` and `why`."""
+    name = answer.path.rpartition("/")[2]
+    text = f"{name} from {answer.mirror}" if answer.kind == "restored" else f"no checkpoint: {answer.message or 'there is none'}"
+    if answer.passed_over:
+        what, why = answer.passed_over[0]
+        more = f" and {len(answer.passed_over) - 1} more" if len(answer.passed_over) > 1 else ""
+        # a status has two lines for it; the whole is in the data
+        text += f"; passed over: {what.rstrip('/').rpartition('/')[2]}: {why.replace(what, '')}{more}"
+    rows = [list(row) for row in answer.passed_over]
+    data = {"outcome": answer.kind, "path": answer.path, "step": answer.step, "mirror": answer.mirror, "passed_over": rows}
+    return Note(RESTORED, text, data)
+
+
+def tell(brought: Brought, say: Callable[[str], None]) -> None:
+    """Say what was brought. Raises SuperviseError where nothing was, and nothing is here either."""
+    answer = brought.answer
+    for what, why in answer.passed_over:
+        say(f"passed over in the mirror: {what}: {why}")
+    if answer.kind == "restored":
+        step = "" if answer.step is None else f" of step {answer.step}"
+        why = "none on this disk is good" if brought.among else "there was no checkpoint on this disk"
+        what = f"restored {answer.path}{step} from {answer.mirror}: {why}"
+        say(what if answer.bytes else f"{answer.path}{step} is here already, whole and the same as in {answer.mirror}: nothing was brought")
+    elif answer.kind != "nothing" and brought.among:
+        say(f"none of the checkpoints on this disk is good, and none could be restored: {answer.message}")  # the selection says which
+    elif answer.kind != "nothing":
+        raise SuperviseError(
+            f"no checkpoint on this disk, and none could be restored: {answer.message}",
+            hint=answer.hint or "without --mirror the training starts from scratch",
+            exit_code=ExitCode.CONFIG if answer.kind in _CONFIG else ExitCode.REQUEUE,
+        )
+
+
+def beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threading.Event) -> T | None:
+    """Do `work` in a thread, and `meanwhile` again and again until it is done; None once it is given up. Raises what the work does."""
+    done = threading.Event()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 -- it is the caller's
+            errors.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="restore", daemon=True).start()
+    while not done.wait(_LOOK_S):
+        if given_up.is_set():
+            return None
+        meanwhile()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torchrun: bool) -> bool | None:
+    """Say whether global rank 0 is among a node's ranks; None while none is known.
+
+    Of a plain command we know one process, and whoever started us on several nodes says which one it is.
+    """
+    if not is_torchrun:
+        number = environ.get("RANK") or environ.get("SLURM_PROCID") or environ.get("OMPI_COMM_WORLD_RANK") or "0"
+        return number == "0"
+    return any(rank.rank == 0 for rank in ranks) if ranks else None
+
+
+def lines(job: Job, *, several_nodes: bool = False) -> list[str]:
+    """Say at the start what goes where."""
+    patterns = ", ".join(job.settings.checkpoints.paths)
+    what = f"{patterns} and " if patterns else ""
+    place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
+    alone = (
+        [f"only the node of rank 0 sends what matches {patterns} and is not saved through torch, safetensors.torch or DCP"]
+        if several_nodes and patterns
+        else []
+    )
+    return [f"mirrored to {place}: {what}what the script is seen to save and to load as a checkpoint", *alone]
+
+
+def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> bool:
+    """Read what was saved last; give the mirror what is left of `left_s` seconds, and say what it has not got. True if all was read."""
+    until = time.monotonic() + left_s
+    is_read = True
+    if watcher is not None:
+        is_read = watcher.finish(max(left_s, _LEAST_S))
+        if not is_read and mirror is not None:
+            say("what was saved last was not read to its end, and is not in the mirror: the next start of the job sends it")
+        watcher.stop(0.1)
+    left = None if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
+    if left:
+        kept = f"{left} checkpoint(s) are" if left > 1 else "1 checkpoint is"
+        say(f"{kept} not in the mirror yet, and spooled in {spool} for the next start")
+    return is_read

@@ -1,0 +1,220 @@
+"""The mirror's process, from the supervisor's side: started, fed, started again, listened to, and given a moment at the end.
+
+In: checkpoints that were recorded, by any thread. Out: what the process tells, to a callback, in a thread of ours. Nothing it does or fails
+to do reaches the job: it is told (docs/checkpoints.md, "The mirror"). What it was given is asked of it again after its death until it
+said that it holds it; from then on its spool on disk knows. The process is a session of its own, so that a terminal's Ctrl-C is ours to
+pass on, and ends when its stdin does. Owns the process and what is pending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.launch import orphans
+from supervisor.launch.environment import job_environment
+from supervisor.report.card import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from supervisor.config.settings import Settings
+    from supervisor.job.job import Job
+
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 60.0
+_STOP_S: Final = 5.0
+_REFUSED: Final = 78
+_HELD: Final = 75
+_HELD_TELLS: Final = 4  # so many starts in a row that meet another process: that of a supervisor that was killed needs some seconds to end
+_LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deaths
+
+
+def s3_options(settings: Settings) -> dict[str, Any]:
+    """Return how S3 is reached, as checkpointing.mirror.backends.S3Options takes it."""
+    s3 = settings.checkpoints.s3
+    style = {"always": True, "never": False}.get(s3.path_style)
+    return {"endpoint": s3.endpoint, "region": s3.region, "path_style": style, "ca_bundle": s3.ca_bundle, "sse": s3.sse}
+
+
+def mirrors(settings: Settings) -> list[str]:
+    """Return the places, a directory as an absolute path: the working directory's, wherever it was written."""
+    return [url if "://" in url else str(Path(settings.cwd, url)) for url in settings.checkpoints.mirror]
+
+
+class MirrorLink:
+    """One mirror process after another. `told` gets each line that it says, in a thread of ours."""
+
+    def __init__(self, job: Job, told: Callable[[Mapping[str, Any]], None]) -> None:
+        """Nothing runs before `start`."""
+        checkpoints = job.settings.checkpoints
+        self._told = told
+        self._environ = job_environment(job.environ)
+        self._configuration = {
+            "cmd": "configure",
+            "spool": str(job.state / "spool"),
+            "mirrors": mirrors(job.settings),
+            "job": job.name,
+            "workers": checkpoints.concurrency,
+            "bandwidth_mib_s": checkpoints.bandwidth_mib_s or None,
+            "keep": checkpoints.mirror_keep or None,
+            "keep_every": checkpoints.keep_every or None,
+            "s3": s3_options(job.settings),
+        }
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._changed = threading.Lock()
+        self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
+        self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
+        self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
+        self._n_held = 0
+        self._last_words = ""
+        self._closing = threading.Event()
+        self._until = 0.0  # when it is closing: how long it may bring what is left (monotonic seconds)
+        self._given_up = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def start(self) -> None:
+        """Start the process, soon."""
+        self._thread.start()
+
+    def bring(self, path: str, step: int | None, manifest: str) -> None:
+        """Have a checkpoint brought to the mirrors; returns at once. `manifest` is the file of its manifest."""
+        row = {"cmd": "mirror", "path": path, "step": step, "manifest": manifest}
+        with self._changed:
+            self._pending[path] = row
+            self._left = None
+            self._still_since = self._still_since or time.monotonic()
+        self._queue.put(row)
+
+    def is_bringing(self, path: str, content: str) -> bool:
+        """Say whether a checkpoint is still to be sent, by its manifest's id: asked for and not held, or held in the spool."""
+        with self._changed:
+            pending = path in self._pending
+        return pending or os.path.exists(f"{self._configuration['spool']}/{content}/entry.json")  # noqa: PTH110 (as the spool does)
+
+    def waits_s(self) -> float:
+        """Say how long a checkpoint has waited without any upload moving; 0 where none waits."""
+        with self._changed:
+            return 0.0 if self._still_since is None else time.monotonic() - self._still_since
+
+    def close(self, deadline_s: float) -> int | None:
+        """Give it so long to bring all, then end it. Returns how many are left in the spool, None where it did not say."""
+        self._until = time.monotonic() + deadline_s
+        self._closing.set()
+        self._queue.put({"cmd": "finish", "deadline_s": deadline_s})
+        self._thread.join(deadline_s + _STOP_S)
+        self._given_up.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.kill()
+        with self._changed:
+            return None if self._left is None and not self._pending else (self._left or 0) + len(self._pending)
+
+    def _run(self) -> None:
+        wait_s = FIRST_WAIT_S
+        while not (self._closing.is_set() and time.monotonic() >= self._until):
+            began = time.monotonic()
+            try:
+                code = self._serve()
+            except OSError as error:
+                code = None
+                self._told({"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""})
+            closing = self._closing.is_set()
+            if code == _REFUSED or (closing and code == 0):
+                return  # what it is told is wrong, and would be the next time; or it brought what it could in its time
+            if code not in {None, _HELD}:
+                self._told({"ev": "died", "code": code, "wait_s": wait_s, "said": self._last_words})
+            wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
+            # a process that died as the run ends, or a moment before, is started again at once: its spool is still to be brought
+            (self._given_up if closing else self._closing).wait(FIRST_WAIT_S if closing else wait_s)
+
+    def _serve(self) -> int:
+        """Run one process to its end; return its exit code. Raises OSError."""
+
+        def start() -> subprocess.Popen[str]:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "checkpointing.mirror.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self._environ,
+                text=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                start_new_session=True,
+            )
+
+        with orphans.started(start) as process:
+            assert process.stdin is not None  # noqa: S101 (says it to the type checker)
+            self._process = process
+            reader = threading.Thread(target=self._listen, args=(process,), name="mirror-out", daemon=True)
+            reader.start()
+            self._last_words = ""
+            errors = threading.Thread(target=self._listen_to_errors, args=(process,), name="mirror-err", daemon=True)
+            errors.start()
+            with self._changed:
+                rows: list[dict[str, Any] | None] = [self._configuration, *self._pending.values()]
+                while not self._queue.empty():
+                    self._queue.get()
+                if self._closing.is_set():
+                    rows.append({"cmd": "finish", "deadline_s": max(0.0, self._until - time.monotonic())})
+            with contextlib.suppress(BrokenPipeError):
+                while rows or (rows := [self._queue.get()]):
+                    row = rows.pop(0)
+                    if row is None:  # its stdout ended
+                        break
+                    process.stdin.write(json.dumps(row) + "\n")
+                    process.stdin.flush()
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            reader.join()
+            errors.join()
+            return process.wait()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None  # noqa: S101 (says it to the type checker)
+        for line in process.stdout:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                row = json.loads(line)
+                self._note(row)
+                if not self._is_passing(row):
+                    self._told(row)
+        self._queue.put(None)
+
+    def _listen_to_errors(self, process: subprocess.Popen[str]) -> None:
+        """Keep the last line: of a process that ends by an exception it says why."""
+        assert process.stderr is not None  # noqa: S101 (says it to the type checker)
+        for line in process.stderr:
+            self._last_words = clean(line) or self._last_words
+
+    def _is_passing(self, row: Mapping[str, Any]) -> bool:
+        """Say whether a line is only that our predecessor's process has not ended yet; that it stays is told once."""
+        if row["ev"] == "ready":
+            if self._n_held >= _HELD_TELLS:
+                self._told({"ev": "recovered", "what": "held", "mirror": ""})
+            self._n_held = 0
+        if row["ev"] != "alert" or row["what"] != "held":
+            return False
+        self._n_held += 1
+        return self._n_held != _HELD_TELLS
+
+    def _note(self, row: Mapping[str, Any]) -> None:
+        with self._changed:
+            if row["ev"] == "spooled" or (row["ev"] == "alert" and row.get("path")):
+                self._pending.pop(row["path"], None)
+                self._left = None
+            elif row["ev"] in {"idle", "stopped"}:
+                self._left = int(row["left"])
+            if row["ev"] in {"progress", "uploaded"} or (row["ev"] == "ready" and row["left"] and self._still_since is None):
+                self._still_since = time.monotonic()
+            elif row.get("left") == 0 and not self._pending and row["ev"] != "ready":
+                self._still_since = None

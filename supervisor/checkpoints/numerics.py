@@ -1,0 +1,62 @@
+"""Reports that a checkpoint's numbers turned to NaN or Inf: which tensors, and which step was the last finite one.
+
+The facts are in the manifests (checkpointing/manifest/documents.py), which the watcher writes for each checkpoint that it verified. A
+tensor that is
+not finite in a run's first save is as the script made it (a mask, a placeholder) and stays a note on that checkpoint. Only a
+tensor that an earlier save of the same run held finite is reported: then the training is computing nonsense from there on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from checkpointing.model import MOST_NON_FINITE, note_of
+from supervisor.checkpoints.path_patterns import pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from checkpointing.manifest.documents import Manifest
+    from checkpointing.model import NonFinite
+
+
+def newest_of_run(manifests: Iterable[Manifest], run: str, place: str | None = None) -> Manifest | None:
+    """Give what a run saved last, as far as it was verified; with `place` (a pattern) only there."""
+    mine = (one for one in manifests if run and one.about.run == run and (place is None or pattern_of(one.path) == place))
+    # two saves within one tick of the file system's clock have one time
+    return max(mine, key=lambda one: (one.saved_ns, -1 if one.step is None else one.step), default=None)
+
+
+def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:
+    """Say of each tensor whether it was finite in the save before, or in one before that. `before` None: there was none in this run."""
+    if before is None:
+        return found
+    known = {one.tensor: one for one in before.non_finite}
+    if len(known) >= MOST_NON_FINITE:  # not all were listed: a tensor that is not among them may hold NaN there too
+        first = before.non_finite[0]
+        return tuple(replace(one, was_finite=first.was_finite, finite_step=first.finite_step) for one in found)
+    rows = []
+    for one in found:
+        was = known.get(one.tensor)
+        if was is None:
+            rows.append(replace(one, was_finite=True, finite_step=before.step))
+        else:
+            rows.append(replace(one, was_finite=was.was_finite, finite_step=was.finite_step))
+    return tuple(rows)
+
+
+def turned(made: Manifest) -> tuple[NonFinite, ...]:
+    """Give the tensors that an earlier save of the run held finite."""
+    return tuple(one for one in made.non_finite if one.was_finite)
+
+
+def report(made: Manifest) -> str:
+    """Say in one line what turned, and which step was the last finite one; "" where nothing did."""
+    rows = turned(made)
+    if not rows:
+        return ""
+    step = "" if made.step is None else f" of step {made.step}"
+    finite = next((one.finite_step for one in rows if one.finite_step is not None), None)
+    last = "an earlier checkpoint of this run was finite" if finite is None else f"the last finite one is of step {finite}"
+    return f"the checkpoint{step} holds numbers that are not finite ({note_of(rows)}); {last}"

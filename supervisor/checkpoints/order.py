@@ -1,0 +1,125 @@
+"""The order of a job's checkpoints on this node: which run and attempt wrote each, and what was given up by a step back.
+
+What is only modified in time belongs to the attempt that ran then; what was recorded when it was verified tells its lineage itself
+(checkpointing/lineage.py). Everything here reads files, and is called in worker threads, but for `attempt_begins`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from checkpointing.lineage import Lineages
+from checkpointing.model import UNKNOWN_LINEAGE
+from checkpointing.ordering import Order, RollBack
+from checkpointing.select import is_same
+from checkpointing.verify import identity_of, verify
+from supervisor.checkpoints import discovery
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from pathlib import Path
+
+    from checkpointing.manifest.documents import Manifest, Manifests
+    from checkpointing.model import Identity, Lineage
+    from checkpointing.retention.copies import Copies
+    from supervisor.checkpoints.discovery import Learned
+
+
+class CheckpointOrder:
+    """The lineages of one job's checkpoints. `run` "" only reads."""
+
+    def __init__(self, directory: Path, manifests: Manifests, learnt: Learned | None = None, run: str = "") -> None:
+        """Read what was recorded in `directory`, the `checkpoints` of the state directory."""
+        self._directory, self._manifests, self._learned = directory, manifests, learnt
+        self._lineages = Lineages(directory, run)
+        self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, what a manifest told: that of a large directory takes long to read
+        self.is_abandoned = self._lineages.is_abandoned
+
+    @property
+    def problem(self) -> str | None:
+        """What could not be read or recorded."""
+        return self._lineages.problem
+
+    def begin_run(self, copies: Copies) -> tuple[str, ...]:
+        """Take this run down, once, before anything is selected or recorded. Returns what a person should know.
+
+        Where a checkpoint is gone that is written in place, and no save of it was cut off, a person removed it to begin anew: what is kept
+        of it is not used again. A file system that is not mounted has removed nothing.
+        """
+        # a job that moved to another host, on a disk that both see, finds what it left there
+        others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
+        if not self._lineages.begin_run(self._manifests.all, others=[one for one in others if one != self._directory]):
+            return ()
+        before = discovery.of_last_run(self._directory)
+        newest = {copy.manifest.path: copy for copy in copies.all()}
+        gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.cut for w in before.writes(path))]
+        for path in gone:
+            self._lineages.abandon(path)
+        return tuple(f"{path} was removed before this run, so its kept copy is not used: {newest[path].place}" for path in gone)
+
+    def attempt_begins(self, attempt: int) -> None:
+        """Note that an attempt's ranks are started. Waits for no disk."""
+        self._lineages.begin_attempt(attempt, time.time_ns())
+
+    def restored(self, began: int) -> None:
+        """Have this run be later than the one from which a checkpoint was restored for it."""
+        self._lineages.raise_began(began)
+
+    def keep(self) -> None:
+        """Write down what is new."""
+        self._lineages.keep()
+
+    def order(self) -> Order:
+        """Return the order as it is known now."""
+        return Order(lambda one: self.lineage_of(one.path, one.identity, one.mtime_ns or one.identity.mtime_ns), self._lineages.roll_backs)
+
+    def lineage_of(self, path: str, identity: Identity, mtime_ns: int) -> Lineage:
+        """Return who wrote what has this identity."""
+        read = self._read.get(path)
+        if read is not None and read[0] == identity:
+            return read[1]
+        manifest = self._manifests.get(path)
+        if manifest is not None and is_same(identity, manifest) and manifest.about.began is not None:
+            lineage = manifest.about.lineage or UNKNOWN_LINEAGE
+            self._read[path] = identity, lineage
+            return lineage
+        attempt = None if self._learned is None else self._learned.attempt_of(path, identity)
+        return self._lineages.at(mtime_ns) if attempt is None else self._lineages.of_attempt(attempt)
+
+    def step_back(self, avoid: Collection[str], copies: Copies) -> None:
+        """Record the step back from each path that is to be avoided; it outlives the run.
+
+        A path stays among `avoid` for attempts. Only what a later attempt saved there beyond the first trouble is a step back of its own.
+        """
+        if not avoid:
+            return
+        kept = {copy.place: copy.manifest for copy in copies.all()}
+        last = self._lineages.current
+        for path in avoid:
+            known = kept.get(path) or self._manifests.get(path)
+            home = path if known is None else known.path
+            step = self._step_of(path) if known is None else known.step
+            earlier = [one for one in self._lineages.roll_backs if one.last.run == last.run and one.path == home]
+            lineage = (known and known.about.lineage) or UNKNOWN_LINEAGE
+            if all(lineage > one.last and (step or 0) > (one.step or 0) for one in earlier):
+                self._lineages.roll_back(RollBack(last, step, home, "" if known is None else known.id))
+
+    def _step_of(self, path: str) -> int | None:
+        return None if identity_of(path) is None else verify(path, bulk=False).step
+
+
+def _is_gone(manifest: Manifest) -> bool:
+    """Say whether a checkpoint is not there any more, on the file system on which it was."""
+    if os.path.lexists(manifest.path):
+        return False
+    above = os.path.dirname(manifest.path)  # noqa: PTH120 (strings throughout)
+    while above != "/":
+        try:
+            return os.stat(above).st_dev == manifest.identity.dev  # noqa: PTH116 (as above)
+        except FileNotFoundError:
+            above = os.path.dirname(above)  # noqa: PTH120 (as above)
+        except OSError:
+            return False
+    return False

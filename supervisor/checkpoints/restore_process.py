@@ -1,0 +1,187 @@
+"""Bring the newest checkpoint of a job from its mirrors to this disk, in a process of its own: `python -P -m supervisor.checkpoints.restore_process`.
+
+The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
+the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
+Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "said", "text"} for people, and at the end one of
+{"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over", "manifest" (as text; "" where
+the file is another whole one that stood there)}, {"ev": "nothing"},
+{"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (something else is there), elsewhere (the place is
+none of the job's), no_space, failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from supervisor.checkpoints import discovery
+from supervisor.checkpoints.mirror_process import mirrors, s3_options
+from supervisor.checkpoints.restore_target import refusal
+from supervisor.launch import orphans
+from supervisor.launch.environment import job_environment
+from supervisor.report.card import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.job.job import Job
+
+_TOLD_EVERY_S = 5.0
+_READ_TIMEOUT_S = (
+    20.0  # so that a connection that was lost is tried anew before the mirror is given up (checkpointing.mirror.stall.STALL_S)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of it. kind: restored, nothing, or why it was refused."""
+
+    kind: str
+    path: str = ""
+    step: int | None = None
+    mirror: str = ""
+    bytes: int = 0
+    message: str = ""
+    hint: str = ""
+    passed_over: tuple[tuple[str, str], ...] = ()
+    began: int = 0
+    manifest: str = ""
+
+
+def restore(job: Job, say: Callable[[str], None]) -> Answer:
+    """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names. `say` gets a line now and then."""
+    checkpoints = job.settings.checkpoints
+    order = {
+        "mirrors": mirrors(job.settings),
+        "job": job.name,
+        "instead": checkpoints.restore_from,
+        "into": None,
+        "cwd": str(job.cwd),
+        "command": list(job.command),
+        "declared": list(checkpoints.paths),
+        "learned": [place.pattern for place in discovery.read(job.state / "checkpoints") if place.saved],
+        "workers": checkpoints.concurrency,
+        "s3": s3_options(job.settings),
+    }
+    argv = [sys.executable, "-P", "-m", "supervisor.checkpoints.restore_process"]
+    try:
+        with (
+            os.fdopen(os.memfd_create("stderr"), "w+b") as errors,
+            orphans.started(
+                lambda: subprocess.Popen(  # noqa: S603 (our own program)
+                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=job_environment(job.environ), text=True
+                )
+            ) as process,
+        ):
+            assert process.stdin is not None  # noqa: S101 (says it to the type checker)
+            assert process.stdout is not None  # noqa: S101 (as above)
+            with contextlib.suppress(BrokenPipeError):  # it ended before it read: how is told below
+                process.stdin.write(json.dumps(order))
+                process.stdin.close()
+            answer: Answer | None = None
+            said = time.monotonic()
+            for line in process.stdout:
+                row = json.loads(line)
+                if row["ev"] == "said":
+                    say(clean(row["text"]))
+                elif row["ev"] != "progress":
+                    answer = _answer(row)
+                elif time.monotonic() - said > _TOLD_EVERY_S:
+                    said = time.monotonic()
+                    say(f"restoring from the mirror: {row['done'] / 2**30:.1f} of {row['total'] / 2**30:.1f} GiB")
+            return answer or Answer("failed", message=_without_a_word(process.wait(), errors))
+    except (OSError, ValueError, KeyError) as error:
+        return Answer("failed", message=f"cannot restore: {error}")
+
+
+def _without_a_word(code: int, errors: IO[bytes]) -> str:
+    """Say how a process ended that gave no answer, with the last line that it wrote on stderr."""
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
+    return f"the process that restores ended with {code}" + (f": {clean(lines[-1])}" if lines else "")
+
+
+def _answer(row: dict[str, Any]) -> Answer:
+    if row["ev"] == "restored":
+        passed = tuple((str(what), str(why)) for what, why in row["passed_over"])
+        return Answer(
+            "restored",
+            row["path"],
+            row["step"],
+            row["mirror"],
+            row["bytes"],
+            passed_over=passed,
+            began=row["began"],
+            manifest=row["manifest"],
+        )
+    return Answer("nothing") if row["ev"] == "nothing" else Answer(row["kind"], message=row["message"], hint=row["hint"])
+
+
+def main() -> int:
+    """Do what stdin says."""
+    from checkpointing.manifest.documents import encode  # noqa: PLC0415 (as above)
+    from checkpointing.mirror import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
+    from checkpointing.mirror.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
+    from checkpointing.mirror.stall import RestoreProgress  # noqa: PLC0415 (as above)
+    from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
+
+    telling = threading.Lock()
+
+    def tell(ev: str, **more: Any) -> None:  # noqa: ANN401 (a row of JSON)
+        with telling:  # progress is told by the thread that fetches
+            sys.stdout.write(json.dumps({"ev": ev, **more}) + "\n")
+            sys.stdout.flush()
+
+    kinds = {
+        restoring.OtherJob: "other_job",
+        restoring.Unreachable: "unreachable",
+        restoring.InTheWay: "in_the_way",
+        restoring.Elsewhere: "elsewhere",
+        restoring.NoSpace: "no_space",
+    }
+    order = json.load(sys.stdin)
+    try:
+        options = S3Options(**order["s3"], connections=order["workers"], read_timeout_s=_READ_TIMEOUT_S)
+        backends = [open_backend(url, options) for url in order["mirrors"]]
+        done = restoring.newest_of(
+            backends,
+            order["job"],
+            order["instead"],
+            into=order["into"],
+            workers=order["workers"],
+            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"], order["command"]),
+            watch=RestoreProgress(lambda text: tell("said", text=text), lambda done, total: tell("progress", done=done, total=total)),
+        )
+    except CheckpointingError as error:
+        tell("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)
+        return 1
+    except OSError as error:
+        tell("refused", kind="failed", message=f"cannot restore: {error}", hint="see whether the disk has space and may be written")
+        return 1
+    if done is None:
+        tell("nothing")
+    else:
+        tell(
+            "restored",
+            path=done.path,
+            step=done.manifest.step,
+            began=max(done.manifest.about.began or 0, done.manifest.saved_ns // 10**9),
+            mirror=done.url,
+            bytes=done.fetched_bytes,
+            passed_over=done.passed_over,
+            manifest=encode(done.manifest).decode("ascii") if done.is_proven else "",
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # a thread may still wait for an answer from a mirror that has none

@@ -1,0 +1,77 @@
+"""Where a checkpoint of a mirror may be brought without being asked: a rule about names alone.
+
+In: the path at which it was saved, which is whatever its manifest says; the job's working directory and command, the declared patterns,
+the learned ones. Out: None, or a reason and a hint. No more is read than the links that lead to these directories, and nothing can fail.
+
+Who can write to a mirror can name any path, and a job that --restore-from names had a working directory of its own. A new file outside of
+what is this job's is at best not found by its script, and at worst a program that somebody's shell or Python runs. Hence the
+working directory and the directories that the command names (--output-dir /ckpt), less what is hidden in them or a program there; what is
+declared with --checkpoints; and what was learned on this node.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from supervisor.checkpoints.path_patterns import escaped, is_of, pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PROGRAMS: Final = (".py", ".pyc", ".pyd", ".so", ".sh")
+_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})  # where a .pth is no checkpoint but is run at each start of Python
+
+
+def refusal(path: str, cwd: str, declared: Iterable[str], learned: Iterable[str], command: Iterable[str] = ()) -> tuple[str, str] | None:
+    """Say why nothing is to be made at `path`, and what helps; None where it may be."""
+    plain = path.startswith("/") and os.path.normpath(path) == path and not path.endswith(_PROGRAMS)
+    named = tuple(_named(command, cwd))
+    # the root is below nobody's directory, also where a container begins there
+    inside = path in named or any(_is_inside(path, top) for top in (cwd, *named) if top != "/")
+    if plain and (inside or any(_matches(path, pattern, cwd) for pattern in declared)):
+        return None
+    if plain and any(is_of(pattern, path) for pattern in learned):
+        return None
+    why = "is neither in the working directory nor in a place that the command names, that is declared, or that was learned here"
+    by_hand = "supervise checkpoints restore --to DIR, and start with --checkpoints 'DIR/*'"
+    if not plain:
+        return why, f"bring it into a directory with: {by_hand}"
+    return why, f"declare the place with --checkpoints {shlex.quote(pattern_of(path))}, or bring it elsewhere with: {by_hand}"
+
+
+def _named(command: Iterable[str], cwd: str) -> Iterator[str]:
+    """Yield what may be directories among the words of a command, and behind the "=" in them."""
+    for word in command:
+        for part in word.split("="):
+            if part.startswith(("/", "../")):
+                yield os.path.normpath(os.path.join(cwd, part))  # noqa: PTH118 (strings throughout)
+
+
+def _is_inside(path: str, within: str) -> bool:
+    for top in {within, os.path.realpath(within)}:
+        parts = path.removeprefix(top.rstrip("/") + "/").split("/")
+        if path.startswith(top.rstrip("/") + "/") and not any(part.startswith(".") or part in _PACKAGES for part in parts):
+            return True
+    return False
+
+
+def _matches(path: str, pattern: str, cwd: str) -> bool:
+    """Say whether checkpointing.discover.find would take the path for one of the pattern's."""
+    expanded = os.path.expanduser(pattern)  # noqa: PTH111 (strings as the script gets them)
+    whole = os.path.normpath(os.path.join("/" if expanded.startswith("/") else escaped(cwd), expanded))  # noqa: PTH118 (as above)
+    return _leads(path.split("/")[1:], whole.split("/")[1:])
+
+
+def _leads(parts: list[str], segments: list[str]) -> bool:
+    if not segments:
+        return len(parts) <= 1 and not any(part.startswith(".") for part in parts)  # itself, or directly in a directory that was matched
+    first, rest = segments[0], segments[1:]
+    if first == "**":
+        visible = next((at for at, part in enumerate(parts) if part.startswith(".")), len(parts))
+        return any(_leads(parts[at:], rest or ["*"]) for at in range(visible + 1))
+    if not parts or not fnmatch.fnmatchcase(parts[0], first) or (parts[0].startswith(".") and not first.startswith(".")):
+        return False
+    return _leads(parts[1:], rest)

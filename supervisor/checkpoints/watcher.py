@@ -1,0 +1,239 @@
+"""The watcher of checkpoints, and the answer to SelectCheckpoint: the supervisor's side of the package `checkpointing`.
+
+In: what lists the candidates. Out: verifications, to a callback, for each checkpoint that appeared or changed and was found whole while
+the job runs. One is read once it stood still for `quiet_s` by our own clock: time stamps of a network file system are another machine's.
+A file is read at once where a rank was seen to end its save: in place, the next save destroys it, and until then a copy must be made.
+Reading is capped, its page cache is dropped, and the thread is of low priority. A copy is WRITING until it stood still, COMPLETE once its
+structure was found right, VERIFIED once a manifest holds its digest (supervisor/checkpoints/job.py), or BAD.
+
+Nothing here fails the job: what cannot be read is left for the next look, what fails in any other way is told once and passed over, and a
+file system that hangs holds up this thread alone.
+The thread owns its own view of the files; the cache of verdicts is shared with the selection, which is why a restart seldom reads
+anything that was not read before. The watcher never fences: a file that looks torn while ranks live may be one that is being written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.io.reader import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
+from checkpointing.io.tree import Reading
+from checkpointing.model import Verdict
+from checkpointing.ordering import Order
+from checkpointing.select import glance, never_own
+from checkpointing.verify import verify
+from supervisor.core.events import CheckpointSelected
+from supervisor.core.model import CheckpointRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from checkpointing.discover import Listing
+    from checkpointing.model import Candidate, Identity, Verification
+    from checkpointing.ordering import Age
+    from checkpointing.select import Selection
+    from checkpointing.verify import Cache
+
+_NICENESS: Final = 10
+_RETRY_S: Final = 60.0  # a file that could not be read may be read to the middle each time: not at every look
+_NEWS_S: Final = 0.2  # how often it is looked whether a rank's save ended
+_RECHECK_S: Final = 0.05  # so that a file is not looked at a hair before it stood still long enough
+
+
+def to_ref(verification: Verification) -> CheckpointRef:
+    """Turn a verified checkpoint into what the core speaks of."""
+    return CheckpointRef(path=verification.path, step=verification.step, level=verification.level)
+
+
+def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected:
+    """Turn a selection into the core's event."""
+    chosen = None if selection.chosen is None else to_ref(selection.chosen)
+    refused = (*selection.poisoned, *selection.unverifiable, *selection.unknown)
+    older = tuple(CheckpointRef(path, step, "") for path, step in selection.older)
+    return CheckpointSelected(
+        t,
+        attempt,
+        chosen,
+        selection.found,
+        selection.fenced,
+        refused,
+        older,
+        not_finite=selection.not_finite,
+        dangerous=selection.dangerous,
+    )
+
+
+class CheckpointWatcher:
+    """Looks at the checkpoints every `interval_s` seconds, in a thread of its own.
+
+    `look` and `on_verified` are called in that thread, the latter once per identity, with how to read it again, and
+    whether it is news: the selection may have found it before. What was there before the
+    start is read only as far as it takes to know the newest whole one; what appears later is read always.
+    """
+
+    def __init__(  # noqa: PLR0913 -- the settings of the watcher, each with its default
+        self,
+        look: Callable[[], Listing],
+        on_verified: Callable[[Verification, Reading, bool], None],
+        cache: Cache,
+        *,
+        order: Callable[[], Order] = Order,
+        is_wanted: Callable[[Candidate], bool] = lambda _candidate: False,
+        interval_s: float = 5.0,
+        quiet_s: float = 2.0,
+        rate_bytes_per_s: float = BACKGROUND_BYTES_PER_S,
+        on_trouble: Callable[[str], None] = lambda _: None,
+        own: Callable[[str], bool] = never_own,
+        elsewhere: Callable[[Candidate], Verification | None] = lambda _candidate: None,
+        is_ended: Callable[[Candidate], bool] = lambda _candidate: False,
+        has_news: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
+
+        `is_wanted`: what was here before the start is read all the same. `own`: see `verify`. `elsewhere`: what
+        another node found, where that one is to read it; WRITING while it does. `is_ended`: a rank was seen to end the
+        save that left a file as it is. `has_news`: whether such a file is to be read before the next look is due.
+        """
+        self._is_ended, self._has_news = is_ended, has_news
+        self._order, self._is_wanted = order, is_wanted
+        self._own, self._elsewhere = own, elsewhere
+        self._on_trouble = on_trouble
+        self._troubles: set[str] = set()
+        self._list = look
+        self._on_verified = on_verified
+        self._cache = cache
+        self._interval_s = interval_s
+        self._quiet_s = quiet_s
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._finishing = False
+        self._throttle = Throttle(rate_bytes_per_s, wait=self._stopped.wait)
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+        self._seen: dict[str, tuple[Identity, float]] = {}  # since when (monotonic seconds) a path has had its identity
+        self._settled: dict[str, Identity] = {}  # nothing more to find out about these
+        self._at_start: dict[str, Identity] | None = None  # what the first look saw
+        self._whole_at_start = False  # one of those is known to be whole: the older ones are left alone
+
+    def start(self) -> None:
+        """Start looking."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 1.0) -> bool:
+        """Stop looking. True once the thread has ended; False where a read hangs in the kernel: it is left behind, as a daemon."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def finish(self, deadline_s: float) -> bool:
+        """Read once more what is there now, without waiting for it to stand still: no rank is alive. True if that was done in time."""
+        self._quiet_s, self._finishing = 0.0, True
+        self._throttle.lift()  # there is no training any more that would wait for the disk
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether this is the last look: what is there now, and not what stood still before."""
+        return self._finishing
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while not self._stopped.is_set():
+            last = self._finishing
+            try:
+                delay_s = self._look()
+            except Exception as error:  # noqa: BLE001 -- without this thread nothing is verified or mirrored until the run ends
+                self._tell("the checkpoints could not be looked at", error)
+                delay_s = self._interval_s
+            if last:
+                return
+            self._wait(delay_s)
+
+    def _wait(self, delay_s: float) -> None:
+        """Wait until the next look is due, or a save ended that cannot wait for it."""
+        until = time.monotonic() + delay_s
+        while (left_s := until - time.monotonic()) > 0 and not self._wake.wait(min(_NEWS_S, left_s)):
+            try:
+                if self._has_news():
+                    break
+            except Exception as error:  # noqa: BLE001 -- as above
+                self._tell("the ranks' saves could not be looked at", error)
+        self._wake.clear()
+
+    def _look(self) -> float:
+        """Read what stood still long enough, newest first. Returns the seconds until the next look is due."""
+        candidates = self._list().candidates
+        if self._at_start is None:
+            self._at_start = {candidate.path: candidate.identity for candidate in candidates}
+        now = time.monotonic()
+        self._seen = {candidate.path: self._since(candidate, now) for candidate in candidates}
+        self._settled = {path: identity for path, identity in self._settled.items() if path in self._seen}
+        unread = [candidate for candidate in candidates if self._settled.get(candidate.path) != candidate.identity]
+        quiet = [candidate for candidate in unread if self._may_be_read(candidate, now)]
+        for candidate in self._newest_first(quiet):
+            if self._stopped.is_set():
+                break
+            try:
+                self._settle(candidate)
+            except Interrupted:
+                break  # we were stopped while it was read
+            except Exception as error:  # noqa: BLE001 -- one that we stumble over must not hide the others
+                self._settled[candidate.path] = candidate.identity
+                self._tell(candidate.path, error)
+        waits = [self._quiet_s - (now - self._seen[candidate.path][1]) for candidate in unread]
+        waits = [wait for wait in waits if wait > 0]
+        return min([self._interval_s, *(wait + _RECHECK_S for wait in waits)])
+
+    def _may_be_read(self, candidate: Candidate, now: float) -> bool:
+        still_s = now - self._seen[candidate.path][1]  # below 0 while a file that could not be read waits for its next try
+        return still_s >= self._quiet_s or (still_s >= 0 and self._is_ended(candidate))
+
+    def _tell(self, what: str, error: Exception) -> None:
+        text = f"{what}: {type(error).__name__}: {error}"
+        if text not in self._troubles and not self._stopped.is_set():
+            self._troubles.add(text)
+            self._on_trouble(text)
+
+    def _since(self, candidate: Candidate, now: float) -> tuple[Identity, float]:
+        identity, since = self._seen.get(candidate.path, (None, now))
+        return (candidate.identity, since if identity == candidate.identity else now)
+
+    def _newest_first(self, candidates: list[Candidate]) -> list[Candidate]:
+        keyed: list[tuple[Age, Candidate]] = []
+        order = self._order()
+        for candidate in candidates:
+            glanced = glance(candidate, self._cache, self._stopped.is_set, own=self._own)
+            keyed.append((order.of_candidate(candidate, glanced), candidate))
+        return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
+
+    def _settle(self, candidate: Candidate) -> None:
+        """Find out what a file is, unless that is known or no longer of interest, and tell if it is whole."""
+        at_start = (self._at_start or {}).get(candidate.path) == candidate.identity
+        known = self._cache.get(candidate.path, candidate.identity)
+        if known is not None and known.level != "directory":
+            found = known
+        elif at_start and self._whole_at_start and not self._is_wanted(candidate):
+            self._settled[candidate.path] = candidate.identity
+            return
+        else:
+            own = self._own(candidate.path)
+            found = self._elsewhere(candidate) or verify(
+                candidate.path, throttle=self._throttle, drop_cache=True, interrupted=self._stopped.is_set, own=own
+            )
+        if found.identity != candidate.identity or found.verdict in (Verdict.UNKNOWN, Verdict.WRITING):
+            # it must stand still anew, and what could not be read is not tried again at once
+            delay_s = _RETRY_S if found.verdict is Verdict.UNKNOWN else 0.0
+            self._seen[candidate.path] = (found.identity, time.monotonic() + delay_s)
+            return
+        self._settled[candidate.path] = candidate.identity
+        self._cache.put(found)
+        if found.verdict is Verdict.VERIFIED:
+            self._whole_at_start = self._whole_at_start or at_start
+            self._on_verified(found, Reading(self._throttle, drop_cache=True, interrupted=self._stopped.is_set), found is not known)

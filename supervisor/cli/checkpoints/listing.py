@@ -1,0 +1,230 @@
+"""`supervise checkpoints ls`, `show`, `undo` and `quarantine`: what a job knows of its checkpoints, and what was done to them.
+
+In: the settings (for the state directory and the declared patterns), a job's name or None, what its files on this node say: places that
+were learned, fences, manifests, the journal of what was moved. Out: text or JSON on stdout, the exit code. `ls` and `show` change
+nothing. `undo` moves files back, `quarantine` writes a fence; both only while no supervisor runs the job on this node, which holds the
+same records in memory. What can fail: no such job or checkpoint (64), a running supervisor or a record that cannot be written (78).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing import step_names
+from checkpointing.discover import find
+from checkpointing.manifest.documents import Manifests
+from checkpointing.model import Candidate, CheckpointingError, note_of
+from checkpointing.rejections import Fences
+from checkpointing.retention.move_journal import SetAside
+from checkpointing.verify import identity_of
+from checkpointing.verify import verify as verify_one
+from supervisor.checkpoints import discovery, numerics, path_patterns
+from supervisor.cli import stdio
+from supervisor.cli.checkpoints.verify import as_dict, table
+from supervisor.cli.status import find_job, places_in, state_root
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.report.card import clean
+from supervisor.run import lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from checkpointing.manifest.documents import Manifest
+    from supervisor.cli.status import Place
+    from supervisor.config.settings import Settings
+
+DIRECTORY: Final = "checkpoints"
+_QUARANTINED: Final = "quarantined"
+
+
+def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
+    """Print the job's checkpoints, the places that were learned, and what was moved. Returns 0."""
+    place = find_job(state_root(settings), job)
+    directory = place.directory / DIRECTORY
+    learnt = discovery.read(directory)
+    fences, manifests = _fences(directory), Manifests(str(directory))
+    rows: list[dict[str, Any]] = []
+    recorded = [fence.path for fence in fences.all()] + [manifest.path for manifest in manifests.all()]
+    for candidate in _candidates(settings, learnt, recorded):
+        fence, manifest = fences.get(candidate.path, candidate.identity), manifests.get(candidate.path)
+        proven = manifest is not None and manifest.identity == candidate.identity
+        rows.append(
+            {
+                "path": candidate.path,
+                "step": manifest.step if manifest is not None and proven else candidate.named.step if candidate.named else None,
+                "bytes": candidate.identity.size,
+                "state": fence.kind if fence is not None else "verified" if proven else "unread",
+                "reason": fence.reason if fence is not None else _numbers(manifest) if manifest is not None and proven else "",
+            }
+        )
+    learnt_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in learnt]
+    moved = [_change_row(change) for change in SetAside(str(directory)).changes()]
+    if as_json:
+        document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": learnt_rows, "changes": moved}
+        stdio.write(sys.stdout, json.dumps(document, indent=1))
+        return 0
+    stdio.write(sys.stdout, "\n".join(_listed(place, rows, learnt_rows, moved)))
+    return 0
+
+
+def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> int:
+    """Print all that is known of one checkpoint: its verdict now, its fence, its manifest. Returns 0 where it is good, else 1."""
+    place = find_job(state_root(settings), job)
+    directory = place.directory / DIRECTORY
+    absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
+    manifest = Manifests(str(directory)).get(absolute)
+    found = verify_one(absolute, own=manifest is not None and manifest.identity == identity_of(absolute))
+    fence = _fences(directory).get(found.path, found.identity)
+    row = {
+        **as_dict(found),
+        "files": list(found.files),
+        "fence": None if fence is None else {"kind": fence.kind, "reason": fence.reason, "t": fence.t},
+        "manifest": None
+        if manifest is None
+        else {"id": manifest.id, "step": manifest.step, "bytes": manifest.n_bytes, "same": manifest.identity == found.identity},
+    }
+    good = row["verdict"] == "good" and fence is None
+    if as_json:
+        stdio.write(sys.stdout, json.dumps(row, indent=1))
+        return int(not good)
+    lines = table([found])
+    if fence is not None:
+        lines.append(f"fenced ({fence.kind}) {_day(fence.t)}: {clean(fence.reason)}")
+    if manifest is not None:
+        now = "what is there now" if manifest.identity == found.identity else "what was there before: it was written anew since"
+        lines.append(f"manifest {manifest.id}: {manifest.n_bytes} bytes, of {now}")
+    lines += [f"  {clean(name)}" for name in found.files]
+    stdio.write(sys.stdout, "\n".join(lines))
+    return int(not good)
+
+
+def undo(settings: Settings, job: str | None, number: int | None, *, as_json: bool) -> int:
+    """Reverse what was moved aside or put back, all of it or one change, the last first. Returns 0, 1 where something could not be."""
+    place = find_job(state_root(settings), job)
+    refuse_while_running(place)
+    aside = SetAside(str(place.directory / DIRECTORY))
+    if number is not None and all(change.id != number for change in aside.changes()):
+        raise SuperviseError(
+            f"no such change: job {place.job}: {number}",
+            hint="`supervise checkpoints ls` lists the changes with their numbers.",
+            exit_code=ExitCode.USAGE,
+        )
+    try:
+        undone = aside.undo(number)
+    except OSError as error:
+        raise _unwritable(place, error) from error
+    if as_json:
+        stdio.write(sys.stdout, json.dumps([{**_change_row(one.change), "problem": one.problem} for one in undone], indent=1))
+    else:
+        lines = [f"{_told(_change_row(one.change))}: {clean(one.problem) or 'reversed'}" for one in undone]
+        stdio.write(sys.stdout, "\n".join(lines or ["nothing was moved"]))
+    return int(any(one.problem for one in undone))
+
+
+def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> int:
+    """Fence one checkpoint as it is now, so that no later start hands it out; the file stays where it is. Returns 0."""
+    place = find_job(state_root(settings), job)
+    refuse_while_running(place)
+    absolute = os.path.realpath(path)
+    identity = identity_of(absolute)
+    if identity is None:
+        raise SuperviseError(
+            f"cannot quarantine a checkpoint: {path}: it is not there, or cannot be looked at",
+            hint="Name a file, or a checkpoint's directory, as `supervise checkpoints ls` shows it.",
+            exit_code=ExitCode.USAGE,
+        )
+    fences = _fences(place.directory / DIRECTORY)
+    fences.add([(absolute, identity, reason)], _QUARANTINED)
+    if fences.problem:
+        raise SuperviseError(f"cannot quarantine a checkpoint: {fences.problem}", hint="Make the state directory writable for you.")
+    stdio.write(sys.stdout, f"never handed out again by job {place.job}, unless it is written anew: {clean(absolute)}")
+    return 0
+
+
+def _numbers(manifest: Manifest) -> str:
+    """Say what is not finite in a verified checkpoint, and whether it was in an earlier one of its run."""
+    return numerics.report(manifest) or note_of(manifest.non_finite)
+
+
+def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:
+    """Return where a job recorded what it knows of its checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
+    root = state_root(settings)
+    if job is not None and any(place.job == job for place in places_in(root)):
+        return find_job(root, job).directory / DIRECTORY
+    above = os.path.abspath(directory)  # noqa: PTH100  a link stays as it is named
+    for place in places_in(root):
+        records = place.directory / DIRECTORY
+        if any(path_patterns.is_within(above, one.path) for one in Manifests(str(records)).all()):
+            return records
+    return None
+
+
+def _candidates(settings: Settings, learnt: tuple[discovery.Place, ...], recorded: list[str]) -> Iterator[Candidate]:
+    """Yield what the declared patterns match, what the learned ones do, and what something is written down about, sorted by path."""
+    cwd = str(settings.cwd)
+    patterns = tuple(one.pattern for one in learnt if one.kind != "seen")
+    found = {candidate.path: candidate for candidate in find(settings.checkpoints.paths, cwd).candidates}
+    for candidate in find(patterns, cwd).candidates if patterns else ():
+        if any(path_patterns.is_of(pattern, candidate.path) for pattern in patterns):
+            found.setdefault(candidate.path, candidate)
+    for path in recorded:
+        identity = None if path in found else identity_of(path)
+        if identity is not None:
+            found[path] = Candidate(path, identity, step_names.step_in(path))
+    yield from (found[path] for path in sorted(found))
+
+
+def _fences(directory: Path) -> Fences:
+    try:
+        return Fences(directory)
+    except CheckpointingError as error:
+        raise SuperviseError(error.message, hint=error.hint) from error
+
+
+def refuse_while_running(place: Place) -> None:
+    """Raise SuperviseError where a supervisor runs the job: it holds the same records in memory."""
+    record = lock.holder(place.directory / "lock")
+    if record is not None and lock.is_alive(record) is not False:
+        raise SuperviseError(
+            f"a supervisor runs this job: {place.job} on {place.node}: pid {record.process.pid}",
+            hint="Stop the job first: the supervisor holds the same records.",
+        )
+
+
+def _unwritable(place: Place, error: OSError) -> SuperviseError:
+    return SuperviseError(
+        f"cannot use the journal of what was moved: {place.directory / DIRECTORY}: {error.strerror or error}",
+        hint="Make the state directory readable and writable for you.",
+    )
+
+
+def _change_row(change: Any) -> dict[str, Any]:  # noqa: ANN401  setaside.Change, whose fields these are
+    return {"id": change.id, "kind": change.kind, "phase": change.phase, "path": change.path, "to": change.to, "reason": change.reason}
+
+
+def _told(row: dict[str, Any]) -> str:
+    if row["kind"] == "moved":
+        return f"{row['id']}: {clean(row['path'])} was moved to {clean(row['to'])}"
+    return f"{row['id']}: {clean(row['path'])} was put there from the copy {clean(row['to'])}"
+
+
+def _listed(place: Place, rows: list[dict[str, Any]], learnt: list[dict[str, Any]], moved: list[dict[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        step = "-" if row["step"] is None else row["step"]
+        reason = f"  {clean(row['reason'])}" if row["reason"] else ""
+        yield f"{row['state']:<11}  {step:>9}  {row['bytes']:>14}  {clean(row['path'])}{reason}"
+    if not rows:
+        yield f"no checkpoint of job {place.job} is known on {place.node}"
+    for one in learnt:
+        yield f"learned: {one['kind']:<10}  saved {one['saved']}, loaded {one['loaded']}  {clean(one['pattern'])}"
+    for change in moved:
+        yield f"change {_told(change)}" + ("" if change["phase"] == "done" else f" ({change['phase']})")
+
+
+def _day(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))

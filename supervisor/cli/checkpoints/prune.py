@@ -1,0 +1,90 @@
+"""`supervise checkpoints prune`: what may go of a job's copies, by hand, or only said.
+
+In: the settings, a job's name, its records on this node. Out: lines or JSON objects on stdout, and 0, or 1 where a damaged copy kept
+older ones from going. Removed are our own copies, and what lies in mirrors where a number for them is given. The job's own checkpoints are
+removed by its supervisor alone, which knows what its ranks use: of them it is only said what would go. What can fail is a SuperviseError:
+no such job (64), a supervisor that runs it, a mirror (78).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from checkpointing import ordering
+from checkpointing.discover import find
+from checkpointing.manifest.documents import Manifests
+from checkpointing.model import CheckpointingError
+from checkpointing.rejections import Fences
+from checkpointing.retention import prune as pruning
+from checkpointing.retention import rules
+from checkpointing.retention.copies import DIRECTORY as COPIES
+from checkpointing.retention.copies import Copies
+from supervisor.checkpoints import discovery
+from supervisor.checkpoints.order import CheckpointOrder
+from supervisor.checkpoints.path_patterns import pattern_of
+from supervisor.checkpoints.references import leads_to
+from supervisor.cli import stdio
+from supervisor.cli.checkpoints import mirror
+from supervisor.cli.checkpoints.listing import DIRECTORY, refuse_while_running
+from supervisor.cli.status import find_job, state_root
+from supervisor.errors import SuperviseError
+from supervisor.report.card import clean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+
+
+def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: bool, as_json: bool) -> int:
+    """Remove what is not to be kept, or with `dry_run` say what that is. Returns 0; 1 where a damaged copy kept older ones from going."""
+    checkpoints = settings.checkpoints
+    place = find_job(state_root(settings), job)
+    if not dry_run:
+        refuse_while_running(place)
+    directory = place.directory / DIRECTORY
+    policy = rules.Policy(checkpoints.keep or rules.Policy().newest, checkpoints.keep_every or None)
+    order = CheckpointOrder(directory, Manifests(str(directory))).order
+    gone = Copies(str(directory), 0, order=order).prune(policy, dry_run=dry_run)
+    for name in gone.removed:
+        _say("copy", name, removed=not dry_run, as_json=as_json)
+    if gone.reason:
+        _say("copy", str(directory / COPIES), reason=gone.reason, as_json=as_json)
+    if checkpoints.keep:
+        for one in _own(settings, directory, policy):
+            _say("checkpoint", one.path, reason=one.reason or "the supervisor removes it after the next save", as_json=as_json)
+    in_mirrors = mirror_keep or checkpoints.mirror_keep
+    if in_mirrors and checkpoints.mirror:
+        every = checkpoints.keep_every or None
+        mirror.prune(settings, job, rules.Policy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
+    return 1 if gone.reason else 0
+
+
+def _own(settings: Settings, directory: Path, policy: rules.Policy) -> Iterator[pruning.Pruned]:
+    """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
+    try:
+        fences = Fences(directory)
+    except CheckpointingError as error:
+        raise SuperviseError(error.message, hint=error.hint) from error
+    declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
+    learnt = discovery.of_last_run(directory)
+    rows: dict[str, list[pruning.Row]] = {}
+    manifests = Manifests(str(directory))
+    order = CheckpointOrder(directory, manifests).order()
+    for made in manifests.all():
+        seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
+        fenced = fences.get(made.path, made.identity) is not None
+        if made.path in declared or learnt.is_checkpoint(made.path):
+            rows.setdefault(pattern_of(made.path), []).append(pruning.Row(made, seen, fenced=fenced, leads=leads_to(made.path)))
+    for pattern in sorted(rows):
+        newest = min(rows[pattern], key=lambda row: order.of_manifest(row.manifest, ordering.HERE, row.manifest.path))
+        for row, reason in pruning.plan(rows[pattern], policy, newest.manifest.path, order):
+            yield pruning.Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
+
+
+def _say(what: str, path: str, *, removed: bool = False, reason: str = "", as_json: bool) -> None:
+    text = f"{'removed' if removed else 'stays' if reason else 'would remove'} {what} {clean(path)}{f': {reason}' if reason else ''}"
+    stdio.write(sys.stdout, json.dumps({"what": what, "path": path, "removed": removed, "reason": reason}) if as_json else text)

@@ -1,0 +1,265 @@
+"""`supervise classify`: what failed and why, read from any log, on any machine, without the job.
+
+In: names of files and directories, "-" for standard input. Out: on stdout an answer for each log as soon as it is read; on stderr what
+could not be. Nothing is written, and memory is bounded whatever the files hold. What can fail: that there is nothing to read at all
+(SuperviseError, 64), and a file of signatures that is not to be trusted (78).
+
+A file is an incident of its own. A directory whose files are named as those of our attempts are (`rank-3.err`, `rank-3.out`, their rotated
+parts, `agent.err`) is one incident, told from all of them; any other directory stands for the plain files in it and below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.classify import gpumemory
+from supervisor.classify.bounded import Hits
+from supervisor.classify.engine import classify
+from supervisor.cli import logs as cli_logs
+from supervisor.cli import stdio
+from supervisor.cli.classify import reading, rendering
+from supervisor.cli.classify.reading import Texture
+from supervisor.cli.classify.rendering import Answer, Part
+from supervisor.cli.classify.sampling import FloodReader
+from supervisor.config import signatures
+from supervisor.core.model import Cause, Evidence, Verdict
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.observe.scan import scanner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from supervisor.classify.catalogue import Catalogue
+    from supervisor.classify.match import Scanner
+    from supervisor.config.settings import Settings
+
+STDIN = "-"
+#: The name of the fact that a log is no text.
+_NOT_TEXT = "not_text"
+#: Facts about how far training went: lines of one stream say nothing of another stream's.
+_PROGRESS = frozenset({"progress", "recent_progress", "last_progress"})
+#: What a line is worth in seconds where only the time of a file's last one is known: next to nothing, but in order.
+_LINE_S = 1e-6
+#: Places in the files of one incident of which the evidence is kept, in all and of one kind and rank at each end.
+MOST_PLACES = 8192
+MOST_PLACES_OF_A_KIND = 32
+#: So many files whose times follow their names were copied: that ranks died in this order by chance is less likely.
+FEWEST_COPIED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream of an incident: its files, the oldest first, and the rank that wrote it, None where the name does not say."""
+
+    files: tuple[Path, ...]
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What gets one answer."""
+
+    path: str
+    streams: tuple[Stream, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """How much of a file was read, its newlines if they were counted, and when it was last changed (0: it is no plain file)."""
+
+    size: int
+    newlines: int
+    changed_at: float
+
+
+def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -> int:
+    """Print an answer for every log at `places`. Returns 0; raises SuperviseError: 64 if nothing could be read, 78."""
+    logs = [log for place in dict.fromkeys(places) for log in _logs(place)]
+    catalogue, problems = signatures.configured(settings)
+    for problem in problems:
+        stdio.say(f"warning: {problem}")
+    scan = scanner(catalogue.anchors)
+    width = max((len(log.path) for log in logs), default=0)
+    answered = False
+    for log in logs:
+        answer = _tried(log, catalogue, scan)
+        if answer is None:
+            continue
+        answered = True
+        if as_json:
+            text = json.dumps(rendering.as_dict(answer))
+        else:
+            text = rendering.page(answer) if len(logs) == 1 else rendering.row(answer, width)
+        try:
+            stdio.write(sys.stdout, text)
+        except BrokenPipeError:  # `| head` has read enough
+            stdio.point_stdout_nowhere()
+            return 0
+    if not answered:
+        raise SuperviseError(
+            f"nothing to read: {', '.join(places) or 'no log was named'}",
+            hint="Name files or directories that hold logs, or - for standard input, as in `supervise classify slurm-1234.out`.",
+            exit_code=ExitCode.USAGE,
+        )
+    return 0
+
+
+def read(log: Log, catalogue: Catalogue, scan: Scanner) -> tuple[tuple[Evidence, ...], tuple[Part, ...]]:
+    """Return the evidence in a log, its lines counted through all its files, and where each file begins.
+
+    Raises OSError, and SuperviseError where it is no text as it stands. There is no evidence at all where not a byte was read: that is
+    no log of a healthy job.
+    """
+    parts: list[Part] = []
+    kept: Hits[tuple[Evidence, ...]] = Hits(MOST_PLACES, first=MOST_PLACES_OF_A_KIND, last=MOST_PLACES_OF_A_KIND)
+    before = size = 0
+    texture = Texture()
+    several = len(log.streams) > 1
+    timeless = several and _were_copied(log.streams)
+    for stream in log.streams:
+        reader = FloodReader(catalogue, scan, rank=stream.rank)
+        newlines, changed_at = 0, 0.0
+        for file in stream.files:
+            parts.append(Part(file.name, before + newlines + 1))
+            fed = _feed(reader, file, texture, counting=file is not stream.files[-1])
+            newlines, changed_at, size = newlines + fed.newlines, fed.changed_at, size + fed.size
+        found = reader.finish()
+        if not several:
+            return _with_texture(found, texture) if size else (), tuple(parts)
+        lines = max(fact.line for fact in found)
+        found = _of_many(found, before, 0.0 if timeless else changed_at)
+        before += lines
+        # a claim, its exception and its traceback stay together, or not at all
+        for (_, rank), facts in groupby(found, key=lambda fact: (fact.line, fact.rank)):
+            of_place = tuple(facts)
+            kept.add(" ".join(fact.name for fact in of_place), rank, of_place)
+    evidence = tuple(sorted((fact for of_place in kept for fact in of_place), key=lambda fact: fact.line))
+    return _with_texture(evidence, texture) if size else (), tuple(parts)
+
+
+def _with_texture(evidence: tuple[Evidence, ...], texture: Texture) -> tuple[Evidence, ...]:
+    """Return the evidence, with what is known of bytes that are no text."""
+    return (*evidence, Evidence("log", _NOT_TEXT, texture.problem)) if texture.problem else evidence
+
+
+def _tried(log: Log, catalogue: Catalogue, scan: Scanner) -> Answer | None:
+    """Return the answer about a log; None where it could not be read, which is told."""
+    try:
+        evidence, parts = read(log, catalogue, scan)
+    except OSError as error:
+        stdio.say(f"error: cannot read {log.path}: {error.strerror or error}")
+        return None
+    except SuperviseError as error:
+        stdio.say(f"error: {error.message}")
+        stdio.say(error.hint)
+        return None
+    verdict = _verdict(evidence)
+    types = {name: kind for fact in verdict.because if (row := catalogue.row(fact.name)) for name, kind in row.fields}
+    return Answer(log.path, verdict, parts, types | gpumemory.KINDS)
+
+
+def _verdict(evidence: tuple[Evidence, ...]) -> Verdict:
+    """Return the verdict. Of an empty log, and of one that is no text, it is not that nothing failed."""
+    if not evidence:
+        return replace(classify(()), summary="the log is empty")
+    verdict = classify(tuple(fact for fact in evidence if fact.name != _NOT_TEXT))
+    illegible = next((fact for fact in evidence if fact.name == _NOT_TEXT), None)
+    if illegible is None or verdict.cause is not Cause.NONE:
+        return verdict
+    return replace(classify(()), summary=illegible.text, fingerprint="unknown:not-text", because=(illegible,))
+
+
+def _feed(reader: FloodReader, file: Path, texture: Texture, *, counting: bool) -> _Fed:
+    """Read a file to its end. Raises OSError, and SuperviseError where it is no text as it stands."""
+    newlines = size = 0
+    with reading.opened(None if str(file) == STDIN else file) as fd:
+        status = os.fstat(fd)
+        for block in reading.blocks(fd, str(file)):
+            size += len(block)
+            newlines += block.count(b"\n") if counting else 0
+            texture.take(block)
+            reader.feed(block)
+    return _Fed(size, newlines, status.st_mtime if stat.S_ISREG(status.st_mode) else 0.0)
+
+
+def _of_many(found: tuple[Evidence, ...], before: int, changed_at: float) -> tuple[Evidence, ...]:
+    """Return the evidence of one stream of several, fit to stand beside that of the others: lines are counted on from `before`.
+
+    What the stream itself shows to have been survived is left out, for after this its progress says nothing. Times are those of its
+    file's last change (0: not known): a rank that died first wrote its last line first.
+    """
+    survived = max((fact.line for fact in found if fact.name == "progress"), default=0)
+    last = max(fact.line for fact in found)
+    timed = changed_at > 0
+    return tuple(
+        replace(fact, line=fact.line + before if fact.line else 0, t=changed_at - (last - fact.line) * _LINE_S if fact.t and timed else 0.0)
+        for fact in found
+        if fact.name not in _PROGRESS and not (fact.source == "log" and fact.name != "read" and fact.line < survived)
+    )
+
+
+def _were_copied(streams: Sequence[Stream]) -> bool:
+    """Whether the times of the files are those of their copying, which goes by name, and say nothing of who wrote last."""
+    times: list[float] = []
+    for file in sorted(stream.files[-1] for stream in streams):
+        with contextlib.suppress(OSError):  # why it cannot be read is told when it is tried
+            times.append(file.stat().st_mtime)
+    return len(times) >= FEWEST_COPIED and times == sorted(times)
+
+
+def _logs(place: str) -> Iterator[Log]:
+    path = Path(place)
+    if place == STDIN or not path.is_dir():
+        yield Log(place, (Stream((path,), cli_logs.rank_of(path)),))
+        return
+    seen: set[tuple[int, int]] = set()
+    left_out = 0
+    for directory, below, names in os.walk(path, onerror=_cannot_look):
+        below.sort()
+        inside = Path(directory)
+        streams = tuple(Stream(tuple(parts), cli_logs.rank_of(current)) for current, parts in cli_logs.streams(inside, None))
+        ours = {file for stream in streams for file in stream.files} if any(stream.rank is not None for stream in streams) else set()
+        if ours:
+            yield Log(str(inside), streams)
+        for file in sorted(inside / name for name in names):
+            if file in ours or not _is_new(file, seen):
+                continue
+            if _is_packed(file):
+                left_out += 1
+            else:
+                yield Log(str(file), (Stream((file,)),))
+    if left_out:
+        stdio.say(f"left out of {place} what is packed, or a program: {left_out} files")
+
+
+def _is_new(file: Path, seen: set[tuple[int, int]]) -> bool:
+    """Whether it is a plain file that was not come across under another name (`latest.log`); a pipe would be waited for without end."""
+    try:
+        status = file.stat()
+    except OSError:
+        return True  # why it cannot be read is told when it is tried
+    name = (status.st_dev, status.st_ino)
+    if not stat.S_ISREG(status.st_mode) or name in seen:
+        return False
+    seen.add(name)
+    return True
+
+
+def _is_packed(file: Path) -> bool:
+    try:
+        with file.open("rb", buffering=0) as source:
+            return source.read(max(map(len, reading.PACKED))).startswith(reading.PACKED)
+    except OSError:
+        return False
+
+
+def _cannot_look(error: OSError) -> None:
+    stdio.say(f"error: cannot read {error.filename}: {error.strerror}")

@@ -1,0 +1,39 @@
+"""Our packages under our names, whatever else bears them.
+
+In: sys.path. Out: `checkpointing` and `health` in sys.modules are the ones installed beside this package. A working directory or
+PYTHONPATH that has its own of these names is passed by, and keeps them for the ranks. What fails is an *installed* package of
+such a name in front of ours: the script's own `import checkpointing` would find that one, so it is named (78). Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from supervisor.errors import SuperviseError
+
+NAMES = ("checkpointing", "health")
+_ROOT = Path(__file__).resolve().parents[2]
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+def pin_our_packages(root: Path = _ROOT) -> None:
+    """Make our packages importable by their names, from `root`. Raises SuperviseError (78) naming an installed file that shadows one."""
+    for name in NAMES:
+        ours = PathFinder.find_spec(name, [str(root)])
+        if ours is None or ours.origin is None or ours.loader is None:
+            continue  # not part of this installation
+        found = PathFinder.find_spec(name)
+        origin = Path(found.origin).resolve() if found is not None and found.origin is not None else Path(ours.origin).resolve()
+        if origin == Path(ours.origin).resolve():
+            continue
+        if _INSTALLED.intersection(origin.parts):
+            raise SuperviseError(
+                f"another package bears the name of one of ours: {name}: {origin} comes before {ours.origin}",
+                hint="Uninstall the distribution it belongs to, or install torch-supervise in an environment of its own.",
+            )
+        module = importlib.util.module_from_spec(ours)
+        sys.modules[name] = module
+        ours.loader.exec_module(module)

@@ -1,0 +1,451 @@
+"""One tree of settings out of four kinds of place, strongest first: command line, environment, configuration files, defaults.
+
+In: the flags that were given, the environment, the working directory. Out: `Settings` in which each value knows its origin. What can
+fail is the person's own doing and is told with its place and the nearest right name: an unknown key or variable, a value of the wrong
+type, a file that others may write (supervisor/config/trust.py). Nothing is kept: each call reads anew, and the caller owns the answer.
+
+Files, strongest first: `supervise.toml` in the working directory (or the one given by --config or SUPERVISE_CONFIG instead),
+`$XDG_CONFIG_HOME/supervise/config.toml`, `/etc/supervise/config.toml`. All that exist are read, key by key. A file found in the working
+directory may have come with somebody's code, so it cannot name secrets; one that was named explicitly can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from checkpointing.mirror.backends import KEYS_HINT, has_keys
+from supervisor.config.settings import ROWS, Origin, Settings, with_values
+from supervisor.config.trust import read_trusted
+from supervisor.core.model import Knob, Launcher, Policy
+from supervisor.errors import SuperviseError, nearest
+from supervisor.job.identity import JOB_NAME_FORM, is_job_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from supervisor.config.settings import Row, Value
+
+SYSTEM_FILE = Path("/etc/supervise/config.toml")
+LOCAL_NAME = "supervise.toml"
+#: Names the file that replaces LOCAL_NAME; the only variable of ours that is no setting.
+CONFIG_VARIABLE = "SUPERVISE_CONFIG"
+CREDENTIAL = "webhook-secret"
+
+_BY_KEY = {row.key: row for row in ROWS}
+_BY_ENV = {row.env: row for row in ROWS}
+_BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+_SHOWN = 200  # characters of a wrong value: what was meant to be a number may be a book
+_EXPECTED = {str: "a string", int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings"}
+# SUPERVISE_JOB_* is what ranks are given (a supervisor may run within a job); the others are what Kubernetes puts into every container
+# of a namespace that has a Service named "supervise" or "supervise-ui" (kubernetes.io/docs/concepts/services-networking/service).
+_NOT_CONFIGURATION = re.compile(r"SUPERVISE_(JOB_.*|(\w+_)?(SERVICE_(HOST|PORT.*)|PORT(_.*)?))")
+# Reading these from a file found in the working directory would let whoever wrote that directory choose them.
+_NEVER_FROM_FOUND_FILE = {
+    "alerts.webhook.secret_file": "secret named",
+    "restart.plugins": "plug-in named",  # it would be imported here
+    "health.plugins": "plug-in named",
+}
+# A wrong value of these is not printed.
+_MAY_HOLD_KEYS = frozenset({"checkpoints.mirror"})
+# A key in a file is a key in a backup and in a repository.
+_NEVER_FROM_FILE = frozenset({"alerts.webhook.secret"})
+
+
+def _splits(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _placeholders_are_ours(text: str) -> bool:
+    # `${x}` is the script's own (Hydra), and so is JSON
+    return set(re.findall(r"(?<!\$)\{(\w+)\}", text)) <= {"resume", "step"}
+
+
+_Form = tuple[str, "Callable[[str], bool]"]
+#: What some strings must be, each one of a list: how it is called, and the test.
+_FORMS: dict[str, tuple[_Form, ...]] = {
+    "job.name": ((JOB_NAME_FORM, is_job_name),),
+    "checkpoints.mirror": ((f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),),
+    "alerts.webhook.url": (("an http or https address", lambda text: text.startswith(("http://", "https://"))),),
+    "knobs.resume.args": (
+        ("words as a shell would read them (a quotation is not closed)", _splits),
+        ("no placeholder but {resume}, the checkpoint's path, and {step}", _placeholders_are_ours),
+    ),
+    "knobs.resume.env": (("the name of a variable", lambda text: bool(re.fullmatch(r"(?!SUPERVISE_)[A-Za-z_]\w*", text))),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A configuration file. `found`: it was looked for, not named."""
+
+    path: Path
+    found: bool
+
+
+def load(  # noqa: PLR0913 (the four kinds of place, and who hears of what is wrong in them)
+    flags: Mapping[str, str | bool | tuple[str, ...]],
+    environ: Mapping[str, str],
+    cwd: Path,
+    config: str | None = None,
+    *,
+    system_file: Path = SYSTEM_FILE,
+    warn: Callable[[SuperviseError], None] | None = None,
+) -> Settings:
+    """Return the settings. `flags` maps setting keys to what stood on the command line. Raises SuperviseError (78; 64 for a flag).
+
+    warn: hears what is wrong in a file or the environment, and all that is right counts; without it that is raised.
+    """
+    values: dict[str, Value] = {}
+    origins: dict[str, Origin] = {}
+
+    @contextlib.contextmanager
+    def checked() -> Iterator[None]:
+        try:
+            yield
+        except SuperviseError as error:
+            if warn is None:
+                raise
+            warn(error)
+
+    def take(row: Row, value: Value, origin: Origin) -> None:
+        values[row.key], origins[row.key] = value, origin
+
+    _from_systemd(environ, take)
+    for source in reversed(_sources(environ, cwd, config, system_file)):
+        with checked():
+            _from_file(source, take, checked)
+    _from_environment(environ, take, checked)
+    for key, given in flags.items():
+        row = _BY_KEY[key]
+        origin = Origin("command line", row.flag)
+        take(row, _parsed(row, given, origin) if isinstance(given, str) else _checked(row, given, origin), origin)
+    settings = with_values(Settings(cwd=str(cwd)), values, origins)
+    with checked():
+        _require_placeholder(settings)
+    return settings
+
+
+def to_policy(  # noqa: PLR0913  what is known of the command, each by name
+    settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = (), allocator: str = "", *, health: bool = False, nodes: int = 0
+) -> Policy:
+    """Return what decisions depend on; `knobs` and `allocator` are of knobset.KnobSet; health: this node can be looked at.
+
+    nodes: as the command says, 0 where it does not.
+
+    Raises SuperviseError for a wrong ladder, and for a check that there is not.
+    """
+    from supervisor.config.plugins import ladders  # noqa: PLC0415  imports every strategy, which the commands that read need not pay
+    from supervisor.node.ledger import clear_command  # noqa: PLC0415  likewise
+
+    restart = settings.restart
+    return Policy(
+        launcher=launcher,
+        grace_s=settings.stop.grace_s,
+        stop_deadline_s=settings.stop.deadline_s,
+        evidence_deadline_s=restart.evidence_deadline_s,
+        scratch_limit_s=restart.scratch_limit_s,
+        resumes_itself=settings.job.resumes_itself,
+        checkpoints_declared=bool(settings.checkpoints.paths),
+        checkpoints_learned=settings.checkpoints.learn and settings.instrument.enabled,
+        max_attempts=restart.max_attempts,
+        intensity=restart.intensity,
+        period_s=restart.period_s,
+        same_place_steps=restart.same_place_steps,
+        backoff_base_s=restart.backoff_base_s,
+        backoff_cap_s=restart.backoff_cap_s,
+        knobs=knobs,
+        batch_change=settings.knobs.batch_change,
+        batch_drift=restart.batch_drift,
+        min_gpus=settings.gpus.minimum,
+        keep_going=restart.keep_going,
+        ladders=ladders(settings),
+        steps_back=restart.steps_back,
+        clears=clear_command(settings, ""),
+        allocator=allocator,
+        health=health,
+        nodes=nodes or 1,
+        evict_on=evict_on(settings),
+    )
+
+
+def evict_on(settings: Settings) -> tuple[str, ...]:
+    """Return the checks that end a healthy attempt. Raises SuperviseError for one that there is not, and for a wrong setting of health."""
+    from supervisor.node.health_config import healthset  # noqa: PLC0415  likewise
+
+    checks = healthset(settings).checks
+    unknown = [name for name in settings.health.evict_on if name not in checks]
+    if unknown:
+        raise SuperviseError(
+            f"health.evict_on ({settings.origin('health.evict_on')}): there is no check {unknown[0]!r}",
+            hint=f"Name one of docs/health.md: {', '.join(sorted(checks))}.",
+            exit_code=settings.origin("health.evict_on").exit_code,
+        )
+    return settings.health.evict_on
+
+
+def webhook_secret(settings: Settings) -> str:
+    """Return the key that signs webhook requests, "" where none is configured. Raises SuperviseError if its file cannot be read."""
+    webhook = settings.alerts.webhook
+    if webhook.secret or not webhook.secret_file:
+        return webhook.secret
+    try:
+        return Path(webhook.secret_file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SuperviseError(
+            f"cannot read the webhook's key: {webhook.secret_file}: {cause}",
+            hint="Name a readable file in alerts.webhook.secret_file, or set SUPERVISE_WEBHOOK_SECRET.",
+        ) from error
+
+
+def show(settings: Settings, *, as_json: bool) -> str:
+    """Return every setting with its value and origin, as a table or as JSON. Secrets are shown as digests."""
+    shown = [
+        (row.key, _digest(settings.value(row.key)) if row.secret else settings.value(row.key), settings.origin(row.key)) for row in ROWS
+    ]
+    if as_json:
+        return json.dumps({key: {"value": value, "origin": str(origin)} for key, value, origin in shown}, indent=2)
+    table = [(key, json.dumps(value, ensure_ascii=False), str(origin)) for key, value, origin in shown]
+    widths = [max(len(line[column]) for line in table) for column in (0, 1)]
+    return "\n".join(f"{key:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for key, value, origin in table)
+
+
+def _digest(value: Value) -> str:
+    """Return what tells two secrets apart and gives neither away; an address keeps its host, which is what people look for."""
+    text = str(value)
+    if not text:
+        return ""
+    address = re.match(r"https?://(?:[^/@]*@)?([^/?#]+)", text)
+    digest = "sha256:" + hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+    return f"{address[1]} ({digest})" if address else digest
+
+
+def _from_systemd(environ: Mapping[str, str], take: Any) -> None:  # noqa: ANN401  load's own closure
+    """Take what systemd offers: StateDirectory= and LoadCredential=. Weaker than any file: they are the unit's, not ours."""
+    if directory := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        take(_BY_KEY["job.state_dir"], directory, Origin("environment", "STATE_DIRECTORY"))
+    if directory := environ.get("CREDENTIALS_DIRECTORY", ""):
+        secret = Path(directory, CREDENTIAL)
+        if secret.is_file():
+            take(_BY_KEY["alerts.webhook.secret_file"], str(secret), Origin("environment", "CREDENTIALS_DIRECTORY"))
+
+
+def _sources(environ: Mapping[str, str], cwd: Path, config: str | None, system_file: Path) -> list[_Source]:
+    """Return the files to read, strongest first. The one that was named must exist; the others need not."""
+    named = config or environ.get(CONFIG_VARIABLE, "")
+    first = _Source(cwd / named, found=False) if named else _Source(cwd / LOCAL_NAME, found=True)
+    home = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):  # noqa: PTH117  "" and relative values are to be ignored (XDG base directory specification)
+        home = os.path.expanduser("~/.config")  # noqa: PTH111  Path.home() raises where nobody knows the user; this leaves "~"
+    sources = [first]
+    if os.path.isabs(home):  # noqa: PTH117
+        sources.append(_Source(Path(home, "supervise", "config.toml"), found=False))
+    sources.append(_Source(system_file, found=False))
+    if named and not first.path.exists():
+        raise SuperviseError(
+            f"no such configuration file: {first.path}", hint=f"Name an existing file with --config (or {CONFIG_VARIABLE})."
+        )
+    return sources
+
+
+def _from_file(source: _Source, take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401  load's own
+    text = read_trusted(source.path)
+    if text is None:
+        return
+    try:
+        tree = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError is one, and so is a number of more digits than python reads
+        raise SuperviseError(f"configuration file is not TOML: {source.path}: {error}", hint="Correct that line.") from error
+    except RecursionError as error:
+        what = f"configuration file is no settings: {source.path}: its values are nested too deeply"
+        raise SuperviseError(what, hint="Write sections and plain values, as docs/settings.md shows.") from error
+    lines = _lines(text)
+
+    def walk(node: Mapping[str, Any], prefix: str) -> None:
+        for name, value in node.items():
+            key = f"{prefix}{name}"
+            where = f"{source.path}:{lines[key]}" if key in lines else str(source.path)
+            is_section = any(known.startswith(f"{key}.") for known in _BY_KEY)
+            if is_section and isinstance(value, dict):
+                walk(value, f"{key}.")
+                continue
+            with checked():
+                if is_section:
+                    what = f"wrong type: {key} in {where}: it is a section, not a value"
+                    raise SuperviseError(what, hint=f"Write its keys below [{key}].")
+                row = _known(key, where)
+                _refuse_secret(row, source, where)
+                origin = Origin("file", where)
+                take(row, _checked(row, tuple(value) if isinstance(value, list) else value, origin), origin)
+
+    walk(tree, "")
+
+
+def _from_environment(environ: Mapping[str, str], take: Any, checked: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: ANN401
+    for name, text in environ.items():
+        if not name.startswith("SUPERVISE_") or name == CONFIG_VARIABLE:
+            continue
+        row = _BY_ENV.get(name)
+        if row is None and _NOT_CONFIGURATION.fullmatch(name):
+            continue
+        with checked():
+            if row is None:
+                raise _unknown_variable(name)
+            if text:  # an empty variable is an unset one: shells and unit files cannot always tell them apart
+                origin = Origin("environment", name)
+                take(row, _parsed(row, text, origin), origin)
+
+
+def _unknown_variable(name: str) -> SuperviseError:
+    leaf = {env.removeprefix("SUPERVISE_"): env for env in (*_BY_ENV, CONFIG_VARIABLE)}  # what all have in common is no likeness
+    meant = leaf.get(nearest(name.removeprefix("SUPERVISE_"), leaf), "")
+    remedy = f"Write {meant}, or unset {name}" if meant else f"Unset {name}"
+    return SuperviseError(
+        f"unknown setting: {name} in the environment" + (f": the nearest is {meant}" if meant else ""),
+        hint=f"{remedy}; `supervise config show` lists all settings.",
+    )
+
+
+def _known(key: str, where: str) -> Row:
+    row = _BY_KEY.get(key)
+    if row is not None:
+        return row
+    leaf = key.rsplit(".", 1)[-1]
+    same_leaf = [known for known in _BY_KEY if known.rsplit(".", 1)[-1] == leaf]
+    meant = same_leaf[0] if same_leaf else nearest(key, _BY_KEY)
+    section = nearest(key.split(".", maxsplit=1)[0], {known.split(".")[0] for known in _BY_KEY})
+    what = f"unknown setting: {key} in {where}"
+    if meant:
+        remedy = f"Write {meant.rsplit('.', 1)[-1]} below [{meant.rsplit('.', 1)[0]}]; "
+        raise SuperviseError(f"{what}: the nearest is {meant}", hint=f"{remedy}`supervise config show` lists all settings.")
+    remedy = f"Write [{section}]; " if section else ""
+    raise SuperviseError(
+        what + (f": the nearest is {section}" if section else ""), hint=f"{remedy}`supervise config show` lists all settings."
+    )
+
+
+def _refuse_secret(row: Row, source: _Source, where: str) -> None:
+    if row.key in _NEVER_FROM_FILE:
+        raise SuperviseError(
+            f"secret in a file: {row.key} in {where}: keys are not read from configuration files",
+            hint=f"Set {row.env}, or name a file that holds the key with alerts.webhook.secret_file.",
+        )
+    if source.found and row.key in _NEVER_FROM_FOUND_FILE:
+        raise SuperviseError(
+            f"{_NEVER_FROM_FOUND_FILE[row.key]} by a file found in the working directory: {row.key} in {where}:"
+            " it may have come with the code",
+            hint=f"Set {row.env}, or give the file with --config.",
+        )
+
+
+def _parsed(row: Row, text: str, origin: Origin) -> Value:
+    """Return the value that `text` (a variable or a flag) means."""
+    value: object = text
+    try:
+        if row.kind is bool:
+            value = _BOOLS.get(text.strip().lower(), text)
+        elif row.kind in (int, float):
+            value = row.kind(text)
+        elif row.kind is tuple:
+            value = tuple(shlex.split(text))
+    except ValueError:
+        value = text
+    return _checked(row, value, origin)
+
+
+def _checked(row: Row, value: object, origin: Origin) -> Value:
+    """Return `value` if the row allows it (an integer is a number). Raises SuperviseError naming all three."""
+    given = value
+    if row.kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = _as_float(value)
+    expected = _EXPECTED[row.kind]
+    if row.kind is tuple and isinstance(value, str):
+        expected += f", as in [{json.dumps(_cut(value), ensure_ascii=False)}]"
+    # bool is an int to Python, and not to a person
+    right = type(value) is row.kind and (row.kind is not tuple or all(isinstance(item, str) for item in cast("tuple[object, ...]", value)))
+    if right and row.choices:
+        expected, right = "one of " + ", ".join(row.choices), value in row.choices
+    if right and isinstance(value, int | float) and row.minimum is not None and row.maximum is not None:
+        expected += f", at least {row.minimum:g} and at most {row.maximum:.0f}"
+        right = row.minimum <= value <= row.maximum
+    for form, is_right in _FORMS.get(row.key, ()):
+        if right and value and not all(is_right(one) for one in (value if isinstance(value, tuple) else (str(value),))):
+            expected, right = form, False
+    if right and any("\0" in item for item in (value if isinstance(value, tuple) else (str(value),))):
+        expected, right = "text without a NUL character, which no path and no argument can hold", False
+    if right and _is_empty(row, value, origin):
+        expected, right = "something that is not empty", False
+    if right:
+        return cast("Value", value)
+    shown = "(not shown)" if row.secret or row.key in _MAY_HOLD_KEYS else _cut(repr(list(given) if isinstance(given, tuple) else given))
+    raise SuperviseError(
+        f"wrong value: {row.key} = {shown} from {origin}: expected {expected}",
+        hint=f"Give {row.key} {expected}; its default is {row.default!r}.",
+        exit_code=origin.exit_code,
+    )
+
+
+def _is_empty(row: Row, value: object, origin: Origin) -> bool:
+    """Tell whether nothing was said where something must be: `--job "$UNSET"`, or a place for files that is no place."""
+    if row.key == "checkpoints.paths":
+        return "" in cast("tuple[str, ...]", value)
+    return value == "" and (origin.kind == "command line" or bool(row.default))
+
+
+def _require_placeholder(settings: Settings) -> None:
+    """Refuse arguments that would be appended at a restart, and would not say what to resume from; and those that never would be."""
+    knob = settings.knobs.resume
+    learns = settings.checkpoints.learn and settings.instrument.enabled
+    if knob.hands_over and not settings.checkpoints.paths and not learns:
+        name = next(name for name in ("args", "flag", "env") if getattr(knob, name))
+        raise SuperviseError(
+            f"no checkpoint is ever handed over: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
+            hint="Name them with --checkpoints 'DIR/*.pt', or leave checkpoints.learn and instrument.enabled on.",
+            exit_code=settings.origin(f"knobs.resume.{name}").exit_code,
+        )
+    if knob.hands_over != "switch" or settings.job.resumes_itself:
+        return
+    origin = settings.origin("knobs.resume.args")
+    raise SuperviseError(
+        f"no checkpoint is handed over: knobs.resume.args = {_cut(repr(knob.args))} from {origin}: it has neither {{resume}} nor {{step}}",
+        hint="Write '--resume {resume}' with the script's own flag, or say --resumes-itself where the script finds its checkpoint.",
+        exit_code=origin.exit_code,
+    )
+
+
+def _as_float(value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Return the line of each key that is written plainly (`key = value` below a `[section]`); tomllib does not tell."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([\w.\s-]+)\]", line):
+            section = header[1].replace(" ", "") + "."
+        elif assignment := re.match(r"\s*([\w.-]+)\s*=", line):
+            lines.setdefault(section + assignment[1], number)
+    return lines

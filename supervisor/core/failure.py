@@ -1,0 +1,285 @@
+"""From a dying rank to the plan: fence, wait for the end and the evidence, judge, plan. See core/decide.py for the rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.classify.engine import classify
+from supervisor.classify.exits import was_asked
+from supervisor.core import node_health, planning, start
+from supervisor.core.actions import (
+    SIGTERM,
+    CollectEvidence,
+    EndLauncher,
+    OpenIncident,
+    PublishDecision,
+    Say,
+    SetTimer,
+    StopRanks,
+)
+from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Claim, Evidence, FirstCause, Phase, Plan, PlanKind, RankExit, Verdict
+from supervisor.core.state import Incident, JobState, Stage, changed
+from supervisor.strategies import propose
+
+if TYPE_CHECKING:
+    from supervisor.core.actions import Action
+    from supervisor.core.events import EvidenceCollected, LauncherExited, PeerDecided, PeerFenced, RankExited
+
+    Step = tuple[JobState, tuple[Action, ...]]
+
+#: Beyond the grace, for TERM, KILL and the sweep to be carried out and told.
+TEARDOWN_MARGIN_S = 3.0
+#: Beyond the deadline, for the observers' answer to arrive; without it the deaths are all the evidence there is.
+EVIDENCE_MARGIN_S = 5.0
+#: How long a death by TERM waits for our own TERM: schedulers signal every process of a job, in no order.
+OWN_SIGNAL_S = 1.0
+#: One save may be of the state before the first step.
+_SAVES_OF_A_TRAINING = 2
+#: The launcher itself, in the list of deaths: it ended without a rank having done so.
+NO_RANK = -1
+
+
+def teardown_timer(state: JobState, token: int) -> SetTimer:
+    """The timer after which ranks that were to be stopped are ended from outside."""
+    return SetTimer("teardown", token, state.policy.grace_s + TEARDOWN_MARGIN_S)
+
+
+def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:
+    """End the attempt: stop what is left of it, open (or go on with) the incident, collect what the observers know."""
+    actions: tuple[Action, ...] = ()
+    incident = state.incident
+    if incident is None:
+        incident = Incident(state.incidents + 1, t, state.attempt)
+        actions = (OpenIncident(incident.number, state.attempt, death.rank if death else None, summary),)
+    token = state.token + 1
+    awaited = death is not None and was_asked(death.code, death.signal)
+    state = changed(
+        state,
+        stage=Stage.FENCED,
+        token=token,
+        incident=replace(incident, attempt=state.attempt, verdict=None, plan=None),
+        incidents=max(state.incidents, incident.number),
+        deaths=(*state.deaths, death) if death else state.deaths,
+        own_signal_awaited=awaited,
+        evidence=None,
+        over_t=t,
+    )
+    actions = (
+        StopRanks(state.attempt, SIGTERM, state.policy.grace_s, "failure", summary),
+        *actions,
+        CollectEvidence(state.attempt, incident.number, state.policy.evidence_deadline_s),
+        teardown_timer(state, token),
+        SetTimer("evidence", token, state.policy.evidence_deadline_s + EVIDENCE_MARGIN_S),
+    )
+    return state, (*actions, SetTimer("own_signal", token, OWN_SIGNAL_S)) if awaited else actions
+
+
+def on_rank_exited(state: JobState, event: RankExited) -> Step:
+    """A failed rank fences the attempt; the first one to die is remembered first."""
+    death = event.exit
+    if state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
+        return changed(state, deaths=(*state.deaths, death)), ()
+    if not death.failed or state.stage not in {Stage.STARTING, Stage.RUNNING}:
+        return state, ()
+    return fence(state, event.t, death, told(death))
+
+
+def told(death: RankExit) -> str:
+    """Return who ended, and how."""
+    how = f"killed by signal {death.signal}" if death.signal is not None else f"exit code {death.code}"
+    return f"rank {death.rank}: {how}"
+
+
+def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
+    """The agent or the guardian died: their ranks cannot be trusted to be watched, so the attempt ends with them."""
+    if state.stage in {Stage.SELECTING, Stage.CHECKING, Stage.WAITING}:
+        return state, ()  # nothing ran below it; the next attempt starts a new one
+    if state.stage is Stage.STOPPING and event.who != "guardian":
+        return state, ()
+    how = f"killed by signal {event.signal}" if event.signal is not None else f"exit code {event.code}"
+    if state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING}:
+        return state, (EndLauncher(state.attempt, f"the {event.who} ended: {how}"),)
+    death = RankExit(NO_RANK, 0, 0, event.code, event.signal) if event.code is not None or event.signal is not None else None
+    state, actions = fence(state, event.t, None, f"the {event.who} ended: {how}")
+    state = changed(state, deaths=(death,)) if death else state
+    rest = tuple(a for a in actions if not isinstance(a, StopRanks))  # there is nobody left to stop them kindly
+    return state, (EndLauncher(state.attempt, f"the {event.who} ended"), *rest)
+
+
+def on_peer_fenced(state: JobState, event: PeerFenced) -> Step:
+    """Another node's rank failed first, and that node decides; or it admits nodes, and so do we. Our ranks are being stopped."""
+    if event.kind == "membership" and state.stage in {Stage.STARTING, Stage.RUNNING}:
+        said = Say(
+            "info", f"node {event.node} lets waiting nodes join: attempt {state.attempt} is stopped, and the next one starts with them"
+        )
+        token = state.token + 1
+        return changed(state, stage=Stage.ADMITTING, token=token), (said, teardown_timer(state, token))
+    if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.FENCED}:
+        return state, ()
+    incident = state.incident or Incident(state.incidents + 1, event.t, state.attempt)
+    opening = () if state.incident else (OpenIncident(incident.number, state.attempt, None, f"node {event.node}: {event.text}"),)
+    token = state.token + 1
+    incident = replace(incident, attempt=state.attempt, verdict=None, plan=None)
+    state = changed(state, stage=Stage.FOLLOWING, token=token, incident=incident, incidents=max(state.incidents, incident.number))
+    return state, (*opening, teardown_timer(state, token), SetTimer("peer", token, state.policy.peer_deadline_s))
+
+
+def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
+    """Follow it once our own ranks are gone. It may come before our own is made: the others heard nothing of us for too long."""
+    if state.stage not in {Stage.FOLLOWING, Stage.FENCED} or state.incident is None:
+        return state, ()
+    kind = PlanKind.RESTART if event.kind == "restart" else PlanKind.STOP
+    first = event.first
+    verdict = _of_peer(event)
+    before, hows = dict(state.overrides), {knob.name: knob.how for knob in state.policy.knobs}
+    changes = tuple(Change(k, before.get(k, ""), new, hows.get(k, k)) for k, new in event.overrides if before.get(k) != new)
+    told = f"the node whose rank failed decided: {event.reason}" if first or kind is PlanKind.RESTART else _stopped_by_peer(event)
+    plan = Plan(kind, told, _next_of_peer(event), "peer", event.exit_code, changes=changes)
+    incident = replace(state.incident, verdict=verdict, plan=plan)
+    if first is not None:  # counted on every node, so that the budget is the same whoever decides next
+        state = planning.remembered(state, replace(first.failure, attempt=state.attempt, t=event.t))
+    state = planning.with_poisoned(state, event.poison, state.progress.step)
+    return follow_if_ready(changed(state, stage=Stage.FOLLOWING, incident=incident, overrides=event.overrides), event.t)
+
+
+def _next_of_peer(event: PeerDecided) -> str:
+    if event.kind == "restart":
+        return "that node's next decision"
+    if event.exit_code == 75:  # noqa: PLR2004  REQUEUE of lifecycle.py, which imports this module
+        return "the scheduler's requeue continues this run"
+    return "nothing by itself: change what is named above, and start the job again on every node"
+
+
+def _stopped_by_peer(event: PeerDecided) -> str:
+    """Name what another node stopped for. Where it is the agreement on a checkpoint, the reason lists what each node has."""
+    return f"another node stopped the job: {event.reason}"
+
+
+def _of_peer(event: PeerDecided) -> Verdict:
+    """Return what failed on the node that decided, as that node saw it."""
+    first, because = event.first, (Evidence("launcher", "peer", event.reason, node=event.first.node if event.first else ""),)
+    if first is None:
+        ended = f"the ranks of another node ended, and that node reported no cause: {event.reason}"
+        told = ended if event.kind == "restart" else _stopped_by_peer(event)
+        return Verdict(Cause.UNKNOWN, 0.2, told, "peer", because=because)
+    summary, failure = f"node {first.node}: {first.summary}", first.failure
+    return Verdict(
+        failure.cause, first.confidence, summary, failure.fingerprint, first.rank, first.transient, because=because, node=first.node
+    )
+
+
+def follow_if_ready(state: JobState, t: float) -> Step:
+    """Act on the other node's decision when it is known and no rank of ours is left."""
+    incident = state.incident
+    if not state.ended or incident is None or incident.plan is None or incident.verdict is None:
+        return state, ()
+    return _carry_out(state, t, incident.verdict, incident.plan, publish=False)
+
+
+def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
+    """The observers have answered."""
+    if state.stage is not Stage.FENCED:
+        return state, ()
+    return judge_if_ready(changed(state, evidence=event.evidence, jitter=event.jitter), event.t)
+
+
+def on_evidence_overdue(state: JobState, t: float) -> Step:
+    """The observers do not answer: judge by what was seen without them."""
+    if state.evidence is not None:
+        return state, ()
+    ends = (("signal", d.signal, d) if d.signal is not None else ("exit_code", d.code, d) for d in state.deaths if d.failed)
+    facts = (Evidence("exit", name, str(n), d.rank if d.rank != NO_RANK else None, d.at_ns / 1e9) for name, n, d in ends)
+    return judge_if_ready(changed(state, evidence=tuple(facts)), t)
+
+
+def judge_if_ready(state: JobState, t: float) -> Step:
+    """Judge when the ranks are gone, the evidence is in, and our own signal had its chance to arrive."""
+    if not state.ended or state.evidence is None or state.own_signal_awaited or state.incident is None:
+        return state, ()
+    evicted = node_health.evidence(state.evicted, state.over_t or t)
+    verdict = classify((*state.evidence, *evicted, *_differing(state, t)))
+    failed_gpus = planning.failed_gpus(state, (*state.evidence, *evicted))
+    culprit = planning.culprit_gpu(state, verdict)
+    # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
+    if culprit in planning.failed_gpus(state, evicted) or (culprit in failed_gpus and verdict.runner_up in planning.OF_ONE_GPU):
+        verdict = replace(verdict, confidence=max(verdict.confidence, node_health.SURE))
+    facts = {f.name: f.text for f in state.evidence if f.source == "heartbeat" and f.rank == verdict.rank}
+    step = _step(state, verdict)
+    before = before_first_step(state, t, verdict, facts)
+    phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
+    situation = planning.situation(state, t, verdict, planning.Place(step, before, phase), failed_gpus)
+    plan = propose(situation)
+    if plan.kind is PlanKind.RESTART:
+        plan = start.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
+    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+    state, beside = planning.folded(state, plan, situation)
+    state, actions = _carry_out(state, t, verdict, plan, publish=state.policy.nodes > 1)
+    return state, (*beside, *actions)
+
+
+def _differing(state: JobState, t: float) -> tuple[Evidence, ...]:
+    """Return that the nodes of the attempt began differently, as evidence."""
+    claim = Claim(Cause.CHECKPOINT_MISMATCH, 0.97, transient=True)
+    return (Evidence("checkpoint", "nodes_differ", state.differs, t=state.over_t or t, claim=claim),) if state.differs else ()
+
+
+def _step(state: JobState, verdict: Verdict) -> int | None:
+    """The absolute step at which it failed: the culprit's own last one, else the slowest rank's; None where none is known.
+
+    Steps that were only counted are absolute where the attempt's first step is known: the checkpoint that was handed over was seen to be
+    loaded, or none was there in the declared place and none was loaded.
+    """
+    steps = _beats(state, verdict, "step")
+    if steps:
+        return min(steps)
+    counted = _beats(state, verdict, "steps")
+    if state.resume is not None:
+        base = state.resume.step if state.loaded == state.resume.path else None
+    else:
+        base = 0 if state.policy.checkpoints_declared and state.loaded is None else None
+    if base is not None and counted and min(counted) > 0:
+        return base + min(counted)
+    return None if state.progress.relative else state.progress.step
+
+
+def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:
+    facts = [f for f in state.evidence or () if (f.source, f.name) == ("heartbeat", name)]
+    return [int(f.text) for f in facts if f.rank == verdict.rank] or [int(f.text) for f in facts]
+
+
+def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[str, str]) -> bool:
+    """Whether it is proven that the culprit never made a training step in this attempt; UNKNOWN proves nothing.
+
+    `facts` are the culprit's own last heartbeat. A process that never loaded torch may train with something else: it is believed to be
+    still importing only for `start_window_s`, from when the ranks were started: the nodes may have waited long for each other.
+    """
+    if not state.world_size and verdict.rank is None:
+        return True  # the launcher never came as far as a rank
+    if "phase" not in facts or state.steps_seen > 0 or int(facts.get("steps", "0")) > 0 or _has_saved(state):
+        return False
+    if Phase(facts["phase"]) not in BEFORE_FIRST_STEP:
+        return False
+    return facts.get("torch") == "loaded" or t - (state.started_t or state.began_t) <= state.policy.start_window_s
+
+
+def _has_saved(state: JobState) -> bool:
+    """Whether this attempt saved as only a training does: twice to one place, or a checkpoint beyond the step at which it began."""
+    began_at = (state.resume.step if state.resume is not None else None) or 0
+    high = state.saved_steps.highest
+    seen = (int(f.text) for f in state.evidence or () if (f.source, f.name) == ("heartbeat", "saves"))
+    return max(seen, default=0) >= _SAVES_OF_A_TRAINING or (high is not None and high > began_at)
+
+
+def _carry_out(state: JobState, t: float, verdict: Verdict, plan: Plan, *, publish: bool) -> Step:
+    if plan.kind is PlanKind.STOP:
+        told = (_published(state, "stop", verdict, plan),) if publish else ()
+        state, actions = start.give_up(state, verdict, plan)
+        return state, (*told, *actions)
+    told = (_published(state, "restart", verdict, plan),) if publish else ()
+    return start.restart(state, t, verdict, plan, *told)
+
+
+def _published(state: JobState, kind: str, verdict: Verdict, plan: Plan) -> PublishDecision:
+    first = FirstCause(state.failures[-1], verdict.confidence, verdict.summary, verdict.rank, verdict.transient)
+    return PublishDecision(state.attempt, kind, plan.exit_code, plan.reason, state.overrides, state.poisoned, first)

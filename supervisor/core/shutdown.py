@@ -1,0 +1,324 @@
+"""A wish to stop, a person's or a scheduler's, and the timers that make sure that every wish is answered. See core/decide.py for the rules.
+
+What a signal means: INT is a person's. TERM and HUP are the end, from whoever. USR1 and USR2 are a scheduler's *notice*: the end is
+coming, and the job is to go on later, so it ends with 75. On all but INT a script that asks (worker.should_save) is told to save first:
+
+    RequestSave ─> Saved, or the ranks' own end ─────────────┐
+        │ the time is over, less what stopping takes         v
+        └──────────────────────────────────> StopRanks ─> AttemptEnded ─> Finish (75 where it saved, or was given notice)
+
+A script that does not ask is stopped at once by TERM and HUP. After a notice it trains on for as long as the time that is known to be left
+allows, and then gets TERM. A rank that fails while they are left alone ends the waiting, and a card says why. After any wish no rank is
+started, so an attempt whose ranks are not there yet is stopped at once, after a notice too.
+
+TERM after a notice is the announced end: the time left counts from there anew. Anything more hurries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.classify.exits import signal_name, was_asked
+from supervisor.core import failure, gathering, lifecycle, start
+from supervisor.core.actions import (
+    SIGTERM,
+    CollectEvidence,
+    DumpStacks,
+    EndLauncher,
+    OpenIncident,
+    RequestSave,
+    Say,
+    SetTimer,
+    StopRanks,
+)
+from supervisor.core.events import SaveSearched, StopRequested, TimeLeft
+from supervisor.core.model import Cause, Plan, PlanKind, Verdict
+from supervisor.core.state import NOTICES, Incident, JobState, Stage, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.core.actions import Action
+    from supervisor.core.events import EvidenceCollected, RankExited, Saved, SaveWatched, StacksRequested, TimerFired
+
+    Step = tuple[JobState, tuple[Action, ...]]
+
+#: Signals closer together than this are one wish: schedulers, process groups and shells send them in bursts.
+BURST_S = 0.25
+HURRY_GRACE_S = 2.0
+#: Of the time that is left, what is kept back for TERM to KILL, and for our own end, at most: a fifth for each.
+OF_WHAT_IS_LEFT = 0.2
+#: What is waited for the answer how much time is left; a tool that takes longer is ended (supervisor/run/kill_deadline.py).
+ANSWER_S = 2.0
+#: With less than this a save is not worth beginning.
+LEAST_SAVE_S = 1.0
+#: Stages in which no rank of ours can be alive.
+NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})
+RUNS = frozenset({Stage.STARTING, Stage.RUNNING})
+
+
+def on_stop_requested(state: JobState, event: StopRequested) -> Step:
+    """First: save, or let the ranks end by themselves until the deadline. Second: TERM, then KILL within seconds. Third: now."""
+    stop = state.stop
+    if stop is None:
+        return _first(state, event)
+    if event.t - stop.t < BURST_S:
+        return state, ()
+    if state.ended and (stop.crashed or stop.searches):  # all that is waited for is who says why, or what was saved
+        stop = replace(stop, searches=True, searched=True)
+        return lifecycle.finish_stopped(replace(state, evidence=state.evidence or (), stop=stop))
+    if event.signum == SIGTERM and stop.signum in NOTICES and stop.count == 1 and not stop.announced:
+        state = replace(state, stop=replace(stop, t=event.t, announced=True))
+        return _in_time(replace(state, token=state.token + 1), event, SIGTERM) if stop.waits else (state, ())
+    count = stop.count + 1
+    state = replace(state, stop=replace(stop, count=count, t=event.t, waits=False), token=state.token + 1)
+    if count == 2:  # noqa: PLR2004 (the second signal)
+        hurry = StopRanks(state.attempt, SIGTERM, HURRY_GRACE_S, "hurry")
+        said = Say("warning", f"{signal_name(event.signum)} again: ranks are killed in {HURRY_GRACE_S:.0f} s; once more kills them now")
+        return state, (hurry, said, SetTimer("stop", state.token, HURRY_GRACE_S + failure.TEARDOWN_MARGIN_S))
+    return state, (EndLauncher(state.attempt, "a third signal"),)
+
+
+def _first(state: JobState, event: StopRequested) -> Step:
+    fenced = state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING}
+    nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.ended)
+    starts = state.stage is Stage.STARTING
+    trains = state.stage is Stage.RUNNING or (starts and state.saves_when_told)
+    state = replace(state, stop=Stop(event.signum, 1, event.t, first_t=event.t), stage=Stage.STOPPING, token=state.token + 1)
+    if nothing_runs:
+        return lifecycle.finish_stopped(state)
+    if trains:
+        return _in_time(state, event, event.signum)
+    grace_s = _grace(state, event.left_s)
+    return _stop(state, _sent(event.signum), grace_s if starts else min(state.policy.grace_s, grace_s))
+
+
+def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> Step:
+    """Use the time that is left: for a save where the script asks, after a notice for training on; then stop the ranks."""
+    stop, t, left_s = state.stop, event.t, event.left_s
+    assert stop is not None  # noqa: S101 (callers set it; says it to the type checker)
+    stop = replace(stop, left_s=left_s, from_t=t, waits=False)
+    state = replace(state, stop=stop)
+    if isinstance(event, StopRequested) and event.asks:
+        return _until_it_is_known(state)
+    if state.saves_when_told and signum != lifecycle.SIGINT:
+        return _save(state, t)
+    if signum in NOTICES and left_s is not None:
+        wait_s = left_s - _our_end(left_s) - _grace(state, left_s)
+        if wait_s >= LEAST_SAVE_S:
+            state = replace(state, stop=replace(stop, waits=True))
+            told = f"{signal_name(signum)}: {left_s:.0f} s are left; the ranks train on for {wait_s:.0f} s and are asked to end then"
+            return state, (Say("info", told), SetTimer("wait", state.token, wait_s))
+    return _stop(state, _sent(signum), _grace(state, left_s))
+
+
+def _until_it_is_known(state: JobState) -> Step:
+    """Tell the ranks to save at once, and leave them alone until it is known how much time they have: schedulers signal them as well."""
+    stop = state.stop
+    assert stop is not None  # noqa: S101 (as above)
+    asks = state.saves_when_told and not stop.told
+    state = replace(state, stop=replace(stop, told=stop.told or asks, waits=True))
+    asked = (RequestSave(state.attempt, state.policy.stop_deadline_s),) if asks else ()
+    return state, (*asked, SetTimer("left", state.token, ANSWER_S))
+
+
+def on_time_left(state: JobState, event: TimeLeft) -> Step:
+    """The answer how much time is left, or none: count from now. Where the ranks are asked to end already it is too late for that."""
+    stop = state.stop
+    if stop is None or not stop.waits or state.ended:
+        return state, ()
+    return _in_time(replace(state, token=state.token + 1), event, SIGTERM if stop.announced else stop.signum)
+
+
+def _save(state: JobState, t: float) -> Step:
+    """Tell the ranks to save, and leave them alone until they have or the time is over."""
+    stop = state.stop
+    assert stop is not None  # noqa: S101 (as above)
+    left_s = (state.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (t - stop.from_t)
+    for_it_s = left_s - _our_end(left_s) - min(state.policy.grace_s, OF_WHAT_IS_LEFT * left_s)
+    if for_it_s < LEAST_SAVE_S:
+        return _stop(state, _sent(stop.signum), _grace(state, left_s))
+    asked = () if stop.told else (RequestSave(state.attempt, for_it_s),)
+    state = replace(state, stop=replace(stop, told=True, waits=True))
+    told = f"{signal_name(stop.signum)}: ranks are told to save, and asked to end when they have, or in {for_it_s:.0f} s"
+    return state, (*asked, Say("info", told), SetTimer("save", state.token, for_it_s))
+
+
+def _stop(state: JobState, signum: int, grace_s: float) -> Step:
+    """Ask the ranks to end, and kill them after `grace_s`."""
+    stop = state.stop
+    assert stop is not None  # noqa: S101 (as above)
+    state = replace(state, stop=replace(stop, waits=False))
+    name = signal_name(stop.signum)
+    said = Say("info", f"{name}: ranks are asked to end, killed in {grace_s:.0f} s; send it again to hurry, a third time to kill them now")
+    timer = SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S)
+    return state, (StopRanks(state.attempt, signum, grace_s, "stop"), said, timer)
+
+
+def _sent(signum: int) -> int:
+    """Return what the ranks get: a scheduler's notice is for us, and would kill a script that does not know it."""
+    return SIGTERM if signum in NOTICES else signum
+
+
+def _our_end(left_s: float) -> float:
+    return min(lifecycle.OUR_END_S, OF_WHAT_IS_LEFT * left_s)
+
+
+def _grace(state: JobState, left_s: float | None) -> float:
+    """Return what the ranks get to end by themselves: the stop deadline, or what is left for it."""
+    deadline_s = state.policy.stop_deadline_s
+    return deadline_s if left_s is None else max(0.0, min(deadline_s, left_s - _our_end(left_s)))
+
+
+def on_save_watched(state: JobState, event: SaveWatched) -> Step:
+    """The script saves when it is told. One that says so for the first time while a notice runs is told at once."""
+    state = replace(state, saves_when_told=True)
+    stop = state.stop
+    if stop is None or not stop.waits or stop.told or stop.signum == lifecycle.SIGINT:
+        return state, ()
+    return _save(replace(state, token=state.token + 1), event.t)
+
+
+def on_saved(state: JobState, event: Saved) -> Step:
+    """The checkpoint that was asked for is made: nothing is waited for any more."""
+    stop = state.stop
+    if stop is None or not stop.told:
+        return state, ()
+    state = replace(state, saved=True)
+    if not stop.waits or state.ended:
+        return state, ()
+    left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.from_t)
+    state = replace(state, token=state.token + 1)
+    state, actions = _stop(state, SIGTERM, min(state.policy.grace_s, _grace(state, left_s)))
+    return state, (Say("info", "the checkpoint that was asked for is made"), *actions)
+
+
+def on_save_searched(state: JobState, event: SaveSearched) -> Step:
+    """Take what the disk holds for an answer where the ranks gave none."""
+    stop = state.stop
+    if state.stage is not Stage.STOPPING or stop is None or not stop.searches:
+        return state, ()
+    state = replace(state, saved=state.saved or event.found is not None, stop=replace(stop, searched=True))
+    return lifecycle.finish_stopped(state)
+
+
+def on_rank_exited(state: JobState, event: RankExited) -> Step:
+    """A rank that fails while ranks save, or train on for the time that is left: nothing is waited for any more."""
+    stop, death = state.stop, event.exit
+    if (
+        state.stage is not Stage.STOPPING
+        or stop is None
+        or not stop.waits
+        or state.saved
+        or not death.failed
+        or was_asked(death.code, death.signal)
+    ):
+        return failure.on_rank_exited(state, event)
+    incident = state.incident or Incident(state.incidents + 1, event.t, state.attempt)
+    told = f"{failure.told(death)} while ranks were left alone to {'save' if stop.told else 'train on'}"
+    opening = () if state.incident else (OpenIncident(incident.number, state.attempt, death.rank, told),)
+    state = replace(
+        state,
+        stop=replace(stop, waits=False, crashed=True),
+        token=state.token + 1,
+        deaths=(*state.deaths, death),
+        incident=replace(incident, attempt=state.attempt, verdict=None, plan=None),
+        incidents=max(state.incidents, incident.number),
+        evidence=None,
+    )
+    left_s = max(0.0, (state.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.from_t))
+    grace_s = min(state.policy.grace_s, left_s * OF_WHAT_IS_LEFT)
+    deadline_s = min(state.policy.evidence_deadline_s, left_s)
+    return state, (
+        StopRanks(state.attempt, SIGTERM, grace_s, "stop"),
+        *opening,
+        CollectEvidence(state.attempt, incident.number, deadline_s),
+        SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S),
+        SetTimer("evidence", state.token, deadline_s + failure.EVIDENCE_MARGIN_S),
+    )
+
+
+def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
+    """Say why a rank failed while ranks were left alone; all else is of an attempt that failed by itself."""
+    stop = state.stop
+    if state.stage is not Stage.STOPPING or stop is None or not stop.crashed:
+        return failure.on_evidence_collected(state, event)
+    state = replace(state, evidence=event.evidence)
+    return lifecycle.finish_stopped(state) if state.ended else (state, ())
+
+
+def on_stacks_requested(state: JobState, event: StacksRequested) -> Step:
+    """Dump and go on."""
+    del event
+    return state, (DumpStacks(state.attempt),) if state.stage in RUNS else ()
+
+
+def on_timer_fired(state: JobState, event: TimerFired) -> Step:
+    """A timer of this stage; one of an earlier stage is nothing."""
+    if event.token != state.token:
+        return state, ()
+    row = TIMERS.get((event.name, state.stage))
+    if row is not None:
+        return row(state, event.t)
+    if event.name in {"teardown", "stop"} and not state.ended:
+        return state, (EndLauncher(state.attempt, f"its ranks were not gone in time ({event.name})"),)
+    return state, ()
+
+
+def _time_is_over(state: JobState, t: float) -> Step:
+    """Nothing was saved within the time, or the time to train on is over."""
+    stop = state.stop
+    if stop is None or state.ended:
+        return state, ()
+    state = replace(state, token=state.token + 1)
+    left_s = state.policy.stop_deadline_s if stop.left_s is None and stop.told else stop.left_s
+    left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.from_t))
+    grace_s = _grace(state, left_s)
+    state, actions = _stop(state, SIGTERM, min(state.policy.grace_s, grace_s) if stop.told else grace_s)
+    said = (Say("warning", "the checkpoint that was asked for was not seen to be made in time"),) if stop.told else ()
+    return state, (*said, *actions)
+
+
+def _nothing_told(state: JobState, _t: float) -> Step:
+    """The observers do not answer: the stop does not wait for them."""
+    state = replace(state, evidence=())
+    return lifecycle.finish_stopped(state) if state.ended else (state, ())
+
+
+def _time_unknown(state: JobState, t: float) -> Step:
+    """The tool that was asked how much time is left does not answer."""
+    return on_time_left(state, TimeLeft(t, None))
+
+
+def _nothing_found(state: JobState, t: float) -> Step:
+    """The disk does not answer: what is on it is not known."""
+    return on_save_searched(state, SaveSearched(t, state.attempt, None))
+
+
+def _own_signal_over(state: JobState, t: float) -> Step:
+    """No TERM came to us: the rank alone was killed by it."""
+    return failure.judge_if_ready(replace(state, own_signal_awaited=False), t)
+
+
+def _peer_silent(state: JobState, _t: float) -> Step:
+    verdict = Verdict(Cause.RENDEZVOUS, 0.7, "the node whose rank failed never said what it decided", "peer:silent", transient=True)
+    why = "without its decision the nodes would part ways"
+    return start.give_up(state, verdict, Plan(PlanKind.STOP, why, "the scheduler's requeue continues this run", "peer", 75))
+
+
+#: What a timer means in the stage that set it.
+TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
+    ("select", Stage.SELECTING): start.on_select_overdue,
+    ("select", Stage.STARTING): gathering.on_select_overdue,
+    ("health", Stage.CHECKING): start.on_health_overdue,
+    ("backoff", Stage.WAITING): start.select,
+    ("own_signal", Stage.FENCED): _own_signal_over,
+    ("evidence", Stage.FENCED): failure.on_evidence_overdue,
+    ("peer", Stage.FOLLOWING): _peer_silent,
+    ("evidence", Stage.STOPPING): _nothing_told,
+    ("find", Stage.STOPPING): _nothing_found,
+    ("left", Stage.STOPPING): _time_unknown,
+    ("save", Stage.STOPPING): _time_is_over,
+    ("wait", Stage.STOPPING): _time_is_over,
+}

@@ -1,0 +1,372 @@
+"""How an attempt begins, and when it must not: checkpoint first, from scratch only where little is lost. Rules: core/decide.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.core import node_health, planning, resumption
+from supervisor.core.actions import (
+    BeginAttempt,
+    CheckHealth,
+    CloseIncident,
+    Finish,
+    GatherNodes,
+    OpenIncident,
+    PublishDecision,
+    ReportDecision,
+    Say,
+    SelectCheckpoint,
+    SetTimer,
+)
+from supervisor.core.model import Cause, Launcher, Phase, Plan, PlanKind, Progress, Verdict
+from supervisor.core.state import Incident, JobState, SavedSteps, Stage, changed
+from supervisor.strategies import propose
+
+if TYPE_CHECKING:
+    from supervisor.core.actions import Action
+    from supervisor.core.events import CheckpointSelected, HealthChecked
+    from supervisor.core.model import CheckpointRef
+
+    Step = tuple[JobState, tuple[Action, ...]]
+
+TAKES = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
+TRUST = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
+PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
+
+
+def select(state: JobState, t: float) -> Step:
+    """Look for the newest verified checkpoint where any were declared or may be learned; else begin, if that is allowed from scratch.
+
+    Beside it this node is looked at.
+    """
+    state = changed(state, checked=None, gathers=False)
+    beside = (CheckHealth(state.attempt),) if state.policy.health else ()
+    if gathers(state):  # the checkpoint is chosen by all nodes together, once no rank of any of them lives
+        state, actions = begin_on_this_node(state, t, None)
+        return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
+    if state.policy.checkpoints_declared or state.policy.checkpoints_learned:
+        token = state.token + 1
+        timer = SetTimer("select", token, state.policy.select_deadline_s)
+        return changed(state, stage=Stage.SELECTING, token=token), (*beside, SelectCheckpoint(state.attempt, state.poisoned), timer)
+    state, actions = begin_from_scratch(state, t)
+    return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
+
+
+def gathers(state: JobState) -> bool:
+    """Whether an attempt begins with a meeting of its nodes."""
+    return state.policy.nodes > 1 and state.policy.launcher is Launcher.ELASTIC
+
+
+def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
+    """Begin from the chosen one; with none of those declared good any more stop (65), never start from scratch in silence.
+
+    Of those that were only learned the script takes care itself: what we know of them stops nothing.
+    """
+    refused = sum(map(len, (event.fenced, event.dangerous, event.refused, event.not_finite)))
+    state = changed(state, unused=event.unused, known_good=max(event.found - refused, 0))
+    left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
+    done = {path for path, _ in event.mended}
+    torn = [(path, why) for path, why in event.fenced if path not in done]
+    notes: tuple[Action, ...] = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
+    notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
+    notes += tuple(Say("warning", note) for note in event.notes)
+    notes += tuple(Say("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
+    unsafe = "not used" if state.policy.checkpoints_declared else "left to the script"
+    notes += tuple(Say("warning", f"checkpoint {unsafe}: {path}: {why}") for path, why in event.dangerous)
+    stop = _meets_it_again(state, event)
+    if stop is not None:
+        state, actions = stop_for(state, event.t, *stop)
+        return state, (*notes, *actions)
+    untaken = _refusal(state, event.t) if event.chosen is not None and state.resume is not None and not state.gathers else None
+    if untaken is not None:
+        verdict = (state.incident and state.incident.verdict) or Verdict(Cause.NONE, 1.0, untaken.reason, "scratch:refused")
+        return stop_for(state, event.t, verdict, untaken)
+    if event.chosen is not None:
+        notes += _cost(state, event.chosen)
+        state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
+        return state, (*notes, *actions)
+    if state.policy.checkpoints_declared and (event.found or state.newest is not None):
+        stopped, actions = stop_for(state, event.t, *_none_usable(state, event))
+        return stopped, (*notes, *actions)
+    state, actions = begin_from_scratch(state, event.t)
+    return state, (*notes, *actions)
+
+
+def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
+    """Return the stop where checkpoints are declared and none of them can be resumed from."""
+    listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.fenced, *event.refused))
+    if event.dangerous:  # these are whole, and a person can say that they are their own
+        told = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
+        verdict, hint = Verdict(Cause.NONE, 1.0, told, "checkpoint:dangerous"), TRUST
+    else:
+        listed = listed or (state.newest.path if state.newest else "")
+        told = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
+        verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, told, "checkpoint_corrupt:none-good")
+        hint = "name a good one, or move the bad ones away, and start again"
+    return verdict, Plan(PlanKind.STOP, "starting from scratch would throw the training away", hint, "beginning", 65)
+
+
+def _meets_it_again(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:
+    """Return the stop where the script chooses its checkpoint itself, and the last attempt died of loading a torn one that stays there."""
+    verdict = state.incident.verdict if state.incident is not None else None
+    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.stuck or state.policy.checkpoints_declared:
+        return None
+    whole = event.chosen.path if event.chosen is not None else next((one.newest for one in event.unused), "")
+    torn = _name(event.stuck)
+    why = f"{event.stuck} is torn, and the script loads it: another attempt would meet the same error"
+    way = "copy it there, or --checkpoints and --resume-args hand it over"
+    hint = f"{torn} is torn; {_name(whole)} is whole: {way}" if whole else f"{torn} is torn, and no whole one is known: move it away"
+    return verdict, Plan(PlanKind.STOP, why, hint, "beginning", 65)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
+    """Say what it costs to step back, before it is paid."""
+    plan = state.incident.plan if state.incident is not None else None
+    if plan is None or not plan.poison:
+        return ()
+    world = state.world_size
+    reached = state.progress.step if state.progress.step is not None else state.suspect_until  # it died while it loaded the suspect
+    if chosen.step is None or reached is None:
+        return (Say("info", f"goes back to {chosen.path}: what that costs is not known, because the steps of the checkpoints are not"),)
+    again = max(reached - chosen.step, 0)
+    ranks = f" × {world} ranks = {again * world} rank-steps" if world else ""  # noqa: RUF001 (the sign)
+    return (Say("info", f"goes back to {chosen.path}: costs {again} steps{ranks}, done again from step {chosen.step}"),)
+
+
+def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
+    """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count."""
+    step = chosen.step
+    if step is not None and step > state.saved_mark:
+        last = state.attempt - state.gathers  # of several nodes the number is the next attempt's already
+        past = (f.attempt < last and (f.step is None or f.step <= step) for f in state.failures)
+        failures = (
+            replace(f, progressed_since=True, passed_since=True) if over else f for f, over in zip(state.failures, past, strict=True)
+        )
+        state = changed(state, failures=tuple(failures), saved_mark=step)
+    # what is newer than the chosen one, and was not left out, was found to be good no more
+    known = older or tuple(c for c in state.verified if c.path in state.poisoned or c.step is None or step is None or c.step < step)
+    return planning.with_verified(changed(state, newest=chosen, verified=known), chosen)
+
+
+def on_select_overdue(state: JobState, t: float) -> Step:
+    """The place of the checkpoints does not answer: where it was declared, neither resuming nor starting from scratch can be justified."""
+    if not state.policy.checkpoints_declared:
+        state, actions = begin_from_scratch(state, t)
+        return state, (Say("warning", "the checkpoints could not be looked at, and are left to the script"), *actions)
+    told = f"the checkpoints could not be looked at within {state.policy.select_deadline_s:.0f} s"
+    verdict = (state.incident and state.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
+    return stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
+
+
+def begin_from_scratch(state: JobState, t: float) -> Step:
+    """Restart without a checkpoint only where little is lost, or where the script was seen to resume by itself (docs/design.md 7)."""
+    plan = state.scratch if state.gathers else _refusal(state, t)
+    if plan is not None:
+        verdict = (state.incident and state.incident.verdict) or Verdict(Cause.NONE, 1.0, plan.reason, "scratch:refused")
+        return stop_for(state, t, verdict, plan)
+    return begin_on_this_node(state, t, None)
+
+
+def _refusal(state: JobState, t: float) -> Plan | None:
+    return scratch_refused(state, t) if state.reason in {"failure", "takeover"} else None
+
+
+def scratch_refused(state: JobState, t: float) -> Plan | None:
+    """Return the stop that stands in for a restart from scratch which would lose too much; None where it is allowed."""
+    over_t = t if state.over_t is None else state.over_t  # what was waited for since is no lost work
+    lasted = over_t - state.began_t if state.attempt else 0.0
+    if lasted <= state.policy.scratch_limit_s or state.policy.resumes_itself:
+        return None
+    if state.resume is not None:
+        return _not_taken(state, lasted, state.resume)
+    if state.policy.checkpoints_declared or state.ever_loaded or state.newest is not None:  # a place from which it loads holds a good one
+        return None
+    told = f"attempt {state.attempt} ran {lasted:.0f} s and nothing shows that the script resumes"
+    return Plan(PlanKind.STOP, f"{told}: a restart would start from scratch", PERMITS, "beginning", 65)
+
+
+def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | None:
+    """Return the stop where the last attempt trained for long without the checkpoint that it was handed: the next one would do the same.
+
+    Where no hook of ours saw it train, nothing follows from a load that was not seen.
+    """
+    if state.steps_seen < 1 or resumption.is_shown(state):
+        return None
+    told = f"attempt {state.attempt} ran {lasted:.0f} s, and nothing shows that it resumed from {handed.path}, which it was given"
+    return Plan(PlanKind.STOP, f"{told}: another attempt would start from scratch too", TAKES, "beginning", 65)
+
+
+def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
+    """Begin where this node can be used, once that is known."""
+    if state.gathers:  # it was looked at before the nodes met
+        return begin_ranks(state, t, resume)
+    if not state.policy.health:
+        return begin(state, t, resume)
+    if state.checked is None:
+        token = state.token + 1
+        waiting = changed(state, stage=Stage.CHECKING, token=token, resume=resume)
+        return waiting, (SetTimer("health", token, state.policy.health_deadline_s),)
+    state, actions, stop = node_health.judged(state, t)
+    if stop is None:
+        state, more = begin(state, t, resume)
+    elif stop[0].cause is Cause.DISK_FULL and state.attempt:
+        state, more = _wait_for_room(state, t, stop[0])
+    else:
+        state, more = stop_for(state, t, *stop)
+    return state, (*actions, *more)
+
+
+def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
+    """Wait as after an attempt that found no room: this run wrote here before, and a disk that somebody filled makes no node unfit."""
+    state, opening = _opened(state, t, verdict)
+    place = planning.Place(state.progress.step, before_first_step=False, phase=Phase.UNKNOWN)
+    situation = planning.situation(state, t, verdict, place)
+    plan = propose(situation)
+    assert state.incident is not None  # noqa: S101 (it was opened above)
+    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+    state, beside = planning.folded(state, plan, situation)
+    state, actions = give_up(state, verdict, plan) if plan.kind is PlanKind.STOP else restart(state, t, verdict, plan)
+    return state, (*opening, *beside, *actions)
+
+
+def on_health_checked(state: JobState, event: HealthChecked) -> Step:
+    """Take over what is not well on this node."""
+    if state.stage not in {Stage.SELECTING, Stage.CHECKING}:
+        return state, ()
+    policy = replace(state.policy, nodes=max(state.policy.nodes, event.nodes))
+    state = changed(state, checked=event.findings, wanted=event.wanted, policy=policy)
+    return begin_on_this_node(state, event.t, state.resume) if state.stage is Stage.CHECKING else (state, ())
+
+
+def on_health_overdue(state: JobState, t: float) -> Step:
+    """Whoever looks at this node does not answer: our own blindness is no reason to hold a job back."""
+    told = f"this node could not be looked at within {state.policy.health_deadline_s:.0f} s: the attempt begins without that"
+    state, actions = begin(state, t, state.resume)
+    return state, (Say("warning", told), *actions)
+
+
+def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
+    """Ask for the next attempt."""
+    if state.gpus and all(gpu.quarantined for gpu in state.gpus):
+        return stop_for_gpus(state, t, 0, "the job")
+    number, meets = state.attempt + 1, gathers(state)
+    fresh = changed(
+        state,
+        scratch=_refusal(state, t) if meets else None,
+        stage=Stage.STARTING,
+        token=state.token + 1,
+        attempt=number,
+        began_t=t,
+        started_t=None,
+        over_t=None,
+        ranks=(),
+        world_size=0,
+        resume=None if meets else resume,
+        loaded=None,
+        progress=Progress(),
+        steps_seen=-1,
+        first_step=None,
+        began_as=None,
+        saved_steps=SavedSteps(),
+        deaths=(),
+        ended=False,
+        evidence=None,
+        own_signal_awaited=False,
+        placed=(),
+        begun_with=state.overrides,
+        handed=planning.usable(state),
+        saves_when_told=False,
+        saved=False,
+        checked=None,
+        evicted=(),
+        gathers=meets,
+        told_nodes=None,
+        others_began=(),
+        differs="",
+    )
+    if fresh.gathers:
+        return fresh, (*_left_out(fresh), GatherNodes(number, state.nproc))
+    return fresh, (*_left_out(fresh), _order(fresh))
+
+
+def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
+    """Have the ranks start whose nodes have met and agreed."""
+    state = changed(state, gathers=False, mixed_from_t=None, resume=resume, begun_with=state.overrides, began_t=t, token=state.token + 1)
+    return state, (_order(state),)
+
+
+def _order(state: JobState) -> BeginAttempt:
+    return BeginAttempt(state.attempt, state.reason, state.resume, state.overrides, state.handed, state.nproc, state.traced)
+
+
+def _left_out(state: JobState) -> tuple[Action, ...]:
+    """Say what a command that chooses its ranks by itself sees fewer of; a failure that leads here asked for leave (exclude_gpu)."""
+    out = [gpu for gpu in state.gpus if gpu.quarantined]
+    if not out or state.policy.launcher is Launcher.ELASTIC or state.reason not in {"start", "takeover"}:
+        return ()
+    names = ", ".join(f"GPU {gpu.index} ({gpu.uuid}): {gpu.quarantined}" for gpu in out)
+    left = len(state.gpus) - len(out)
+    told = (
+        f"out of use, and not shown to the command: {names}; one that uses all GPUs it sees has {left} ranks now, and another global batch"
+    )
+    return (Say("warning", told),)
+
+
+def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
+    """Leave the node where too few of its GPUs may be used, naming one that is out of use, and what would bring it back."""
+    gpu = next(gpu for gpu in state.gpus if gpu.quarantined)
+    verdict = Verdict(Cause.GPU_LOST, 1.0, f"GPU {gpu.index} ({gpu.uuid}) is out of use: {gpu.quarantined}", "gpu:out-of-use", gpu=gpu.uuid)
+    fewer = f", or start with --nproc-per-node={left}" if left else ", or start on another node"
+    fewer += "; a job that uses no GPU starts with CUDA_VISIBLE_DEVICES= (empty)"
+    hint = f"`{state.policy.clears} {gpu.uuid}` where it is well again{fewer}"
+    why = f"{left} of {len(state.gpus)} GPUs may be used, for {wanted}"
+    return stop_for(state, t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 69))
+
+
+def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Action) -> Step:
+    """Report the plan and begin the next attempt when its wait is over."""
+    assert state.incident is not None  # noqa: S101 (callers opened one)
+    report = ReportDecision(state.incident.number, state.attempt, verdict, plan, state.progress.step)
+    state = changed(state, reason="failure")
+    if plan.delay_s > 0:
+        token = state.token + 1
+        return changed(state, stage=Stage.WAITING, token=token), (report, *beside, SetTimer("backoff", token, plan.delay_s))
+    state, actions = select(state, t)
+    return state, (report, *beside, *actions)
+
+
+def _opened(state: JobState, t: float, verdict: Verdict) -> Step:
+    """Open an incident where none is open."""
+    if state.incident is not None:
+        return state, ()
+    incident = Incident(state.incidents + 1, t, state.attempt)
+    opening = OpenIncident(incident.number, state.attempt, verdict.rank, verdict.summary)
+    return changed(state, incident=incident, incidents=incident.number), (opening,)
+
+
+def stop_for(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
+    """Give the run up with an incident of its own, so that the card says why."""
+    state, actions = _opened(state, t, verdict)
+    assert state.incident is not None  # noqa: S101 (it was opened above)
+    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+    state, more = give_up(state, verdict, plan)
+    return state, (*actions, *more)
+
+
+def give_up(state: JobState, verdict: Verdict, plan: Plan) -> Step:
+    """End the run with the plan's exit code and its card."""
+    assert state.incident is not None  # noqa: S101 (callers opened one)
+    number = state.incident.number
+    told = PublishDecision(state.attempt, "stop", plan.exit_code, plan.reason, state.overrides, state.poisoned)
+    actions: tuple[Action, ...] = (
+        *((told,) if state.gathers and state.stage is Stage.STARTING else ()),  # the others wait for this node
+        ReportDecision(number, state.attempt, verdict, plan, state.progress.step),
+        CloseIncident(number, state.attempt, "given_up", state.progress.step),
+        Finish(plan.exit_code, plan.reason),
+    )
+    return changed(state, stage=Stage.ENDED, incident=None, exit_code=plan.exit_code, gathers=False), actions

@@ -1,0 +1,72 @@
+"""What this process loaded, or tried to: one line of JSON per file, for the supervisor to know that the script resumes, and from where.
+
+In: what was given to the loading functions of torch, DCP, safetensors and Lightning. Out: `loads-<local rank>.jsonl`; lines of a process
+that has no slot yet are kept until it has one. Bounded per folder, because a data set may be a million .pt files. Where there was nothing
+to load, inode, size and time are null: the script looked for a checkpoint there.
+"""
+
+from __future__ import annotations
+
+import os
+from time import time
+
+from .layout import quiet
+from .save_log import path_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .claim import Identity
+    from .heartbeat import Beat
+
+PER_FOLDER = 16
+FOLDERS = 256
+
+
+class Loads:
+    """Owns the lines that are not written yet."""
+
+    def __init__(self, identity: Identity, beat: Beat) -> None:
+        self._identity = identity
+        self._beat = beat
+        self._lines: list[str] = []
+        self._counts: dict[str, int] = {}
+
+    @quiet
+    def note(self, source: Any, complete: bool, via: str) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
+        """Note a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: through what it went."""
+        path = path_of(source)
+        if path is None or not self._identity.armed:
+            return
+        folder = os.path.dirname(path)  # noqa: PTH120 - pathlib costs 5 ms of start-up
+        count = self._counts.get(folder, 0)
+        if count >= PER_FOLDER or (not count and len(self._counts) >= FOLDERS):
+            return
+        self._counts[folder] = count + 1
+        import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
+
+        record = {"path": path, "t": time(), "complete": complete, "via": via, "steps": self._beat.steps, **_stat(path)}
+        self._lines.append(json.dumps(record) + "\n")
+        self.write()
+
+    @quiet
+    def write(self) -> None:
+        """Write what is noted, if this process is a rank by now."""
+        if not (self._identity.claimed and self._lines):
+            return
+        name = os.path.join(self._identity.directory, f"loads-{self._identity.local_rank}.jsonl")  # noqa: PTH118 - see above
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, "".join(self._lines).encode())
+            self._lines.clear()
+        finally:
+            os.close(fd)
+
+
+def _stat(path: str) -> dict[str, int | None]:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - see above
+    except OSError:
+        return {"inode": None, "size": None, "mtime_ns": None}
+    return {"inode": found.st_ino, "size": found.st_size, "mtime_ns": found.st_mtime_ns}

@@ -1,0 +1,229 @@
+"""What this process saved: one line of JSON where a save begins, one where it ends, one where what was saved is renamed.
+
+In: the targets of the saves of torch, DCP, safetensors and Lightning, each os.replace, os.rename and os.mkdir, and what was asked for
+before the training began (looked.py). Out: `saves-<local rank>.jsonl`, from which the supervisor learns where the checkpoints are, which
+files and directories this job made, and which save was cut off: one that began and never ended. Lines of a process that has no slot yet
+are kept until it has one. A file that grew long is written anew with the last lines of each path, so that what a job saves costs no more
+memory than the `PATHS` newest of it.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import RLock
+from itertools import count
+from time import time
+
+from .layout import quiet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .claim import Identity
+    from .path_probes import Looked
+
+PATHS = 128
+DIRECTORIES = 256
+FILE_BYTES = 256 << 10
+#: Parts of a directory that are saved by way of torch.save: the directory itself is what is noted.
+PARTS = (".distcp", ".metadata", ".metadata.tmp")
+#: S_IFMT and S_IFDIR: importing stat is for those who need more of it.
+_KIND, _DIRECTORY = 0o170000, 0o040000
+
+
+class Written:
+    """Owns the lines that are not written yet, and the newest of each path."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._lines: list[str] = []
+        self._lock = RLock()  # saves in the background end in other threads; a forked child, being disarmed, never comes to it
+        self._later: list[Callable[[], None]] = []  # what is to be noted, in order
+        self._busy = False
+        self._number = count(1)
+        self._bytes = 0
+        self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
+        self._made: dict[str, tuple[int, int]] = {}  # directory → device and inode, of the newest that were made here
+        self._looked: Looked | None = None
+        self._rename: Callable[..., None] = os.replace  # ours must not be noted
+
+    @quiet
+    def began(self, target: Any, via: str) -> tuple[int, str] | None:  # noqa: ANN401 - whatever the script gave
+        """Note that a save begins; what comes back is for `ended`. None where the target has no name."""
+        path = path_of(target)
+        if path is None or not self._identity.armed or path.endswith(PARTS):
+            return None
+        was, file = stat_of(path), not isinstance(target, (str, bytes, os.PathLike))
+        number = next(self._number)
+
+        def note() -> None:
+            self._renew(path)
+            self._note(path, "began", n=number, via=via, was=was, file=file, **self._known_above(path))
+
+        self._in_turn(note)
+        return number, path
+
+    @quiet
+    def ended(self, token: tuple[int, str] | None, *, well: bool) -> None:
+        """Note that a save ended."""
+        if token is not None and self._identity.armed:
+            number, path = token
+            now = stat_of(path)
+            self._in_turn(lambda: self._note(path, "ended", n=number, well=well, now=now))
+
+    @quiet
+    def renamed(self, source: Any, target: Any) -> None:  # noqa: ANN401 - see above
+        """Note that what was saved has another name now: the file itself, or a directory above it."""
+        if not (self._newest or self._made or self._later) or not self._identity.armed:
+            return
+        before, after = path_of(source), path_of(target)
+        if before is None or after is None:
+            return
+
+        def note() -> None:
+            for path in [path for path in self._made if path == before or path.startswith(before + os.sep)]:
+                self._made[after + path[len(before) :]] = self._made.pop(path)
+            for path in [path for path in self._newest if path == before or path.startswith(before + os.sep)]:
+                name = after + path[len(before) :]
+                del self._newest[path]
+                self._renew(name)
+                self._note(name, "renamed", was=path, now=stat_of(name), **self._known_above(name))
+
+        self._in_turn(note)
+
+    @quiet
+    def was_made(self, target: Any) -> None:  # noqa: ANN401 - see above
+        """Note a directory that this process made: what is in it is younger than that."""
+        path = path_of(target)
+        now = None if path is None or not self._identity.armed else stat_of(path)
+        if path is None or now is None:
+            return
+
+        def note() -> None:
+            self._made.pop(path, None)
+            while len(self._made) >= DIRECTORIES:
+                del self._made[next(iter(self._made))]
+            self._made[path] = now[0], now[1]
+
+        self._in_turn(note)
+
+    @quiet
+    def watch(self) -> None:
+        """Have os.replace, os.rename and os.mkdir tell; pathlib and shutil go through them. Once, when torch is there."""
+        self._rename = os.replace
+        for name, tell, given in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
+            setattr(os, name, self._telling(getattr(os, name), tell, given))
+        from .path_probes import Looked  # noqa: PLC0415 - for processes that import torch only
+
+        self._looked = Looked(self._identity)
+        self._looked.begin()
+
+    @quiet
+    def trains(self) -> None:
+        """Take no more note of what is asked for: the training began, or this is a child that was forked before."""
+        if self._looked is not None:
+            self._looked.end()
+
+    def _telling(self, inner: Callable[..., Any], tell: Callable[..., Any], count: int) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as os has it
+            result = inner(*args, **kwargs)
+            if not kwargs.keys() - {"mode"}:
+                tell(*args[:count])
+            return result
+
+        import functools  # noqa: PLC0415 - not at every start; torch has it by now
+
+        return as_good_as(inner, functools.wraps(inner)(wrapper))
+
+    def _in_turn(self, note: Callable[[], None]) -> None:
+        """Do one thing after the other, also where a signal's handler saves while this thread is at one of them: that comes after it."""
+        self._later.append(note)
+        with self._lock:
+            if self._busy:  # by this very thread: whoever is in the middle of it goes on once the handler is through
+                return
+            self._busy = True
+            try:
+                while self._later:
+                    self._later.pop(0)()
+            finally:
+                self._busy = False
+
+    def _known_above(self, path: str) -> dict[str, Any]:
+        """Say what was asked for or listed of a path and above it, and which of the directories were made here."""
+        found: dict[str, Any] = {} if self._looked is None else dict(self._looked.above(path))
+        made = [[one, *known] for one, known in self._made.items() if path.startswith(one + os.sep)]
+        return {**found, "made": made} if made else found
+
+    def _renew(self, path: str) -> None:
+        self._newest.pop(path, None)
+        while len(self._newest) >= PATHS:
+            del self._newest[next(iter(self._newest))]
+        self._newest[path] = {}
+
+    def _note(self, path: str, what: str, **more: Any) -> None:  # noqa: ANN401 - what JSON takes
+        import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now
+
+        line = json.dumps({"what": what, "path": path, "t": time(), **more}) + "\n"
+        if path in self._newest:
+            self._newest[path][what] = line
+        self._lines.append(line)
+        self._write()
+
+    @quiet
+    def write(self) -> None:
+        """Write what is noted, if this process is a rank by now."""
+        self._in_turn(self._write)
+
+    def _write(self) -> None:
+        if not self._lines:
+            return
+        if not self._identity.claimed:
+            del self._lines[:-PATHS]
+            return
+        name = os.path.join(self._identity.directory, f"saves-{self._identity.local_rank}.jsonl")  # noqa: PTH118 - pathlib costs 5 ms of start-up
+        text = "".join(self._lines).encode()
+        anew = self._bytes + len(text) > FILE_BYTES
+        if anew:
+            text = "".join(line for lines in self._newest.values() for line in lines.values()).encode()
+        fd = os.open(name + ".half" * anew, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if anew else os.O_APPEND), 0o600)
+        try:
+            os.write(fd, text)
+        finally:
+            os.close(fd)
+        if anew:
+            self._rename(name + ".half", name)
+        self._bytes = len(text) if anew else self._bytes + len(text)
+        self._lines.clear()
+
+
+def as_good_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the wrapper of a function of os the rank of the original: shutil asks these sets for it, and pickle for its name."""
+    for able in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
+        if inner in able:
+            able.add(wrapper)
+    wrapper.__module__ = "os"
+    return wrapper
+
+
+def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script gave
+    """Give the absolute path that is meant: of a path, or of an open file; None for a number, an address, and what has no name."""
+    path = target if isinstance(target, (str, bytes, os.PathLike)) else getattr(target, "name", None)
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return None
+    path = os.fsdecode(path)
+    return None if not path or "://" in path else os.path.abspath(path)  # noqa: PTH100 - see above
+
+
+def stat_of(path: str) -> list[int] | None:
+    """Give device, inode, size and modification time of a file; None where there is none.
+
+    Of a directory the size is -1: what it holds may change while its own numbers do not.
+    """
+    try:
+        found = os.stat(path)  # noqa: PTH116 - see above
+    except OSError:
+        return None
+    is_directory = found.st_mode & _KIND == _DIRECTORY
+    return [found.st_dev, found.st_ino, -1 if is_directory else found.st_size, found.st_mtime_ns]

@@ -1,0 +1,81 @@
+"""What this process saved since its script was told to: whether the checkpoint is made, for the supervisor to know when it may stop.
+
+In: the saves that go through torch (torch.save, DCP's save and async_save), the script's questions. Out: three flags of the heartbeat.
+A checkpoint may be several files, and is renamed when it is whole: so it counts as made once a save ended *and* the script went on, which
+it says by asking again, by stepping again after a save, by `worker.saved()`, or by ending in order. Nothing here can fail.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import layout
+from .layout import quiet
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .heartbeat import Beat
+
+
+class Saves:
+    """Counts of one process. `under_way` are saves that have begun and not ended, in any thread."""
+
+    def __init__(self, beat: Beat) -> None:
+        self._beat = beat
+        self._told = False
+        self._ended = 0
+        self._under_way = 0
+
+    @quiet
+    def asked(self) -> None:
+        """Note that the script asks at all, and where it was told before: that it goes on."""
+        if self._told:
+            self._went_on()
+        else:
+            self._beat.flag(layout.FLAG_ASKS)
+
+    @quiet
+    def told(self) -> None:
+        """Note that the script was told to save."""
+        if self._told:
+            return
+        self._told = True
+        self._ended = 0
+        self._beat.flag(layout.FLAG_SAVE_ASKED)
+        self._beat.after_save = self._stepped
+        import atexit  # noqa: PLC0415 - once in the life of a process
+
+        atexit.register(self._at_exit)
+
+    @quiet
+    def saved(self) -> None:
+        """Take the script's word that the checkpoint is made (worker.saved)."""
+        self._ended += 1
+        if self._told:
+            self._beat.flag(layout.FLAG_WENT_ON | layout.FLAG_SAVED)
+
+    @quiet
+    def began(self) -> None:
+        """Note that a save began."""
+        self._under_way += 1
+
+    @quiet
+    def ended(self, *, well: bool) -> None:
+        """Note that a save ended, in the foreground or in the background."""
+        self._under_way -= 1
+        self._ended += well and self._told
+
+    def _went_on(self) -> None:
+        if not self._under_way:
+            self._beat.flag(layout.FLAG_WENT_ON | (layout.FLAG_SAVED if self._ended else 0))
+
+    @quiet
+    def _stepped(self) -> None:
+        """A step after a save: the script went on without asking again."""
+        if self._ended:
+            self._went_on()
+
+    @quiet
+    def _at_exit(self) -> None:
+        if getattr(sys, "last_exc", None) is None and getattr(sys, "last_value", None) is None:
+            self._went_on()

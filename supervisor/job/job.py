@@ -1,0 +1,45 @@
+"""The job in hand: its names, its command, and where its files are. One frozen value, made once at start (supervisor/run/main.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supervisor.config.settings import Settings
+from supervisor.knobs.job_knobs import KnobSet
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of one job on this node.
+
+    state: what is kept. scratch: what may be lost (in memory): heartbeats, error files, stacks on their way to the terminal. environ: the
+    user's, as it was at our start. cookie: marks this run's processes; it proves nothing by itself. knobs: what a plan may set of it.
+    """
+
+    name: str
+    run_id: str
+    node: str
+    command: tuple[str, ...]
+    cwd: Path
+    environ: Mapping[str, str]
+    settings: Settings
+    state: Path
+    scratch: Path
+    cookie: str
+    knobs: KnobSet = field(default_factory=KnobSet)
+
+    def attempt_dir(self, attempt: int) -> Path:
+        """Return where the attempt's ranks write what we read: heartbeat, error files, stacks."""
+        return self.scratch / f"attempt-{attempt:04d}"
+
+    def log_dir(self, attempt: int) -> str:
+        """Return where the attempt's output is kept. The guardian makes it, and lives with a disk that does not let it."""
+        return str(self.state / "attempts" / f"{attempt:04d}")
+
+    def incident_dir(self, number: int) -> Path:
+        """Return (and make) where an incident's card and evidence are kept. Raises OSError."""
+        path = self.state / "incidents" / f"{number:04d}"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path

@@ -1,0 +1,201 @@
+"""Reads the state of a job out of a journal of format 1, which recorded events and actions, but no state.
+
+The events are not decided on again. What later decisions stand on is read from the actions: what was changed, which checkpoints were
+rejected, how often it failed and why. The place of a failure is that which its decision reported; whether the job has passed it since is
+what the progress and the checkpoints after it say, by the rule that format 1 was written with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from supervisor.core.model import Cause, CheckpointRef, Failure, Gpu, Plan, Policy, Progress, Verdict
+from supervisor.core.state import Incident, JobState, Stage, changed
+from supervisor.journal.records import fitting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.journal.records import EventTaken
+
+_KEPT_FAILURES = 50
+_KEPT_CHECKPOINTS = 10
+#: Plans that answered no failure of a rank: a takeover, a node or checkpoint that stopped a start, a person's signal.
+_NO_FAILURE = frozenset({"takeover", "beginning", "stop"})
+_Fields = dict[str, Any]
+
+
+class Format1:
+    """The state of a job, record by record. `problems`: what of them does not fit this version."""
+
+    def __init__(self) -> None:
+        self.state = JobState()
+        self.problems: list[str] = []
+        self._events: dict[str, Callable[[_Fields], None]] = {
+            "SupervisorStarted": self._on_supervisor_started,
+            "GpusListed": self._on_gpus_listed,
+            "CheckpointSelected": self._on_checkpoint_selected,
+            "CheckpointVerified": self._on_checkpoint_verified,
+            "ProgressObserved": self._on_progress_observed,
+            "ProgramSeen": self._on_program_seen,
+            "AttemptStarted": lambda data: self._set(started_t=data["t"], world_size=data["world_size"]),
+            "AttemptEnded": lambda data: self._set(over_t=data["t"]),
+        }
+        self._actions: dict[str, Callable[[_Fields, float], None]] = {
+            "OpenIncident": self._open_incident,
+            "ReportDecision": self._report_decision,
+            "CloseIncident": lambda _data, _t: self._set(incident=None),
+            "SelectCheckpoint": lambda data, _t: self._set(poisoned=tuple(data["avoid"])),
+            "BeginAttempt": self._begin_attempt,
+        }
+
+    def take(self, taken: EventTaken) -> None:
+        """Take one event and what was decided on it."""
+        try:
+            if taken.event in self._events:
+                self._events[taken.event](taken.data)
+            for name, data in taken.actions:
+                if name in self._actions:
+                    self._actions[name](data, taken.data["t"])
+            stage = fitting(taken.stage, Stage, self.problems)
+        except (msgspec.ValidationError, KeyError, TypeError) as error:
+            self.problems.append(f"event {taken.event}: {error}")
+        else:
+            self._set(attempt=taken.attempt, stage=stage)
+
+    def _set(self, **values: Any) -> None:  # noqa: ANN401 (any field)
+        self.state = changed(self.state, **values)
+
+    def _read(self, value: Any, kind: Any) -> Any:  # noqa: ANN401 (JSON and a type)
+        return fitting(value, kind, self.problems)
+
+    # events
+
+    def _on_supervisor_started(self, data: _Fields) -> None:
+        policy = self._read(data["policy"], Policy)
+        if data.get("continues"):
+            self._set(policy=policy, exit_code=None)
+        else:
+            self.state = JobState(run_id=data["run_id"], policy=policy, incidents=self.state.incidents, gpus=self.state.gpus)
+
+    def _on_gpus_listed(self, data: _Fields) -> None:
+        self._set(gpus=self._read(data["gpus"], tuple[Gpu, ...]))
+
+    def _on_checkpoint_selected(self, data: _Fields) -> None:
+        chosen = self._read(data["chosen"], CheckpointRef | None)
+        if chosen is not None:
+            older = self._read(data.get("older", []), tuple[CheckpointRef, ...])
+            self._set(verified=(*older, chosen)[-_KEPT_CHECKPOINTS:])
+            self._saved(chosen)
+
+    def _on_checkpoint_verified(self, data: _Fields) -> None:
+        found = self._read(data["checkpoint"], CheckpointRef)
+        others = tuple(c for c in self.state.verified if c.path != found.path)
+        self._set(verified=tuple(sorted((*others, found), key=lambda c: c.step or 0))[-_KEPT_CHECKPOINTS:])
+        self._saved(found)
+
+    def _saved(self, found: CheckpointRef) -> None:
+        newest, step = self.state.newest, found.step or 0
+        if newest is None or step > (newest.step or 0):
+            self._set(newest=found)
+        if step > self.state.saved_mark:
+            self._passed(step + 1, step + 1)
+            self._set(saved_mark=step)
+
+    def _on_progress_observed(self, data: _Fields) -> None:
+        step, seen = data["step"], data["steps_seen"]
+        relative = step is None and seen >= 0
+        if relative:
+            step = seen + ((self.state.resume.step if self.state.resume else None) or 0)
+        elif step is not None and step > (self.state.high_water or 0):
+            self._passed(step, step - self.state.policy.same_place_steps)
+            self._set(high_water=step)
+        first = self.state.first_step
+        self._set(
+            loaded=data.get("loaded") or self.state.loaded,
+            first_step=step - max(seen, 0) if first is None and not relative and step is not None else first,
+            progress=self._read({"step": step, "relative": relative, "phase": data["phase"]}, Progress),
+            steps_seen=seen,
+            ever_loaded=self.state.ever_loaded or data.get("loaded") is not None,
+        )
+
+    def _passed(self, step: int, neighbourhood: int) -> None:
+        """Mark the failures before `step`; the same failure beyond their neighbourhood is no repetition."""
+        known = (
+            replace(
+                f,
+                progressed_since=f.progressed_since or f.step is None or f.step < step,
+                passed_since=f.passed_since or f.step is None or f.step < neighbourhood,
+            )
+            for f in self.state.failures
+        )
+        self._set(failures=tuple(known))
+
+    def _on_program_seen(self, data: _Fields) -> None:
+        self._set(
+            programs=tuple(dict.fromkeys((*self.state.programs, *data["programs"]))),
+            values=tuple((dict(self.state.values) | dict(data.get("values", ()))).items()),
+            batchnorm=self.state.batchnorm or data.get("batchnorm", False),
+        )
+
+    # actions
+
+    def _open_incident(self, data: _Fields, t: float) -> None:
+        number = data["incident"]
+        self._set(incident=Incident(number, t, data["attempt"]), incidents=max(self.state.incidents, number))
+
+    def _begin_attempt(self, data: _Fields, t: float) -> None:
+        overrides = tuple((name, value) for name, value in data.get("overrides", ()))
+        self._set(
+            resume=self._read(data["resume"], CheckpointRef | None),
+            loaded=None,
+            first_step=None,
+            overrides=overrides,
+            begun_with=overrides,
+            nproc=data.get("nproc"),
+            traced=data.get("trace", False),
+            reason=data["reason"],
+            began_t=t,
+            over_t=None,
+            progress=Progress(),
+            steps_seen=-1,
+        )
+
+    def _report_decision(self, data: _Fields, t: float) -> None:
+        verdict, plan = self._read(data["verdict"], Verdict), self._read(data["plan"], Plan)
+        state, step = self.state, data["step"]
+        if state.incident is not None:
+            state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+        if plan.strategy not in _NO_FAILURE:
+            changes = bool(plan.changes or plan.poison or plan.exclude or plan.nproc is not None)
+            failure = Failure(
+                data["attempt"],
+                t,
+                verdict.cause,
+                verdict.fingerprint,
+                step,
+                before_first_step=False,  # format 1 did not say; False keeps the more lenient rule
+                charged=plan.charged and verdict.cause is not Cause.PREEMPTED,
+                rung=plan.strategy,
+                gpu=plan.exclude[0] if plan.exclude else "",
+                resumed=state.resume.path if state.resume else "",
+                changed=changes,
+            )
+            counts = dict(state.recurrences)
+            counts[verdict.fingerprint] = counts.get(verdict.fingerprint, 0) + (not changes)
+            suspect = [s for s in (state.suspect_until, step) if s is not None and plan.poison]
+            state = changed(
+                state,
+                failures=(*state.failures, failure)[-_KEPT_FAILURES:],
+                failed=state.failed + 1,
+                recurrences=tuple(counts.items()),
+                overrides=tuple((dict(state.overrides) | {c.knob: c.new for c in plan.changes}).items()),
+                nproc=state.nproc if plan.nproc is None else plan.nproc,
+                poisoned=tuple(dict.fromkeys((*state.poisoned, *plan.poison))),
+                steps_back=state.steps_back + len(plan.poison),
+                suspect_until=max(suspect, default=state.suspect_until),
+            )
+        self.state = state

@@ -1,0 +1,290 @@
+"""What a journal tells about a job, for those who only read: where it stands, and each incident from beginning to end.
+
+In: the records of one journal, in order. Out: a `History` value. `decide` is not run for it: what was decided stands in the
+records. The bulk of a journal is progress that led to nothing; of those only the newest is looked at, which keeps a week's journal
+under half a second. What cannot be understood (a later version's event) is passed over. Owns no state beyond the one reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.core import actions as act
+from supervisor.core import events
+from supervisor.core.model import Evidence, Progress, RankExit, RankInfo
+from supervisor.core.state import Stage
+from supervisor.journal.records import (
+    RESTORED,
+    Damage,
+    Ended,
+    EventTaken,
+    Header,
+    Note,
+    Record,
+    RunBegan,
+    action_of,
+    check_version,
+    decode,
+    event_of,
+    frames,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from supervisor.core.model import CheckpointRef
+
+_PROGRESS = b'"kind":"event","body":{"event":"ProgressObserved"'
+_NO_ACTIONS = b'"actions":[]}}'
+#: An opening that stands nowhere in the journal because the supervisor died before it could write one.
+_DIED = "supervise ended without a word while this attempt ran"
+
+
+@dataclass(slots=True)
+class Round:
+    """One failure within an incident, and what was done about it. Times are those of the events; None is: not recorded."""
+
+    attempt: int
+    deaths: list[tuple[float, RankExit]] = field(default_factory=list)
+    ended_t: float | None = None
+    evidence: tuple[Evidence, ...] = ()
+    decision: act.ReportDecision | None = None
+    decided_t: float | None = None
+    selected: events.CheckpointSelected | None = None
+    began: int | None = None
+    began_t: float | None = None
+
+
+@dataclass(slots=True)
+class Incident:
+    """One incident. `progress` is what was last seen before it; `died_t` is the last word of a supervisor that died within it."""
+
+    number: int
+    run_id: str
+    opened_t: float
+    rank: int | None
+    summary: str
+    progress: Progress
+    rounds: list[Round]
+    resumed: act.ReportResume | None = None
+    resumed_t: float = 0.0
+    closed_t: float | None = None
+    outcome: str = "open"
+    exit_code: int | None = None
+    died_t: float | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """A job on one node, as far as its journal tells."""
+
+    header: Header | None = None
+    run: RunBegan | None = None
+    end: Ended | None = None
+    attempt: int = 0
+    stage: str = "new"
+    ranks: tuple[RankInfo, ...] = ()
+    world_size: int = 0  # of the current attempt, or the last one
+    progress: Progress = field(default_factory=Progress)
+    incidents: list[Incident] = field(default_factory=list)
+    first_deaths: dict[int, int] = field(default_factory=dict)
+    last_t: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    incidents_before: int = 0
+    restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
+
+    @property
+    def open_incident(self) -> Incident | None:
+        """The incident that is not closed; at most the last one can be."""
+        last = self.incidents[-1] if self.incidents else None
+        return last if last is not None and last.closed_t is None else None
+
+    def with_our_death(self) -> None:
+        """Tell what the journal could not, once it is known that its supervisor is gone and wrote no end."""
+        if self.run is None or self.end is not None or self.stage == Stage.ENDED:
+            return
+        incident = self.open_incident
+        if incident is None:
+            number = (self.incidents[-1].number if self.incidents else self.incidents_before) + 1
+            incident = Incident(number, self.run.run_id, self.last_t, None, _DIED, self.progress, [Round(self.attempt)])
+            self.incidents.append(incident)
+        incident.died_t = self.last_t
+        incident.outcome = "supervise died"
+
+
+def read_history(path: Path) -> History:
+    """Read the journal at `path`. Raises OSError, and SuperviseError (78) for a newer format."""
+    reading = _Reading()
+    for rec in frames(path):
+        if isinstance(rec, Damage):
+            reading.history.problems += [] if rec.torn else [str(rec)]
+        elif _PROGRESS in rec[:200] and rec.endswith(_NO_ACTIONS):
+            reading.last_progress = rec
+        else:
+            record = decode(rec)
+            if record is not None:
+                if isinstance(record.body, Header):
+                    check_version(path, record.body)
+                reading.take(record)
+    reading.settle_progress()
+    return reading.history
+
+
+def read_earlier(path: Path) -> History:
+    """Read the file of an earlier run, after which a new one was started: its supervisor is gone. Raises as read_history."""
+    history = read_history(path)
+    history.with_our_death()
+    _abandon(history, history.last_t)
+    return history
+
+
+def _abandon(history: History, t: float) -> None:
+    """Close what is open: a new run began, and nobody else will."""
+    incident = history.open_incident
+    if incident is not None:
+        incident.closed_t = t
+        if incident.died_t is None:
+            incident.outcome = "left open, a new run was started"
+
+
+class _Reading:
+    """The history while it is being read."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.last_progress: bytes | None = None
+        self.resume: CheckpointRef | None = None
+        self.seq = 0
+
+    def take(self, record: Record) -> None:
+        if record.seq <= self.seq:
+            return
+        self.seq = record.seq
+        history, body = self.history, record.body
+        history.last_t = max(history.last_t, record.t)
+        if isinstance(body, Header):
+            history.header = history.header or body
+        elif isinstance(body, RunBegan):
+            self.settle_progress()
+            if history.run is None:
+                history.incidents_before = body.incidents_before or 0
+            history.run, history.end, history.restored = body, None, ""
+            if not body.continues:
+                _abandon(history, record.t)
+                history.attempt, history.ranks, history.progress, self.resume = 0, (), Progress(), None
+                history.first_deaths = {}
+        elif isinstance(body, Ended):
+            self.settle_progress()
+            history.end, history.ranks = body, ()
+            self.ended(body.exit_code)
+        elif isinstance(body, Note) and body.name == RESTORED:
+            history.restored = body.text
+        elif isinstance(body, EventTaken):
+            self.settle_progress()
+            self.take_event(body)
+
+    def settle_progress(self) -> None:
+        """Take over the newest progress that was passed over."""
+        rec, self.last_progress = self.last_progress, None
+        record = decode(rec) if rec is not None else None
+        if record is not None and isinstance(record.body, EventTaken):
+            self.history.last_t = max(self.history.last_t, record.t)
+            self.take_event(record.body)
+
+    def take_event(self, taken: EventTaken) -> None:
+        history = self.history
+        history.attempt, history.stage = taken.attempt, taken.stage
+        try:
+            event = event_of(taken)
+        except (KeyError, msgspec.ValidationError):
+            return
+        # what came of an event follows it, except for the opening: the event that opens an incident belongs to it
+        told = list(_actions(taken))
+        for action in told:
+            if isinstance(action, act.OpenIncident):
+                self.open(action, event.t)
+        self.on_event(event)
+        for action in told:
+            self.on_action(action, event.t)
+
+    def ended(self, exit_code: int) -> None:
+        """Tell with which code the incident was given up; that of an end before this one keeps its own."""
+        last = self.history.incidents[-1] if self.history.incidents else None
+        if last is not None and last.outcome == "given_up" and last.exit_code is None:
+            last.exit_code = exit_code
+
+    def open(self, action: act.OpenIncident, t: float) -> None:
+        run_id = self.history.run.run_id if self.history.run else ""
+        first = Round(action.attempt)
+        self.history.incidents.append(
+            Incident(action.incident, run_id, t, action.rank, action.summary, self.history.progress, [first]),
+        )
+
+    def round(self, attempt: int) -> Round:
+        """Return the open incident's round of this attempt, or one that nobody will see."""
+        incident = self.history.open_incident
+        if incident is None:
+            return Round(attempt)
+        if incident.rounds[-1].attempt != attempt:
+            incident.rounds.append(Round(attempt))
+        return incident.rounds[-1]
+
+    def on_event(self, event: events.Event) -> None:
+        history = self.history
+        if isinstance(event, (events.AttemptStarted, events.RanksFound)):
+            history.ranks, history.world_size = event.ranks, event.world_size
+        elif isinstance(event, events.ProgressObserved):
+            history.progress = self.progress_of(event)
+        elif isinstance(event, events.RankExited):
+            if event.exit.failed:
+                history.first_deaths.setdefault(event.attempt, event.exit.rank)
+                self.round(event.attempt).deaths.append((event.t, event.exit))
+        elif isinstance(event, events.AttemptEnded):
+            history.ranks = ()
+            if history.open_incident is not None and event.outcome != "succeeded":
+                self.round(event.attempt).ended_t = event.t
+        elif isinstance(event, events.EvidenceCollected):
+            self.round(event.attempt).evidence = event.evidence
+        elif isinstance(event, events.CheckpointSelected) and (incident := history.open_incident) is not None:
+            incident.rounds[-1].selected = event
+
+    def progress_of(self, event: events.ProgressObserved) -> Progress:
+        """As the core counts it: an absolute step where one is known, else steps since the resume."""
+        if event.step is not None:
+            return Progress(event.step, relative=False, phase=event.phase)
+        base = self.resume.step if self.resume is not None else None
+        if base is not None and event.steps_seen >= 0:
+            return Progress(base + event.steps_seen, relative=True, phase=event.phase)
+        step = event.steps_seen if event.steps_seen > 0 else None
+        return Progress(step, relative=step is not None, phase=event.phase)
+
+    def on_action(self, action: act.Action, t: float) -> None:
+        history = self.history
+        incident = history.open_incident
+        if isinstance(action, act.BeginAttempt):
+            self.resume = action.resume
+            if incident is not None:
+                incident.rounds[-1].began, incident.rounds[-1].began_t = action.attempt, t
+        elif isinstance(action, act.ReportDecision):
+            one = self.round(action.attempt)
+            one.decision, one.decided_t = action, t
+        elif isinstance(action, act.ReportResume) and incident is not None:
+            incident.resumed, incident.resumed_t = action, t
+        elif isinstance(action, act.CloseIncident) and incident is not None and action.outcome == "withdrawn":
+            history.incidents.remove(incident)
+        elif isinstance(action, act.CloseIncident) and incident is not None:
+            incident.closed_t, incident.outcome = t, action.outcome
+        elif isinstance(action, act.Finish):
+            self.ended(action.exit_code)
+
+
+def _actions(taken: EventTaken) -> Iterable[act.Action]:
+    for name, data in taken.actions:
+        try:
+            yield action_of(name, data)
+        except (KeyError, msgspec.ValidationError):
+            continue

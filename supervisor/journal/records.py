@@ -1,0 +1,347 @@
+"""The journal's records: bytes on one side, values on the other (docs/journal-format.md is the format).
+
+In: bodies (`RunBegan`, `EventTaken`, …) and the core's events and actions; out: framed lines, and the same values back. What can fail: a
+line that does not check is `Damage`, a value; a newer major version is a SuperviseError with exit code 78. Owns no state and no file.
+
+msgspec does the work. The core's dataclasses carry no tag, so the name of the class is written beside its fields and looked up in the two
+closed unions when read: nothing that a journal says can name anything else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import MISSING, dataclass, field, is_dataclass
+from dataclasses import fields as fields_of
+from datetime import UTC, datetime
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from checkpointing.io import durable
+from supervisor.core import actions, events
+from supervisor.errors import ExitCode, SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from supervisor.core.actions import Action
+    from supervisor.core.events import Event
+
+MAJOR, MINOR = 2, 0
+VERSION = f"{MAJOR}.{MINOR}"
+EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(events.Event)}
+ACTIONS: dict[str, type[Action]] = {c.__name__: c for c in get_args(actions.Action)}
+
+_OPEN = b'{"crc":"'
+_FRAME = re.compile(rb'\{"crc":"([0-9a-f]{8})","len":([0-9]{1,10}),"rec":')
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the file is. `version` is MAJOR.MINOR of the format."""
+
+    job: str
+    node: str
+    version: str = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegan:
+    """A supervisor took the job over. pid, start_ticks (field 22 of /proc/PID/stat) and boot_id name it for as long as it lives.
+
+    `scratch` is the directory in memory where its attempts' heartbeats are. `incidents_before` is set where a new run begins: how many
+    incidents the job had before it.
+    """
+
+    run_id: str
+    command: tuple[str, ...] = ()
+    command_digest: str = ""
+    supervise: str = ""
+    pid: int = 0
+    start_ticks: int = 0
+    boot_id: str = ""
+    scratch: str = ""
+    continues: bool = False
+    incidents_before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventTaken:
+    """One event and what `decide` made of it: attempt and stage are those of the state after it.
+
+    state: the fields of the state after it that changed; where `whole`, all that differ from those of a fresh state. Journals of format 1
+    have neither.
+    """
+
+    event: str
+    data: dict[str, Any]
+    attempt: int = 0
+    stage: str = ""
+    state: dict[str, Any] = field(default_factory=dict)
+    whole: bool = False
+    actions: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+    def first(self, name: str) -> dict[str, Any] | None:
+        """Return the fields of the first action of this name, or None."""
+        return next((data for action, data in self.actions if action == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over. A record of an earlier version may have `clean` too, which was always true."""
+
+    exit_code: int
+    reason: str = ""
+
+
+#: The name of the note that says what a mirror gave before the first attempt.
+RESTORED = "checkpoint_restored"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A fact beside the events. `data` holds JSON values."""
+
+    name: str
+    text: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+Body = Header | RunBegan | EventTaken | Ended | Note
+KINDS: dict[str, type[Body]] = {"header": Header, "run": RunBegan, "event": EventTaken, "end": Ended, "note": Note}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record that checks. `body` is None for a kind of a later minor version."""
+
+    seq: int
+    t: float
+    wall: str
+    kind: str
+    body: Body | None
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that are no record, `torn` where they are merely the unfinished end. offset and length are bytes."""
+
+    offset: int
+    length: int
+    torn: bool = False
+
+    def __str__(self) -> str:
+        """Say what was found, and where."""
+        what = "unfinished record at the end" if self.torn else "damaged record"
+        return f"{what}: {self.length} bytes at offset {self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Envelope:
+    seq: int
+    kind: str
+    body: msgspec.Raw
+    t: float = 0.0
+    wall: str = ""
+
+
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+_BODIES: dict[str, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(cls) for kind, cls in KINDS.items()}
+
+
+def to_json(value: object) -> bytes:
+    """Return `value` as one line of JSON. Text with lone surrogates (a path that is not UTF-8) is kept, by escapes."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode("ascii")
+
+
+def wall_text(wall_s: float) -> str:
+    """Return seconds since 1970 as 2026-09-21T14:13:20.250Z."""
+    return datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def event_taken(  # noqa: PLR0913 (a record's fields)
+    event: Event, taken: Iterable[Action], *, attempt: int, stage: str, state: dict[str, Any] | None = None, whole: bool = False
+) -> EventTaken:
+    """Return the record of an event: its fields and those of the actions, each under the name of its class."""
+    acts = tuple((type(a).__name__, _fields(a)) for a in taken)
+    return EventTaken(type(event).__name__, _fields(event), attempt, stage, state or {}, whole, acts)
+
+
+def _fields(value: Event | Action) -> dict[str, Any]:
+    """Shallow: msgspec writes the values below by itself."""
+    return {f.name: getattr(value, f.name) for f in fields_of(value)}
+
+
+def event_of(taken: EventTaken) -> Event:
+    """Return the event again. Raises KeyError for a name, and msgspec.ValidationError for fields, that this version does not know."""
+    return msgspec.convert(taken.data, type=EVENTS[taken.event])
+
+
+def action_of(name: str, data: dict[str, Any]) -> Action:
+    """Return an action again. Raises as `event_of` does."""
+    return msgspec.convert(data, type=ACTIONS[name])
+
+
+def fitting(value: Any, kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 (JSON on one side, any type of the core on the other)
+    """Return `value` as `kind`, without the parts of it that do not fit. Raises msgspec.ValidationError where nothing does."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        refused = error
+    if get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis and isinstance(value, list):
+        kept = []
+        for one in value:
+            try:
+                kept.append(fitting(one, get_args(kind)[0], problems))
+            except msgspec.ValidationError as error:
+                problems.append(str(error))
+        return tuple(kept)
+    if isinstance(kind, UnionType):
+        return fitting(value, next(one for one in get_args(kind) if one is not type(None)), problems)
+    if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str) and "UNKNOWN" in kind.__members__:
+        problems.append(f"{kind.__name__.lower()} {value!r} is unknown to this version")
+        return kind["UNKNOWN"]
+    if is_dataclass(kind) and isinstance(value, dict):
+        return _fitting_fields(value, kind, problems)
+    raise refused
+
+
+def _fitting_fields(value: dict[str, Any], kind: Any, problems: list[str]) -> Any:  # noqa: ANN401 (any dataclass of the core)
+    kept = {}
+    for known in fields_of(kind):
+        if known.name not in value:
+            continue
+        try:
+            kept[known.name] = fitting(value[known.name], kinds_of(kind)[known.name], problems)
+        except msgspec.ValidationError as error:
+            if known.default is MISSING:
+                raise
+            problems.append(f"{known.name}: {error}")
+    try:
+        return kind(**kept)
+    except TypeError as error:  # a field without a default is missing
+        raise msgspec.ValidationError(str(error)) from error
+
+
+@cache
+def kinds_of(cls: Any) -> dict[str, Any]:  # noqa: ANN401 (any dataclass)
+    """Return the types of a dataclass's fields."""
+    return get_type_hints(cls)
+
+
+def encode(seq: int, t: float, wall_s: float, body: Body) -> bytes:
+    """Return the framed line of a record, with its line feed."""
+    kind = _KIND_OF[type(body)]
+    head = f'{{"seq":{seq},"t":{t!r},"wall":"{wall_text(wall_s)}","kind":"{kind}","body":'
+    return frame(head.encode("ascii") + to_json(body) + b"}")
+
+
+def frame(rec: bytes) -> bytes:
+    """Return the line that carries `rec`."""
+    return b'{"crc":"%08x","len":%d,"rec":%s}\n' % (zlib.crc32(rec), len(rec), rec)
+
+
+def unframe(line: bytes, start: int = 0) -> bytes | None:
+    """Return the record in `line` from `start` on, or None where it does not check."""
+    found = _FRAME.match(line, start)
+    if found is None:
+        return None
+    size = int(found[2])
+    end = found.end() + size
+    rec = line[found.end() : end]
+    if len(rec) != size or line[end:] != b"}\n" or zlib.crc32(rec) != int(found[1], 16):
+        return None
+    return rec
+
+
+def decode(rec: bytes) -> Record | None:
+    """Return the record that these bytes are; None where they check and yet are no record of a version that this one reads."""
+    try:
+        env = _ENVELOPE.decode(rec)
+        body = _BODIES[env.kind].decode(env.body) if env.kind in _BODIES else None
+    except (UnicodeDecodeError, RecursionError):
+        return None
+    except msgspec.DecodeError:
+        return _decode_leniently(rec)
+    return Record(env.seq, env.t, env.wall, env.kind, body)
+
+
+def _decode_leniently(rec: bytes) -> Record | None:
+    """Do as `decode`: msgspec refuses the escapes of lone surrogates, the standard library does not."""
+    try:
+        raw = json.loads(rec)
+        kind = raw["kind"]
+        body: Body | None = msgspec.convert(raw["body"], type=KINDS[kind]) if kind in KINDS else None
+        return Record(int(raw["seq"]), float(raw.get("t", 0.0)), str(raw.get("wall", "")), kind, body)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def scan(path: Path) -> Iterator[Record | Damage]:
+    """Yield what the journal holds, in order; no file at all is an empty journal.
+
+    A second copy of a record is skipped. Raises OSError, and SuperviseError (78) at the header of a newer major version.
+    """
+    last = 0
+    for rec in frames(path):
+        found = rec if isinstance(rec, Damage) else decode(rec)
+        if found is None:
+            found = Damage(-1, len(rec) if isinstance(rec, bytes) else 0)
+        if isinstance(found, Record):
+            if isinstance(found.body, Header):
+                check_version(path, found.body)
+            if found.seq <= last:
+                continue
+            last = found.seq
+        yield found
+
+
+def frames(path: Path) -> Iterator[bytes | Damage]:
+    """Yield the bytes of each record that checks, and the damage between them. Reads as it goes: memory is that of one line."""
+    try:
+        fd = durable.open_regular(str(path))
+    except FileNotFoundError:
+        return
+    with open(fd, "rb") as file:  # noqa: PTH123 (a descriptor)
+        offset = 0
+        for line in file:
+            rec = unframe(line)
+            if rec is not None:
+                yield rec
+            elif not line.endswith(b"\n"):
+                yield Damage(offset, len(line), torn=True)
+            else:
+                yield from _rescued(line, offset)
+            offset += len(line)
+
+
+def _rescued(line: bytes, offset: int) -> Iterator[bytes | Damage]:
+    """A torn record may be followed by a whole one on the same line. The opening of a frame cannot occur inside a JSON string."""
+    start = line.find(_OPEN, 1)
+    while start >= 0:
+        rec = unframe(line, start)
+        if rec is not None:
+            yield Damage(offset, start)
+            yield rec
+            return
+        start = line.find(_OPEN, start + 1)
+    yield Damage(offset, len(line))
+
+
+def check_version(path: Path, header: Header) -> None:
+    """Raise SuperviseError (78) where the file's major version is newer than this code."""
+    major = header.version.partition(".")[0]
+    if not major.isdigit() or int(major) > MAJOR:
+        message = f"reading the journal: {path}: a newer supervise wrote it (format {header.version}; this one reads up to {VERSION})"
+        hint = "Install that version again (`pip install -U`), or begin anew in another directory with --state-dir."
+        raise SuperviseError(message, hint=hint, exit_code=ExitCode.CONFIG)

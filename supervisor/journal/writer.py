@@ -1,0 +1,309 @@
+"""The journal's writer: records go in at once, a thread of its own brings them to the disk.
+
+In: bodies (supervisor/journal/records.py) and decisions, from the deciding thread. Out: a line each in `journal.jsonl`, and word to a
+`Listener` of what is durable and whether the disk answers. What can fail: nothing towards the caller. A full, slow or hung disk
+leaves the records in memory (bounded, counted), tells `degraded` once, and `recovered` when all is down. Only `open_journal` raises:
+for a newer format.
+
+Two threads, because the one that is stuck in a write cannot say so: the writer owns the file, the teller owns the listener's ear, so
+that word comes in order and never from under the lock. What both and the caller share is `_Shared`, under one condition.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from supervisor.classify import redact
+from supervisor.core.state import JobState
+from supervisor.journal import records
+from supervisor.journal.file import JournalFile, OsFiles, earlier
+from supervisor.journal.records import VERSION, Header, Note, RunBegan, event_taken
+from supervisor.journal.state import difference, read_past
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supervisor.core.actions import Action
+    from supervisor.core.events import Event
+    from supervisor.journal.file import FileOperations
+    from supervisor.journal.records import Body
+    from supervisor.journal.state import Past
+
+#: No answer of the disk for this long is said, and decisions stop waiting for it.
+ANSWER_DEADLINE_S = 5.0
+RETRY_FIRST_S = 0.1
+RETRY_CAP_S = 5.0
+#: What waits in memory while the disk does not take it; what need not be durable gets half of it.
+PENDING_CAP_BYTES = 32 << 20
+#: One write, so that a disk with little room left still takes something.
+BATCH_BYTES = 1 << 20
+_FRESH = JobState()
+
+
+class Listener(Protocol):
+    """Who hears of the journal. Called from the journal's thread: put it into a queue and return."""
+
+    def journal_synced(self, seq: int) -> None:
+        """Every record up to `seq` is durable."""
+        ...
+
+    def journal_degraded(self, text: str) -> None:
+        """The disk does not take the records; they wait in memory. Told once, until recovered."""
+        ...
+
+    def journal_recovered(self) -> None:
+        """All that waited is durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the journal does. `lost` counts records that memory had no room for; `trouble` is empty where the disk answers."""
+
+    trouble: str
+    synced_seq: int
+    pending_records: int
+    pending_bytes: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    seq: int
+    line: bytes
+    durable: bool
+    taken_at: float
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What caller, writer and teller share, under `Journal._changed`."""
+
+    next_seq: int
+    waiting: deque[_Pending] = field(default_factory=deque)  # the oldest first; it stays here until it is written
+    waiting_bytes: int = 0
+    written_seq: int = 0
+    synced_seq: int = 0
+    lost: int = 0
+    lost_untold: int = 0
+    trouble: str = ""
+    words: list[Callable[[], None]] = field(default_factory=list)
+    closing: bool = False
+    through: bool = False  # the writer has ended
+
+
+class Journal:
+    """The writer. Its methods may be called from any thread and never wait for the disk, but for `close`."""
+
+    def __init__(self, path: Path, file: JournalFile, next_seq: int, listener: Listener) -> None:
+        self.path = path
+        self._file = file
+        self._listener = listener
+        self._recorded: JobState | None = None  # the last state that a record holds, whole or as a difference
+        self._changed = threading.Condition()
+        self._shared = _Shared(next_seq)
+        self._hurry = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._write, name="journal-writer", daemon=True),
+            threading.Thread(target=self._tell, name="journal-teller", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def append(self, body: Body, *, t: float, durable: bool = False) -> int:
+        """Take a record and return its number. `t` is the time on the supervisor's clock. Secrets in a command become digests here."""
+        if isinstance(body, RunBegan):
+            body = replace(body, command=redact.command(body.command))
+        with self._changed:
+            return self._take(body, t, durable=durable)
+
+    def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
+        """Take a decision: the event, what `decide` answered, and the state after it.
+
+        The state is written whole beside a durable decision, and where the record before it was lost; else what changed of it.
+        """
+        with self._changed:
+            whole = durable or self._recorded is None
+            fields = difference(state, _FRESH if whole or self._recorded is None else self._recorded)
+            taken = event_taken(event, actions, attempt=state.attempt, stage=state.stage.value, state=fields, whole=whole)
+            lost = self._shared.lost
+            seq = self._take(taken, event.t, durable=durable)
+            self._recorded = state if self._shared.lost == lost else None
+            return seq
+
+    def health(self) -> Health:
+        """Return how the journal does."""
+        with self._changed:
+            shared = self._shared
+            return Health(shared.trouble, shared.synced_seq, len(shared.waiting), shared.waiting_bytes, shared.lost)
+
+    def close(self, deadline_s: float) -> bool:
+        """Bring everything to the disk, at most until the deadline. True: all that was ever taken is durable."""
+        until = time.monotonic() + deadline_s
+        with self._changed:
+            self._shared.closing = True
+            self._changed.notify_all()
+        self._hurry.set()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        with self._changed:
+            return self._shared.through and not self._shared.lost
+
+    def _take(self, body: Body, t: float, *, durable: bool) -> int:
+        shared = self._shared
+        seq = shared.next_seq
+        shared.next_seq += 1
+        line = records.encode(seq, t, time.time(), body)
+        if shared.waiting_bytes + len(line) > (PENDING_CAP_BYTES if durable else PENDING_CAP_BYTES // 2):
+            shared.lost += 1
+            shared.lost_untold += 1
+            return seq
+        shared.waiting.append(_Pending(seq, line, durable, time.monotonic()))
+        shared.waiting_bytes += len(line)
+        if len(shared.waiting) == 1:  # both sleep without a deadline only while nothing waits
+            self._changed.notify_all()
+        return seq
+
+    # the writer
+
+    def _write(self) -> None:
+        delay_s = RETRY_FIRST_S
+        while True:
+            batch = self._next_batch()
+            sync = not batch or any(p.durable for p in batch) or bool(self._shared.trouble)
+            try:
+                self._file.append(b"".join(p.line for p in batch), sync=sync)
+            except OSError as error:
+                self._degrade(f"{self.path}: {error.strerror}")
+                self._hurry.wait(delay_s)
+                if self._hurry.is_set():
+                    time.sleep(RETRY_FIRST_S)
+                delay_s = min(2 * delay_s, RETRY_CAP_S)
+                continue
+            delay_s = RETRY_FIRST_S
+            self._written(batch, sync=sync)
+            if not batch and self._shared.closing:
+                break
+        self._file.close()
+        with self._changed:
+            self._shared.through = True
+            self._changed.notify_all()
+
+    def _next_batch(self) -> list[_Pending]:
+        """Return what to write next, waiting for it. An empty batch says: sync, since there was trouble, or it is the end."""
+        shared = self._shared
+        with self._changed:
+            while not (shared.waiting or shared.trouble or shared.closing):
+                self._changed.wait()
+            batch: list[_Pending] = []
+            size = 0
+            for pending in shared.waiting:
+                size += len(pending.line)
+                if batch and size > BATCH_BYTES:
+                    break
+                batch.append(pending)
+            return batch
+
+    def _written(self, batch: list[_Pending], *, sync: bool) -> None:
+        shared = self._shared
+        with self._changed:
+            for pending in batch:
+                shared.waiting.popleft()
+                shared.waiting_bytes -= len(pending.line)
+            shared.written_seq = batch[-1].seq if batch else shared.written_seq
+            if sync and shared.synced_seq < shared.written_seq:
+                shared.synced_seq = seq = shared.written_seq
+                self._say(lambda: self._listener.journal_synced(seq))
+            if shared.waiting:
+                return
+            if shared.lost_untold:
+                text = f"{shared.lost_untold} records had no room in memory while the disk did not answer"
+                shared.lost_untold = 0
+                self._take(Note("records_lost", text, {"lost": shared.lost}), time.time(), durable=True)
+            elif shared.trouble and sync:
+                shared.trouble = ""
+                self._say(self._listener.journal_recovered)
+
+    def _degrade(self, text: str) -> None:
+        with self._changed:
+            if not self._shared.trouble:
+                self._say(lambda: self._listener.journal_degraded(text))
+            self._shared.trouble = text
+
+    # the teller
+
+    def _say(self, word: Callable[[], None]) -> None:
+        self._shared.words.append(word)
+        self._changed.notify_all()
+
+    def _tell(self) -> None:
+        while words := self._next_words():
+            for word in words:
+                word()
+
+    def _next_words(self) -> list[Callable[[], None]]:
+        """Return what there is to say, waiting for it and watching the clock; nothing at all when the writer has ended."""
+        shared = self._shared
+        with self._changed:
+            while not shared.words and not shared.through:
+                wait_s = None
+                if shared.waiting and not shared.trouble:
+                    wait_s = shared.waiting[0].taken_at + ANSWER_DEADLINE_S - time.monotonic()
+                    if wait_s <= 0:
+                        self._degrade(f"{self.path}: no answer for {ANSWER_DEADLINE_S:g} s")
+                        break
+                self._changed.wait(wait_s)
+            words, shared.words = shared.words, []
+            return words
+
+
+def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
+    path: Path,
+    *,
+    job: str,
+    node: str,
+    listener: Listener,
+    continues: Callable[[Past], bool] | None = None,
+    files: FileOperations | None = None,
+) -> tuple[Journal, Past]:
+    """Read the journal at `path`, begin to write to it, and return the writer and what was in it.
+
+    Where `continues` says of what was found that its run does not go on, a new file is begun, and the old one is kept beside. The caller
+    holds the job's lock. A file that cannot be read, or holds no record, is set aside once the directory allows it. Raises SuperviseError
+    (78) for a format that is newer than ours; an OSError never, since the writer tells it as `degraded`.
+    """
+    problem = ""
+    try:
+        past = read_past(records.scan(path))
+    except OSError as error:
+        past = read_past(())
+        problem = f"{path}: {error.strerror}"
+    if past.last_run is None:
+        past = _with_earlier(path, past)
+    anew = continues is not None and past.events > 0 and not continues(past)
+    if anew:
+        past = past.begun_anew()
+    file = JournalFile(path, files or OsFiles(), set_aside=not past.records, anew=anew)
+    journal = Journal(path, file, 1 if anew or not past.records else past.next_seq, listener)
+    if anew or past.version != VERSION:
+        journal.append(Header(job, node), t=time.time(), durable=True)
+    if problem:
+        journal.append(Note("journal_unreadable", problem), t=time.time(), durable=True)
+    return journal, past
+
+
+def _with_earlier(path: Path, past: Past) -> Past:
+    """Return what is known where no run stands in the file: its beginning never reached the disk; the last run is in the file before."""
+    for older in earlier(path)[:1]:
+        with suppress(OSError):
+            before = read_past(records.scan(older))
+            unrecorded = before.unrecorded_incidents
+            known = replace(past, last_run=before.last_run, last_end=before.last_end, unrecorded_incidents=unrecorded)
+            return replace(known, state=before.state).begun_anew()
+    return past

@@ -1,0 +1,1 @@
+"""Knobs: how a command that we did not write is read and changed."""

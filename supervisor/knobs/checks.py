@@ -1,0 +1,85 @@
+"""What must hold of the places of one job's knobs together: each a place of its own, and DeepSpeed's keys not in two hands.
+
+In: the knobs as they are bound, the script's arguments, the working directory. Out: nothing, or SuperviseError (64 or 78, as the caller
+says). Nothing else can fail, and nothing is owned. What holds of one knob by itself is in supervisor/knobs/job_knobs.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.knobs import config_files, syntax
+from supervisor.knobs.syntax import Binding, Env, FileKey, Flag, Override, Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from supervisor.knobs.job_knobs import Bound
+
+
+def require_apart(bound: Sequence[Bound], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
+    """Refuse two knobs at one place: halving the one would double the other."""
+    taken: dict[tuple[str, ...], Bound] = {}
+    for one in bound:
+        for spelling in (spelling for place in one.places for spelling in _spellings(place, argv, cwd)):
+            other = taken.setdefault(spelling, one)
+            if other.knob.name != one.knob.name:
+                raise SuperviseError(
+                    f"two knobs at one place: {other.knob.name} and {one.knob.name} are both {spelling[-1]}",
+                    hint=f"Declare each by its own: --knob {other.knob.name}=--flag --knob {one.knob.name}=--another.",
+                    exit_code=exit_code,
+                )
+
+
+def _spellings(place: Binding, argv: Sequence[str], cwd: Path) -> list[tuple[str, ...]]:
+    """Return what tells a place from every other, in each way in which it can be written; the last word is for people."""
+    match place:
+        case Flag():
+            return [("flag", name) for name in place.names]
+        case Pair():
+            return [("pair", f"{place.flag} {place.template}")]
+        case Override():
+            return [("override", f"{place.key}=")]
+        case Env():
+            return [("variable", f"${place.name}")]
+        case FileKey():
+            return [("file", str((cwd / (syntax.read(argv, place) or "")).resolve()), place.key)]
+        case _:
+            return []
+
+
+def require_whole_deepspeed(bound: Sequence[Bound], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
+    """Refuse the batch in DeepSpeed's file and the accumulation elsewhere, or the other way, where the file holds both."""
+    by_name = {one.knob.name: one for one in bound}
+    for name, other in (tuple(syntax.DEEPSPEED_KEYS), tuple(syntax.DEEPSPEED_KEYS)[::-1]):
+        here, there = by_name.get(name), by_name.get(other)
+        if here is None or there is None or there.knob.counts == "derived" or {here.knob.by, there.knob.by}.isdisjoint({"declared"}):
+            continue
+        files = {file for place in there.places if isinstance(place, FileKey) and (file := syntax.read(argv, place))}
+        for place in here.places:
+            file = syntax.read(argv, place) if isinstance(place, FileKey) and place.deepspeed else None
+            if file is None or file in files:
+                continue
+            remedy = _left_alone(here.texts[str(cwd / file)], file, other)
+            if remedy:
+                how = f"{name} is in {file}, by which DeepSpeed goes for {other} too, and {other} is {there.knob.how}"
+                raise SuperviseError(
+                    f"half of DeepSpeed's batch: {how}",
+                    hint=f"Declare {remedy}; where the script wants {there.knob.how} as well, declare both.",
+                    exit_code=exit_code,
+                )
+
+
+def _left_alone(text: str, file: str, other: str) -> str:
+    """Return what would declare the other knob in the file, "" where the file says nothing of it."""
+
+    def is_number(key: str) -> bool:
+        return (config_files.value_at(text, "json", key) or "").isdecimal()
+
+    if is_number(syntax.DEEPSPEED_KEYS[other]):
+        return f"--knob {other}=deepspeed:{file}"
+    if other == "grad_accum" and is_number(syntax.DEEPSPEED_TOTAL):
+        return f"--knob {other}:derived={file}:{syntax.DEEPSPEED_TOTAL}"
+    return ""

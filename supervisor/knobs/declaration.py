@@ -1,0 +1,172 @@
+"""What a person writes to declare a knob, taken apart: NAME[:COUNTS][:VALUE]=WHERE.
+
+In: the text of `--knob`, of SUPERVISE_KNOBS or of a line in the configuration. Out: the knob's name, its binding (knobs/syntax.py), and
+what was said of its value. Can fail: ValueError, whose text is the cause as a person can act on it. Owns nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from supervisor.knobs.syntax import (
+    COUNTS,
+    DEEPSPEED_KEYS,
+    FORMS,
+    KEY,
+    LEAST,
+    NAMES,
+    ON,
+    OVERRIDE,
+    SWITCHES,
+    VARIABLES,
+    Binding,
+    Env,
+    FileKey,
+    Flag,
+    Override,
+    Pair,
+    Placeholder,
+    Word,
+)
+
+_DEEPSPEED = "deepspeed:"
+_ENV = "env:"
+_FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+#: What we, the launcher or the system says to the ranks: another value there takes a job apart.
+_NOT_THEIRS = re.compile(
+    r"SUPERVISE_\w+|TORCHELASTIC_\w+|((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
+    r"|PYTHON(PATH|HOME|STARTUP)|PATH|HOME|LD_\w+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """`NAME[:COUNTS][:VALUE]=WHERE`, taken apart. value: "" where none was given; on: what turns a switch on."""
+
+    name: str
+    binding: Binding
+    value: str = ""
+    counts: str = ""
+    on: str = ""
+
+
+def parse(text: str) -> Declared:
+    """Return what `text` declares. Raises ValueError, whose text is the cause, as a person can act on it."""
+    left, equals, where = text.partition("=")
+    name, *options = left.strip().split(":")
+    if name not in NAMES:
+        raise ValueError(f"there is no knob {name!r}: they are {', '.join(NAMES)}")
+    if name == "resume":
+        raise ValueError("resume has options of its own: --resume-args '--resume {resume}', or [knobs.resume] in the configuration")
+    if not equals or not where.strip():
+        raise ValueError(f"nothing says where {name} is set, as {name}=--flag does")
+    value, counts = "", ""
+    for option in options:
+        if option in COUNTS.get(name, ()):
+            counts = option
+        elif not value and is_value(name, option):
+            value = option
+        else:
+            raise ValueError(f"{option!r} is {expected(name)}, before the first =")
+    place, on = _split_on(where.strip()) if name in SWITCHES else (where.strip(), "")
+    return Declared(name, binding(place, name), value, counts or COUNTS.get(name, ("",))[0], on)
+
+
+def is_value(name: str, text: str) -> bool:
+    """Whether the knob can hold this."""
+    if name in LEAST:
+        return text.isascii() and text.isdigit() and int(text) >= LEAST[name]
+    return text == ON if name in SWITCHES else bool(text)
+
+
+def canonical(name: str, text: str) -> str:
+    """Return what the knob holds as it would be written by us: a number without leading zeros."""
+    return str(int(text)) if name in LEAST and is_value(name, text) else text
+
+
+def expected(name: str, *, only_value: bool = False) -> str:
+    """Return, in words, what stands wrong between a knob's name and its place, or (only_value) as its value."""
+    words = [] if only_value else list(COUNTS.get(name, ()))
+    if name in LEAST:
+        words.append(f"a whole number from {LEAST[name]}")
+    return f"neither of {', '.join(words)}" if len(words) > 1 else f"not {words[0]}" if words else "not known"
+
+
+def _split_on(where: str) -> tuple[str, str]:
+    """Take `=VALUE` off a switch's place. Without one a flag is turned on by standing there (""), and all else by "true"."""
+    place, equals, on = where.rpartition("=")
+    if not equals:
+        return where, "" if where.startswith("-") and ":" not in where else "true"
+    hydra = not place.startswith(("-", _ENV)) and ":" not in place
+    return (f"{place}=" if hydra else place), on
+
+
+def binding(where: str, name: str) -> Binding:
+    """Return the place that `where` names (docs/knobs.md). Raises ValueError."""
+    if where == f"{{{name}}}":
+        return Placeholder(name)
+    if where.startswith(_ENV):
+        return _env(where.removeprefix(_ENV), name)
+    if where.startswith(_DEEPSPEED):
+        return _deepspeed(where.removeprefix(_DEEPSPEED), name)
+    if len(where.split()) > 1:
+        return _pair(where, name)
+    return _flag(where) if where.startswith("-") else _key_somewhere(where)
+
+
+def _env(variable: str, name: str) -> Env:
+    if not _VARIABLE.fullmatch(variable):
+        raise ValueError(f"{variable!r} is no name of a variable")
+    if _NOT_THEIRS.fullmatch(variable) and variable != VARIABLES.get(name):
+        ours = f"; the script may read ${VARIABLES[name]}" if name in VARIABLES else ""
+        raise ValueError(f"${variable} is not the script's to be told a {name} by{ours}")
+    return Env(variable)
+
+
+def _deepspeed(file: str, name: str) -> FileKey:
+    if name not in DEEPSPEED_KEYS:
+        raise ValueError(f"DeepSpeed's file holds {' and '.join(DEEPSPEED_KEYS)}, not {name}")
+    return FileKey(_file(file), DEEPSPEED_KEYS[name], deepspeed=True)
+
+
+def _pair(where: str, name: str) -> Pair:
+    flag, _, template = where.partition(" ")
+    template = template.strip().replace(f"{{{name}}}", "{}")
+    if not _FLAG.fullmatch(flag) or template.count("{}") != 1 or " " in template:
+        raise ValueError(f"{where!r} is no flag with a value that holds {{{name}}}")
+    return Pair(flag, template)
+
+
+def _flag(where: str) -> Flag | FileKey:
+    flag, colon, key = where.partition(":")
+    if not _FLAG.fullmatch(flag.removesuffix("=")):
+        raise ValueError(f"{flag!r} is no flag")
+    if colon:
+        return FileKey(_file(flag), _key(key))
+    return Flag((flag.removesuffix("="),), joined=flag.endswith("="))
+
+
+def _key_somewhere(where: str) -> Override | FileKey:
+    override = OVERRIDE.fullmatch(where)
+    if override is not None and not override["value"]:
+        return Override(override["key"], override["prefix"])
+    path, colon, key = where.rpartition(":")
+    if colon:
+        return FileKey(_file(path), _key(key))
+    raise ValueError(f"{where!r} is no place: --flag, env:NAME, {{NAME}}, key= (Hydra), FILE:key or --config:key")
+
+
+def _file(text: str) -> Flag | Word:
+    if _FLAG.fullmatch(text):
+        return Flag((text,))
+    if not text.endswith(tuple(FORMS)):
+        raise ValueError(f"{text!r} is no flag and no file of a known form ({', '.join(FORMS)})")
+    return Word(text)
+
+
+def _key(text: str) -> str:
+    if not KEY.fullmatch(text):
+        raise ValueError(f"{text!r} is no dotted key")
+    return text

@@ -1,0 +1,199 @@
+"""Which well-known program a command runs, told by identity: the module it runs, or what the script's text imports and calls.
+
+In: a command, the working directory. Out: where the script's own arguments begin, the script's text, and the rows of programs.toml that
+hold for it. A command that does not exist is a SuperviseError where it is asked for; nothing else can fail: what cannot be read or told
+is not recognised. Owns nothing. A flag's name alone never identifies anything; whether the program recognised in a text is the one that
+trains is seen in a rank (supervisor/instrument), by the same names.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.knobs.script_analysis import ScriptText, read_script
+from supervisor.knobs.syntax import NAMES
+from supervisor.launch import torchrun
+from supervisor.launch.plain import LAUNCHERS, is_interpreter, split_python
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TABLE = Path(__file__).with_name("programs.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class KnobRow:
+    """One knob of a program. flags: spellings of one flag; places: flags of which at most one stands. See the head of programs.toml."""
+
+    flags: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    env: str = ""
+    joined: bool = False
+    default: str = ""
+    keyword: str = ""
+    counts: str = ""
+
+    @property
+    def spellings(self) -> tuple[tuple[str, ...], ...]:
+        """Return, for each flag that it may stand at, the flag's names."""
+        return tuple((place,) for place in self.places) or ((self.flags,) if self.flags else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One row of programs.toml."""
+
+    name: str
+    title: str
+    source: str
+    checked: str
+    knobs: dict[str, KnobRow]
+    modules: tuple[str, ...] = ()
+    needs: tuple[tuple[str, ...], ...] = ()
+    executes: str = ""
+    divides: str = ""
+    uncalled: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    configs: tuple[str, ...] = ()
+    deepspeed: tuple[str, ...] = ()
+    file_alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a command runs. `at`: where the script's own arguments begin in the command. kind none: what it is could not be told."""
+
+    kind: Literal["file", "module", "none"]
+    target: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A program that the command runs. seen: by its entry module; otherwise by the script's text, and a rank has the last word."""
+
+    program: Program
+    seen: bool
+
+
+@functools.cache
+def programs() -> tuple[Program, ...]:
+    """Return the rows, in the order in which they are asked."""
+    return tuple(_program(row) for row in tomllib.loads(TABLE.read_text(encoding="utf-8"))["program"])
+
+
+def title(name: str) -> str:
+    """Return what people call the program of this name; the name itself where it is none (a knob that was declared)."""
+    return next((program.title for program in programs() if program.name == name), name)
+
+
+def _program(row: dict[str, Any]) -> Program:
+    knobs = {name: _knob(row[name]) for name in NAMES if name in row}
+    row = {key: value for key, value in row.items() if key not in NAMES}
+    lists = _tuples(row, "modules", "uncalled", "blocks", "configs", "deepspeed")
+    needs = tuple(tuple(names) for names in row.get("needs", ()))
+    rest: dict[str, Any] = {**lists, "checked": str(row["checked"]), "needs": needs, "knobs": knobs}
+    return Program(**(row | rest))
+
+
+def _knob(row: dict[str, Any]) -> KnobRow:
+    lists = _tuples(row, "flags", "places")
+    rest: dict[str, Any] = {**lists, "default": str(row.get("default", ""))}
+    return KnobRow(**(row | rest))
+
+
+def _tuples(row: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: tuple(row[key]) for key in keys if key in row}
+
+
+def require_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise SuperviseError where the command's first word cannot be run."""
+    if shutil.which(command[0], path=environ.get("PATH")) is None:
+        message = f"no such command: {command[0]}: it is not on PATH, or not executable"
+        raise SuperviseError(message, hint="Check its spelling, or give its whole path behind `--`.", exit_code=ExitCode.USAGE)
+
+
+def locate(command: Sequence[str], path: str | None = None) -> Script:
+    """Return what the command runs. What stands before torchrun, a launcher or an interpreter (srun, env, nsys) is passed over."""
+    for start in range(len(command)):
+        words = command[start:]
+        found = _torchrun(words, path) or _python(words) or _launched(words)
+        if found is not None:
+            return Script(found.kind, found.target, start + found.at)
+    if command and command[0].endswith(".py"):
+        return Script("file", command[0], 1)
+    return Script("none", "", min(1, len(command)))
+
+
+def _torchrun(words: Sequence[str], path: str | None) -> Script | None:
+    run = torchrun.recognise(words, path=path)
+    if run is None:
+        return None
+    at = len(words) - len(torchrun.script_arguments(run))
+    before, target = words[: at - 1], words[at - 1]
+    if any(word in ("-m", "--module") for word in before[len(run.head) :]):
+        return Script("module", target, at)
+    return Script("file" if target.endswith(".py") else "none", target, at)
+
+
+def _python(words: Sequence[str]) -> Script | None:
+    if not words or not is_interpreter(words[0]):
+        return None
+    python = split_python(words)
+    if python is None:
+        return None
+    at = len(words) - len(python.arguments)
+    head = python.target.partition(".")[0]
+    if (python.kind == "module" and head in LAUNCHERS) or (python.kind == "script" and Path(python.target).name in LAUNCHERS):
+        return _behind_launcher(words, at)
+    if python.kind == "module":
+        return Script("module", python.target, at)
+    return Script("file" if python.kind == "script" else "none", python.target, at)
+
+
+def _launched(words: Sequence[str]) -> Script | None:
+    if Path(words[0]).name not in LAUNCHERS - {"srun", "mpirun", "horovodrun", "pdsh"}:
+        return None
+    return _behind_launcher(words, 1)
+
+
+def _behind_launcher(words: Sequence[str], at: int) -> Script | None:
+    """accelerate, deepspeed: the first word that is a Python file, or the one behind -m, ends the launcher's own arguments."""
+    for i in range(at, len(words)):
+        if words[i] in ("-m", "--module") and i + 1 < len(words):
+            return Script("module", words[i + 1], i + 2)
+        if words[i].endswith(".py"):
+            return Script("file", words[i], i + 1)
+    return None
+
+
+def text_of(script: Script, cwd: Path) -> ScriptText:
+    """Return what the script's text says; nothing for a module, which only the interpreter can find."""
+    return read_script(cwd / script.target) if script.kind == "file" else ScriptText()
+
+
+def recognise(script: Script, text: ScriptText) -> tuple[Recognised, ...]:
+    """Return the programs that the script is, in the order of the table."""
+    found = []
+    for program in programs():
+        if script.kind == "module" and script.target in program.modules:
+            found.append(Recognised(program, seen=True))
+        elif _says_so(program, text):
+            found.append(Recognised(program, seen=False))
+    return tuple(found)
+
+
+def _says_so(program: Program, text: ScriptText) -> bool:
+    if program.executes:
+        return program.executes in text.executed and program.divides in text.divided
+    return (
+        bool(program.needs)
+        and all(text.used.intersection(names) for names in program.needs)
+        and not text.called.intersection(program.uncalled)
+    )

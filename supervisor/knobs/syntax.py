@@ -1,0 +1,296 @@
+"""How a command line that we did not write is read and changed, one thing at a time.
+
+In: the words that a script gets, and a binding: where in them a knob stands. Out: the knob's value as text, or the words with that one
+value changed and every other word as it was. Nothing can fail, and nothing is owned. What a person writes for a binding is read by
+knobs/declaration.py; what holds of the bindings of one job is in supervisor/knobs/job_knobs.py.
+
+A binding is one of
+    Flag         --batch-size 32 | --batch-size=32 | -b 32 | -b32; of several the last counts, as argparse has it; absent: appended
+    Pair         --set batch=32: a flag whose value is a template; absent together with its flag: both are appended
+    Override     trainer.batch_size=32, +trainer.batch_size=32: Hydra's words; absent: behind the last override
+    Placeholder  {batch_size} anywhere in the command, which is a template of ours then
+    Env          a variable: no word of the command
+    FileKey      a key in a file that the command names by a word or a flag of its own: the word is set to the path of a copy
+What stands behind a `--` is the script's own business: it is neither read nor changed, and what is appended goes in front of it.
+A word is a value where it does not begin with "-" or is a negative number: nobody but the script's own parser knows more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+#: Every knob there is; docs/knobs.md says what each may hold.
+NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", "resume")
+#: Those that hold a whole number, and the least that it may be.
+LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0}
+#: Those that are off as the user's command stands, and may be turned on (value "on").
+SWITCHES = frozenset({"activation_checkpointing", "cpu_offload"})
+ON = "on"
+#: What a knob's number may count; the first is what is meant where nothing is said.
+COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived")}
+
+#: What a script may read for itself, by knob.
+VARIABLES = {"batch_size": "SUPERVISE_JOB_BATCH_SIZE", "grad_accum": "SUPERVISE_JOB_GRAD_ACCUM"}
+
+#: Suffixes of files in which keys can be set, and the form that they have.
+FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
+#: The keys of DeepSpeed's configuration, by knob (deepspeed.ai/docs/config-json, "Batch Size Related Parameters").
+DEEPSPEED_KEYS = {"batch_size": "train_micro_batch_size_per_gpu", "grad_accum": "gradient_accumulation_steps"}
+DEEPSPEED_TOTAL = "train_batch_size"
+
+_NEGATIVE = re.compile(r"-\d+(\.\d*)?|-\.\d+")
+#: A dotted key of a configuration, and Hydra's word that sets one.
+KEY = re.compile(r"[A-Za-z_][\w/@-]*(\.[\w/@-]+)*")
+OVERRIDE = re.compile(rf"(?P<prefix>\+{{0,2}})(?P<key>{KEY.pattern})=(?P<value>.*)", re.DOTALL)
+_SHORT = len("-b")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`names` are one flag's spellings, the first of which is written where none stands. joined: written as --flag=value then."""
+
+    names: tuple[str, ...]
+    joined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A flag whose value holds more than the knob's: `template` has {} where the knob's value stands."""
+
+    flag: str
+    template: str
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A word KEY=VALUE without a flag. `prefix` ("", "+", "++") is written where the word was absent."""
+
+    key: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """`{name}` in any word of the command, and not `${name}`, which is the script's own."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """An environment variable."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word, or the part of a word behind its "=", that is exactly `text`: how a command names a file."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileKey:
+    """`key` (dotted) in the file that `file` names. deepspeed: the file is DeepSpeed's, whose three batch keys belong together."""
+
+    file: Flag | Word
+    key: str
+    deepspeed: bool = False
+
+
+Binding = Flag | Pair | Override | Placeholder | Env | Word | FileKey
+
+
+def read(argv: Sequence[str], place: Binding) -> str | None:
+    """Return what stands at `place` in `argv`, None where nothing does; "" is a flag without a value. Of a FileKey: the file's name."""
+    match place:
+        case Flag():
+            hit = _last(argv, place)
+            return None if hit is None else argv[hit.at][hit.cut :] if hit.has_value else ""
+        case Pair():
+            found = _last_pair(argv, place)
+            return None if found is None else found[2]
+        case Override():
+            at = _override_at(argv, place)
+            return None if at is None else argv[at].partition("=")[2]
+        case Word():
+            hit = _word_at(argv, place)
+            return None if hit is None else place.text
+        case FileKey():
+            return read(argv, place.file)
+        case Placeholder() | Env():
+            return None
+
+
+def write(argv: Sequence[str], place: Binding, value: str) -> list[str]:
+    """Return `argv` with `value` at `place`, every other word as it was. Of a FileKey `value` is the path of the copy.
+
+    A flag is written without a value where `value` is "". Where a Word does not stand, and for a variable, nothing is changed.
+    """
+    words = list(argv)
+    match place:
+        case Flag():
+            words = _write_flag(words, place, value)
+        case Pair():
+            words = _write_pair(words, place, value)
+        case Override():
+            words = _write_override(words, place, value)
+        case Placeholder():
+            words = [placeholder(place.name).sub(lambda _: value, word) for word in words]
+        case Word():
+            words = _write_word(words, place, value)
+        case FileKey():
+            words = write(words, place.file, value)
+        case Env():
+            pass
+    return words
+
+
+def placeholder(name: str) -> re.Pattern[str]:
+    """Return what matches the placeholder of a knob."""
+    return re.compile(rf"(?<!\$)\{{{name}\}}")
+
+
+def abbreviated(argv: Sequence[str], flag: Flag) -> str | None:
+    """Return a word that argparse may take for an abbreviation of the flag: its value is then not known to us."""
+    for word in argv[: _end(argv)]:
+        head = word.partition("=")[0]
+        if len(head) > _SHORT and head.startswith("--") and any(name.startswith(head) and name != head for name in flag.names):
+            return head
+    return None
+
+
+def has_flag(argv: Sequence[str], name: str) -> bool:
+    """Whether the flag stands anywhere, with whatever value."""
+    return _last(argv, Flag((name,))) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """The value is argv[at][cut:]; without one, `at` is the flag itself."""
+
+    at: int
+    cut: int
+    has_value: bool
+
+
+def _end(argv: Sequence[str]) -> int:
+    return argv.index("--") if "--" in argv else len(argv)
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or word == "-" or _NEGATIVE.fullmatch(word) is not None
+
+
+def _hits(argv: Sequence[str], flag: Flag) -> Iterator[_Hit]:
+    """Yield every place where the flag stands."""
+    i, end = 0, _end(argv)
+    while i < end:
+        word = argv[i]
+        name = next((name for name in flag.names if word == name or word.startswith(name + "=") or _sticks(word, name)), None)
+        if name is None:
+            i += 1
+        elif word != name:
+            yield _Hit(i, len(name) + (word[len(name)] == "="), has_value=True)
+            i += 1
+        elif i + 1 < end and _is_value(argv[i + 1]):
+            yield _Hit(i + 1, 0, has_value=True)
+            i += 2
+        else:
+            yield _Hit(i, 0, has_value=False)
+            i += 1
+
+
+def _sticks(word: str, name: str) -> bool:
+    """Whether it is a short flag with a number right behind it, -b32; anything else behind it may belong to the flag's name."""
+    return len(name) == _SHORT and word.startswith(name) and word[_SHORT:].isdecimal()
+
+
+def _last(argv: Sequence[str], flag: Flag) -> _Hit | None:
+    return max(_hits(argv, flag), key=lambda hit: hit.at, default=None)
+
+
+def _write_flag(words: list[str], flag: Flag, value: str) -> list[str]:
+    hit = _last(words, flag)
+    if hit is None:
+        name = flag.names[0]
+        new = [name] if not value else [f"{name}={value}"] if flag.joined else [name, value]
+        return _inserted(words, _end(words), *new)
+    if hit.has_value:
+        if value:
+            words[hit.at] = words[hit.at][: hit.cut] + value
+        return words
+    return _inserted(words, hit.at + 1, value) if value else words
+
+
+def _inserted(words: list[str], at: int, *new: str) -> list[str]:
+    return [*words[:at], *new, *words[at:]]
+
+
+def _last_pair(argv: Sequence[str], pair: Pair) -> tuple[int, int, str] | None:
+    """Return the word that the template matches, where the match begins in it, and the knob's value; of several the last."""
+    before, after = (re.escape(part) for part in pair.template.split("{}"))
+    form = re.compile(f"{before}(.*){after}", re.DOTALL)
+    found, end = None, _end(argv)
+    for hit in _hits(argv, Flag((pair.flag,))):
+        at, cut = hit.at, hit.cut
+        while hit.has_value and at < end and (at == hit.at or _is_value(argv[at])):
+            if (match := form.fullmatch(argv[at][cut:])) is not None:
+                found = (at, cut, match[1])
+            at, cut = at + 1, 0
+    return found
+
+
+def _write_pair(words: list[str], pair: Pair, value: str) -> list[str]:
+    text = pair.template.replace("{}", value)
+    found = _last_pair(words, pair)
+    if found is None:
+        return _inserted(words, _end(words), pair.flag, text)
+    words[found[0]] = words[found[0]][: found[1]] + text
+    return words
+
+
+def _override_at(argv: Sequence[str], override: Override) -> int | None:
+    found = None
+    for i, word in enumerate(argv[: _end(argv)]):
+        match = OVERRIDE.fullmatch(word)
+        if match is not None and match["key"] == override.key:
+            found = i
+    return found
+
+
+def _write_override(words: list[str], override: Override, value: str) -> list[str]:
+    at = _override_at(words, override)
+    if at is None:
+        return _inserted(words, _behind_overrides(words), f"{override.prefix}{override.key}={value}")
+    words[at] = words[at].partition("=")[0] + "=" + value
+    return words
+
+
+def _behind_overrides(argv: Sequence[str]) -> int:
+    """Return where a new override goes: argparse takes Hydra's only where they stand together."""
+    end = _end(argv)
+    return max((i + 1 for i, word in enumerate(argv[:end]) if OVERRIDE.fullmatch(word)), default=end)
+
+
+def _word_at(argv: Sequence[str], word: Word) -> _Hit | None:
+    found = None
+    for i, text in enumerate(argv):
+        if text == word.text:
+            found = _Hit(i, 0, has_value=True)
+        elif text.startswith("-") and text.endswith("=" + word.text):
+            found = _Hit(i, len(text) - len(word.text), has_value=True)
+    return found
+
+
+def _write_word(words: list[str], word: Word, value: str) -> list[str]:
+    hit = _word_at(words, word)
+    if hit is not None:
+        words[hit.at] = words[hit.at][: hit.cut] + value
+    return words

@@ -1,0 +1,275 @@
+"""The supervisor's side of the guardian: starts it, talks to it, notices its death.
+
+In: requests, from any thread; none of them ever blocks. Out: every event of the guardian (docs/guardian.md) as a dict to `on_event`
+and its untimely end to `on_died`, both in the reader thread, which they must leave at once. Raises SuperviseError only where it
+cannot be started. The guardian's end of the link is the only thing it is bound to us by: when this process dies, however it dies,
+that link ends and the guardian ends the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.guardian import protocol
+from supervisor.guardian.libc import become_subreaper
+from supervisor.launch import orphans
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+Event = dict[str, Any]
+OnEvent = Callable[[Event], None]
+
+ORPHAN_GRACE_S = 2.0
+LOG_BYTES = 64 * 1024 * 1024  # per file; five are kept per rank
+HELLO_WITHIN_S = 10.0
+EXIT_WITHIN_S = 0.2  # its link ends with the process itself, save for the microseconds between
+NO_HELLO = f"it did not say hello within {HELLO_WITHIN_S:g} s"
+START_TRIES = 3  # a kill from outside, by the OOM killer say, may strike it before its hello as well as after
+TERM = int(signal.SIGTERM)
+PROGRAM = Path(__file__).parent.parent / "guardian"
+#: Python itself ignores these two from its first moment; what it found before cannot be told any more.
+_PYTHONS_OWN = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
+
+
+def ignored_signals() -> frozenset[int]:
+    """Read which signals were ignored when we were started (nohup). To be asked before any handler is installed."""
+    with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
+        mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigIgn:")), 0)
+    return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1) - _PYTHONS_OWN
+
+
+class Guardian:
+    """A running guardian. `pid` names it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, on_event: OnEvent, on_died: Callable[[], None]) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._link = link
+        self._on_event = on_event
+        self._on_died = on_died
+        self._tails: dict[int, list[Event]] = {}
+        self._hello = threading.Event()
+        self._ended = threading.Event()
+        self._started = False  # its end is news
+        self._dismissed = False
+        self._backlog: deque[tuple[Event, list[int]]] = deque()
+        self._sending = threading.Condition()
+        threading.Thread(target=self._read, name="guardian-events", daemon=True).start()
+        threading.Thread(target=self._write, name="guardian-requests", daemon=True).start()
+
+    @classmethod
+    def start(
+        cls,
+        on_event: OnEvent,
+        on_died: Callable[[], None],
+        *,
+        ignored: Collection[int] = (),
+        orphan_grace_s: float = ORPHAN_GRACE_S,
+        log_bytes: int = LOG_BYTES,
+    ) -> Guardian:
+        """Start it and wait for its hello.
+
+        ignored: what `ignored_signals` answered. orphan_grace_s: what a save that is asked for at our death may take (≤ 2).
+        log_bytes: size of one log file; five are kept of each.
+        """
+        _become_subreaper()
+        orphans.collect_zombies()
+        options = ["--ignored", ",".join(str(int(number)) for number in sorted(ignored))]
+        options += ["--orphan-grace-s", str(orphan_grace_s), "--log-bytes", str(log_bytes)]
+        tries = 0
+        while True:
+            tries += 1
+            guardian = cls(*_launch(options), on_event, on_died)
+            if guardian._says_hello():
+                return guardian
+            code, signum = guardian.exit_status()
+            guardian._process.kill()
+            guardian._process.wait()
+            if signum is None:
+                raise _no_start(NO_HELLO if code is None else f"it ended at once, with exit code {code}")
+            if tries == START_TRIES:
+                raise _no_start(f"signal {signum} ended it at once, {tries} times")
+
+    def _says_hello(self) -> bool:
+        """Await it. True: it lives, and from now on its end is told."""
+        self._hello.wait(HELLO_WITHIN_S)
+        with self._sending:
+            self._started = self._hello.is_set() and not self._ended.is_set()
+            return self._started
+
+    def spawn(  # noqa: PLR0913 - the facts of a command
+        self,
+        *,
+        attempt: int,
+        kind: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        log_dir: str,
+        show: bool = True,
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Start the command of an attempt; answered by spawned or spawn_failed.
+
+        kind: plain, or agent: then fds[0] is the agent's end of its link, and "{link_fd}" and "{output_fd}" in argv become its
+        descriptors. The caller keeps (and closes) its fds. env: the complete environment. show: pass its output through to ours.
+        """
+        request = {"do": "spawn", "attempt": attempt, "kind": kind, "argv": list(argv), "env": dict(env)}
+        self._request({**request, "cwd": cwd, "log_dir": log_dir, "show": show}, fds)
+
+    def log_dir(self, attempt: int, log_dir: str) -> None:
+        """Log the streams of a new attempt of a living agent there."""
+        self._request({"do": "log_dir", "attempt": attempt, "log_dir": log_dir})
+
+    def exit_status(self) -> tuple[int | None, int | None]:
+        """Return (code, signal) of a guardian whose link has ended; one of them is None, and both while it still lives."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(EXIT_WITHIN_S)
+            return (status, None) if status >= 0 else (None, -status)
+        return None, None
+
+    def kill(self) -> None:
+        """End a guardian that does not answer; what it runs goes with it, or is swept."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def signal(self, signum: int, to: str = "command") -> None:
+        """Signal the command, or ("all") every process that is proven to descend from the guardian."""
+        self._request({"do": "signal", "signum": int(signum), "to": to})
+
+    def end(self, what: str, *, grace_s: float, signum: int = TERM) -> None:
+        """End orphans (all but the command and what descends from it) or all; answered by ended when nothing is left."""
+        self._request({"do": "end", "what": what, "grace_s": grace_s, "signum": int(signum)})
+
+    def tails(self, request_id: int, attempt: int | None = None) -> None:
+        """Ask for the last output of each stream, of one attempt or of the last two; answered by one tails event of this id."""
+        self._request({"do": "tails", "id": request_id, "attempt": attempt})
+
+    def finish(self) -> None:
+        """Declare the run over: nothing is killed from now on. Answered by survivors; the guardian's end is no news after that."""
+        self._dismissed = True
+        self._request({"do": "finish"})
+
+    def _request(self, request: Event, fds: Sequence[int] = ()) -> None:
+        """Send at once, so that it is there before anything that is told to the agent next; later where the guardian is too busy."""
+        with self._sending:
+            if not self._backlog:
+                with contextlib.suppress(BlockingIOError):
+                    self._send(request, fds, wait=False)
+                    return
+            self._backlog.append((request, [os.dup(fd) for fd in fds]))
+            self._sending.notify()
+
+    def _send(self, request: Event, fds: Sequence[int], *, wait: bool) -> None:
+        try:
+            protocol.send(self._link, request, fds, wait=wait)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return  # it is gone, which the reader tells
+
+    def _write(self) -> None:
+        while True:
+            with self._sending:
+                while not self._backlog and not self._ended.is_set():
+                    self._sending.wait()
+                if not self._backlog:
+                    self._link.close()
+                    return
+                request, fds = self._backlog[0]
+            self._send(request, fds, wait=True)
+            protocol.close(fds)
+            with self._sending:
+                self._backlog.popleft()
+
+    def _read(self) -> None:
+        try:
+            self._receive()
+        finally:  # a failure of ours in there is the guardian's end too, and is judged as that: deaf to it we are of no use
+            self._link_ended()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                received = protocol.receive(self._link)
+            except ValueError:
+                continue
+            except OSError:
+                return
+            if received is None:
+                return
+            event, fds = received
+            protocol.close(fds)
+            self._take(event)
+
+    def _link_ended(self) -> None:
+        with self._sending:
+            self._ended.set()
+            news = self._started
+            self._sending.notify()
+        self._hello.set()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)  # its end of the link ends with it
+        if news and not self._dismissed:
+            self._on_died()
+
+    def _take(self, event: Event) -> None:
+        if event["ev"] == "hello":
+            self._hello.set()
+        elif event["ev"] == "tails":
+            tails = self._tails.setdefault(event["id"], [])
+            tails += event["tails"]
+            if event["more"]:
+                return
+            event = {"ev": "tails", "id": event["id"], "tails": self._tails.pop(event["id"])}
+        self._on_event(event)
+
+
+def _launch(options: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = [sys.executable, "-I", "-S", str(PROGRAM), "--link-fd", str(theirs.fileno()), *options]
+    try:
+        # what the user's shell handed down (a job server, a log on fd 3) goes on to the job
+        process = orphans.started(lambda: subprocess.Popen(argv, pass_fds=[theirs.fileno(), *_inheritable_fds()]))  # noqa: S603 - our own program
+    except OSError as error:
+        ours.close()
+        raise _no_start(error.strerror or str(error)) from error
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def _become_subreaper() -> None:
+    try:
+        become_subreaper()
+    except OSError as error:
+        raise _no_start(str(error)) from error
+
+
+def _inheritable_fds() -> list[int]:
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - stderr
+                found.append(fd)
+    return found
+
+
+def _no_start(cause: str) -> SuperviseError:
+    return SuperviseError(
+        f"the guardian does not start: {sys.executable} {PROGRAM}: {cause}",
+        hint="Run that command by hand to see why, and report what it says.",
+        exit_code=ExitCode.BUG,
+    )

@@ -1,0 +1,118 @@
+"""What falls to us when a guardian dies: as a subreaper we inherit its children, and end those that are the job's.
+
+In: /proc, the start time of our guardians, what was seen below them, the job's cookie. Out: processes ended, processes left and why,
+zombies collected. Descent from us alone proves that a process is the job's only where nobody else's can be among our children: not
+where we had some before we were `supervise` (a shell that execs us), nor where we are the first process of a pid namespace, to which
+every orphan in it falls. There a child must have been seen below the guardian, or have started after it with the job's cookie in its
+environment; what was seen below such a one is the job's too. Fails never. `seen` may be called from any thread.
+
+Whatever in this process starts a child does so by `started`. Any other ended child was adopted, and is collected here: one that is
+started past this loses its exit status, which its owner then reads as 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, AnyStr
+
+from supervisor.guardian import process_tree
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable
+
+COOKIE = "SUPERVISE_JOB_COOKIE"
+
+# one list for the process, as the kernel keeps one of its children: whoever waits for any of them must know those that have an owner
+_started: list[subprocess.Popen[Any]] = []
+_starting = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A process that was not ended, and why."""
+
+    pid: int
+    why: str
+
+
+class Heritage:
+    """Tells the job's processes from others' among our children. To be made before the first child is."""
+
+    def __init__(self, cookie: str, *, first_process: bool | None = None) -> None:
+        """Remember who is there already. first_process: whether we are process 1; asked of the kernel where it is not told."""
+        self._me = os.getpid()
+        self._cookie = f"{COOKIE}={cookie}".encode()
+        self._before = {child.key for child in self._children(process_tree.snapshot())}
+        self._descent_proves = not self._before and not (self._me == 1 if first_process is None else first_process)
+        own = process_tree.read(self._me)
+        self._since = own.start_ticks if own else 0
+        self._seen: set[tuple[int, int]] = set()
+
+    def seen(self, processes: Iterable[process_tree.Process]) -> None:
+        """These descended from a living guardian, or from what did."""
+        self._seen.update(process.key for process in processes)
+
+    def strangers(self, processes: dict[int, process_tree.Process]) -> set[int]:
+        """Select, among our children, those that are not proven to be the job's; what descends from the others is remembered.
+
+        What we started ourselves, as the mirror's process, has its own owner.
+        """
+        with _starting:
+            owned = {process.pid for process in _started if process.poll() is None}
+        if self._descent_proves:
+            return owned
+        found = {child.pid for child in self._children(processes) if child.pid in owned or not self._is_ours(child)}
+        self.seen(process_tree.below(self._me, processes, found))
+        return found
+
+    def end(self, grace_s: float, signum: int = signal.SIGTERM) -> tuple[Left, ...]:
+        """End what is the job's among all that descends from this process: the guardian has died.
+
+        Blocks at most grace_s + 3 s; returns what could not or should not be ended.
+        """
+        ending = process_tree.Ending(self._me, signum, grace_s)
+        while not ending.tick(time.monotonic(), self.strangers):
+            time.sleep(0.02)
+        collect_zombies()
+        return tuple(Left(pid, why) for pid, why in ending.left)
+
+    def _children(self, processes: dict[int, process_tree.Process]) -> list[process_tree.Process]:
+        return [process for process in processes.values() if process.ppid == self._me]
+
+    def _is_ours(self, child: process_tree.Process) -> bool:
+        if child.key in self._before or child.start_ticks < self._since:
+            return False
+        return child.key in self._seen or self._cookie in _environment(child.pid)
+
+
+def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[AnyStr]:
+    """Start a child whose end its owner waits for."""
+    with _starting:
+        process = start()
+        _started.append(process)
+    return process
+
+
+def collect_zombies() -> None:
+    """Collect the ended children that were adopted. What was started by us is its owner's to collect."""
+    with _starting:
+        _started[:] = [process for process in _started if process.poll() is None]
+        owned = {process.pid for process in _started}
+        for process in process_tree.snapshot().values():
+            if process.ppid == os.getpid() and process.pid not in owned and not process.alive:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

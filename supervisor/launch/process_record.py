@@ -1,0 +1,114 @@
+"""What an earlier supervisor may have left behind: a record of the job's processes, and the sweep at the next start.
+
+In: the record file, one JSON line per process that was started; /proc. Out: the processes that were ended and those that were
+left, each with the reason. Needed only where supervisor *and* guardian were killed in the same instant: descent is lost then.
+
+A process is ended only if pid, start time, boot id and the job's cookie in its own environment agree, all four, or if it descends
+from such a one. The cookie alone proves nothing: terminal multiplexers, uploaders and submitted jobs inherit it. With incomplete
+proof a process is named and left. The record is append only and owned by the supervisor; a torn last line is ignored. Fails with
+OSError only when the record cannot be written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checkpointing.io import durable
+from supervisor.guardian import process_tree
+from supervisor.job.identity import boot_id
+from supervisor.launch.orphans import COOKIE, Left
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A process that we started. `role` is a word for people, which process of ours it was; `start_ticks` is field 22 of its stat."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    cookie: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """`ended`: what was proven ours and is gone now. `left`: what looks like ours, is not proven or would not go, and why."""
+
+    ended: tuple[int, ...]
+    left: tuple[Left, ...]
+
+
+def record_process(file: Path, pid: int, cookie: str, role: str) -> None:
+    """Add a living process to the record; one that is gone already needs none. Raises OSError."""
+    process = process_tree.read(pid)
+    if process is None:
+        return
+    line = json.dumps(asdict(ProcessRecord(pid, process.start_ticks, boot_id(), cookie, role))) + "\n"
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+def read_records(file: Path) -> tuple[ProcessRecord, ...]:
+    """Read the record; a missing file is an empty one, a line that is torn or of another version is skipped."""
+    try:
+        text = durable.read(str(file)).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ()
+    records = []
+    for line in text.splitlines():
+        try:
+            records.append(ProcessRecord(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return tuple(records)
+
+
+def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> SweepResult:
+    """End what is proven ours and what descends from it; name and leave the rest. Blocks at most grace_s + 3 s."""
+    this_boot = boot_id()
+    proven: list[process_tree.Process] = []
+    left: list[Left] = []
+    for record in {(record.pid, record.start_ticks): record for record in records}.values():
+        process = process_tree.read(record.pid)
+        if record.boot_id != this_boot or process is None or process.start_ticks != record.start_ticks or not process.alive:
+            continue  # it has ended; whoever has the pid now is a stranger
+        doubt = _doubt(record)
+        if doubt:
+            left.append(Left(record.pid, doubt))
+        else:
+            proven.append(process)
+    ended: set[int] = set()
+    endings = [process_tree.Ending(process.pid, signal.SIGTERM, grace_s, top=process) for process in proven if process.pid != os.getpid()]
+    while endings:
+        now = time.monotonic()
+        for ending in [ending for ending in endings if ending.tick(now)]:
+            endings.remove(ending)
+            ended |= ending.signalled
+            left += [Left(pid, why) for pid, why in ending.left]
+        time.sleep(0.02 if endings else 0)
+    return SweepResult(tuple(sorted(ended - {one.pid for one in left})), tuple(left))
+
+
+def _doubt(record: ProcessRecord) -> str:
+    """Say what is missing from the proof; "" if it is complete."""
+    try:
+        environment = Path(f"/proc/{record.pid}/environ").read_bytes().split(b"\0")
+    except OSError as error:
+        return f"pid and start time are those of our {record.role}, but its environment cannot be read: {error.strerror}"
+    if process_tree.DETACH in environment:
+        return "SUPERVISE_JOB_DETACH=1 is in its environment"
+    if f"{COOKIE}={record.cookie}".encode() not in environment:
+        return f"pid and start time are those of our {record.role}, but the job's cookie is not in its environment"
+    return ""

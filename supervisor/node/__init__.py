@@ -1,0 +1,1 @@
+"""This node's GPUs and health, for one job."""

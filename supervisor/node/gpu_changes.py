@@ -1,0 +1,200 @@
+"""What NVML knows of an attempt's end, as evidence: which GPU changed its state since the attempt began, and how.
+
+In: the readings when the attempt began and those after its end, the events that the driver told between, which rank uses which GPU. Out:
+Evidence of source `nvml`, with the claims of classify/gpustate.py; Xids are claimed by the kernel's rows. Pure; nothing can fail. Totals
+are not judged, only what moved: a GPU that was ill before is told of when the attempt begins (core/node_health.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from health.checks import gpus
+from health.model import Readings, delta
+from health.nvidia import recovery_actions, xids
+from health.nvidia.xid_history import REPEATED, Event, Memory
+from supervisor.classify.gpustate import CLAIMS, SOURCE
+from supervisor.classify.gpustate import REPEATED as REPEATED_WEIGHT
+from supervisor.classify.match import claims
+from supervisor.core.model import Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from health.model import Json
+    from supervisor.classify.catalogue import Catalogue
+
+#: Of these 8 and 11 say why a GPU cannot be looked up.
+_LOST: Final = frozenset({8, 11, 15, 999})
+_RESET: Final = 16
+_GONE: Final = frozenset({9, 18})
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An Xid that the driver told while we listened. t: wall seconds."""
+
+    subject: str
+    pci: str
+    code: int
+    t: float
+
+
+def heard(now: Readings) -> Iterator[Heard]:
+    """Yield the Xids that came with a sample; each is delivered once."""
+    for reading in now.of("gpu.events"):
+        for row in now.rows("gpu.events", reading.subject):
+            code, t = row.get("data"), row.get("t")
+            if row.get("kind") == "xid" and isinstance(code, int) and isinstance(t, int | float):
+                yield Heard(reading.subject, str(row.get("pci") or ""), code, float(t))
+
+
+def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) -> Iterator[Evidence]:
+    """Yield what is otherwise than when the attempt began. ranks: by UUID, of those GPUs whose rank is known.
+
+    A GPU that is not listed is lost only where the driver named as many as it counts: one that hung did not come to it.
+    """
+    if before is None:
+        return
+    code = now.table("nvml.init").get("code")
+    if code in _GONE and before.table("nvml.init").get("code") == 0:
+        words = "not loaded any more" if code != max(_GONE) else "of another version than its library"
+        yield _fact("driver_gone", f"the NVIDIA driver is {words}", _t(before, "nvml.init"), {})
+    listed = {reading.subject for reading in now.of("gpu.identity")}
+    all_named = code == 0 and gpus.all_named(now)
+    for reading in before.of("gpu.identity"):
+        subject, unnamed = reading.subject, f"gpu:#{before.table('gpu.identity', reading.subject).get('index')}"
+        codes = (gpus.errors(now, subject) | gpus.errors(now, unnamed)) - gpus.errors(before, subject)
+        there = subject in listed or unnamed in listed or not all_named
+        for name, what, fields in _of_gpu(now, before, subject, codes if there else _LOST):
+            whose = {"gpu_uuid": _uuid(subject), "hardware": "yes"}
+            fact = _fact(name, f"{_called(before, subject)}: {what}", reading.t, whose | fields)
+            yield replace(fact, rank=ranks.get(_uuid(subject)))
+
+
+def _of_gpu(now: Readings, before: Readings, subject: str, codes: AbstractSet[int]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield name, words and figures of each change of one GPU. codes: NVML's errors that it did not have before."""
+    if codes & _LOST:
+        yield "lost", "it fell off the bus, or does not answer any more", {"nvml_error": str(min(codes & _LOST))}
+        return
+    if _RESET in codes:
+        yield "reset_required", "it must be reset before it can be used", {"nvml_error": str(_RESET)}
+    new = max(delta(now, before, f"gpu.ecc_uncorrected_{kind}", subject) or 0 for kind in ("volatile", "aggregate"))
+    if new > 0:
+        words = f"{new:.0f} uncorrectable memory error{'s' if new != 1 else ''} since the attempt began"
+        yield "ecc_uncorrected", words, {"ecc_errors": f"{new:.0f}"}
+    if now.table("gpu.sram", subject).get("threshold_exceeded") and not before.table("gpu.sram", subject).get("threshold_exceeded"):
+        yield "sram_exceeded", "more SRAM errors than its threshold allows", {}
+    (_, was_pending, had_failed), (rows, pending, failed) = _remapped(before, subject), _remapped(now, subject)
+    if failed and not had_failed:
+        yield "row_remap_failed", "a row of its memory could not be remapped", {}
+    elif pending and not was_pending:
+        yield "row_remap_pending", "a row of its memory waits to be remapped: it needs a reset", {"remapped_rows": str(rows)}
+    if now.value("gpu.retired_pending", subject) and not before.value("gpu.retired_pending", subject):
+        yield "page_retirement_pending", "a page of its memory waits to be retired: it needs a reset", {}
+    yield from _of_links(now, before, subject)
+    action = now.count("gpu.recovery_action", subject) or 0
+    if action and action != (before.count("gpu.recovery_action", subject) or 0):
+        yield "recovery_action", f"the driver asks for {recovery_actions.asked(action).words}", {"recovery_action": str(action)}
+
+
+def _of_links(now: Readings, before: Readings, subject: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    old = {row.get("link"): row for row in before.rows("gpu.nvlinks", subject)}
+    down: list[str] = []
+    recovered: list[str] = []
+    for row in now.rows("gpu.nvlinks", subject):
+        was = old.get(row.get("link"), {})
+        if was.get("active") and row.get("active") is False:
+            down.append(str(row.get("link")))
+        elif any(_greater(row.get(name), was.get(name)) for name in ("recovery", "recovery_5", "recovery_failed")):
+            recovered.append(str(row.get("link")))
+    if down:
+        yield "nvlink_down", f"NVLink {', '.join(down)} went down", {"links": ",".join(down)}
+    if recovered:
+        yield "nvlink_recovered", f"NVLink {', '.join(recovered)} went down and came back", {"links": ",".join(recovered)}
+
+
+def xid_facts(told: Iterable[Heard], memory: Memory, names: Readings, ranks: Mapping[str, int], catalogue: Catalogue) -> Iterator[Evidence]:
+    """Yield the Xids of this attempt, claimed as lines of the kernel's log would be. memory: of the last day, these included.
+
+    Of a GPU that is the only one in use none is suspected for what it repeats: a fault of the program would look the same.
+    """
+    in_use = set(ranks) or {_uuid(reading.subject) for reading in names.of("gpu.identity")}
+    for one in told:
+        entry = xids.lookup(one.code)
+        name = f": {entry.name}" if entry is not None else ""
+        text = f"{_called(names, one.subject)}: Xid {one.code}{name}"
+        # the kernel's own form, because its rows know every code
+        record = Evidence("kernel", "record", f"NVRM: Xid (PCI:{one.pci.rpartition('.')[0] or one.pci}): {one.code}, told by NVML", t=one.t)
+        repeated = _repeated(one, memory) if in_use - {_uuid(one.subject)} else ""
+        for fact in claims(record, catalogue):
+            fields = {"hardware": _hardware(entry, repeated=bool(repeated)), **({"xid_repeated": repeated} if repeated else {})}
+            claim = fact.claim
+            if claim is not None and repeated:
+                claim = replace(claim, weight=max(claim.weight, REPEATED_WEIGHT))
+            yield replace(
+                fact,
+                source=SOURCE,
+                text=f"{text}; {repeated}" if repeated else text,
+                rank=ranks.get(_uuid(one.subject)),
+                fields=(("gpu_uuid", _uuid(one.subject)), *fact.fields, *fields.items()),
+                claim=claim,
+            )
+
+
+def remember(told: Iterable[Heard], memory: Memory) -> None:
+    """Put Xids into the memory of the node, each burst as one."""
+    for one in told:
+        memory.add_once(Event(one.code, _uuid(one.subject), one.t))
+
+
+def _repeated(one: Heard, memory: Memory) -> str:
+    entry = xids.lookup(one.code)
+    past = memory.past(Event(one.code, _uuid(one.subject), one.t))
+    if entry is None or entry.origin is not xids.Origin.EITHER or entry.part is not xids.Part.OTHER:
+        return ""
+    if past.gpus != 1 or past.same < REPEATED:
+        return ""
+    return f"{past.same} times within 24 h on this GPU and on no other: its hardware is suspected"
+
+
+def _hardware(entry: xids.Xid | None, *, repeated: bool) -> str:
+    if repeated:
+        return "suspected"
+    if entry is None or entry.origin is xids.Origin.EITHER:
+        return "unknown"
+    return "yes" if entry.origin in {xids.Origin.HARDWARE, xids.Origin.FABRIC} else "no"
+
+
+def _fact(name: str, text: str, t: float, fields: Mapping[str, str]) -> Evidence:
+    # nobody saw when it happened: after this reading, and before what the ranks died of
+    return Evidence(SOURCE, name, text, t=t, fields=tuple(fields.items()), claim=CLAIMS[name])
+
+
+def _remapped(now: Readings, subject: str) -> tuple[int, bool, bool]:
+    """Return how many rows are remapped, whether one waits, and whether one failed."""
+    match now.value("gpu.remapped_rows", subject):
+        case [int(corrected), int(uncorrected), int(pending), int(failed)]:
+            return corrected + uncorrected, bool(pending), bool(failed)
+    return 0, False, False
+
+
+def _greater(now: Json, before: Json) -> bool:
+    return isinstance(now, int | float) and isinstance(before, int | float) and now > before
+
+
+def _uuid(subject: str) -> str:
+    name = subject.removeprefix("gpu:")
+    return "" if name.startswith("#") else name
+
+
+def _called(now: Readings, subject: str) -> str:
+    identity = now.table("gpu.identity", subject)
+    return f"GPU {identity.get('index', '?')} ({_uuid(subject) or 'no name'}, {identity.get('pci', '')})"
+
+
+def _t(now: Readings, name: str) -> float:
+    reading = now.one(name)
+    return reading.t if reading is not None else 0.0

@@ -1,0 +1,301 @@
+"""This node's health for one job: before each attempt, while it runs, and after a failure.
+
+In: when an attempt begins and ends. Out: the findings of a look before an attempt, those that changed while it runs, evidence of source
+`nvml` after a failure. Probes run in processes that can be thrown away (health/probing/runner.py): one that hangs costs its own readings,
+is told
+as a finding, and is not asked before an attempt again until it answers. Nothing here fails; what cannot be seen is told as not seen. Looks
+may take seconds: none is on the loop's thread. Owns the prober, the baselines of the job and of the attempt, and the thread that samples.
+
+It is off where there is no NVIDIA GPU to be seen, but for the room on the disks to which declared checkpoints go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from health import registry
+from health.checks import gpus
+from health.judge import FAILED_ITSELF, judge
+from health.model import Ask, Readings, Result
+from health.nvidia.xid_history import Memory
+from health.probes.gpu import pci
+from health.probing.runner import OUTCOME, Runner, asked
+from supervisor.core.model import Evidence, Finding
+from supervisor.launch import orphans, rendezvous
+from supervisor.node import gpu_changes
+from supervisor.node.health_config import healthset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from health.model import CheckResult
+    from supervisor.job.job import Job
+    from supervisor.observe.logwatch import Signatures
+
+#: Of a look before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
+DEADLINE_S: Final = 8.0
+#: Of what is asked once the ranks are gone: the verdict waits for it.
+AFTER_S: Final = 0.9
+#: How long the verdict waits for a sample that is under way.
+_TURN_S: Final = 0.3
+#: And how long an attempt does.
+_START_TURN_S: Final = 2.0
+_CLOSING_S: Final = 0.5
+#: What tells of a GPU's end.
+AFTER: Final = ("nvml",)
+DISKS: Final = ("disk",)
+#: What is judged before an attempt only: while it runs its own ranks hold the memory, and in a container they have other pids for NVML.
+NOT_SAMPLED: Final = frozenset({"gpu_memory"})
+MOST: Final = 40
+MOST_CHARACTERS: Final = 300
+NVML: Final = "libnvidia-ml.so.1"
+_MARKS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+#: How a probe ends of whose readings no more are to come.
+_ENDED: Final = frozenset({"answered", "failed"})
+_TOLD: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """One look before an attempt. problem: why there was none, or none of all that was to be seen."""
+
+    readings: Readings
+    findings: tuple[Finding, ...]
+    problem: str = ""
+
+
+class HealthWatch:
+    """Looks at this node for one job. `on_change` gets the findings that became better or worse, in a thread."""
+
+    def __init__(self, job: Job, signatures: Signatures, on_change: Callable[[tuple[Finding, ...]], None]) -> None:
+        self._job, self._signatures, self._on_change = job, signatures, on_change
+        settings = job.settings
+        self.has_gpus = settings.health.enabled and has_gpus(job.environ)
+        self._set = healthset(settings)
+        self._sampled = {name: check for name, check in self._set.checks.items() if name not in NOT_SAMPLED}
+        self._meeting = rendezvous.of(job.command, job.environ)
+        known = registry.fast() if self.has_gpus else DISKS
+        self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
+        self.probes += tuple(self._set.plugged.probes) * self.has_gpus
+        self.enabled = settings.health.enabled and bool(self.probes)
+        self._runner = Runner(self._set.plugged.probes, job.environ, start=orphans.started)
+        self._turn = threading.Lock()  # of the runner
+        self._hung: set[str] = set()
+        self._failures: set[str] = set()  # checks and probes whose own failure was reported
+        self._baseline: Readings | None = None
+        self._based: set[str] = set()  # the probes whose readings are in it
+        self._before: Readings | None = None  # of this attempt
+        self._last: Readings | None = None
+        self._told: dict[tuple[str, str, str], int] = {}
+        self._memory = Memory()
+        self._heard: list[gpu_changes.Heard] = []
+        self._stop: threading.Event | None = None
+
+    def look(self, paths: Sequence[str], need_bytes: int) -> Looked:
+        """Look at all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process."""
+        wanted = tuple(name for name in self.probes if name not in self._hung)
+        with self._turns(_START_TURN_S) as mine:
+            if not mine:
+                return Looked(Readings(), (), "who looks at this node is stuck in an earlier look")
+            ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._meeting.hosts, ports=self._meeting.ports)
+            now = self._runner.sweep(wanted, ask)
+            skipped = ", ".join(sorted(self._hung))
+            self._note_hung(now)
+            results = judge(now, self._baseline, self._set.limits, self._set.checks)
+            self._begin_from(now)
+            self._last = now if now.of("gpu.identity") else None
+            self._before = self._last if _in_full(now) else None
+            ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
+            findings = tuple(self._named(_finding(one)) for one in ill[:MOST])
+            self._told = {one.about: _TOLD[Result(one.result)] for one in findings}
+        problems = [f"not looked at, because it hung before: {skipped}"] if skipped else []
+        return Looked(now, findings, "; ".join([*problems, *self._failed(now, results)]))
+
+    def _failed(self, now: Readings, results: Iterable[CheckResult]) -> list[str]:
+        """Return which checks, and which probes of packages, failed themselves: each once."""
+        failed = {f"check {one.check}": one.reason for one in results if one.reason.startswith(FAILED_ITSELF)}
+        for name in self._set.plugged.probes:
+            outcome = now.table(OUTCOME, f"probe:{name}")
+            if outcome.get("state") == "failed":
+                failed[f"probe {name} of a package"] = str(outcome.get("why", ""))
+        new = {name: why for name, why in failed.items() if name not in self._failures}
+        self._failures |= new.keys()
+        return [f"{name}: {why}" for name, why in new.items()]
+
+    def _begin_from(self, now: Readings) -> None:
+        """Keep what each probe read when it first answered: what moves is judged against it."""
+        late = {name for name in asked(now) if now.table(OUTCOME, f"probe:{name}").get("state") not in _ENDED}
+        new = asked(now) - late - self._based
+        if self._baseline is None:  # a package's probe may give its readings another name than its own
+            self._baseline = Readings(one for one in now if one.probe not in late)
+        elif new:
+            self._baseline += Readings(one for one in now if one.probe in new)
+        self._based |= new
+
+    def _note_hung(self, now: Readings) -> None:
+        for one in now.of(OUTCOME):
+            name, state = one.subject.removeprefix("probe:"), now.table(OUTCOME, one.subject).get("state")
+            if state == "hung":
+                self._hung.add(name)
+            elif state == "answered":
+                self._hung.discard(name)
+
+    def _named(self, one: Finding) -> Finding:
+        """Return a finding on a GPU that the driver cannot name any more by the name that it had when the job started."""
+        if not one.subject.startswith("gpu:#") or self._baseline is None:
+            return one
+        at = one.subject.removeprefix("gpu:#")
+        found = (
+            was.subject for was in self._baseline.of("gpu.identity") if isinstance(was.value, dict) and str(was.value.get("index")) == at
+        )
+        return replace(one, subject=next(found, one.subject))
+
+    def begin(self) -> None:
+        """An attempt begins: sample from now on."""
+        self._end_sampling()
+        self._heard = []
+        every_s = self._job.settings.health.sample_s
+        if not self.has_gpus or not every_s:
+            return
+        stop = self._stop = threading.Event()
+        try:
+            threading.Thread(target=self._sample_until, args=(stop, every_s), name="health", daemon=True).start()
+        except RuntimeError:  # no thread to be had: nothing is seen meanwhile
+            self._stop = None
+
+    def close(self) -> None:
+        """End what runs. A prober that is stuck ends with us: its requests come to an end."""
+        self._end_sampling()
+        with self._turns(_CLOSING_S) as mine:
+            if mine:
+                self._runner.close()
+
+    def _end_sampling(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+        self._stop = None
+
+    def after(self, ranks: Mapping[str, int]) -> tuple[Evidence, ...]:
+        """Return what the GPUs tell of the end of this attempt. ranks: by UUID of the GPU, as far as they are known."""
+        if not self.has_gpus:
+            return ()
+        now, problem = self._last_look()
+        told = (Evidence("observer", "overdue", f"nvml: {problem}"),) if problem else ()
+        catalogue, _ = self._signatures()
+        xids = gpu_changes.xid_facts(tuple(self._heard), self._memory, now, ranks, catalogue)
+        return (*gpu_changes.changed(now, self._before, ranks), *xids, *told)
+
+    def uncorrected(self, uuid: str) -> int | None:
+        """Return how many uncorrectable errors a GPU has counted since its last reset, None where nobody knows."""
+        return None if self._last is None else self._last.count("gpu.ecc_uncorrected_volatile", f"gpu:{uuid}")
+
+    def _last_look(self) -> tuple[Readings, str]:
+        """Return what is known of the GPUs now, and why that is not all of today, "" where it is."""
+        with self._turns(_TURN_S) as mine:
+            if not mine:
+                return self._last or Readings(), "a sample is under way and does not end; what the one before it saw is used"
+            now = self._runner.sample(AFTER, self._ask(AFTER_S))
+            self._took(now)
+        if now.table(OUTCOME, "probe:nvml").get("state") != "answered":
+            return _over(self._last, now), "no answer in time; what it did not come to is of the last sample"
+        return now, ""
+
+    def _sample_until(self, stop: threading.Event, every_s: float) -> None:
+        while not stop.is_set():
+            changes: tuple[Finding, ...] = ()
+            with self._turns(every_s) as mine, contextlib.suppress(OSError):  # no descriptor to be had: there may be at the next
+                if mine and not stop.is_set():
+                    changes = self._sample()
+            if changes and not stop.is_set():
+                self._on_change(changes)
+            stop.wait(every_s)
+
+    def _sample(self) -> tuple[Finding, ...]:
+        now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
+        self._took(now)
+        self._note_hung(now)
+        changes = self._changes(judge(now, self._baseline, self._set.limits, self._sampled))
+        self._begin_from(now)
+        return changes
+
+    def _took(self, now: Readings) -> None:
+        """Remember what a sample saw."""
+        new = tuple(gpu_changes.heard(now))
+        gpu_changes.remember(new, self._memory)
+        self._heard += new
+        if now.of("gpu.identity"):
+            in_full = _in_full(now)
+            self._before = self._before or (now if in_full else None)
+            self._last = now if in_full else _over(self._last, now)
+
+    def _changes(self, results: Sequence[CheckResult]) -> tuple[Finding, ...]:
+        """Return the results that are otherwise than they were told last. UNKNOWN is no news: what was, may be so still."""
+        now: dict[tuple[str, str, str], Finding] = {}
+        for one in results:  # worst first, and the worst of a check's several words on one thing counts
+            if one.result in _TOLD:
+                finding = self._named(_finding(one))
+                now.setdefault(finding.about, finding)
+        new = [one for about, one in now.items() if _TOLD[Result(one.result)] != self._told.get(about, 0)]
+        self._told |= {one.about: _TOLD[Result(one.result)] for one in new[:MOST]}
+        return tuple(new[:MOST])  # the others next time
+
+    def _ask(self, deadline_s: float, paths: Sequence[str] = (), need_bytes: int = 0) -> Ask:
+        return Ask(deadline_s=deadline_s, paths=tuple(paths), environ=self._job.environ, cookie=self._job.cookie, need_bytes=need_bytes)
+
+    @contextlib.contextmanager
+    def _turns(self, wait_s: float) -> Iterator[bool]:
+        """Give the runner to one at a time; False where it is not to be had in time."""
+        mine = self._turn.acquire(timeout=wait_s)
+        try:
+            yield mine
+        finally:
+            if mine:
+                self._turn.release()
+
+
+def _in_full(now: Readings) -> bool:
+    return now.table(OUTCOME, "probe:nvml").get("state") == "answered" and gpus.all_named(now)
+
+
+def _over(old: Readings | None, new: Readings) -> Readings:
+    """Return the newest of each reading."""
+    newest = {(one.name, one.subject): one for one in (*(old or ()), *new)}
+    return Readings(newest.values())
+
+
+def has_gpus(environ: Mapping[str, str]) -> bool:
+    """Tell whether there is anything of NVIDIA's to be looked at: a driver, its library where the job would find it, a GPU on the bus."""
+    if any(os.path.exists(mark) for mark in _MARKS):  # noqa: PTH110 -- plain strings of the system
+        return True
+    if any(Path(place, NVML).exists() for place in environ.get("LD_LIBRARY_PATH", "").split(":") if place):
+        return True
+    try:
+        return any(True for _ in pci.gpus(Path("/sys/bus/pci/devices")))
+    except OSError:
+        return False
+
+
+def _finding(one: CheckResult) -> Finding:
+    reason, command = one.reason[:MOST_CHARACTERS], one.command[:MOST_CHARACTERS]
+    return Finding(one.check, one.subject, one.result.value, reason, command, one.blocks, one.event)
+
+
+def shown(findings: Sequence[Finding], environ: Mapping[str, str], visible: Sequence[str]) -> tuple[Finding, ...]:
+    """Return the findings; those hold nothing back that are of GPUs which this job does not use. visible: UUIDs of those that it sees."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    none = chosen is not None and chosen.strip() in {"", "-1", "NoDevFiles"}
+    none = none or environ.get("NVIDIA_VISIBLE_DEVICES") in {"none", "void"}
+
+    def ours(one: Finding) -> bool:
+        if not one.check.startswith("gpu_"):
+            return True
+        if none:
+            return False
+        return chosen is None or one.check == "gpu_driver" or one.gpu in visible
+
+    return tuple(one if ours(one) else replace(one, blocks=False) for one in findings)

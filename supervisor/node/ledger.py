@@ -1,0 +1,166 @@
+"""The ledger of a node's GPUs: which are out of use, why, since when. It outlives runs, restarts of the supervisor, and requeues.
+
+In: a GPU that a plan excludes; the word of a person that clears one. Out: the rows that hold now. Each state directory has one ledger for
+each host, which all jobs of that directory share:
+
+    <state_dir>/.gpus/<hostname>.jsonl         (a job's name never begins with a dot)
+    {"v": 1, "uuid", "pci", "reason", "evidence", "t", "job", "run", "boot", "errors"}    a GPU is out of use from t (wall seconds) on
+    {"v": 1, "cleared": UUID | "all", "t", "by"}                                          and is not any more (by: person, health)
+
+`boot` (the node's boot id) and `errors` (uncorrectable memory errors since the GPU's last reset, -1: unknown) tell whether the GPU was
+reset since: either is another one then. A row without them ends by its expiry, or by a person's word.
+
+Lines are only ever appended, each in one write under a lock, and are durable before `quarantine` and `clear` return, so that several
+supervisors of one host may write at once. A line that is torn or of another form is passed over; what is appended after it begins on a new
+line. Rows expire after `gpus.quarantine_days`. What can fail is the writing (OSError) and, for `clear`, the reading; a ledger that cannot
+be read holds nobody's GPU back. The file is the only state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing.io import durable
+from supervisor.classify import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from health.model import Readings
+    from supervisor.config.settings import Settings
+
+DIRECTORY: Final = ".gpus"
+ALL: Final = "all"
+_VERSION: Final = 1
+_DAY_S: Final = 86_400.0
+#: The newest part of the file that is read: tens of thousands of rows.
+_MOST_BYTES: Final = 8 << 20
+_MOST_CHARACTERS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One GPU that is out of use. uuid or pci may be "" where nobody knew it; t: wall seconds."""
+
+    uuid: str
+    pci: str
+    reason: str
+    evidence: str
+    t: float
+    job: str
+    run: str
+    boot: str = ""
+    errors: int = -1
+
+    @property
+    def name(self) -> str:
+        """What the GPU is called by: its UUID, else its PCI address."""
+        return self.uuid or self.pci
+
+
+class GpuLedger:
+    """The ledger of `node`, below the state directory `root`. quarantine_days: how long a row holds."""
+
+    def __init__(self, root: Path, node: str, quarantine_days: float) -> None:
+        self.path = root / DIRECTORY / f"{node}.jsonl"
+        self.quarantine_s = quarantine_days * _DAY_S
+
+    def held(self, now: float) -> tuple[Entry, ...]:
+        """Return what is out of use at `now` (wall seconds), the newest row of each GPU, oldest first. Raises OSError but for no file."""
+        held: dict[str, Entry] = {}
+        for row in self._rows():
+            cleared = row.get("cleared")
+            if cleared is not None:
+                held = {name: entry for name, entry in held.items() if cleared not in (ALL, entry.uuid, entry.pci)}
+            elif (entry := _entry(row)) is not None:
+                held.pop(entry.name, None)
+                held[entry.name] = entry
+        return tuple(entry for entry in held.values() if now < entry.t + self.quarantine_s)
+
+    def quarantine(self, entry: Entry) -> None:
+        """Write a GPU down as out of use, durably. Raises OSError."""
+        told = {key: redact.text(value)[:_MOST_CHARACTERS] if isinstance(value, str) else value for key, value in asdict(entry).items()}
+        self._append({"v": _VERSION, **told})
+
+    def clear(self, which: str, now: float, by: str = "person") -> tuple[Entry, ...]:
+        """Write down that a GPU (its UUID or PCI address), or `all`, may be used again, and return those that were not. Raises OSError."""
+        freed = tuple(entry for entry in self.held(now) if which in (ALL, entry.uuid, entry.pci))
+        if freed:
+            self._append({"v": _VERSION, "cleared": which, "t": now, "by": by})
+        return freed
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(str(self.path)), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            for line in file.read(_MOST_BYTES).splitlines():
+                with contextlib.suppress(ValueError, RecursionError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and row.get("v") == _VERSION:
+                        yield row
+
+    def _append(self, row: dict[str, Any]) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # gone with the descriptor, and with the process
+            size = os.fstat(fd).st_size
+            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+            line = (b"\n" if torn else b"") + json.dumps(row).encode("ascii") + b"\n"
+            if os.write(fd, line) != len(line):
+                msg = f"{self.path}: written in part"  # the disk is full: what was written is torn, and passed over
+                raise OSError(msg)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def why(entries: Iterable[Entry], uuid: str, pci: str) -> str:
+    """Return why a GPU is out of use, "" where it is not."""
+    return next((entry.reason for entry in entries if entry.uuid == uuid or (entry.pci and entry.pci == pci and not entry.uuid)), "")
+
+
+def is_well_again(entry: Entry, now: Readings, boot: str) -> bool:
+    """Tell whether a GPU that is out of use was reset since, and nothing is wrong with it any more, as far as NVML tells.
+
+    All of it must be known: the GPU answers, the driver asks for no recovery, no row and no page waits or failed, no error since the
+    reset; and there was a reset: another boot of the node, or errors that were counted then and are not any more.
+    """
+    subject = f"gpu:{entry.uuid}"
+    if not entry.uuid or not entry.boot or now.one("gpu.identity", subject) is None or now.rows("gpu.errors", subject):
+        return False
+    if now.count("gpu.recovery_action", subject) != 0 or now.count("gpu.ecc_uncorrected_volatile", subject) != 0:
+        return False
+    rows = now.value("gpu.remapped_rows", subject)
+    if isinstance(rows, list) and any(rows[2:]):
+        return False
+    if now.value("gpu.retired_pending", subject) or now.table("gpu.sram", subject).get("threshold_exceeded"):
+        return False
+    return boot != entry.boot or entry.errors > 0
+
+
+def clear_command(settings: Settings, name: str) -> str:
+    """Return what a person types to put a GPU back into use.
+
+    With the default state directory it holds in the directory in which the job was started.
+    """
+    return f"supervise gpus clear{settings.address('job').removeprefix('--job job')} {name}".rstrip()
+
+
+def _entry(row: dict[str, Any]) -> Entry | None:
+    try:
+        uuid, pci, reason, evidence, job, run = (str(row[key]) for key in ("uuid", "pci", "reason", "evidence", "job", "run"))
+        entry = Entry(uuid, pci, reason, evidence, float(row["t"]), job, run, str(row.get("boot", "")), int(row.get("errors", -1)))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return entry if entry.name else None

@@ -1,0 +1,145 @@
+"""This node and its GPUs: looked at before an attempt and while it runs, listed once, put out of use where they fail.
+
+In: the core's wishes (CheckHealth, Quarantine), from the loop's thread. Out: events (HealthChecked, HealthChanged, GpusListed), lines for
+people, entries in the ledger of GPUs. Whatever waits for a driver or a disk runs in a worker thread, and what goes wrong with a look holds
+nothing back. Owns the health watch, and which writes to the ledger are still under way; decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from supervisor.core import actions as act
+from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
+from supervisor.core.model import Launcher as LauncherKind
+from supervisor.node.health import HealthWatch, Looked, shown
+
+if TYPE_CHECKING:
+    from supervisor.core.model import Finding, RankInfo
+    from supervisor.job.job import Job
+    from supervisor.report.reporter import Narrator
+    from supervisor.run.factory import Workshop
+    from supervisor.run.loop import Loop
+    from supervisor.run.threads import Threads
+
+
+class NodeCare:
+    """What is done about one node for one job. Its public methods are called on the loop's thread, or before the loop runs."""
+
+    def __init__(self, job: Job, loop: Loop, narrator: Narrator, workshop: Workshop, threads: Threads) -> None:
+        self._job = job
+        self._loop = loop
+        self._narrator = narrator
+        self._workshop = workshop
+        self._threads = threads
+        self.health = HealthWatch(job, workshop.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
+        self._gpus_listed = False
+        self._ledger: list[threading.Event] = []  # writes to it, each set when done
+        self._unwritten: queue.SimpleQueue[act.Say] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
+
+    def check(self, action: act.CheckHealth) -> None:
+        """Look at this node. Whatever goes wrong with that holds nothing back: the answer comes, or its timer."""
+
+        def look() -> tuple[tuple[Finding, ...], str]:
+            looked = self.health.look(*self._workshop.health_paths())
+            return shown(looked.findings, self._job.environ, self._list_by(looked)), looked.problem
+
+        def work() -> None:
+            try:
+                findings, problem = look()
+            except Exception as error:  # noqa: BLE001 (whatever it is, it is ours, and no reason to hold a job back)
+                findings, problem = (), f"this node could not be looked at: {type(error).__name__}: {error}"
+            if problem:
+                self._loop.call_soon(lambda: self._warn(f"health: {problem}"))
+            now, late = self._loop.clock.now(), self._loop.state.attempt != action.attempt  # the attempt began without it
+            self._loop.post(HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, *self._workshop.size()))
+
+        self._threads.start("health-check", work)
+
+    def _list_by(self, looked: Looked) -> tuple[str, ...]:
+        """Have the GPUs listed by the first look, those that are well again put back into use; return the UUIDs that the job sees."""
+        if not self.health.has_gpus:
+            return ()
+        if not self._gpus_listed:  # once: a GPU that is lost later would move the numbers of the others
+            self._gpus_listed = True
+            with contextlib.suppress(OSError):  # of the ledger: told by list_gpus
+                for entry in self._workshop.release(looked.readings):
+                    self._loop.call_soon(lambda entry=entry: self._narrator.released(entry))  # type: ignore[misc] # (a bound loop variable)
+                found = self._workshop.gpus_of(looked.readings) or self._workshop.gpus()
+                if found:
+                    self._loop.post(GpusListed(self._loop.clock.now(), found))
+                    return tuple(gpu.uuid for gpu in found)
+        return tuple(gpu.uuid for gpu in self._loop.state.gpus)
+
+    def list_gpus(self) -> None:
+        """Have the GPUs listed: before the first attempt where one is out of use, beside it where none is, which is nearly always."""
+        try:
+            held = self._workshop.held_gpus()
+        except OSError as error:
+            self._warn(f"the ledger of GPUs cannot be read, so none is left out: {self._workshop.ledger.path}: {error}")
+            held = ()
+        if self.health.has_gpus:
+            return  # they are listed by the look before the first attempt
+        if not held:
+            self._threads.start("gpus", self._list, awaited=False)
+            return
+        with contextlib.suppress(OSError):
+            found = self._workshop.gpus()
+            self._loop.post(GpusListed(self._loop.clock.now(), found))
+            if not found:
+                names = ", ".join(entry.name for entry in held)
+                self._warn(f"out of use, but the GPUs of this node cannot be listed, so that it is not left out: {names}")
+
+    def _list(self) -> None:
+        with contextlib.suppress(OSError):  # of the ledger, which was read a moment ago
+            found = self._workshop.gpus()
+            if found:
+                self._loop.post(GpusListed(self._loop.clock.now(), found))
+
+    def _warn(self, text: str) -> None:
+        self._narrator.said(act.Say("warning", text))
+
+    def quarantine(self, action: act.Quarantine) -> None:
+        """Put a GPU out of use, over restarts and requeues; answered by GpusListed."""
+        self._narrator.quarantined(action)
+        written = threading.Event()
+        self._ledger.append(written)
+
+        def work() -> None:
+            try:
+                errors = self.health.uncorrected(action.gpu.uuid)
+                found = self._workshop.quarantine(action, -1 if errors is None else errors)
+                if found:  # where none were listed the core's own list stays
+                    self._loop.post(GpusListed(self._loop.clock.now(), found))
+            except OSError as error:
+                name = action.gpu.uuid or action.gpu.pci
+                text = f"GPU {name} is out of use for this run only: {self._workshop.ledger.path} could not be written: {error}"
+                self._unwritten.put(act.Say("warning", text))
+                self._loop.call_soon(self._say_unwritten)
+            finally:
+                written.set()
+
+        self._threads.start("ledger", work, awaited=False)
+
+    def settle(self, deadline_s: float) -> bool:
+        """Wait until what was put out of use is written down. False where the disk does not answer within the deadline."""
+        until = time.monotonic() + deadline_s
+        settled = all(written.wait(max(0.0, until - time.monotonic())) for written in self._ledger)
+        self._say_unwritten()  # the loop may have ended before it was told
+        return settled
+
+    def _say_unwritten(self) -> None:
+        while not self._unwritten.empty():
+            self._narrator.said(self._unwritten.get())
+
+    def ranks_on_gpus(self, ranks: tuple[RankInfo, ...]) -> dict[str, int]:
+        """Return the rank that uses each GPU, by UUID, where each has one of its own."""
+        state = self._loop.state
+        visible = [gpu.uuid for gpu in state.gpus if not state.handed or gpu.uuid in state.handed]
+        if state.policy.launcher is not LauncherKind.ELASTIC or len(ranks) > len(visible):
+            return {}
+        return {visible[rank.local_rank]: rank.rank for rank in ranks if rank.local_rank < len(visible)}

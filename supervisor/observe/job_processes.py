@@ -1,0 +1,120 @@
+"""Which processes are the job's, and of which rank: what turns a pid in the kernel's log into a rank.
+
+In: the ranks as the launcher told them, what descends from the guardian as it is recorded every few seconds, and /proc at the moment of
+asking: a process that the kernel is just killing still has its parents there. Out: one answer per pid. Nothing fails; a process that
+nobody knows is a stranger where pids can be compared at all, and unknown in a pid namespace of our own, in which the kernel's log speaks
+of others. Shared by threads: what is known of one attempt is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.guardian import process_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from supervisor.core.model import RankInfo
+
+#: The first pid namespace has this inode number on every machine (PROC_PID_INIT_INO, include/linux/proc_ns.h).
+FIRST_NAMESPACE = "pid:[4026531836]"
+DEEPEST = 64
+MOST_KNOWN = 20_000
+
+_CONTAINER = re.compile(r"[0-9a-f]{64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}")
+
+
+class Whose(enum.Enum):
+    """To whom something belongs."""
+
+    OURS = enum.auto()
+    STRANGERS = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The ranks of one attempt by pid, and whose each process was that descended from them."""
+
+    ranks: Mapping[int, int]
+    known: Mapping[int, int | None]
+
+
+class Ours:
+    """The processes of one job. `root`: the process from which all of them descend, besides the guardian."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._attempt = _Attempt({}, {})
+        self._lock = threading.Lock()  # of who replaces it; who reads takes it once
+        self._comparable = _text_of_link("/proc/self/ns/pid") == FIRST_NAMESPACE
+        self._containers = frozenset(_CONTAINER.findall(_head("/proc/self/cgroup") + _head("/proc/self/mountinfo")))
+
+    def set_ranks(self, ranks: Iterable[RankInfo]) -> None:
+        """Take the ranks of a new attempt, none where they are not known yet: what an earlier one had is gone, and pids come again."""
+        by_pid = {info.pid: info.rank for info in ranks}
+        with self._lock:
+            if by_pid != self._attempt.ranks or not by_pid:
+                self._attempt = _Attempt(by_pid, {})
+
+    def learn(self, found: Iterable[process_tree.Process]) -> None:
+        """Take what descends from the guardian now. Those of earlier are remembered: they may have died since."""
+        attempt, parents = self._attempt, {process.pid: process.ppid for process in found}
+        known = dict(attempt.known) if len(attempt.known) < MOST_KNOWN else {}
+        for pid in parents:
+            at = pid
+            for _ in range(DEEPEST):
+                if at in attempt.ranks or at not in parents:
+                    break
+                at = parents[at]
+            known[pid] = attempt.ranks.get(at)
+        with self._lock:
+            if self._attempt is attempt:  # else another has begun meanwhile, and these pids are none of its
+                self._attempt = _Attempt(attempt.ranks, known)
+
+    def whose(self, pid: int) -> tuple[Whose, int | None]:
+        """Tell whose process this is, as the kernel's log names it, and of which rank."""
+        if not self._comparable:
+            return Whose.UNKNOWN, None
+        attempt, at = self._attempt, pid
+        for _ in range(DEEPEST):
+            if at in attempt.ranks:
+                return Whose.OURS, attempt.ranks[at]
+            if at in attempt.known:
+                return Whose.OURS, attempt.known[at]
+            if at == self._root:
+                return Whose.OURS, None
+            process = process_tree.read(at)
+            if process is None or process.ppid <= 1:
+                break
+            at = process.ppid
+        return Whose.STRANGERS, None
+
+    def whose_cgroup(self, text: str) -> Whose:
+        """Tell whether a record speaks of our container, by the ids in the paths of cgroups that it names."""
+        named = _CONTAINER.findall(text)
+        if not named or not self._containers:
+            return Whose.UNKNOWN
+        return Whose.OURS if self._containers.intersection(named) else Whose.STRANGERS
+
+
+def _text_of_link(path: str) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115 (a name that is no path)
+    except OSError:
+        return ""
+
+
+def _head(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

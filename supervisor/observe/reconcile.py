@@ -1,0 +1,166 @@
+"""What the facts of one failure are worth beside each other, before they are judged.
+
+In: what all observers found, how the ranks died, and until when training is proven to have gone on. Out: the facts, some of them without
+their claim, and not more of them than a journal should hold. A signature only knows a text; here is known what became of the process that
+wrote it. Nothing fails, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.classify import exits
+from supervisor.classify.ends import JOB_CHANGING, KILLS, ONE_LINE
+from supervisor.classify.engine import OWN_WORD
+from supervisor.classify.exceptions import UNCAUGHT
+from supervisor.core.model import Cause, Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from supervisor.core.model import Claim, RankExit
+    from supervisor.job.clock import Clock
+    from supervisor.observe.heartbeats import Beat
+
+#: Steps of a rank that goes on for a moment after another has failed prove nothing yet.
+STILL_GOING_S = 10.0
+#: For so long a process that was killed may hold on, while its memory is taken away; nor does a loader miss its workers at once.
+LINGERS_S = 300.0
+#: By so much a count is read later than it changed, at most.
+COUNTED_S = 10.0
+#: What torch's DataLoader says of a worker of its own that is gone, in the words of no one else; in an error file it is no text.
+OF_A_LOADER = (
+    "RuntimeError: DataLoader worker (pid",
+    "RuntimeError: DataLoader timed out after ",
+    "RuntimeError: Pin memory thread exited",
+)
+SAID_BY_THE_LOADER = 0.95
+#: What Python prints between an exception that was handled and the one that came out of its handler.
+HANDLED = "During handling of the above exception, another exception occurred:"
+#: Exceptions of who had a process of its own killed.
+OF_A_KILLED_CHILD = exits.OF_A_GONE_WORKER | {"BrokenProcessPool", "TerminatedWorkerError", "ProcessExitedException", "WorkerCrashedError"}
+MOST_OF_LOGS = 256
+
+
+def weighed(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Sequence[Beat], clock: Clock) -> tuple[Evidence, ...]:
+    """Return the facts as they are worth."""
+    failed = [death for death in deaths if death.failed and death.at_ns]
+    died = {death.rank: clock.at_monotonic_ns(death.at_ns) for death in failed}
+    first = min(died.values(), default=None)
+    told = tuple(facts)
+    killed = frozenset(fact.rank for fact in told if (fact.source, fact.name, fact.text) == ("exit", "signal", str(int(signal.SIGKILL))))
+    trained = _trained_until(beats, clock)
+    # who had a heartbeat was a Python program, not a shell that says 137 of a child that was killed
+    speaking = {death.rank for death in failed} & {death.rank for death in deaths if death.pid in {beat.pid for beat in beats}}
+    # and would have written down the exception that ended it: without that, what its log quotes is one that it caught
+    wrote = {fact.rank for fact in told if (fact.source, fact.name) == ("error_file", "exception")}
+    unsaid = frozenset(fact.rank for fact in told if fact.name in {"exit_code", "ended_by_us"} and fact.rank in speaking - wrote)
+    handled = _handled(told)
+    stepped = {beat.rank: clock.at_monotonic_ns(beat.last_step_ns) for beat in beats if beat.last_step_ns is not None}
+    quoted = {(fact.rank, fact.line) for fact in told if fact.rank in unsaid and fact.source == "log" and _is_printed(fact)}
+    gone = [fact.t for fact in told if _tells_a_kill(fact) and not (fact.name == "exit_code" and fact.rank in speaking)]
+    kept: list[Evidence] = []
+    of_logs: list[Evidence] = []
+    for fact in told:
+        if fact.source == "log":
+            said = replace(fact, t=min(fact.t, died.get(_rank(fact), fact.t)))
+            if (fact.rank, fact.line) in quoted:
+                continue
+            if fact.rank in unsaid and _is_raised(fact) and fact.t < stepped.get(_rank(fact), 0.0):
+                continue
+            if fact.rank in unsaid or _is_of(fact, handled):
+                said = replace(said, free_text=True)
+            of_logs += _of_log(said, fact.rank in killed, first, trained)
+        elif (fact.source, fact.name) == ("exit", "exit_code") and fact.rank in speaking:
+            kept.append(replace(fact, fields=(*fact.fields, OWN_WORD)))
+        elif fact.source == "kernel" and fact.claim is not None and fact.t < trained:
+            kept.append(replace(fact, name="survived", claim=None))
+        elif fact.source == "error_file" and fact.claim is not None:
+            kept.append(_of_error_file(fact, fact.claim))
+        elif (fact.source, fact.name) == ("cgroup", "oom_kill"):
+            kept.append(_of_count(fact, gone, trained))
+        else:
+            kept.append(fact)
+    return (*kept, *_fewer(of_logs))
+
+
+def _rank(fact: Evidence) -> int:
+    return -1 if fact.rank is None else fact.rank
+
+
+def _of_error_file(fact: Evidence, claim: Claim) -> Evidence:
+    """Return a claim on the exception that ended a rank: a loader's own words are surer there than as some line of a log."""
+    if claim.cause is not Cause.DATALOADER_WORKER or not fact.text.startswith(OF_A_LOADER):
+        return fact
+    return replace(fact, claim=replace(claim, weight=max(claim.weight, SAID_BY_THE_LOADER)))
+
+
+def _handled(facts: Sequence[Evidence]) -> dict[int | None, tuple[str, str]]:
+    """Return what ranks wrote down of their end, in two: what they had handled when the last exception came, and what they had not."""
+    quoting = {fact.rank for fact in facts if (fact.source, fact.name) == ("error_file", "exception") and HANDLED in fact.text}
+    traces = ((fact.rank, fact.text) for fact in facts if (fact.source, fact.name) == ("error_file", "traceback"))
+    parts = ((rank, text.rpartition(HANDLED)) for rank, text in traces if rank not in quoting)
+    return {rank: (before, after) for rank, (before, _, after) in parts if before}
+
+
+def _is_of(fact: Evidence, handled: dict[int | None, tuple[str, str]]) -> bool:
+    """Whether a fact of a log is of an exception that its rank had handled before another one ended it."""
+    before, after = handled.get(fact.rank, ("", ""))
+    head = fact.text.split("\n", 1)[0].strip()
+    return bool(head) and _is_raised(fact) and head in before and head not in after
+
+
+def _is_raised(fact: Evidence) -> bool:
+    return fact.claim is not None or fact.name in {"exception", "last_exception"}
+
+
+def _is_printed(fact: Evidence) -> bool:
+    """Whether a rank that raised nothing printed it: the one line of an exception that would call for a change of the job."""
+    return fact.free_text and fact.claim is not None and fact.claim.cause in JOB_CHANGING and ONE_LINE.fullmatch(fact.text) is not None
+
+
+def _trained_until(beats: Sequence[Beat], clock: Clock) -> float:
+    """Until when every rank surely trained; 0 where that is not known of one of them."""
+    steps = [beat.last_step_ns for beat in beats]
+    known = [step for step in steps if step is not None]
+    return clock.at_monotonic_ns(min(known)) - STILL_GOING_S if known and len(known) == len(steps) else 0.0
+
+
+def _of_log(fact: Evidence, killed: bool, first: float | None, trained: float) -> tuple[Evidence, ...]:  # noqa: FBT001 (one of four facts)
+    """What is left of one: `killed` is who wrote it, by somebody else than us; `first` is when the first rank failed."""
+    if fact.name in {"progress", "recent_progress"}:
+        return () if first is not None and fact.t >= first else (fact,)
+    if killed:  # no exception ends like this: the last one was caught, or quoted
+        explains = fact.claim is not None and fact.claim.cause in KILLS
+        return (replace(fact, free_text=True),) if explains else ()
+    return () if fact.free_text and fact.t < trained else (fact,)
+
+
+def _tells_a_kill(fact: Evidence) -> bool:
+    """Whether a fact tells of a process that KILL ended, which was not our own: of a rank, or of a child of one."""
+    if (fact.name, fact.text) in {("signal", "9"), ("exit_code", "-9"), ("exit_code", "137")}:
+        return True
+    if fact.claim is not None:
+        return fact.claim.cause is Cause.DATALOADER_WORKER
+    return (fact.source, fact.name) in UNCAUGHT and exits.exception_type(fact.text) in OF_A_KILLED_CHILD
+
+
+def _of_count(fact: Evidence, gone: Sequence[float], trained: float) -> Evidence:
+    """What is left of a counted kill: it may have been of anybody in the group, and long before the failure.
+
+    `gone`: when it was told of each process that was killed, 0 where that is not known.
+    """
+    if fact.t < trained:
+        return replace(fact, name="oom_kill_survived")
+    near = [t or fact.t for t in gone if not t or -COUNTED_S <= t - fact.t <= LINGERS_S]
+    return replace(fact, t=min(fact.t, *near)) if near else replace(fact, name="oom_kill_beside")
+
+
+def _fewer(facts: Sequence[Evidence]) -> Sequence[Evidence]:
+    """Return the facts that tell most: final tracebacks, then what a signature knows, first in time first."""
+    if len(facts) <= MOST_OF_LOGS:
+        return facts
+    best = sorted(range(len(facts)), key=lambda i: (facts[i].free_text, facts[i].claim is None, facts[i].t))[:MOST_OF_LOGS]
+    return (*(facts[i] for i in sorted(best)), Evidence("observer", "left_out", f"{len(facts) - MOST_OF_LOGS} more findings in the logs"))

@@ -1,0 +1,1 @@
+"""Reports to people: terminal, incident card, event log."""

@@ -1,0 +1,454 @@
+"""The words for people: the card of an incident, and the texts of `supervise why` and `supervise status`.
+
+Pure. In: the core's values and what was read from a journal (supervisor/journal/reader.py); out: text, at most 100 columns wide (but for
+what is there to be copied), without control characters and without values that look secret. Plain ASCII of our own,
+so that any terminal and log can show it.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+from supervisor.classify import redact
+from supervisor.core.model import Beginning, PlanKind
+from supervisor.observe import cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from supervisor.cli.status import Status
+    from supervisor.core.actions import ReportDecision, ReportResume
+    from supervisor.core.model import Change, Evidence, Plan, Verdict
+    from supervisor.core.state import JobState
+    from supervisor.journal.reader import Incident, Round
+
+#: The widest line of ours; cards are printed with "supervise: " before each line.
+WIDTH = 100
+CARD_WIDTH = WIDTH - len("supervise: ")
+CARD_LINES = 12
+WHY_LINES = 16
+CARD_EVIDENCE = 3
+WHY_EVIDENCE = 3
+_LABEL = 12
+_FOLDED = 2
+#: Rows that are neither folded nor cut: a command, a path, a line that would arm a knob are there to be copied.
+_COPIED = frozenset({"look", "files", "core", "note", "and"})
+#: Rows that tell what was decided and what to do: they take the lines first, and evidence after the first line gives way to them.
+_WHOLE = frozenset({"done", "plan", "verdict", "next", "next time"})
+_WHOLE_FOLDED = 3
+_LONGEST = 1000
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
+#: Evidence that reads well by itself, best first; heartbeats tell where, which has a line of its own.
+_TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
+
+
+def card(  # noqa: PLR0913 (all that the card names)
+    job: str,
+    decision: ReportDecision,
+    resumed: ReportResume | None,
+    *,
+    address: str,
+    node: str = "",
+    state_dir: str = "",
+    dumped: Sequence[Evidence] = (),
+    mended: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return the card of an incident: what failed, where, the evidence, what is done, what would be next, where to look.
+
+    `address`: the options by which our other commands find the job (Settings.address). `dumped`: what is known of the ranks' cores,
+    which takes the place of a line of evidence. `mended`: what was done to the job's checkpoints before the next attempt (path, what),
+    which takes the place of another; where no line is left, `why` alone tells it.
+    """
+    verdict, plan = decision.verdict, decision.plan
+    core = _core(dumped, verdict)
+    at = f" on {node}" if node else ""
+    beside, step = _beside(plan), _step(decision.step, at_least=decision.at_least)
+    rows = [
+        ("failed", verdict.summary),
+        ("where", f"{_whose(verdict)}{at}, attempt {decision.attempt}, {step}, phase {phase_of(verdict.because)}"),
+        *_labelled("evidence", _evidence(decision, verdict.because, max(1, CARD_EVIDENCE - bool(core) - len(beside) - bool(mended)))),
+        *([("core", core)] if core else []),
+        ("cause", _cause(verdict)),
+        ("done", _done(plan, decision.attempt)),
+        *beside,
+        ("next", plan.next_rung),
+    ]
+    if resumed is not None:
+        rows.append((_beginning_label(resumed), _resumed(resumed)))
+    rows.append(("look", f"supervise why {decision.incident} {address}"))
+    if state_dir:
+        rows.append(("files", state_dir))
+    if mended and len(rows) < CARD_LINES - 1:
+        rows.insert([label for label, _ in rows].index("next") + 1, ("mended", _first_of(mended)))
+    return _laid_out(f"incident {decision.incident} of job {job}", [(label, "", text) for label, text in rows], CARD_WIDTH, CARD_LINES)
+
+
+def why_text(job: str, node: str, incident: Incident, address: str, *, since: str = "") -> str:
+    """Return the six hops of an incident: seen, stopped, evidence, verdict, plan, resumed.
+
+    `since`: the job's last run, which is named where the incident is not one of it.
+    """
+    last = incident.rounds[-1]
+    rows: list[tuple[str, float | None, str]] = [_failed(incident, last)]
+    told = WHY_EVIDENCE
+    if since and incident.run_id != since:
+        told -= 1  # what is shown stays as short
+        rows.append(("run", None, f"{incident.run_id}, an earlier one; the last is {since}"))
+        address = f"{address} --run {incident.run_id}"
+    core = _core([fact for fact in last.evidence if fact.name == cores.NAME], last.decision.verdict if last.decision else None)
+    told -= bool(core)
+    told -= bool(last.selected and last.selected.mended)
+    rows.append(("where", None, _where(incident, last, node)))
+    if len(incident.rounds) > 1:
+        tries = "; ".join(f"attempt {r.attempt}: {r.decision.verdict.summary if r.decision else 'undecided'}" for r in incident.rounds[:-1])
+        rows.append(("earlier", incident.opened_t, f"{tries}. This is attempt {last.attempt}"))
+    rows += _stopped(last)
+    decision = last.decision
+    if decision is None:
+        rows += [("evidence", None, line) for line in evidence_lines(last.evidence, max(1, told))]
+        rows.append(("decision", None, "none is recorded"))
+    else:
+        facts, beside = decision.verdict.because or last.evidence, _beside(decision.plan)
+        told = max(1, told - len(beside))
+        rows += [(label, None, line) for label, line in _labelled("evidence", _evidence(decision, facts, told))]
+        rows.append(("verdict", last.decided_t, f"{_cause(decision.verdict)}: {decision.verdict.summary}"))
+        rows.append(("plan", None, _done(decision.plan, decision.attempt)))
+        rows += [(label, None, text) for label, text in beside]
+        rows.append(("next time", None, decision.plan.next_rung))
+    rows += [("core", None, core)] if core else []
+    rows += _checkpoint(last)
+    rows += _ending(incident, last)
+    rows.append(("look", None, _look(address, incident, last)))
+    rows = [row for row in rows if row[2]]
+    if len(rows) >= WHY_LINES and last.selected and last.selected.mended:
+        rows = [row for row in rows if row[0] != "fenced"]
+    date = time.strftime("%Y-%m-%d %z", time.localtime(incident.opened_t))
+    head = f"incident {incident.number} of job {job}: {incident.outcome.replace('_', ' ')} ({date})"
+    return _laid_out(head, [(label, _clock(t), text) for label, t, text in rows], WIDTH, WHY_LINES)
+
+
+def stopped_text(state: JobState) -> str:
+    """Return the last line of a run that somebody stopped: how far it came, and from where the same command goes on."""
+    newest, policy = state.newest, state.policy
+    reached = f"stopped at {_step(state.progress.step, relative=state.progress.relative)}"
+    if newest is None:
+        return f"{reached}; no checkpoint of this run was verified"
+    known = f"{reached}; the newest verified checkpoint is {newest.path}" + ("" if newest.step is None else f" (step {newest.step})")
+    resumes = policy.checkpoints_declared or policy.resumes_itself or state.ever_loaded
+    return f"{known}; the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}"
+
+
+def status_text(status: Status, address: str) -> str:
+    """Return how a job does, for people."""
+    alive = {True: "alive", False: "ended" if status.ended else "died without a word", None: "cannot be seen from here"}
+    open_ = f"incident {status.incident} is open" if status.incident is not None else "no open incident"
+    died = status.supervisor_alive is False and not status.ended
+    stage = f"{status.stage}, exit code {status.exit_code}" if status.ended else f"{status.stage}{' when supervise died' if died else ''}"
+    rows = [
+        ("run", f"{status.run}, attempt {status.attempt}, {stage}"),
+        ("progress", f"{_step(status.step, relative=status.step_relative)}, phase {status.phase}"),
+        ("ranks", _ranks(status)),
+        ("incidents", f"{status.incidents} in all, {open_}"),
+        ("decision", status.last_decision or "none yet"),
+        ("supervise", f"pid {status.supervisor_pid}, {alive[status.supervisor_alive]}"),
+        ("files", status.state_dir),
+    ]
+    if status.numbers:
+        rows.append(("numbers", clean(status.numbers)))
+    if status.restored:
+        rows.insert(1, ("mirror", f"gave {status.restored}"))
+    if status.incidents:
+        rows.append(("look", f"supervise why {address}"))
+    return _laid_out(f"job {status.job} on {status.node}", [(label, "", text) for label, text in rows], WIDTH, 2 * len(rows))
+
+
+def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evidence] = ()) -> list[str]:
+    """Return the facts that tell most, a line each: who saw it, of which rank, and its last line of text.
+
+    `first`: what a verdict stands on, which is told before all that reads well.
+    """
+    order = {name: i for i, name in enumerate(_TELLING)}
+    told = sorted((f for f in facts if f.name in order or f.source != "heartbeat"), key=lambda f: order.get(f.name, len(order)))
+    lines: list[str] = []
+    for fact in (*first, *told):
+        rank = "" if fact.rank is None else f" of rank {fact.rank}"
+        line = f"{fact.source}{rank}: {_telling_line(fact) if fact.name not in {'signal', 'exit_code'} else f'{fact.name} {fact.text}'}"
+        if line not in lines:
+            lines.append(line)
+    return lines[:most] or ["none was found"]
+
+
+def _evidence(decision: ReportDecision, facts: Sequence[Evidence], most: int) -> list[str]:
+    """Return the lines of evidence: none where a beginning was refused, since what was found wrong is what `failed` says."""
+    return [] if not facts and decision.plan.strategy == "beginning" else evidence_lines(facts, most, first=decision.verdict.because[:1])
+
+
+def _core(facts: Sequence[Evidence], verdict: Verdict | None) -> str:
+    """Return where the core dump is: that of the rank whose failure it was, else the first; and how many more there are."""
+    told = sorted(facts, key=lambda fact: (verdict is None or fact.rank != verdict.rank, fact.t))
+    if not told:
+        return ""
+    more = f" (and of {len(told) - 1} more)" if len(told) > 1 else ""
+    return f"rank {told[0].rank} {told[0].text}{more}"
+
+
+def phase_of(facts: Iterable[Evidence]) -> str:
+    """Return the phase that the evidence names, or unknown."""
+    return next((f.text for f in facts if f.name == "phase"), "unknown")
+
+
+def clean(text: str) -> str:
+    """Return one line of foreign text, fit to be shown: no escapes, no control characters, no secrets."""
+    line = redact.text(_CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8")).strip())
+    return cut(line, _LONGEST)
+
+
+def laid_out(  # noqa: PLR0913 (what is laid out, and the four measures of a page)
+    head: str, rows: Sequence[tuple[str, str, str]], width: int, most: int, *, label_width: int, folds: Callable[[str], int | None]
+) -> str:
+    """Return the heading and the rows (label, what stands before the text, text), `most` lines where nothing is to be copied.
+
+    `folds`: into how many more lines a row of this label may fold while there are any left; None where it is neither folded nor cut.
+    """
+    lines = [cut(f"-- {clean(head)} ", width).ljust(width, "-")]
+    spare, wanted = most - 1 - len(rows), [_wanted(row, width - 2 - label_width, folds) for row in rows]
+    folded = [0] * len(rows)
+    for first in (True, False):  # what was decided and what to do, then the rest, from above
+        for n in (n for n, (label, _, _) in enumerate(rows) if (label in _WHOLE) is first):
+            folded[n] = max(0, min(wanted[n], spare))
+            spare -= folded[n]
+    for (label, before, text), lines_more in zip(rows, folded, strict=True):
+        room = width - 2 - label_width - len(before)
+        shown = [text] if folds(label) is None else _folded(text, room, lines_more)
+        blank = " " * len(before)
+        lines += [f"  {label if i == 0 else '':<{label_width}}{blank if i else before}{part}" for i, part in enumerate(shown)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _wanted(row: tuple[str, str, str], width: int, folds: Callable[[str], int | None]) -> int:
+    """Return into how many more lines a row would fold."""
+    label, before, text = row
+    return min(len(_wrapped(text, width - len(before))) - 1, folds(label) or 0)
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+
+
+def _folded(text: str, room: int, more: int) -> list[str]:
+    """Return the text in `more` lines and a last one, which is cut where it is too long. No character is added within a word."""
+    shown, at = [], 0
+    for part in _wrapped(text, room)[:more]:
+        at = text.index(part, at) + len(part)
+        shown.append(part)
+    return [*shown, cut(text[at:].strip(), room)]
+
+
+def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most: int) -> str:
+    """Return a card: the heading and the rows (label, what stands before the text, text)."""
+
+    def folds(label: str) -> int | None:
+        if label in _COPIED:
+            return None
+        return _WHOLE_FOLDED if label in _WHOLE else _FOLDED if label else 0  # the first of several tells most
+
+    told = [(label, before, clean(text)) for label, before, text in rows]
+    wanted = sum(_wanted(row, width - 2 - _LABEL, folds) for row in told if row[0] in _WHOLE or row[0] == "failed")
+    while most - 1 - len(told) < wanted and (less := next((row for row in reversed(told) if not row[0]), None)):
+        told.remove(less)
+    if most - 1 - len(told) < wanted and told[0][0] == "failed":
+        told = [row for row in told if row[0] != "evidence" or not _repeats(told[0][2], row[2])]
+    return laid_out(head, told, width, most, label_width=_LABEL, folds=folds)
+
+
+def _repeats(failed: str, evidence: str) -> bool:
+    """Whether a line of evidence (`who saw it: Exception: its text`) says no more than what failed."""
+    said = evidence.split(": ", 2)[-1]
+    return bool(said) and said in failed
+
+
+def cut(line: str, width: int) -> str:
+    """Shorten in the middle: the beginning says what it is, and the end of a path or a message which."""
+    if len(line) <= width:
+        return line
+    tail = width // 3
+    return f"{line[: width - tail - 5]} ... {line[-tail:]}"
+
+
+def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    return [(label if i == 0 else "", line) for i, line in enumerate(lines)]
+
+
+def _telling_line(fact: Evidence) -> str:
+    """Return of an exception what it says first, unless it hands on another one's traceback; of all else the last line."""
+    raised = fact.name in {"exception", "last_exception"} or fact.claim is not None
+    first = next((line for line in fact.text.splitlines() if line.strip()), "")
+    return first if raised and "Traceback (most recent call last)" not in fact.text else _last_line(fact.text)
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _clock(t: float | None) -> str:
+    return " " * 10 if t is None else time.strftime("%H:%M:%S  ", time.localtime(t))
+
+
+def _whose(verdict: Verdict) -> str:
+    return "no single rank" if verdict.rank is None else f"rank {verdict.rank}"
+
+
+def _step(step: int | None, *, relative: bool = False, at_least: bool = False) -> str:
+    if step is None:
+        return "step unknown"
+    return f"step {step}" + (" or later" if at_least else "") + (" (counted from where it began)" if relative else "")
+
+
+def _cause(verdict: Verdict) -> str:
+    return f"{verdict.cause.value}, {100 * verdict.confidence:.0f} % sure" + (", transient" if verdict.transient else "")
+
+
+def change(of: Change) -> str:
+    """Return one change as a person would write it: `--batch-size 32 -> 16`."""
+    old = f"{of.old} " if of.old else ""
+    return clean(f"{of.how} {old}-> {of.new}")
+
+
+def changes(plan: Plan) -> str:
+    """Return what the next attempt runs with that this one did not."""
+    ranks = [f"{plan.nproc} ranks on this node"] if plan.nproc is not None else []
+    return ", ".join([*map(change, plan.changes), *ranks])
+
+
+def _beside(plan: Plan) -> list[tuple[str, str]]:
+    """Return what a plan does beside a restart or a stop, and what it has to tell: two rows at most, or three with a change."""
+    changed = [("changed", text)] if (text := changes(plan)) else []
+    notes = [plan.told[0], "; ".join(plan.told[1:])] if plan.told else []
+    return [*changed, *(("note" if i == 0 else "and", text) for i, text in enumerate(notes) if text)]
+
+
+def _done(plan: Plan, attempt: int) -> str:
+    if plan.kind is PlanKind.STOP:
+        return f"stopped with exit code {plan.exit_code}: {plan.reason}"
+    wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
+    return f"restart as attempt {attempt + 1}{wait}: {plan.reason}"
+
+
+def beginning(report: ReportResume) -> str:
+    """Return how an attempt began, in one line; a journal of before tells only what was handed over, as `path`."""
+    handed = report.handed or report.path
+    if report.began is Beginning.RESUMED:
+        step = "an unknown step" if report.step is None else f"step {report.step}"
+        return f"resumed at {step} from {report.path}"
+    if report.began is Beginning.FROM_SCRATCH:
+        why = report.because or "no load of a checkpoint was seen"
+        return f"STARTED FROM SCRATCH: {why}" + (f"; {handed} was handed over" if handed else "")
+    if not handed and report.because:
+        return f"STARTED FROM SCRATCH? {report.because}"
+    return f"resume not confirmed: no rank was seen to load {handed or 'a checkpoint'}"
+
+
+def _beginning_label(resume: ReportResume) -> str:
+    return "resumed" if resume.began is Beginning.RESUMED else "began"
+
+
+def _resumed(resume: ReportResume) -> str:
+    colon = ":" if resume.began is Beginning.UNCONFIRMED else ""
+    return f"attempt {resume.attempt}{colon} {beginning(resume)}"
+
+
+def _where(incident: Incident, last: Round, node: str) -> str:
+    decision = last.decision
+    rank = decision.verdict.rank if decision and decision.verdict.rank is not None else incident.rank
+    step = decision.step if decision and decision.step is not None else incident.progress.step
+    phase = phase_of(decision.verdict.because) if decision else "unknown"
+    if phase == "unknown":
+        phase = incident.progress.phase.value
+    whose = "" if rank is None else f"rank {rank} "
+    relative = incident.progress.relative and step == incident.progress.step
+    first = incident.rank if last is incident.rounds[0] else None  # the one that died first need not be the one whose fault it is
+    ended = f"; rank {first} ended first" if first is not None and rank is not None and first != rank else ""
+    at_least = decision is not None and decision.at_least
+    if decision is not None and decision.plan.strategy == "peer":  # what failed is another node's, which decided
+        node = decision.verdict.node or node
+    return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
+
+
+def _failed(incident: Incident, last: Round) -> tuple[str, float | None, str]:
+    """Return what failed: of several failures the last one, as all that is told below it."""
+    if last is incident.rounds[0]:
+        return "failed", incident.opened_t, incident.summary
+    died_t = min((t for t, _ in last.deaths), default=last.ended_t)
+    return "failed", died_t, last.decision.verdict.summary if last.decision else "undecided"
+
+
+def _stopped(last: Round) -> list[tuple[str, float | None, str]]:
+    if last.ended_t is None:
+        return []
+    first = min((t for t, _ in last.deaths), default=None)
+    took = "" if first is None else f", {max(0.0, last.ended_t - first):.1f} s after the first death"
+    peers = len({death.rank for _, death in last.deaths if death.rank >= 0}) - 1
+    others = f" ({peers} more with it)" if peers > 0 else ""
+    return [("stopped", last.ended_t, f"no rank was left{took}{others}")]
+
+
+def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
+    selected = last.selected
+    if selected is None:
+        return []
+    chosen = selected.chosen
+    told = f"none of {selected.found} is good"
+    if chosen is not None:
+        told = f"{_step(chosen.step)} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
+    elif not selected.found:
+        told = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
+    rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, told)]
+    if selected.mended:
+        rows.append(("mended", None, _first_of(selected.mended)))
+    done = {path for path, _ in selected.mended}  # and with it why
+    fenced = [row for row in selected.fenced if row[0] not in done]
+    if fenced:
+        rows.append(("fenced", None, _first_of(fenced)))
+    if selected.dangerous:
+        rows.append(("not used", None, _first_of(selected.dangerous)))
+    if selected.not_finite:
+        rows.append(("not taken", None, _first_of(selected.not_finite)))
+    return rows
+
+
+def _first_of(told: Sequence[tuple[str, str]]) -> str:
+    """Return the first of the paths with what is said of it, and how many more there are."""
+    path, what = told[0]
+    more = f", and {len(told) - 1} more" if len(told) > 1 else ""
+    return f"{path}: {what}{more}"
+
+
+def _ending(incident: Incident, last: Round) -> list[tuple[str, float | None, str]]:
+    rows: list[tuple[str, float | None, str]] = []
+    if incident.resumed is not None:
+        which = "first " if len(incident.rounds) > 1 else ""
+        took = f"; {max(0.0, incident.resumed_t - incident.opened_t):.1f} s after the {which}failure"
+        rows.append((_beginning_label(incident.resumed), incident.resumed_t, _resumed(incident.resumed) + took))
+    elif last.began is not None:
+        rows.append(("began", last.began_t, f"attempt {last.began} was ordered"))
+    if incident.died_t is not None:
+        rows.append(("then", incident.died_t, "supervise itself ended without a word: this is the last that it wrote"))
+    elif incident.exit_code is not None:
+        rows.append(("end", incident.closed_t, f"given up, exit code {incident.exit_code}"))
+    return rows
+
+
+def _look(address: str, incident: Incident, last: Round) -> str:
+    rank = last.decision.verdict.rank if last.decision else incident.rank
+    return f"supervise logs {address} --attempt {last.attempt}" + ("" if rank is None else f" --rank {rank}")
+
+
+def _ranks(status: Status) -> str:
+    if not status.ranks:
+        return "none runs"
+    some = ", ".join(f"{r.rank} (pid {r.pid})" for r in status.ranks[:6])
+    more = f" and {len(status.ranks) - 6} more" if len(status.ranks) > 6 else ""  # noqa: PLR2004 (as many as fit a line)
+    return some + more + (f", of {status.world_size}" if status.world_size > len(status.ranks) else "")

@@ -1,0 +1,223 @@
+"""The structured log of a supervisor: JSON lines in the state directory, from a closed list of events.
+
+In: a `LogEvent` and key=value pairs; what `bind` was given (run_id, attempt, incident, node, rank) is in every line. Out: lines in
+`<state>/supervise.log`, two files of at most LIMIT_BYTES each, and with --verbose on stderr too. Nothing that happens to the file
+(full, slow, hung or gone disk) reaches the caller: lines are written by a thread of their own, and lost ones are counted, which the
+next line that can be written tells as `log.lost`. The thread owns the file; the caller owns the log, and closes it.
+
+structlog is imported when a log is opened and not before: it costs more than all else together, and no reading command needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+from supervisor.report.terminal import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+    from pathlib import Path
+
+    from supervisor.report.terminal import Terminal
+
+LIMIT_BYTES = 8 << 20
+FILE_NAME = "supervise.log"
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class LogEvent(StrEnum):
+    """Every event that is logged: `noun.past_verb`. docs/log-events.md says what each means and carries."""
+
+    LOCK_LOST = "lock.lost"
+    RUN_STARTED = "run.started"
+    RUN_CONTINUED = "run.continued"
+    RUN_FINISHED = "run.finished"
+    LAUNCHER_STARTED = "launcher.started"
+    LAUNCHER_EXITED = "launcher.exited"
+    LAUNCHER_REPLACED = "launcher.replaced"
+    AGENT_REPORTED = "agent.reported"
+    REQUEST_LOST = "request.lost"
+    REQUEST_REFUSED = "request.refused"
+    ATTEMPT_BEGUN = "attempt.begun"
+    ATTEMPT_STARTED = "attempt.started"
+    ATTEMPT_FENCED = "attempt.fenced"
+    ATTEMPT_ENDED = "attempt.ended"
+    RANKS_DISCOVERED = "ranks.discovered"
+    RANK_EXITED = "rank.exited"
+    RANK_MISSED = "rank.missed"
+    NODES_ANNOUNCED = "nodes.announced"
+    NODES_GATHERED = "nodes.gathered"
+    NODE_BEGUN = "node.begun"
+    PEER_DECIDED = "peer.decided"
+    INCIDENT_OPENED = "incident.opened"
+    INCIDENT_CLOSED = "incident.closed"
+    EVIDENCE_COLLECTED = "evidence.collected"
+    PLAN_DECIDED = "plan.decided"
+    CHECKPOINT_SELECTED = "checkpoint.selected"
+    CHECKPOINT_VERIFIED = "checkpoint.verified"
+    RESUME_CONFIRMED = "resume.confirmed"
+    CHECKPOINT_PRUNED = "checkpoint.pruned"
+    CHECKPOINT_RESTORED = "checkpoint.restored"
+    MIRROR_REPORTED = "mirror.reported"
+    STOP_REQUESTED = "stop.requested"
+    SAVE_REQUESTED = "save.requested"
+    SAVE_FINISHED = "save.finished"
+    PROGRAM_RECOGNISED = "program.recognised"
+    GPUS_LISTED = "gpus.listed"
+    GPU_QUARANTINED = "gpu.quarantined"
+    GPU_RELEASED = "gpu.released"
+    HEALTH_CHECKED = "health.checked"
+    HEALTH_CHANGED = "health.changed"
+    STACKS_DUMPED = "stacks.dumped"
+    PROCESSES_LEFT = "processes.left"
+    SURVIVORS_LISTED = "survivors.listed"
+    OUTPUT_DROPPED = "output.dropped"
+    JOURNAL_DEGRADED = "journal.degraded"
+    JOURNAL_RECOVERED = "journal.recovered"
+    ALERT_RAISED = "alert.raised"
+    ALERT_SENT = "alert.sent"
+    ALERT_FAILED = "alert.failed"
+    ALERT_DROPPED = "alert.dropped"
+    LOG_LOST = "log.lost"
+
+
+#: How loud each event is, where it is not `info`. Those of EITHER are `info` where all is well.
+LEVELS: dict[LogEvent, LogLevel] = {
+    LogEvent.LOCK_LOST: "error",
+    LogEvent.LAUNCHER_EXITED: "warning",
+    LogEvent.LAUNCHER_REPLACED: "warning",
+    LogEvent.REQUEST_LOST: "warning",
+    LogEvent.REQUEST_REFUSED: "error",
+    LogEvent.ATTEMPT_FENCED: "warning",
+    LogEvent.ATTEMPT_ENDED: "warning",
+    LogEvent.RANK_EXITED: "warning",
+    LogEvent.RANK_MISSED: "warning",
+    LogEvent.INCIDENT_OPENED: "warning",
+    LogEvent.PLAN_DECIDED: "warning",
+    LogEvent.INCIDENT_CLOSED: "error",
+    LogEvent.GPU_QUARANTINED: "warning",
+    LogEvent.MIRROR_REPORTED: "warning",
+    LogEvent.HEALTH_CHANGED: "warning",
+    LogEvent.ALERT_RAISED: "warning",
+    LogEvent.PROCESSES_LEFT: "warning",
+    LogEvent.OUTPUT_DROPPED: "warning",
+    LogEvent.JOURNAL_DEGRADED: "warning",
+    LogEvent.ALERT_FAILED: "warning",
+    LogEvent.ALERT_DROPPED: "error",
+    LogEvent.LOG_LOST: "warning",
+}
+EITHER = frozenset({LogEvent.ATTEMPT_ENDED, LogEvent.RANK_EXITED, LogEvent.INCIDENT_CLOSED, LogEvent.MIRROR_REPORTED})
+
+
+class EventLog:
+    """A log to write to. `bind` returns another view of the same log."""
+
+    def __init__(self, logger: Any, writer: Writer, file: _BoundedFile) -> None:  # noqa: ANN401  structlog types its loggers as Any
+        """Keep what `open_log` made."""
+        self._logger = logger
+        self._writer = writer
+        self._file = file
+
+    def bind(self, **fields: object) -> EventLog:
+        """Return a log whose every line carries `fields` too."""
+        return EventLog(self._logger.bind(**fields), self._writer, self._file)
+
+    def write(self, event: LogEvent, level: LogLevel | None = None, /, **fields: object) -> None:
+        """Log one event, as loud as LEVELS says unless `level` is given. Values that JSON does not know are logged as their repr."""
+        getattr(self._logger, level or LEVELS.get(event, "info"))(event.value, **fields)
+
+    @property
+    def lost(self) -> int:
+        """How many lines could not be written so far."""
+        return self._writer.dropped
+
+    def close(self, deadline_s: float = 1.0) -> None:
+        """Wait until all is written, at most `deadline_s`."""
+        if self._writer.close(deadline_s):
+            self._file.close()
+
+
+class _BoundedFile:
+    """A file and the one before it. Opened again after a failure; each failed write loses its line and nothing else."""
+
+    def __init__(self, path: Path, limit_bytes: int, lost_line: Callable[[int], bytes]) -> None:
+        self._path = path
+        self._limit = limit_bytes
+        self._lost_line = lost_line
+        self._fd = -1
+        self._size = 0
+
+    def write(self, data: bytes, lost: int) -> bool:
+        if lost:
+            data = self._lost_line(lost) + data
+        try:
+            if self._fd < 0:
+                self._open()
+            elif self._size + len(data) > self._limit:
+                self.close()
+                self._path.replace(self._path.with_name(self._path.name + ".1"))
+                self._open()
+            written = os.write(self._fd, data)
+            self._size += written
+        except OSError:
+            self.close()
+            return False
+        if written < len(data):  # the disk filled up within the line: end it, so that the next one can be read
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size - written)
+                self._size -= written
+            return False
+        return True
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._size = os.fstat(self._fd).st_size
+
+
+def open_log(
+    state: Path,
+    terminal: Terminal | None = None,
+    *,
+    log_format: Literal["auto", "console", "json"] = "auto",
+    limit_bytes: int = LIMIT_BYTES,
+) -> EventLog:
+    """Open the log of the state directory. With `terminal` (--verbose) each line is shown there too, in `log_format`."""
+    import structlog  # noqa: PLC0415  see the head of this module
+
+    as_json = structlog.processors.JSONRenderer()
+    as_words = structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+    shown = as_words if log_format == "console" or (log_format == "auto" and terminal is not None and terminal.is_a_tty()) else as_json
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+
+    def line(fields: dict[str, object]) -> bytes:
+        return str(as_json(None, "", fields)).encode("utf-8", "backslashreplace") + b"\n"
+
+    def lost_line(count: int) -> bytes:
+        return line(dict(stamp(None, "", {"event": LogEvent.LOG_LOST.value, "level": LEVELS[LogEvent.LOG_LOST], "lines": count})))
+
+    file = _BoundedFile(state / FILE_NAME, limit_bytes, lost_line)
+    writer = Writer("eventlog", file.write)
+
+    def emit(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        writer.put(line(dict(fields)))
+        if terminal is not None:
+            terminal.raw(str(shown(None, "", dict(fields))))
+        raise structlog.DropEvent  # it is out; there is no logger behind this chain
+
+    logger = structlog.wrap_logger(
+        None,
+        processors=[structlog.processors.add_log_level, stamp, structlog.processors.format_exc_info, emit],
+        wrapper_class=structlog.make_filtering_bound_logger(0 if terminal is not None else "info"),
+        cache_logger_on_first_use=True,
+    )
+    return EventLog(logger, writer, file)

@@ -1,0 +1,294 @@
+"""What would be done: `supervise plan -- CMD`, and the line at start that says what is armed.
+
+In: a command, its knobs, the settings, the ladders. Out: text, or the same as data. Can fail: what the settings or the knobs' declarations
+fail with, and a cause that does not exist (SuperviseError). Owns nothing, runs nothing: what a ladder would do is found by asking the
+core itself for its plans, one supposed failure after another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from supervisor import strategies
+from supervisor.classify.causes import EXPLAINED
+from supervisor.cli import stdio
+from supervisor.config import loading
+from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
+from supervisor.errors import ExitCode, SuperviseError, nearest
+from supervisor.knobs import batch, job_knobs, programs, syntax
+from supervisor.launch import torchrun
+from supervisor.strategies import halve_batch, halve_workers, memory_knobs, skip_window
+from supervisor.strategies.situation import OF_BATCH, Situation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from supervisor.config.settings import Settings
+    from supervisor.core.model import Policy
+    from supervisor.knobs.job_knobs import KnobSet
+
+#: Settings that are shown as they are, default or not: what a person would want to know of a failure at night.
+MATTER = (
+    "checkpoints.paths",
+    "job.resumes_itself",
+    "restart.max_attempts",
+    "restart.intensity",
+    "restart.period_s",
+    "restart.scratch_limit_s",
+    "gpus.minimum",
+)
+#: What a rung needs before it can do anything: one of these knobs, each of them, or a setting.
+_WANTS = {
+    halve_batch.NAME: tuple(sorted(OF_BATCH)),
+    halve_workers.NAME: (halve_workers.KNOB,),
+    memory_knobs.NAME: tuple(memory_knobs.KNOBS),
+    skip_window.NAME: (skip_window.KNOB,),
+}
+_ANY = frozenset({memory_knobs.NAME})
+#: Causes of which a GPU is the culprit by itself.
+_OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK})
+#: Where the supposed failures are, and which checkpoints were made by then.
+_STEP, _CHECKPOINTS = 310, (100, 200, 300)
+_MOST_FAILURES = 12
+_NOT_KNOBS = frozenset({"resume"})
+_NO_BATCH_CHANGE = "on CUDA OOM: the batch is left as it is (--no-batch-change)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one failure after another of the same cause would be answered with."""
+
+    strategy: str
+    kind: str
+    reason: str
+    exit_code: int
+    told: tuple[str, ...]
+
+
+def opening_line(  # noqa: PLR0911  one for each thing that is to be said
+    found: KnobSet,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    ladder: Sequence[str] | None = None,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return what happens to the batch of `command` on CUDA OOM; "" where no knob of it is known.
+
+    ladder: the rungs for CUDA OOM where they are the user's own; overrides: what a run that goes on has changed already, by knob.
+    """
+    now = dict(overrides)
+    known = {knob.name: replace(knob, value=now.get(knob.name, knob.value)) for knob in found.knobs}
+    size, accum = known.get("batch_size"), known.get("grad_accum")
+    if size is None and accum is None:
+        return ""
+    if not found.batch_change:
+        return _NO_BATCH_CHANGE
+    if ladder is not None and halve_batch.NAME not in ladder:
+        return f"on CUDA OOM: the batch is left as it is: the ladder that you gave cuda_oom has no {halve_batch.NAME}"
+    if size is not None and accum is None and found.batch_drift:
+        half = batch.halved_alone(size, 0)
+        changed = f"is left as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
+        return f"on CUDA OOM: {size.how} {changed}; --no-batch-drift forbids it"
+    if size is None or accum is None:
+        have, lack = (size.how, "grad_accum") if size is not None else (accum.how if accum else "", "batch_size")
+        return f"on CUDA OOM: {have} is left as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG arms it"
+    by = ", ".join(dict.fromkeys(programs.title(knob.by) for knob in (size, accum) if knob.by != "declared"))
+    rest = f"{f' ({by})' if by else ''}; --no-batch-change forbids it"
+    per_node, nodes = torchrun.size(_torchrun(command, environ), environ)
+    if not per_node * nodes and (size.counts == "global" or accum.counts == "world"):
+        how = size.how if size.counts == "global" else accum.how
+        return f"on CUDA OOM: the micro-batch is halved at the same global batch, if {how} divides by the ranks, not known yet{rest}"
+    # where both count for each rank, one stands for all: halving keeps the product whatever the number of ranks is
+    old = batch.read(size, accum, per_node * nodes or 1)
+    new = batch.halved(old) if isinstance(old, batch.Batch) else old
+    if isinstance(new, str):
+        return f"on CUDA OOM: the batch is left as it is: {new}"
+    changes = ", ".join(f"{change.how} {change.old}→{change.new}" for change in batch.changes(new, size, accum))
+    return f"on CUDA OOM: {changes}{rest}"
+
+
+def plan(settings: Settings, command: Sequence[str], cause: str | None, *, as_json: bool) -> int:
+    """Print what would be done with `command`. Raises SuperviseError."""
+    programs.require_command(command, os.environ)
+    cwd = Path(settings.cwd)
+    found = job_knobs.find(settings, command, os.environ, cwd)
+    launcher = torchrun.launcher(_torchrun(command, os.environ))
+    policy = loading.to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs))
+    data = _data(settings, command, found, policy, _cause(cause) if cause else None)
+    stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(_text(data)))
+    return 0
+
+
+def _cause(name: str) -> Cause:
+    if name in list(Cause):
+        return Cause(name)
+    meant = nearest(name, list(Cause))
+    hint = f"The nearest is {meant}; `supervise plan -- CMD` lists all." if meant else "`supervise plan -- CMD` lists all."
+    raise SuperviseError(f"no such cause: {name}", hint=hint, exit_code=ExitCode.USAGE)
+
+
+def sequence(cause: Cause, policy: Policy, ranks: int, nodes: int = 1) -> tuple[_Step, ...]:
+    """Return what equal failures of `cause` without progress between them would be answered with, up to the stop.
+
+    Supposed is the node that the command implies: `ranks` on each of `nodes` (0: not known), with a GPU each, of which one after another
+    fails where the cause is a GPU's; a failure well beyond the first step, with good checkpoints before it where any are declared.
+    """
+    proof = Evidence("plan", "supposed", "supposed", claim=Claim(cause, 1.0))
+    verdict = Verdict(cause, 1.0, "supposed", "supposed", because=(proof,))
+    good = tuple(CheckpointRef(f"step-{step}.pt", step, "supposed") for step in _CHECKPOINTS) if policy.checkpoints_declared else ()
+    gpus = tuple(Gpu(index, f"GPU-{index}", "") for index in range(ranks))
+    situation = Situation(
+        t=0.0, verdict=verdict, policy=policy, first=None, step=_STEP, before_first_step=False, failures=(), attempts=1, failed=0,
+        knobs=policy.knobs, world_size=ranks * (nodes or 1), ranks=ranks, gpus=gpus, verified=good, known_good=len(good),
+        resume=good[-1] if good else None,
+    )  # fmt: skip
+    steps: list[_Step] = []
+    while len(steps) < _MOST_FAILURES:
+        if cause in _OF_A_GPU:  # another one each time: the one before is out of use
+            situation = replace(situation, gpu=next((gpu.uuid for gpu in situation.gpus if not gpu.quarantined), ""))
+        answer = strategies.propose(situation)
+        steps.append(_Step(answer.strategy, answer.kind.value, answer.reason, answer.exit_code, answer.told))
+        if answer.kind is PlanKind.STOP:
+            break
+        situation = situation.again(answer)
+    return tuple(steps)
+
+
+def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Policy, cause: Cause | None) -> dict[str, Any]:
+    script = programs.locate(command, os.environ.get("PATH"))
+    shown = json.loads(loading.show(settings, as_json=True))
+    data: dict[str, Any] = {
+        "command": list(command),
+        "script": script.target,
+        "script_is_here": script.kind != "file" or (Path(settings.cwd) / script.target).exists(),
+        "programs": [programs.title(name) for name in found.programs],
+        "on_cuda_oom": opening_line(found, command, os.environ, ladder=strategies.ladder(Cause.CUDA_OOM, policy)) or _unknown_batch(found),
+        "armed": [_armed(knob) for knob in found.knobs],
+        "not_armed": _not_armed(found),
+        "settings": {key: one for key, one in shown.items() if key in MATTER or one["origin"] != "default"},
+        "ladders": {
+            one.value: [
+                {"strategy": name, "does": strategies.does(name), "lacks": _lacks(name, policy)} for name in strategies.ladder(one, policy)
+            ]
+            for one in Cause
+            if one is not Cause.NONE and cause in (None, one)
+        },
+    }
+    if cause is not None:
+        ranks, nodes = torchrun.size(_torchrun(command, os.environ), os.environ)
+        steps = sequence(cause, policy, ranks, nodes)
+        names = ("strategy", "kind", "reason", "exit_code", "told")
+        data["cause"] = {"name": cause.value, "meaning": EXPLAINED[cause].meaning}
+        data["supposed"] = _supposed(policy, ranks, nodes)
+        data["sequence"] = [{name: getattr(step, name) for name in names} for step in steps]
+    return data
+
+
+def _unknown_batch(found: KnobSet) -> str:
+    if not found.batch_change:
+        return _NO_BATCH_CHANGE
+    arms = "--knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG"
+    return f"on CUDA OOM: the batch is left as it is: neither of its knobs is known: {arms} arms it"
+
+
+def _armed(knob: Knob) -> dict[str, Any]:
+    entry = {"knob": knob.name, "how": knob.how, "value": knob.value, "counts": knob.counts, "by": programs.title(knob.by)}
+    return entry | ({} if knob.seen else {"when": "once a rank is seen to train with it"})
+
+
+def _not_armed(found: KnobSet) -> list[dict[str, str]]:
+    """Return every knob that is not there, with the line that would arm it."""
+    there = {knob.name for knob in found.knobs}
+    told = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unarmed]
+    there |= {one.knob for one in found.unarmed} | _NOT_KNOBS
+    return told + [
+        {"knob": name, "why": "not declared", "remedy": f"--knob {name}=--YOUR-FLAG"} for name in syntax.NAMES if name not in there
+    ]
+
+
+def _lacks(name: str, policy: Policy) -> str:
+    """Return what a rung would need to do anything, "" where it lacks nothing."""
+    there = {knob.name for knob in policy.knobs}
+    wants = _WANTS.get(name, ())
+    if name == "halve_batch" and not policy.batch_change:
+        return "--batch-change"
+    if name == "step_back" and not policy.checkpoints_declared:
+        return "--checkpoints"
+    missing = [want for want in wants if want not in there]
+    if name in _ANY and len(missing) < len(wants):
+        return ""
+    return (" or " if name in _ANY else ", ").join(missing)
+
+
+def _torchrun(command: Sequence[str], environ: Mapping[str, str]) -> torchrun.Torchrun | None:
+    return torchrun.recognise(command, path=environ.get("PATH"))
+
+
+def _supposed(policy: Policy, ranks: int, nodes: int) -> str:
+    """Say in words what `sequence` supposes, and what it does not."""
+    where = f"{ranks} ranks here, a GPU each" if ranks else "nothing of ranks and GPUs, which the command does not tell"
+    world = "" if nodes == 1 or not ranks else f", {nodes} nodes" if nodes else ", one node of an unknown number"
+    made = f"checkpoints of steps {', '.join(map(str, _CHECKPOINTS))}" if policy.checkpoints_declared else "no checkpoint"
+    return f"{where}{world}; step {_STEP}, {made}"
+
+
+def _text(data: Mapping[str, Any]) -> list[str]:
+    """Return the view for a person: one screen."""
+    known = f" ({', '.join(data['programs'])})" if data["programs"] else ""
+    lines = [
+        f"command   {shlex.join(data['command'])}"[:140],
+        f"script    {data['script'] or 'not told apart from its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
+        "",
+    ]
+    lines += ["armed", *(_columns([_armed_row(one) for one in data["armed"]]) or ["  nothing"])]
+    lines += ["not armed", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_armed"]])]
+    lines += [data["on_cuda_oom"], ""]
+    if "cause" in data:
+        return lines + _one_ladder(data)
+    rows = [(key, json.dumps(one["value"], ensure_ascii=False), one["origin"]) for key, one in data["settings"].items()]
+    return [*lines, "settings", *_columns(rows), "", *_all_ladders(data["ladders"])]
+
+
+def _armed_row(one: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived by the program"}
+    by = f"{one['by']}{', ' + one['when'] if 'when' in one else ''}"
+    return one["knob"], f"{one['how']} {one['value']}".strip(), counts.get(one["counts"], ""), by
+
+
+def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
+    """Return the ladders, causes with the same one together; the guards are named once."""
+    guards = strategies.GUARDS
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for cause, rungs in ladders.items():
+        words = tuple(rung["strategy"] + ("*" if rung["lacks"] else "") for rung in rungs if rung["strategy"] not in guards)
+        groups.setdefault(words, []).append(cause)
+    lines = [f"ladders   (before each: {', '.join(guards)}; * not armed; `supervise plan --cause CAUSE -- CMD` shows one)"]
+    for rungs_, causes in groups.items():
+        lines += [f"  {' '.join(causes)}", f"      {' → '.join(rungs_)}"]
+    return lines
+
+
+def _one_ladder(data: Mapping[str, Any]) -> list[str]:
+    name = data["cause"]["name"]
+    rows = [
+        (rung["strategy"], rung["does"] + (f" [not armed: {rung['lacks']}]" if rung["lacks"] else "")) for rung in data["ladders"][name]
+    ]
+    lines = [f"ladder for {name}: {data['cause']['meaning']}", *_columns(rows), ""]
+    lines += [f"if it came again and again, proven, with no progress between (supposed: {data['supposed']})"]
+    for number, step in enumerate(data["sequence"], start=1):
+        end = f" ({step['exit_code']})" if step["kind"] == "stop" else ""
+        lines.append(f"  {number}. {step['kind']}{end}: {step['reason']}")
+        lines += [f"     {told}" for told in step["told"]]
+    return lines
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

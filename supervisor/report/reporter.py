@@ -1,0 +1,461 @@
+"""The mouth: what people are told, and in which of four places: the terminal, the incident's files, the log, the alerts.
+
+In: the core's reporting actions, and each event that the core took. Out: lines on stderr (few), a card and the evidence in the incident's
+directory, log events from the closed list, alerts. Nothing in here blocks or fails: the terminal, the log and the alerts have
+threads of their own, and so have the incident's files (keeper.py). It owns what the open incident has told so far, and the
+card that is printed last.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from supervisor.core import events
+from supervisor.core.actions import ReportDecision
+from supervisor.core.model import Beginning, Cause, PlanKind
+from supervisor.node.ledger import clear_command
+from supervisor.observe import cores
+from supervisor.report import card as cards
+from supervisor.report.event_log import LogEvent
+from supervisor.report.incident_files import Keeper
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from supervisor.alerts.sender import Sender
+    from supervisor.core import actions as act
+    from supervisor.core.actions import Say
+    from supervisor.core.events import Event
+    from supervisor.core.model import Evidence
+    from supervisor.core.state import Incident
+    from supervisor.job.clock import Clock
+    from supervisor.job.job import Job
+    from supervisor.job.sd_notify import Notifier
+    from supervisor.node.ledger import Entry
+    from supervisor.report.event_log import EventLog, LogLevel
+    from supervisor.report.terminal import Terminal
+
+#: What a stop takes beyond the ranks' own deadline, told to systemd.
+STOP_MARGIN_S = 20.0
+
+FROM_SCRATCH = "started_from_scratch"
+#: The alerts that say nothing beyond a line of the decision's, or of how the attempt began.
+SAID = frozenset({"batch_changed", FROM_SCRATCH})
+#: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
+#: worse, and all that is about the keeping of checkpoints.
+BY_THEMSELVES = frozenset(
+    {"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling", "not_finite", "no_copy"}
+)
+
+#: What the log says of each event that the core took. Progress is left to the journal: it would drown the rest.
+LOGGED: dict[type, LogEvent] = {
+    events.LauncherFellBack: LogEvent.LAUNCHER_REPLACED,
+    events.AttemptStarted: LogEvent.ATTEMPT_STARTED,
+    events.RanksFound: LogEvent.RANKS_DISCOVERED,
+    events.LauncherExited: LogEvent.LAUNCHER_EXITED,
+    events.PeerFenced: LogEvent.ATTEMPT_FENCED,
+    events.PeerDecided: LogEvent.PEER_DECIDED,
+    events.NodesWaiting: LogEvent.NODES_ANNOUNCED,
+    events.NodesGathered: LogEvent.NODES_GATHERED,
+    events.NodeBegan: LogEvent.NODE_BEGUN,
+    events.CheckpointSelected: LogEvent.CHECKPOINT_SELECTED,
+    events.CheckpointVerified: LogEvent.CHECKPOINT_VERIFIED,
+    events.StartCeilingPassed: LogEvent.RANK_MISSED,
+    events.StopRequested: LogEvent.STOP_REQUESTED,
+    events.ProgramSeen: LogEvent.PROGRAM_RECOGNISED,
+    events.GpusListed: LogEvent.GPUS_LISTED,
+    events.HealthChecked: LogEvent.HEALTH_CHECKED,
+    events.HealthChanged: LogEvent.HEALTH_CHANGED,
+    events.Saved: LogEvent.SAVE_FINISHED,
+    events.JournalDegraded: LogEvent.JOURNAL_DEGRADED,
+    events.JournalRecovered: LogEvent.JOURNAL_RECOVERED,
+}
+
+#: The facts that decide nothing and have an event of their own; every other is an `agent.reported`.
+NOTED: dict[str, LogEvent] = {
+    "agent.said_hello": LogEvent.LAUNCHER_STARTED,
+    "agent.deaf": LogEvent.REQUEST_LOST,
+    "processes.left": LogEvent.PROCESSES_LEFT,
+}
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What the line that sums an attempt up says of it. `first_dead` is the rank that failed first; None where none is known."""
+
+    attempt: int = 0
+    reason: str = ""
+    resume_from: str | None = None
+    resume_step: int | None = None
+    ranks: int = 0
+    world_size: int = 0
+    began_t: float | None = None
+    step: int | None = None
+    steps_seen: int | None = None
+    phase: str = "unknown"
+    first_dead: int | None = None
+    code: int | None = None
+    signal: int | None = None
+
+    def line(self, outcome: str, t: float) -> dict[str, object]:
+        """Return the fields of the line; an attempt whose ranks never were there ran for 0 s."""
+        told = asdict(self)
+        del told["began_t"]
+        return told | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}
+
+
+class Narrator:
+    """Tells people about one run. Its methods are called on the loop's thread."""
+
+    def __init__(self, job: Job, clock: Clock, terminal: Terminal, log: EventLog, notifier: Notifier) -> None:
+        self.last_card: str | None = None
+        self.alerts: Sender | None = None
+        self._job = job
+        self._clock = clock
+        self._terminal = terminal
+        self._log = log
+        self._notifier = notifier
+        self._decision: act.ReportDecision | None = None  # of the incident that is open
+        self._last: act.ReportDecision | None = None  # of the incident before, when none is
+        self._beside: list[act.Alert] = []  # told with the decision
+        self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
+        self._mended: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
+        self._attempt = _Attempt()
+        self._opened_t: dict[int, float] = {}
+        self._opened: set[int] = set()
+        self._began_t: float | None = None
+        self._began = "restart"  # how the last restart began, in the alerts' words, where it was seen
+        self._closed_streams: set[int] = set()
+        self._keeper = Keeper(self._not_kept)
+
+    # the run
+
+    def started(self, lines: Sequence[str]) -> None:
+        """Say what is supervised: the lines that open every run."""
+        for line in lines:
+            self._terminal.say(line)
+
+    def took(self, event: Event) -> None:
+        """Log an event that the core took, and keep systemd's status line true."""
+        name = LOGGED.get(type(event))
+        if name is not None:
+            fields = asdict(event)
+            del fields["t"]
+            self._log.write(name, **fields)
+        self._sum_up(event)
+        if isinstance(event, events.CheckpointSelected):
+            self._mended = {event.attempt: (*self._mended.get(event.attempt, ()), *event.mended)}
+        elif isinstance(event, events.AttemptStarted):
+            self._notifier.status(f"attempt {event.attempt} runs on {len(event.ranks)} rank(s) here")
+        elif isinstance(event, events.StopRequested):
+            self._notifier.extend_timeout(self._job.settings.stop.deadline_s + STOP_MARGIN_S)
+        elif isinstance(event, events.ProgressObserved) and event.step is not None:
+            self._notifier.status(f"attempt {event.attempt}: {event.phase}, step {event.step}")
+
+    def _sum_up(self, event: Event) -> None:
+        """Keep what the attempt's last line will say, and log what comes before it rank by rank."""
+        attempt = self._attempt
+        if isinstance(event, events.AttemptStarted):
+            attempt.attempt, attempt.ranks, attempt.world_size, attempt.began_t = event.attempt, len(event.ranks), event.world_size, event.t
+        elif isinstance(event, events.RanksFound):
+            attempt.ranks, attempt.world_size = len(event.ranks), event.world_size
+        elif isinstance(event, events.ProgressObserved):
+            attempt.step, attempt.steps_seen, attempt.phase = event.step, event.steps_seen, event.phase.value
+        elif isinstance(event, events.RankExited):
+            found = event.exit
+            if found.failed and attempt.first_dead is None:
+                attempt.first_dead, attempt.code, attempt.signal = found.rank, found.code, found.signal
+            self._log.write(LogEvent.RANK_EXITED, None if found.failed else "info", attempt=event.attempt, **asdict(found))
+        elif isinstance(event, events.AttemptEnded):
+            level: LogLevel | None = None if event.outcome == "failed" else "info"
+            self._log.write(LogEvent.ATTEMPT_ENDED, level, **attempt.line(event.outcome, event.t) | {"attempt": event.attempt})
+
+    def said(self, action: Say) -> None:
+        """Say one line."""
+        self._terminal.say(action.text, _level(action.level))
+
+    def gathering(self, action: act.GatherNodes) -> None:
+        """Note that an attempt begins with a meeting of its nodes: if it ends there, nothing of the attempt before is told of it."""
+        self._attempt = _Attempt(action.attempt)
+
+    def beginning(self, action: act.BeginAttempt) -> None:
+        """Note that an attempt was ordered."""
+        for alert in self._told_beside():  # what was found before it began, and no decision followed from
+            self._tell(alert, self._last)
+        self._began_t, self._began = self._clock.now(), "restart"
+        resume = action.resume
+        path, step = (resume.path, resume.step) if resume else (None, None)
+        self._attempt = _Attempt(action.attempt, action.reason, path, step)
+        self._log.write(
+            LogEvent.ATTEMPT_BEGUN,
+            attempt=action.attempt,
+            reason=action.reason,
+            resume_from=path,
+            resume_step=step,
+            overrides={name: cards.clean(value) for name, value in action.overrides},
+            gpus=action.gpus,
+            nproc=action.nproc,
+        )
+
+    def goes_on(self, incident: Incident | None) -> None:
+        """Take over what a predecessor told of the incident that it left open, so that who heard of it hears of its end."""
+        if incident is None or incident.verdict is None or incident.plan is None:
+            return
+        self._opened.add(incident.number)
+        self._opened_t[incident.number] = incident.opened_t
+        self._decision = self._last = ReportDecision(incident.number, incident.attempt, incident.verdict, incident.plan, None)
+
+    # incidents
+
+    def opened(self, action: act.OpenIncident) -> None:
+        """Log it; people are told with the decision, a moment later, when there is something to tell."""
+        self._opened_t[action.incident] = self._clock.now()
+        fields = {"incident": action.incident, "attempt": action.attempt, "rank": action.rank, "summary": action.summary}
+        self._log.write(LogEvent.INCIDENT_OPENED, **fields)
+
+    def evidence(self, incident: int, facts: Sequence[Evidence]) -> None:
+        """Keep all that was found, beside the card, and for the card where the cores are."""
+        self._cores = self._attempt.attempt, tuple(fact for fact in facts if fact.name == cores.NAME)
+        rows = [{key: value for key, value in asdict(fact).items() if key == "rank" or value not in (None, 0.0, False)} for fact in facts]
+        self._log.write(LogEvent.EVIDENCE_COLLECTED, incident=incident, attempt=self._attempt.attempt, facts=len(rows))
+        self._keep(incident, "evidence.json", json.dumps(rows, indent=1))
+
+    def decided(self, action: act.ReportDecision) -> None:
+        """One line, the card, the alert."""
+        self._decision = self._last = action
+        verdict, plan = action.verdict, action.plan
+        where = "" if action.step is None else f" at step {action.step}" + (" or later" if action.at_least else "")
+        self._log.write(
+            LogEvent.PLAN_DECIDED,
+            incident=action.incident,
+            attempt=action.attempt,
+            step=action.step,
+            reason=plan.reason,
+            next=plan.next_rung,
+            delay_s=plan.delay_s,
+            changes=[cards.change(change) for change in plan.changes],
+            poison=plan.poison,
+            exclude=plan.exclude,
+            nproc=plan.nproc,
+            **_judged(action),
+        )
+        if plan.kind is PlanKind.RESTART:
+            wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
+            told = cards.clean(verdict.summary)
+            changed = f" with {cards.changes(plan)}" if plan.changes or plan.nproc is not None else ""
+            self._terminal.say(f"incident {action.incident}: {told}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}")
+        for line in plan.told:
+            self._terminal.say(cards.clean(line))
+        self.last_card = self._card(action, None)
+        self._keep(action.incident, "card.txt", self.last_card)
+        if action.incident not in self._opened:
+            self._opened.add(action.incident)
+            self._alert("opened", action.incident, action.attempt, action.step)
+        self._tell_beside(action)
+
+    def resumed(self, action: act.ReportResume) -> None:
+        """Report how the attempt began."""
+        self._began = action.began.value
+        began_t = self._began_t  # None: a predecessor began it
+        took = "" if began_t is None else f" ({self._clock.now() - began_t:.1f} s after the start of attempt {action.attempt})"
+        self._terminal.say(cards.beginning(action) + took, "info" if action.began is Beginning.RESUMED else "warning")
+        self._log.write(
+            LogEvent.RESUME_CONFIRMED,
+            attempt=action.attempt,
+            step=action.step,
+            path=action.path,
+            confirmed=action.confirmed,
+            handed=action.handed,
+        )
+        if self._decision is not None:
+            self._keep(action.incident, "card.txt", self._card(self._decision, action))
+
+    def closed(self, action: act.CloseIncident) -> None:
+        """Log it, and tell the alert sinks that it is over, one way or the other."""
+        now = self._clock.now()
+        decision = self._decision if self._decision is not None and self._decision.incident == action.incident else None
+        self._log.write(
+            LogEvent.INCIDENT_CLOSED,
+            None if action.outcome == "given_up" else "info",
+            incident=action.incident,
+            attempt=action.attempt,
+            outcome=action.outcome,
+            step=action.step,
+            took_s=round(now - self._opened_t.pop(action.incident, now), 3),
+            **_judged(decision),
+        )
+        if action.incident in self._opened:
+            self._alert(action.outcome, action.incident, action.attempt, action.step)
+        if action.outcome == "resolved":
+            self._decision, self.last_card = None, None
+
+    def alerted(self, action: act.Alert) -> None:
+        """Tell what no incident says by itself, in all places; after the decision that it belongs to, which may be on its way."""
+        self._log.write(LogEvent.ALERT_RAISED, kind=action.kind, attempt=action.attempt, text=cards.clean(action.text))
+        if action.kind in BY_THEMSELVES:
+            self._tell(action, self._last)
+            return
+        self._beside.append(action)
+        if self._decision is not None and self._decision.attempt == action.attempt:
+            self._tell_beside(self._decision)
+
+    def _tell_beside(self, decision: act.ReportDecision) -> None:
+        for action in self._told_beside():
+            self._tell(action, decision)
+
+    def _told_beside(self) -> list[act.Alert]:
+        told, self._beside = self._beside, []
+        return told
+
+    def _tell(self, action: act.Alert, decision: act.ReportDecision | None) -> None:
+        if action.kind not in SAID:
+            self._terminal.say(cards.clean(action.text), "warning")
+        incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
+        self._alert(action.kind, incident, action.attempt, step, action.text)
+
+    def quarantined(self, action: act.Quarantine) -> None:
+        """Say how a GPU that is put out of use comes back into it."""
+        gpu, days = action.gpu, self._job.settings.gpus.quarantine_days
+        name = gpu.uuid or gpu.pci
+        self._log.write(LogEvent.GPU_QUARANTINED, attempt=action.attempt, **_gpu(action))
+        command = clear_command(self._job.settings, name)
+        self._terminal.say(f"GPU {name} is left out on this node for {days:g} days; once it is repaired: {command}", "warning")
+
+    def released(self, entry: Entry) -> None:
+        """Say that a GPU is back in use, because it was reset and is well."""
+        self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=cards.clean(entry.reason))
+        self._terminal.say(f"GPU {entry.name} is back in use: it was reset since ({cards.clean(entry.reason)}), and NVML finds it well")
+
+    def saving(self, action: act.RequestSave) -> None:
+        """Log that the ranks were told to save; systemd is asked for the time, which may be longer than the stop deadline."""
+        self._log.write(LogEvent.SAVE_REQUESTED, attempt=action.attempt, left_s=action.left_s)
+        stop = self._job.settings.stop
+        self._notifier.extend_timeout(max(stop.deadline_s, action.left_s + stop.grace_s) + STOP_MARGIN_S)
+
+    def stacks(self, attempt: int, found: Sequence[tuple[int, str]]) -> None:
+        """Show the stacks that SIGQUIT asked for."""
+        self._log.write(LogEvent.STACKS_DUMPED, attempt=attempt, ranks=[rank for rank, _ in found])
+        for rank, text in found:
+            self._terminal.say(f"stacks of rank {rank}:\n{text}")
+        if not found:
+            self._terminal.say("no rank has said hello yet: there are no stacks to ask for", "warning")
+
+    # what the guardian tells
+
+    def survivors(self, processes: Sequence[Mapping[str, Any]]) -> None:
+        """List once what outlives a finished job; nothing is killed after exit 0."""
+        if processes:
+            listed = [{**process, "cmd": cards.clean(str(process["cmd"]))} for process in processes]
+            names = ", ".join(f"{p['pid']} ({p['cmd']})" for p in listed[:5])
+            more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""  # noqa: PLR2004 (as many as fit a line)
+            self._terminal.say(f"the job is done; left running: {names}{more}")
+            self._log.write(LogEvent.SURVIVORS_LISTED, processes=listed)
+
+    def output(self, message: Mapping[str, Any]) -> None:
+        """Log what became of the ranks' output."""
+        if message["ev"] == "refused":
+            self._log.write(LogEvent.REQUEST_REFUSED, request=message["do"], text=message["text"])
+            return
+        if message["ev"] == "stdout_closed":
+            stream = int(message["stream"])
+            if stream not in self._closed_streams:
+                self._closed_streams.add(stream)
+                name = {1: "stdout", 2: "stderr"}.get(stream, str(stream))
+                self._terminal.say(
+                    f"{name} was closed by its reader: the job goes on, its output is in {self._job.state / 'attempts'}", "warning"
+                )
+            return
+        self._log.write(LogEvent.OUTPUT_DROPPED, dropped_bytes=message["dropped_bytes"], error=message["log_errors"])
+
+    def note(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Log a fact that decides nothing."""
+        told = {"request" if key == "do" else key: value for key, value in fields.items() if key != "ev"}
+        if name in NOTED:
+            self._log.write(NOTED[name], **told)
+        else:
+            self._log.write(LogEvent.AGENT_REPORTED, what=str(fields.get("ev", name)), **told)
+
+    def close(self, deadline_s: float) -> None:
+        """Give the incident's files a moment before we leave."""
+        self._keeper.close(deadline_s)
+
+    def close_alerts(self, deadline_s: float) -> None:
+        """Try once more what waits to be sent, and say what nobody will have heard."""
+        if self.alerts is None:
+            return
+        self.alerts.close(deadline_s)
+        left = self.alerts.undelivered()
+        if left is not None:
+            number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
+            kept = f"kept in {self._job.state / 'outbox'}" if left.saved else "and could not be kept"
+            self._terminal.say(f"{number} not delivered to {left.host}: {left.reason}; {kept}", "warning")
+
+    # how
+
+    def _alert(self, outcome: str, incident: int, attempt: int, step: int | None, about: str = "") -> None:
+        if self.alerts is None:
+            return
+        from supervisor.alerts.model import SEVERITIES, Alert, AlertAction, AlertEvent  # noqa: PLC0415 (only where a sink is configured)
+
+        event = AlertEvent(outcome)
+        decision = self._last
+        stop = decision is not None and decision.plan.kind is PlanKind.STOP
+        began = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
+        action = AlertAction(self._began) if began else AlertAction.STOP if stop else AlertAction.RESTART
+        self.alerts.enqueue(
+            Alert(
+                run_id=self._job.run_id,
+                job=self._job.name,
+                event=event,
+                severity=SEVERITIES[event],
+                incident=incident,
+                attempt=attempt,
+                ts=self._clock.now(),
+                cause=Cause.NONE if decision is None else decision.verdict.cause,
+                action=action,
+                rank=None if decision is None else decision.verdict.rank,
+                step=step,
+                about=about,
+            )
+        )
+
+    def _card(self, decision: act.ReportDecision, resumed: act.ReportResume | None) -> str:
+        job = self._job
+        address = job.settings.address(job.name)
+        attempt, dumped = self._cores
+        dumped = dumped if attempt == decision.attempt else ()
+        mended = self._mended.get(decision.attempt, ())
+        return cards.card(
+            job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, mended=mended
+        )
+
+    def _keep(self, incident: int, name: str, text: str) -> None:
+        self._keeper.keep(lambda: self._job.incident_dir(incident), name, text)
+
+    def _not_kept(self, name: str, cause: str) -> None:
+        self._log.write(LogEvent.LOG_LOST, file=name, error=cause)
+
+
+def _judged(decision: act.ReportDecision | None) -> dict[str, object]:
+    """Return what a line says of a decision: the cause, whose it is, and what is done; None where nothing was decided."""
+    verdict, plan = (decision.verdict, decision.plan) if decision is not None else (None, None)
+    return {
+        "cause": verdict and verdict.cause.value,
+        "confidence": verdict and verdict.confidence,
+        "rank": verdict and verdict.rank,
+        "plan": plan and plan.kind.value,
+        "strategy": plan and plan.strategy,
+        "exit_code": plan.exit_code if plan is not None and plan.kind is PlanKind.STOP else None,
+    }
+
+
+def _gpu(action: act.Quarantine) -> dict[str, object]:
+    gpu = action.gpu
+    told = {"reason": cards.clean(action.reason), "evidence": cards.clean(action.evidence)}
+    return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **told}
+
+
+def _level(level: str) -> Any:  # noqa: ANN401 (voice.Level, a Literal)
+    return level if level in {"info", "warning", "error"} else "info"

@@ -1,0 +1,535 @@
+"""The hands: one function for each action of the core (core/actions.py).
+
+In: actions, from the loop's thread. Out: calls to the session, the guardian, the observers, the checkpoint selection and the narrator;
+what they answer comes back as events. Whatever can wait for a disk runs in a worker thread. Owns the guardian's handle, the session and
+the current attempt's bookkeeping; decides nothing. What is done about the node and its GPUs is in nodecare.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import queue
+import random
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from checkpointing.model import CheckpointingError
+from supervisor.checkpoints import node_agreement
+from supervisor.checkpoints.permit import Permit
+from supervisor.core import actions as act
+from supervisor.core.events import (
+    AttemptEnded,
+    EvidenceCollected,
+    LauncherExited,
+    LauncherFellBack,
+    ProgressObserved,
+    RanksFound,
+    SaveSearched,
+    TimerFired,
+)
+from supervisor.core.gathering import began_text
+from supervisor.core.model import Cause
+from supervisor.core.model import Launcher as LauncherKind
+from supervisor.core.state import Stage
+from supervisor.errors import SuperviseError
+from supervisor.job.identity import SHM, is_gone
+from supervisor.launch.session import Ground
+from supervisor.node.requests import NodeCare
+from supervisor.observe import collect, heartbeats, stacks
+from supervisor.observe.rankends import with_found
+from supervisor.observe.reconcile import weighed
+from supervisor.observe.sampler import Sampler
+from supervisor.observe.watch import ANSWER_S, Launcher, Watch
+from supervisor.run.threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from supervisor.core.events import Event
+    from supervisor.core.model import Evidence, RankExit, RankInfo
+    from supervisor.core.state import JobState
+    from supervisor.job.job import Job
+    from supervisor.knobs.job_knobs import Applied
+    from supervisor.launch.guardian_client import Guardian
+    from supervisor.launch.session import Session
+    from supervisor.observe.heartbeats import Beat
+    from supervisor.report.reporter import Narrator
+    from supervisor.run.factory import Workshop
+    from supervisor.run.loop import Loop
+
+#: Heartbeat slots where the number of local ranks is not known beforehand (accelerate, deepspeed).
+SLOTS = 64
+#: What the guardian gets to answer with the last lines of the ranks, and to leave at the end.
+ANSWER_DEADLINE_S = 1.0
+LEAVE_DEADLINE_S = 5.0
+#: What the guardian gets to end everything: more than its own grace and KILL take.
+END_DEADLINE_S = 8.0
+LEAVE_GRACE_S = 2.0
+#: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
+SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
+STACKS_DEADLINE_S = 3.0
+#: After so long a person is told that the start of an attempt waits for a disk.
+PREPARED_S = 10.0
+#: What a look at heartbeats that are on a disk gets.
+LOOK_S = 0.2
+#: How often the thread that waits for other nodes looks whether the attempt is still to begin.
+AGREE_LOOK_S = 0.5
+
+
+class Executor:
+    """Carries actions out for one job. Its public methods are called on the loop's thread."""
+
+    def __init__(self, job: Job, loop: Loop, narrator: Narrator, sampler: Sampler, workshop: Workshop) -> None:
+        self._job = job
+        self._loop = loop
+        self._narrator = narrator
+        self._sampler = sampler
+        self._workshop = workshop
+        self.watch = Watch(job, workshop.signatures, loop.clock)
+        self.threads = Threads(loop, lambda text: narrator.said(act.Say("warning", text)))
+        self.node = NodeCare(job, loop, narrator, workshop, self.threads)
+        self._guardian: Guardian | None = None
+        self._session: Session | None = None
+        self._current: act.BeginAttempt | act.GatherNodes | None = None
+        self._command: Applied | None = None  # the current attempt's
+        self._permit = Permit()  # of the newest selection
+        self._node = 0  # of the nodes that met for the current attempt
+        self._preparing = False
+        self._began_ns = 0
+        self._ranks: tuple[RankInfo, ...] = ()
+        self._gone = threading.Event()
+        self._requests = itertools.count(1)
+        self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
+        self._finish_asked: act.Finish | None = None
+        self._told_problems: set[str] = set()  # of the checkpoints, each told once
+        self._do: dict[type, Callable[[Any], None]] = {
+            act.BeginAttempt: self._begin,
+            act.GatherNodes: self._begin,
+            act.TellNodes: self._tell_nodes,
+            act.StopRanks: self._stop_ranks,
+            act.EndLauncher: self._end_launcher,
+            act.CollectEvidence: self._collect,
+            act.SelectCheckpoint: self._select,
+            act.CheckHealth: self.node.check,
+            act.SetTimer: self._set_timer,
+            act.DumpStacks: self._dump_stacks,
+            act.PublishDecision: self._publish,
+            act.Quarantine: self.node.quarantine,
+            act.RequestSave: self._request_save,
+            act.FindSave: self._find_save,
+            act.Alert: narrator.alerted,
+            act.OpenIncident: narrator.opened,
+            act.ReportDecision: narrator.decided,
+            act.ReportResume: narrator.resumed,
+            act.CloseIncident: narrator.closed,
+            act.Say: narrator.said,
+            act.Finish: self._finish,
+        }
+
+    def perform(self, action: act.Action) -> None:
+        """Carry out one action."""
+        self._do[type(action)](action)
+
+    def tick(self) -> None:
+        """Look at what cannot announce itself."""
+        state = self._loop.state
+        self._ranks = state.ranks or self._ranks
+        self._look(state.ranks)
+        self.watch.tick(state.ranks)
+        self._look_for_ranks(state)
+
+    def _look_for_ranks(self, state: JobState) -> None:
+        """Post the ranks that a plain command started by itself, where the state does not have them yet."""
+        found = self.watch.rank_ends
+        if found is None or state.stage is not Stage.RUNNING:
+            return
+        ranks = with_found(state.ranks, found.ranks)
+        if ranks != state.ranks:
+            self._loop.post(RanksFound(self._loop.clock.now(), state.attempt, ranks, max(found.world_size, len(ranks))))
+
+    @property
+    def guardian_pid(self) -> int | None:
+        """The living guardian's pid, None where none lives."""
+        return self._guardian.pid if self._guardian is not None else None
+
+    def guardian(self) -> Guardian:
+        """Return the guardian, starting one where none lives."""
+        if self._guardian is None:
+            self._guardian = self._workshop.start_guardian(
+                lambda message: self._loop.call_soon(lambda: self._on_guardian(message)),
+                lambda: self._loop.call_soon(self._on_guardian_died),
+            )
+        return self._guardian
+
+    # attempts
+
+    def _begin(self, action: act.BeginAttempt | act.GatherNodes) -> None:
+        if not self._loop.state.awaits_ranks(action.attempt):
+            self._never_began(action.attempt)  # a stop came while the journal was waited for
+            return
+        self._preparing = True
+        self._loop.call_later(PREPARED_S, lambda: self._not_prepared(action.attempt))
+        permit = self._permit
+        self.threads.start("prepare", lambda: self._prepare(action, permit))
+
+    def _prepare(self, action: act.BeginAttempt | act.GatherNodes, permit: Permit) -> None:
+        """Do what touches the user's disk, in a worker thread: a directory that hangs there must not make the loop deaf to signals.
+
+        A selection that nobody waits for any more changes no file from here on: ranks come next.
+        """
+        permit.withdraw()
+        directory = self._job.attempt_dir(action.attempt)
+        unmade, refused, applied = "", None, None
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever empties /dev/shm may have taken all of it
+            heartbeats.create(directory / "heartbeat", SLOTS)
+        except OSError as error:
+            unmade = f"no heartbeats in {directory}: {error.strerror}; progress is unknown"
+        if is_gone(self._job.cwd):
+            refused = f"FileNotFoundError: the working directory {self._job.cwd} was deleted", "the start of the attempt"
+        elif isinstance(action, act.BeginAttempt):
+            world_size = self._workshop.world_size(action.nproc)
+            try:
+                applied = self._job.knobs.apply(self._job.command, action.overrides, directory, world_size)
+            except (SuperviseError, OSError) as error:
+                refused = f"{type(error).__name__}: {error}", "the making of the attempt's command"
+        self._loop.call_soon(lambda: self._prepared(action, unmade, refused, applied))
+
+    def _not_prepared(self, attempt: int) -> None:
+        if self._preparing and self._loop.state.awaits_ranks(attempt):
+            told = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
+            self._narrator.said(act.Say("warning", told))
+
+    def _prepared(
+        self, action: act.BeginAttempt | act.GatherNodes, unmade: str, refused: tuple[str, str] | None, applied: Applied | None
+    ) -> None:
+        self._preparing = False
+        if not self._loop.state.awaits_ranks(action.attempt):
+            self._never_began(action.attempt)  # a stop came meanwhile
+            return
+        if unmade:
+            self._narrator.said(act.Say("warning", unmade))
+        self._began_ns = time.monotonic_ns()
+        self._gone.clear()
+        self._current, self._ranks, self._command = action, (), applied
+        resume = action.resume if isinstance(action, act.BeginAttempt) else None
+        self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
+        self.watch.begin(action.attempt, plain=self._loop.state.policy.launcher is not LauncherKind.ELASTIC)
+        self.node.health.begin()
+        if self._session is None:
+            self._session = self._workshop.session(self._ground())
+        if isinstance(action, act.BeginAttempt):
+            self._workshop.checkpoints.began(action.attempt)
+            self._narrator.beginning(action)
+        else:
+            self._narrator.gathering(action)
+        if refused is not None:
+            self._session.refuse(action.attempt, *refused)
+        elif isinstance(action, act.GatherNodes):
+            self._session.gather(action)
+        elif applied is not None:
+            self._session.begin(action, applied)
+
+    def fall_back(self, event: LauncherFellBack) -> None:
+        """Run the same attempt with stock torchrun. Called before the core hears of it, so that nothing is started twice."""
+        if self._current is None or not self._loop.state.awaits_ranks(self._current.attempt):
+            return  # a stop came first: the session that is being ended answers for the attempt
+        self._loop.feed(event)
+        self._session = self._workshop.stock_session(self._ground())
+        if self._command is not None and isinstance(self._current, act.BeginAttempt):  # one whose nodes were to meet is begun anew
+            self._session.begin(self._current, self._command)
+
+    def _ground(self) -> Ground:
+        return Ground(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._narrator.note)
+
+    def look_back(self) -> bool:
+        """Have the progress posted that a predecessor's ranks made until they died with it; False where their heartbeats are gone."""
+        state = self._loop.state
+        directory = self._job.attempt_dir(state.attempt)
+        if not heartbeats.read(directory / "heartbeat"):
+            return False
+        found: list[Event] = []
+        looker = Sampler(found.append, math.inf, self._workshop.checkpoints.is_ours)
+        looker.watch(state.attempt, directory, state.began_t, state.resume)
+        looker.look(self._loop.clock.now(), (), last=True)
+        for event in found:
+            if isinstance(event, ProgressObserved):  # what else they said was of a stop that is over
+                self._loop.post(event)
+        return True
+
+    def _last_look(self) -> None:
+        self._look(self._loop.state.ranks, last=True)
+
+    def _look(self, ranks: tuple[RankInfo, ...], *, last: bool = False) -> None:
+        """Look at the heartbeats: at once where they are in memory; where no memory was to be had, in a thread that may hang."""
+        now = self._loop.clock.now()
+        if self._job.scratch.is_relative_to(SHM):
+            self._sampler.look(now, ranks, last=last)
+        else:
+            self.threads.recur("heartbeats", lambda: self._sampler.look(now, ranks, last=last), wait_s=LOOK_S)
+
+    def _is_begun(self, attempt: int) -> bool:
+        return self._current is not None and self._current.attempt == attempt
+
+    def _never_began(self, attempt: int) -> None:
+        """Answer for an attempt that was asked for and of which nothing was started."""
+        if isinstance(self._current, act.GatherNodes) and self._current.attempt == attempt:
+            return  # its nodes have met: the session is being ended, and answers
+        self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "stopped"))
+
+    def _stop_ranks(self, action: act.StopRanks) -> None:
+        if not self._is_begun(action.attempt):
+            self._never_began(action.attempt)  # it waits for the journal or for the user's disk, which may take long
+        elif self._session is not None and self._guardian is not None:
+            self._session.stop(action)
+
+    def _end_launcher(self, action: act.EndLauncher) -> None:
+        guardian = self._guardian
+        if guardian is not None and not self._is_begun(action.attempt):
+            self._never_began(action.attempt)
+        elif guardian is not None and self._session is not None:
+            self._session.end(action)
+            self._loop.call_later(END_DEADLINE_S, lambda: self._end_overdue(action.attempt, guardian))
+        else:
+            self.threads.start("sweep", lambda: self._sweep_without_guardian(action.attempt))
+
+    def _end_overdue(self, attempt: int, guardian: Guardian) -> None:
+        """The guardian's answer always comes, or the guardian's end in its place."""
+        state = self._loop.state
+        if state.attempt == attempt and not state.ended and self._guardian is guardian and state.stage is not Stage.ENDED:
+            guardian.kill()
+
+    def _sweep_without_guardian(self, attempt: int) -> None:
+        left = self._workshop.sweep_descendants()
+        if left:
+            said = act.Say("warning", f"still there after the guardian's death: {', '.join(f'{p.pid} ({p.why})' for p in left)}")
+            self._loop.call_soon(lambda: self._narrator.said(said))
+        self.ended()
+        self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
+
+    def ended(self) -> None:
+        """No rank is left: whoever waits for the attempt's last words need not wait longer."""
+        self._workshop.checkpoints.ended()
+        self._gone.set()
+
+    def _publish(self, action: act.PublishDecision) -> None:
+        if self._session is not None:
+            self._session.publish(action)
+
+    # the guardian's messages
+
+    def _on_guardian(self, message: Mapping[str, Any]) -> None:
+        kind = message["ev"]
+        if kind == "tails":
+            answer = self._tails_asked.pop(int(message["id"]), None)
+            if answer is not None:
+                answer.put(message["tails"])
+        elif kind == "survivors":
+            self._narrator.survivors(message["pids"])
+            self._leave()
+        elif kind in {"output", "stdout_closed", "refused"}:
+            self._narrator.output(message)
+        elif kind == "ended" and self._finish_asked is not None:
+            self._leave()
+        elif self._session is not None:
+            self._session.on_guardian(message)
+
+    def _on_guardian_died(self) -> None:
+        status = self._guardian.exit_status() if self._guardian is not None else (None, None)
+        self._guardian = None
+        if self._session is not None:
+            self._session.on_guardian_died(*status)
+        if self._finish_asked is not None:
+            self._leave()
+            return
+        now, attempt = self._loop.clock.now(), self._loop.state.attempt
+        self._loop.post(LauncherExited(now, attempt, "guardian", *status))
+
+    # what is asked of the observers
+
+    def _collect(self, action: act.CollectEvidence) -> None:
+        """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""
+        begun = self._is_begun(action.attempt)
+        ranks = self._ranks or self._loop.state.ranks if begun else ()
+        session, began_ns = self._session if begun else None, self._began_ns
+        self.watch.hurry()
+
+        def work() -> None:
+            self._gone.wait(action.deadline_s)
+            self._distrust()
+            deaths = self._loop.state.deaths
+            launcher = Launcher(lambda: self._tails(action), lambda: session.facts if session else ())
+            sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
+            found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
+            found = collect.without_secrets(found)
+            beats = heartbeats.read(self._job.attempt_dir(action.attempt) / "heartbeat")
+            self._loop.call_soon(lambda: self._collected(action, found, beats, session))
+
+        self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
+
+    def _distrust(self) -> None:
+        """Fence what was saved while nodes trained from different states, before the run can end. In a thread of the collection's.
+
+        What could not be looked at is looked at by the next agreement, which says so.
+        """
+        since_t = self._loop.state.mixed_from_t
+        if since_t is not None:
+            with contextlib.suppress(CheckpointingError, OSError):
+                self._workshop.checkpoints.distrust(self._wall_t(since_t))
+
+    def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
+        """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
+        answer: queue.SimpleQueue[list[Mapping[str, Any]]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            if self._guardian is None:
+                answer.put([])
+                return
+            number = next(self._requests)
+            self._tails_asked = {number: answer}  # who asked before has given up, or is of an attempt that is over
+            self._guardian.tails(number, action.attempt)
+
+        self._loop.call_soon(ask)
+        try:
+            return answer.get(timeout=ANSWER_DEADLINE_S)
+        except queue.Empty:
+            return []
+
+    def _collected(self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[Beat, ...], session: Session | None) -> None:
+        deaths: tuple[RankExit, ...] = self._loop.state.deaths
+        clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
+        started = self.watch.rank_ends
+        ends, pids = (started.ends, started.pids) if started is not None else ((), {})
+        told = (*collect.exits(deaths, clock, grace_s, ends, pids), *found, *collect.without_secrets(session.facts if session else ()))
+        facts = weighed(told, deaths, beats, clock)
+        self._narrator.evidence(action.incident, facts)
+        event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
+        self._loop.feed(event)
+
+    def _select(self, action: act.SelectCheckpoint) -> None:
+        checkpoints = self._workshop.checkpoints
+        incident = self._loop.state.incident
+        suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
+        if action.nodes:
+            together, self._node = Permit(alone=False), action.node
+            self._permit = together
+            self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
+            return
+
+        permit = self._permit = Permit(alone=self._loop.state.policy.nodes == 1)
+
+        def say(text: str) -> None:
+            self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", text)))
+
+        def work() -> None:
+            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect, permit=permit))
+            for problem in checkpoints.problems:
+                if problem not in self._told_problems:
+                    self._told_problems.add(problem)
+                    say(problem)
+
+        self.threads.start("select", work)
+
+    def _find_save(self, action: act.FindSave) -> None:
+        """Look for a checkpoint that is newer than the wish to stop, by the times of its files."""
+        since_t = self._wall_t(action.since_t)
+
+        def work() -> None:
+            found = self._workshop.checkpoints.saved_since(since_t, action.deadline_s)
+            self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, found))
+
+        self.threads.start("find-save", work, awaited=False)  # the core has a timer for it
+
+    def _wall_t(self, t: float) -> float:
+        """Return when a moment of the loop's clock was by the wall clock, which may have been set since, and which file times follow."""
+        return time.time() - (self._loop.clock.now() - t)
+
+    def _name(self, node: int) -> str:
+        """Return what the other nodes call this one."""
+        return f"node {node} ({self._job.node})"
+
+    def _tell_nodes(self, action: act.TellNodes) -> None:
+        text = f"{self._name(self._node)} {began_text(action.first_step, action.loaded_step)}"
+        row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
+        if self._session is not None:
+            self._session.broadcast(action.attempt, json.dumps(row))
+
+    def _agree(self, action: act.SelectCheckpoint, permit: Permit, *, suspect: bool) -> None:
+        """Agree with the other nodes on what to resume from. In a thread."""
+
+        def all_gather(number: int, text: str) -> list[str]:
+            answer: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+            self._loop.call_soon(lambda: self._session.all_gather(action.attempt, number, text, answer.put) if self._session else None)
+            while self._loop.state.awaits_ranks(action.attempt):
+                try:
+                    return answer.get(timeout=AGREE_LOOK_S)
+                except queue.Empty:
+                    continue
+            raise node_agreement.AgreementCancelled
+
+        host, t = self._name(action.node), self._loop.clock.now()
+        if action.mixed_from_t is not None:
+            action = replace(action, mixed_from_t=self._wall_t(action.mixed_from_t))
+        try:
+            event = node_agreement.agree(action, self._workshop.checkpoints, all_gather, permit, host=host, suspect=suspect, t=t)
+        except node_agreement.AgreementCancelled:
+            return
+        self._loop.post(replace(event, t=self._loop.clock.now()))
+
+    def _request_save(self, action: act.RequestSave) -> None:
+        """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""
+        self._narrator.saving(action)
+
+        def work() -> None:
+            try:
+                (self._job.scratch / "save-now").touch(mode=0o600)
+            except OSError as error:
+                told = f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"
+                self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", told)))
+
+        self.threads.start("save", work, awaited=False)
+
+    def _dump_stacks(self, action: act.DumpStacks) -> None:
+        directory = self._job.attempt_dir(action.attempt)
+
+        def work() -> None:
+            found = []
+            for beat in heartbeats.read(directory / "heartbeat"):
+                if beat.pid:
+                    text = stacks.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
+                    found.append((beat.rank, text))
+            self._loop.call_soon(lambda: self._narrator.stacks(action.attempt, found))
+
+        self.threads.start("stacks", work, awaited=False)
+
+    def _set_timer(self, action: act.SetTimer) -> None:
+        def fire() -> None:
+            self._loop.feed(TimerFired(self._loop.clock.now(), action.name, action.token))
+
+        self._loop.call_later(action.delay_s, fire)
+
+    # the end
+
+    def _finish(self, action: act.Finish) -> None:
+        self._finish_asked = action
+        self._sampler.forget()
+        self.watch.stop()
+        self.threads.start("health-close", self.node.health.close, awaited=False)
+        if self._guardian is None:
+            self._leave()
+        elif action.exit_code == 0:
+            self._guardian.finish()
+        else:
+            if self._session is not None:
+                self._session.leave(action.exit_code)
+            self._guardian.end("all", grace_s=LEAVE_GRACE_S, signum=15)
+        self._loop.call_later(LEAVE_DEADLINE_S, self._leave)
+
+    def _leave(self) -> None:
+        if self._finish_asked is not None:
+            self._loop.finish(self._finish_asked)

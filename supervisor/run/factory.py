@@ -1,0 +1,245 @@
+"""Makes the parts that an executor works with: guardians, sessions, selections. The one place that knows which class does what.
+
+In: the job. Out: parts, each owned by who asked for it. What can fail is each part's own (a guardian that does not start is a
+SuperviseError).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from checkpointing.model import CheckpointingError
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.config import signatures
+from supervisor.core.model import Gpu, Launcher
+from supervisor.guardian import process_tree
+from supervisor.guardian.libc import return_free_memory
+from supervisor.job import identity
+from supervisor.launch import orphans, plain, process_record, torchrun
+from supervisor.launch.elastic_session import ElasticSession
+from supervisor.launch.guardian_client import Guardian
+from supervisor.launch.plain_session import PlainSession
+from supervisor.node import ledger, listing
+from supervisor.node.health_config import directories
+from supervisor.node.ledger import Entry, GpuLedger
+from supervisor.observe import scan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from health.model import Readings
+    from supervisor.classify.catalogue import Catalogue
+    from supervisor.classify.match import Scanner
+    from supervisor.core.actions import Quarantine
+    from supervisor.job.job import Job
+    from supervisor.launch.orphans import Left
+    from supervisor.launch.session import Ground, Session
+
+SWEEP_GRACE_S = 1.0
+PROCESSES = "processes.jsonl"
+
+
+class Workshop:
+    """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
+
+    `warn` tells the person something, from any thread.
+    """
+
+    def __init__(self, job: Job, ignored: Collection[int], warn: Callable[[str], None]) -> None:
+        self._job = job
+        self._warn = warn
+        self._ignored = ignored
+        self._recorded: set[tuple[int, int]] = set()
+        self._signatures: tuple[Catalogue, Scanner] | None = None
+        self._scanner: scan.Meanwhile | None = None
+        self._reading = threading.Lock()
+        self._heritage = orphans.Heritage(job.cookie)
+        self._gpus: tuple[Gpu, ...] = ()
+        self.checkpoints = JobCheckpoints(job)
+        self.ledger = GpuLedger(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
+        self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
+
+    @property
+    def launcher(self) -> Launcher:
+        """How the ranks are run."""
+        return torchrun.launcher(self.torchrun)
+
+    def world_size(self, nproc: int | None) -> int | None:
+        """Return the ranks of an attempt that has `nproc` of them here (None: as the command says); None where nobody knows.
+
+        That is so of several nodes: another one may have left a GPU out.
+        """
+        per_node, nodes = torchrun.size(self.torchrun, self._job.environ)
+        return (nproc or per_node or None) if nodes == 1 else None
+
+    def start_guardian(self, on_event: Callable[[dict[str, Any]], None], on_died: Callable[[], None]) -> Guardian:
+        """Start a guardian."""
+        settings = self._job.settings
+        guardian = Guardian.start(
+            on_event, on_died, ignored=self._ignored, orphan_grace_s=settings.stop.orphan_grace_s, log_bytes=settings.logs.mib << 20
+        )
+        itself = process_tree.read(guardian.pid)
+        self._heritage.seen([itself] if itself else [])
+        return guardian
+
+    def signatures(self) -> tuple[Catalogue, Scanner]:
+        """Return all signatures and what finds their anchors, made at the first call: some 0.1 s and 3 MiB. From any thread."""
+        with self._reading:
+            if self._signatures is None:
+                catalogue, _ = signatures.configured(self._job.settings, self._warn)
+                self._scanner = scan.made_apart(catalogue.anchors)
+                self._signatures = catalogue, self._scanner
+                return_free_memory()  # the rows are read from text that is larger than they are
+            return self._signatures
+
+    def close(self) -> None:
+        """End what was still being made."""
+        if self._scanner is not None:
+            self._scanner.close()
+
+    def record_descendants(self, root: int) -> list[process_tree.Process]:
+        """Write down what lives below `root`, the guardian, for the sweep of a next start, and return it. Raises OSError.
+
+        In memory: it must outlive us, not the machine. The guardian itself has no cookie, and ends by itself.
+        """
+        orphans.collect_zombies()
+        found = process_tree.below(root, process_tree.snapshot())
+        self._heritage.seen(found)
+        for process in found:
+            name = (process.pid, process.start_ticks)
+            if name not in self._recorded:
+                self._recorded.add(name)
+                process_record.record_process(self._job.scratch / PROCESSES, process.pid, self._job.cookie, "process")
+        return found
+
+    def session(self, ground: Ground) -> Session:
+        """Make the session that the command asks for."""
+        command = self.torchrun
+        if command is None:
+            return PlainSession(ground, lambda argv, _nproc: argv, self._shim(plain.shim_mode(self._job.command)))
+        if command.interpreter is None:
+            return self.stock_session(ground)
+        argv = torchrun.agent_argv(
+            command,
+            command.interpreter,
+            link_fd="{link_fd}",
+            output_fd="{output_fd}",
+            grace_s=self._job.settings.stop.grace_s,
+            streams=_streams(),
+            window=_window(),
+        )
+        return ElasticSession(ground, argv, shim=self._shim("launcher"), script_args=torchrun.script_arguments(command))
+
+    def stock_session(self, ground: Ground) -> Session:
+        """Make the session that runs stock torchrun, restarted by us."""
+        command = self.torchrun
+
+        def shape(argv: Sequence[str], nproc: int | None) -> Sequence[str]:
+            if command is None:
+                return argv
+            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what stands behind the script
+            return torchrun.stock_argv(changed, nproc)
+
+        return PlainSession(ground, shape, self._shim("launcher"))
+
+    def sweep_descendants(self) -> tuple[Left, ...]:
+        """End what is the job's and fell to us by the guardian's death."""
+        return self._heritage.end(SWEEP_GRACE_S)
+
+    def sweep_predecessors(self) -> process_record.SweepResult:
+        """End what an earlier supervisor of this job left behind and is proven to be its."""
+        file = self._job.scratch / PROCESSES
+        result = process_record.sweep_records(process_record.read_records(file))
+        file.unlink(missing_ok=True)
+        return result
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that the job can see, with what the ledger says of each. Raises OSError.
+
+        It asks the driver: not on the loop's thread.
+        """
+        seen = listing.visible(self._job.environ)
+        self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in seen)
+        return self._with_ledger()
+
+    def gpus_of(self, now: Readings) -> tuple[Gpu, ...]:
+        """Return the same as NVML lists them. Raises OSError."""
+        self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in listing.of_nvml(now, self._job.environ))
+        return self._with_ledger()
+
+    def release(self, now: Readings) -> tuple[Entry, ...]:
+        """Put those GPUs back into use that were reset since, and are well, as NVML tells (gpuledger.is_well_again). Raises OSError."""
+        boot = identity.this_process().boot_id
+        well = [entry for entry in self.held_gpus() if ledger.is_well_again(entry, now, boot)]
+        return tuple(freed for entry in well for freed in self.ledger.clear(entry.uuid, time.time(), "health"))
+
+    def health_paths(self) -> tuple[tuple[str, ...], int]:
+        """Return the directories to which checkpoints are written, and how large the largest is that is there. Reads directories."""
+        paths = directories(self._job.settings.checkpoints.paths, str(self._job.cwd))
+        with contextlib.suppress(CheckpointingError, OSError):
+            return paths, max((found.identity.size for found in self.checkpoints.listing().candidates), default=0)
+        return paths, 0
+
+    def size(self) -> tuple[int, int]:
+        """Return the ranks of a node and the number of nodes, as the command says; 0 for what it does not."""
+        return torchrun.size(self.torchrun, self._job.environ)
+
+    def most_nodes(self) -> int:
+        """Return how many nodes an attempt may have, as the command says; 0 where it does not."""
+        return torchrun.most_nodes(self.torchrun, self._job.environ)
+
+    def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:
+        """Write a GPU down as out of use; return all that were seen at the start, empty where they could not be listed. Raises OSError.
+
+        errors: uncorrectable ones that it has counted since its last reset, -1 where that is not known.
+
+        The driver is not asked again: it may not know a lost one any more.
+        """
+        gpu, job = action.gpu, self._job
+        boot = identity.this_process().boot_id
+        self.ledger.quarantine(Entry(gpu.uuid, gpu.pci, action.reason, action.evidence, time.time(), job.name, job.run_id, boot, errors))
+        return self._with_ledger()
+
+    def held_gpus(self) -> tuple[Entry, ...]:
+        """Return what the ledger keeps out of use. Raises OSError."""
+        return self.ledger.held(time.time())
+
+    def _with_ledger(self) -> tuple[Gpu, ...]:
+        held = self.held_gpus()
+        return tuple(replace(gpu, quarantined=ledger.why(held, gpu.uuid, gpu.pci)) for gpu in self._gpus)
+
+    def clear_scratch(self, *, keep_attempts: bool) -> None:
+        """Take away what a supervisor left that was killed: its request to save, and heartbeats and loads of attempts that are not ours."""
+        for name in ("save-now", "wants-save"):
+            (self._job.scratch / name).unlink(missing_ok=True)
+        for directory in () if keep_attempts else self._job.scratch.glob("attempt-[0-9]*"):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _shim(self, mode: str) -> str:
+        return mode if self._job.settings.instrument.enabled else "off"
+
+
+def _streams() -> str:
+    """How our own stdout and stderr relate, in the agent's words (supervisor/agent/spawn.py)."""
+    try:
+        out, err = os.fstat(1), os.fstat(2)
+    except OSError:
+        return "two"
+    if (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino):
+        return "tty" if os.isatty(1) else "one"
+    return "tty-out" if os.isatty(1) else "tty-err" if os.isatty(2) else "two"
+
+
+def _window() -> tuple[int, int]:
+    """Rows and columns of our terminal itself: COLUMNS and LINES, where they are set, the ranks see too."""
+    for fd in (1, 2):
+        with contextlib.suppress(OSError):
+            size = os.get_terminal_size(fd)
+            return size.lines, size.columns
+    return 24, 80

@@ -1,0 +1,147 @@
+"""How much time the environment leaves between a signal and the KILL that follows, where it can be known.
+
+In: the signal, our own environment variables, the settings. Out: seconds, or None where nobody knows; then the stop deadline holds. What
+can fail: nothing; a tool that is missing, slow or answers in another form is no answer. Owns no state. `left_s` may wait ANSWER_S for
+`scontrol` or `systemctl`, which end with us, where `must_ask` says so: not on the loop's thread then, and never in a signal handler.
+
+What is believed, in this order:
+
+  stop.left_s    the setting: above all for TERM and HUP. The only one that knows a Kubernetes pod's grace: a pod is not told it
+  stop.notice_s  the setting: above all for a notice (USR1, USR2), which may come long before the TERM
+  Slurm          a notice (USR1, USR2): until the job's end, for that is when TERM comes. TERM before the end: until the end that `scontrol`
+                 tells now (a preempted job's end is moved to the end of its grace), or KillWait. TERM at the end: KillWait
+  stop.left_s    for a notice of which nothing else is known: the TERM comes no sooner
+  systemd        TERM: the unit's TimeoutStopSec, from `systemctl show`. Where it is short the narrator extends it (EXTEND_TIMEOUT_USEC)
+
+INT is a person's, who waits: it leaves all the time there is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.core.state import NOTICES
+from supervisor.launch import tool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from supervisor.config.settings import Settings
+
+#: Scheduler's tools answer at once or not at all (a controller that is down makes scontrol wait for minutes).
+ANSWER_S = 1.0
+#: slurm.conf(5): "KillWait: The interval, in seconds, given to a job's processes between the SIGTERM and SIGKILL signals upon reaching its
+#: time limit. ... The default value is 30 seconds." The same is used by scancel.
+SLURM_KILL_WAIT_S = 30.0
+#: A clock of another node's and the tools' whole seconds.
+SLURM_CLOCKS_S = 2.0
+#: systemd.time(7), as `systemctl show` prints a time span.
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(month|min|us|ms|y|w|d|h|s)")
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0, "month": 2629800.0, "y": 31557600.0}
+
+
+def must_ask(signum: int, environ: Mapping[str, str], settings: Settings) -> bool:
+    """Say whether `left_s` would ask a tool, and so may take up to ANSWER_S."""
+    if signum == signal.SIGINT or _set(signum, settings) > 0:
+        return False
+    slurm = "SLURM_JOB_ID" in environ and (signum not in NOTICES or not _end_of_job(environ))
+    return slurm or (signum == signal.SIGTERM and _under_systemd(environ))
+
+
+def left_s(signum: int, environ: Mapping[str, str], settings: Settings) -> float | None:
+    """Return the seconds until the environment kills, None where nobody knows."""
+    if signum == signal.SIGINT:
+        return None
+    if (told := _set(signum, settings)) > 0:
+        return told
+    at_least = settings.stop.left_s if signum in NOTICES and settings.stop.left_s > 0 else None
+    if "SLURM_JOB_ID" in environ:
+        found = _slurm(signum, environ, time.time())
+        return at_least if found is None else found
+    if at_least is not None:
+        return at_least
+    if signum == signal.SIGTERM and _under_systemd(environ):
+        return unit_stop_s(Path("/proc/self/cgroup"))
+    return None
+
+
+def _set(signum: int, settings: Settings) -> float:
+    return settings.stop.notice_s if signum in NOTICES else settings.stop.left_s
+
+
+# Slurm
+
+
+def _slurm(signum: int, environ: Mapping[str, str], now: float) -> float | None:
+    end = _end_of_job(environ)
+    if signum in NOTICES and end:
+        return max(0.0, end - now - SLURM_CLOCKS_S)
+    told = _end_by_scontrol(environ)
+    end = told if told is not None else end
+    if signum in NOTICES:
+        return max(0.0, end - now - SLURM_CLOCKS_S) if end else None
+    # With TERM the end is now, or was moved to where the preemption's grace ends; one hours away is that of a job that was cancelled.
+    if told is not None and SLURM_KILL_WAIT_S < told - now <= _longest_grace_s(environ, now):
+        return told - now - SLURM_CLOCKS_S
+    return SLURM_KILL_WAIT_S - SLURM_CLOCKS_S
+
+
+def _longest_grace_s(environ: Mapping[str, str], now: float) -> float:
+    """Return how far away an end may be to be that of a grace: nearer than the end that the job was given at its start."""
+    end = _end_of_job(environ)
+    return end - now - SLURM_KILL_WAIT_S if end else 0.0
+
+
+def _end_of_job(environ: Mapping[str, str]) -> float:
+    """Return when the job's time limit is over (Unix seconds), as it was when the job started; 0 where the variable is not there."""
+    text = environ.get("SLURM_JOB_END_TIME", "")
+    return float(text) if text.isascii() and text.isdecimal() else 0.0
+
+
+def _end_by_scontrol(environ: Mapping[str, str]) -> float | None:
+    answer = _answer(["scontrol", "show", "job", "--oneliner", environ["SLURM_JOB_ID"]])
+    found = re.search(r"\bEndTime=(\S+)", answer)
+    try:
+        return datetime.fromisoformat(found[1]).timestamp() if found else None  # local time, as the tool prints it
+    except ValueError:  # Unknown
+        return None
+
+
+# systemd
+
+
+def _under_systemd(environ: Mapping[str, str]) -> bool:
+    """Say whether a unit's manager started us, and not merely a terminal or a session that runs in a unit."""
+    return "NOTIFY_SOCKET" in environ or environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
+
+
+def unit_stop_s(cgroup: Path) -> float | None:
+    """Return the TimeoutStopSec of the unit that this process is of; None for infinity too."""
+    try:
+        path = cgroup.read_text().rpartition(":")[2].strip()
+    except OSError:
+        return None
+    unit = next((part for part in reversed(path.split("/")) if part.endswith(".service")), "")
+    if not unit:
+        return None
+    whose = ["--user"] if "/user@" in path else []
+    return span_s(_answer(["systemctl", *whose, "show", "--property=TimeoutStopUSec", "--value", unit]).strip())
+
+
+def span_s(text: str) -> float | None:
+    """Return the seconds of a time span as systemd prints it ("1min 30s"); None for what is none, and for infinity."""
+    parts = text.split()
+    found = [_SPAN.fullmatch(part) for part in parts]
+    return sum(float(match[1]) * _UNITS_S[match[2]] for match in found if match) if parts and all(found) else None
+
+
+def _answer(command: Sequence[str]) -> str:
+    """Return what a tool prints, "" where it is not there, fails or takes too long."""
+    answer = tool.ask(command, ANSWER_S)
+    return answer.text if answer is not None and answer.code == 0 else ""

@@ -1,0 +1,506 @@
+"""`supervise -- CMD`: puts one job's parts together, runs its loop, and leaves the place tidy.
+
+In: settings and the command. Out: the exit code (docs/exit-codes.md). What can fail here is told before anything was started: no such
+command, no state directory, another supervisor that holds the job, a journal of a newer version, a webhook's URL. Owns the order of things:
+lock before journal, journal before guardian, guardian before the job; and back again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import secrets
+import shutil
+import signal
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor import version
+from supervisor.checkpoints import mirror, restore_process
+from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.config import loading, plugins, signatures
+from supervisor.core.actions import Alert
+from supervisor.core.decide import initial
+from supervisor.core.events import (
+    CheckpointVerified,
+    JournalDegraded,
+    JournalRecovered,
+    StacksRequested,
+    StopRequested,
+    SupervisorStarted,
+    TimeLeft,
+)
+from supervisor.core.model import Cause, Launcher
+from supervisor.core.state import NOTICES, Stage
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from supervisor.job.clock import Clock
+from supervisor.job.job import Job
+from supervisor.job.sd_notify import Notifier
+from supervisor.journal.records import Ended, RunBegan
+from supervisor.journal.writer import open_journal
+from supervisor.knobs import job_knobs, programs
+from supervisor.launch.guardian_client import ignored_signals
+from supervisor.observe.sampler import Sampler
+from supervisor.report import card as cards
+from supervisor.report import event_log
+from supervisor.report.event_log import LogEvent
+from supervisor.report.mirror import MirrorNews
+from supervisor.report.reporter import Narrator
+from supervisor.report.terminal import Terminal
+from supervisor.run import kill_deadline, lock, previous_runs
+from supervisor.run.executor import Executor
+from supervisor.run.factory import Workshop
+from supervisor.run.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from supervisor.checkpoints.watcher import CheckpointWatcher
+    from supervisor.classify.rows import Problem
+    from supervisor.config.settings import Settings
+    from supervisor.core.actions import Action, Finish
+    from supervisor.core.events import Event
+    from supervisor.core.model import CheckpointRef
+    from supervisor.core.state import JobState
+    from supervisor.journal.state import Past
+    from supervisor.run.lock import Lock
+
+#: Told at the start: with --checkpoints nothing need be learned first, and nothing be guessed.
+_UNDECLARED = (
+    "without --checkpoints, {} is used only after the script was seen to save a checkpoint and that was verified:"
+    " say where they are with --checkpoints 'DIR/*.pt'"
+)
+LEASE_REFRESH_S = 10.0
+#: How often what descends from the job is written down, for the case that we and the guardian are killed in one instant.
+RECORD_S = 5.0
+CLOSE_DEADLINE_S = 2.0
+#: Signals by which somebody asks us to stop.
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+#: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal.
+END_DEADLINE_S = 6 * CLOSE_DEADLINE_S
+
+
+def run(settings: Settings, command: Sequence[str]) -> int:
+    """Run `command` under supervision until it is done or given up. Returns the exit code; raises SuperviseError before it began."""
+    ignored = ignored_signals()
+    environ, cwd = dict(os.environ), identity.working_directory()
+    programs.require_command(command, environ)
+    name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
+    knobs = job_knobs.find(settings, command, environ, cwd)
+    problems = _require_right(settings)
+    state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
+    terminal = Terminal(quiet=settings.terminal.verbosity == "quiet")
+    for problem in problems:
+        terminal.say(str(problem), "warning")
+    held = lock.acquire(
+        state / "lock", job=name.name, address=settings.address(name.name), takeover=settings.job.takeover, say=terminal.say
+    )
+    try:
+        job = Job(
+            name=name.name,
+            run_id=identity.new_run_id(),
+            node=node,
+            command=tuple(command),
+            cwd=cwd,
+            environ=environ,
+            settings=settings,
+            state=state,
+            scratch=identity.make_job_dir(state),
+            cookie=secrets.token_hex(16),
+            knobs=knobs,
+        )
+        return _Run(job, terminal, held, ignored).go()
+    finally:
+        with contextlib.suppress(OSError):
+            held.release()
+
+
+def _require_right(settings: Settings) -> tuple[Problem, ...]:
+    """Raise SuperviseError for a wrong value that only its user can tell, before anything is made; return what can be left out."""
+    plugins.ladders(settings)
+    loading.evict_on(settings)
+    if settings.alerts.webhook.url:
+        from supervisor.alerts import sink  # noqa: PLC0415 (ssl costs memory that a job without a webhook need not pay)
+
+        sink.make("webhook", settings.alerts.webhook.url, loading.webhook_secret(settings).encode() or None)
+    return signatures.configured(settings)[1] if settings.classify.signatures else ()
+
+
+class _Run:
+    """The parts of one run, wired. Listens to the journal."""
+
+    def __init__(self, job: Job, terminal: Terminal, held: Lock, ignored: Collection[int]) -> None:
+        settings = job.settings
+        self.terminal, self.lock, self.ignored = terminal, held, ignored
+        self.clock = Clock.start()
+        self.loop = Loop(self.clock, initial(), self)
+        self.continues, self.anew = False, ""
+
+        def continues(past: Past) -> bool:
+            self.continues, self.anew = previous_runs.continues(past, job)
+            return self.continues
+
+        path = job.state / "journal.jsonl"
+        self.journal, self.past = open_journal(path, job=job.name, node=job.node, listener=self, continues=continues)
+        if self.continues and self.past.last_run is not None:
+            job = replace(job, run_id=self.past.last_run.run_id)
+        self.job = job
+        shown = terminal if settings.terminal.verbosity == "verbose" else None
+        self.log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format).bind(run_id=job.run_id, node=job.node)
+        self.notifier = Notifier(job.environ)
+        self.loop.state = self.past.state
+        self.narrator = Narrator(job, self.clock, terminal, self.log, self.notifier)
+        if self.continues:
+            self.narrator.goes_on(self.past.state.incident)
+        self.workshop = Workshop(job, ignored, lambda text: terminal.say(text, "warning"))
+        self.sampler = Sampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.is_ours)
+        self.executor = Executor(job, self.loop, self.narrator, self.sampler, self.workshop)
+        self.loop.perform = self.executor.perform
+        self.loop.tick = self.tick
+        self.workshop.checkpoints.short = self._disk_is_filling
+        self.workshop.checkpoints.several_nodes = self._has_several_nodes
+        self.workshop.checkpoints.has_rank_0 = self._has_rank_0
+        self.workshop.checkpoints.not_finite = self._numbers_turned
+        self.workshop.checkpoints.unprotected = self._is_unprotected
+        self.workshop.checkpoints.pruned = self._was_pruned
+        self.workshop.checkpoints.stumbled = self._watcher_stumbled
+        self.mirror: MirrorLink | None = None
+        self.mirror_news: MirrorNews | None = None
+        if settings.checkpoints.mirror:
+            news = self.mirror_news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
+            self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
+            self.workshop.checkpoints.bring = self.mirror.bring
+            self.workshop.checkpoints.is_bringing = self.mirror.is_bringing
+        self.next_refresh = self.next_ping = self.next_record = 0.0
+        self.recorded_attempt = 0
+        self.asked_to_stop = threading.Event()  # so that what is done before the loop runs is given up
+
+    def go(self) -> int:
+        """Run the loop between a tidy beginning and a tidy end."""
+        threading.excepthook = self._thread_failed
+        self._start_alerts()
+        self._begin_journal()
+        try:
+            return self._go()
+        except SuperviseError as error:
+            if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start is to go on with what the state holds
+                self.journal.append(Ended(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
+                self.journal.close(CLOSE_DEADLINE_S)
+            raise
+
+    def _go(self) -> int:
+        self._tidy_up()
+        self._catch_signals()
+        self._restore()
+        watcher = self.workshop.checkpoints.watcher(self._checkpoint_verified)
+        if self.mirror is not None:
+            self.mirror.start()
+        if watcher is not None:
+            watcher.start()
+        self.narrator.started(self._opening_lines())
+        knob = self.job.settings.knobs.resume
+        if knob.hands_over and not self.job.settings.checkpoints.paths:
+            self.terminal.say(_UNDECLARED.format(knob.args or knob.flag or f"${knob.env}"), "warning")
+        try:
+            policy = loading.to_policy(
+                self.job.settings,
+                self.workshop.launcher,
+                self.job.knobs.knobs,
+                self.job.knobs.allocator,
+                health=self.executor.node.health.enabled,
+                nodes=self.workshop.most_nodes(),
+            )
+            digest = identity.command_digest(self.job.command)
+            self.notifier.ready(f"job {self.job.name} is supervised")
+            self.executor.node.list_gpus()
+            looked = self.continues and self.executor.look_back()
+            started = SupervisorStarted(self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, last_look=looked)
+            self.loop.post(started)
+            end = self.loop.run()
+        except BaseException:
+            if watcher is not None:
+                watcher.stop(0.1)
+            raise
+        self._finish_checkpoints(watcher)
+        self._end(end)
+        return end.exit_code
+
+    def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        """Say that a thread which nobody waits for has ended by a bug of ours; those that the loop waits for are in threads.py."""
+        threading.__excepthook__(args)
+        if args.thread is not None:
+            told = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
+            self.loop.call_soon(lambda: self.terminal.say(told, "error"))
+
+    def _has_rank_0(self) -> bool | None:
+        return mirror.has_rank_0(self.loop.state.placed, self.job.environ, is_torchrun=self.workshop.torchrun is not None)
+
+    def _checkpoint_verified(self, ref: CheckpointRef, made_in: int) -> None:
+        self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref, made_in))
+
+    def _was_pruned(self, path: str, step: int | None, why: str) -> None:
+        self.loop.call_soon(lambda: self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=why or "removed"))
+        if not why:
+            self.loop.call_soon(lambda: self.terminal.say(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}"))
+
+    def _watcher_stumbled(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.terminal.say(f"watching the checkpoints goes on after a failure of its own: {text}", "warning"))
+
+    def _disk_is_filling(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
+
+    def _numbers_turned(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.narrator.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; the training goes on")))
+
+    def _is_unprotected(self, text: str) -> None:
+        self.loop.call_soon(lambda: self.narrator.alerted(Alert("no_copy", self.loop.state.attempt, text)))
+
+    # the journal's listener: from its thread
+
+    def journal_synced(self, seq: int) -> None:
+        """See journal.Listener."""
+        self.loop.call_soon(lambda: self.loop.synced(seq))
+
+    def journal_degraded(self, text: str) -> None:
+        """See journal.Listener."""
+        self.loop.post(JournalDegraded(self.clock.now(), text))
+
+    def journal_recovered(self) -> None:
+        """See journal.Listener."""
+        self.loop.post(JournalRecovered(self.clock.now()))
+
+    def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
+        """Take a decision down, in the journal and in the log (loop.Recorder)."""
+        self.narrator.took(event)
+        return self.journal.record(event, actions, state, durable=durable)
+
+    def tick(self) -> None:
+        """What recurs: heartbeats, the watchdog, the lease of the lock."""
+        self.executor.tick()
+        now = self.clock.now()
+        if self.mirror is not None and self.mirror_news is not None:
+            self.mirror_news.waited(self.mirror.waits_s())
+        if now >= self.next_ping:
+            self.notifier.ping()
+            self.next_ping = now + (self.notifier.watchdog_interval_s() or LEASE_REFRESH_S)
+        if now >= self.next_refresh:
+            self.next_refresh = now + LEASE_REFRESH_S
+            self.executor.threads.recur("lease", self._refresh_lock)
+        if now >= self.next_record or (self.loop.state.stage is Stage.RUNNING and self.recorded_attempt != self.loop.state.attempt):
+            self.next_record, self.recorded_attempt = now + RECORD_S, self.loop.state.attempt
+            self.executor.threads.recur("processes", self._record_processes)
+
+    def _record_processes(self) -> None:
+        guardian = self.executor.guardian_pid
+        with contextlib.suppress(OSError):
+            if guardian is not None:
+                self.executor.watch.learn(self.workshop.record_descendants(guardian))
+
+    def _refresh_lock(self) -> None:
+        with contextlib.suppress(OSError):
+            if not self.lock.refresh():
+                self.log.write(LogEvent.LOCK_LOST, "error")
+                self._ask_to_stop(signal.SIGTERM)
+
+    # the beginning
+
+    def _begin_journal(self) -> None:
+        me = identity.this_process()
+        self.journal.append(
+            RunBegan(
+                run_id=self.job.run_id,
+                command=self.job.command,
+                command_digest=identity.command_digest(self.job.command),
+                supervise=version.installed(),
+                pid=me.pid,
+                start_ticks=me.start_ticks,
+                boot_id=me.boot_id,
+                scratch=str(self.job.scratch),
+                continues=self.continues,
+                incidents_before=self.past.incidents_before,
+            ),
+            t=self.clock.now(),
+            durable=True,
+        )
+        self.log.write(LogEvent.RUN_CONTINUED if self.continues else LogEvent.RUN_STARTED, job=self.job.name, words=len(self.job.command))
+        for problem in self.past.problems:
+            self.terminal.say(f"journal: {problem}", "warning")
+
+    def _tidy_up(self) -> None:
+        """Deal with what an earlier supervisor left: processes that are proven its, and the logs of an earlier run."""
+        with contextlib.suppress(OSError):
+            swept = self.workshop.sweep_predecessors()
+            for left in swept.left:
+                self.terminal.say(f"process {left.pid} looks like ours and is left alone: {left.why}", "warning")
+            self.workshop.clear_scratch(keep_attempts=self.continues)
+        if not self.continues and self.past.last_run is not None:
+            with contextlib.suppress(OSError):
+                previous_runs.put_aside(self.job.state, self.past.last_run.run_id)
+
+    def _restore(self) -> None:
+        """Bring the newest checkpoint here from the mirrors, where none on this disk is good. Raises SuperviseError where that must be."""
+        checkpoints = self.workshop.checkpoints
+        if self.mirror is None:
+            return
+
+        def bring() -> mirror.Brought | None:
+            return mirror.bring(checkpoints, lambda: restore_process.restore(self.job, self.terminal.say))
+
+        brought = mirror.beside(bring, self._stay_alive, self.asked_to_stop)
+        if brought is None:
+            return
+        answer = brought.answer
+        note = mirror.note(answer)
+        self.journal.append(note, t=self.clock.now(), durable=False)
+        self.log.write(LogEvent.CHECKPOINT_RESTORED, **note.data)
+        mirror.tell(brought, self.terminal.say)
+        if answer.kind == "restored":
+            checkpoints.restored(answer.path, answer.began, answer.manifest)
+
+    def _stay_alive(self) -> None:
+        """What must recur before the loop runs: the lease of the lock, and a word to systemd."""
+        now = self.clock.now()
+        if now >= self.next_refresh:
+            self.next_refresh = now + LEASE_REFRESH_S
+            self.notifier.extend_timeout(3 * LEASE_REFRESH_S)
+            self.notifier.ping()
+            self._refresh_lock()
+
+    def _catch_signals(self) -> None:
+        """Have signals read by a thread. The handler runs no Python code: TERMs faster than a handler runs would nest in it without end."""
+        reads, writes = os.pipe()
+        os.set_blocking(writes, False)
+        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        for signum in (*(signum for signum in STOPS if signum not in self.ignored), signal.SIGQUIT):
+            signal.signal(signum, operator.is_)
+        threading.Thread(target=self._read_signals, args=(reads,), name="signals", daemon=True).start()
+
+    def _read_signals(self, reads: int) -> None:
+        while received := os.read(reads, 4096):
+            for signum in dict.fromkeys(received):
+                if signum == signal.SIGQUIT:
+                    self.loop.post(StacksRequested(self.clock.now()))
+                else:
+                    self._ask_to_stop(signum)
+
+    def _ask_to_stop(self, signum: int) -> None:
+        """Take a wish to stop, from any thread. One that comes before the loop runs is posted by the loop, so after SupervisorStarted."""
+        self.asked_to_stop.set()
+        self.loop.call_soon(lambda: self._asked_to_stop(signum))
+
+    def _asked_to_stop(self, signum: int) -> None:
+        """Pass the wish on, and how much time is left; where a tool has to be asked for that, in a thread beside it.
+
+        The wish waits for no tool: a scheduler signals the ranks as well, and they may be gone a moment later.
+        """
+        environ, settings, stop = self.job.environ, self.job.settings, self.loop.state.stop
+        if not kill_deadline.must_ask(signum, environ, settings):
+            self.loop.post(StopRequested(self.clock.now(), signum, kill_deadline.left_s(signum, environ, settings)))
+            return
+        asks = stop is None or stop.signum in NOTICES  # a further wish only hurries, and needs no time
+        self.loop.post(StopRequested(self.clock.now(), signum, asks=asks))
+
+        def ask() -> None:
+            left_s = kill_deadline.left_s(signum, environ, settings)
+            self.loop.post(TimeLeft(self.clock.now(), left_s))
+
+        if asks:
+            self.executor.threads.start("left", ask, awaited=False)  # the core has a timer for it
+
+    def _start_alerts(self) -> None:
+        webhook = self.job.settings.alerts.webhook
+        if not webhook.url:
+            return
+        from supervisor.alerts import sender  # noqa: PLC0415 (tenacity and ssl cost memory that a job without a webhook need not pay)
+
+        secret = loading.webhook_secret(self.job.settings).encode() or None
+        names = {name.value: name for name in LogEvent}
+
+        def log(event: str, fields: dict[str, object]) -> None:
+            if event in names:
+                self.log.write(names[event], **fields)
+
+        self.narrator.alerts = sender.start(self.job.state / "outbox", webhook.url, secret, webhook.deadline_s, log)
+
+    def _opening_lines(self) -> list[str]:
+        elastic = self.workshop.launcher is Launcher.ELASTIC
+        how = "torchrun's agent, asked before each restart" if elastic else "a plain command, restarted from outside"
+        settings = self.job.settings
+        patterns = ", ".join(settings.checkpoints.paths)
+        knob = settings.knobs.resume
+        told = knob.args or knob.flag or knob.env or ("{resume}" if any("{resume}" in word for word in self.job.command) else "")
+        if patterns:
+            resume = f"resumes from the newest verified {patterns}, handed over by {told or 'SUPERVISE_JOB_RESUME_FROM'}"
+        elif settings.job.resumes_itself:
+            resume = "the script resumes itself"
+        else:
+            limit = settings.restart.scratch_limit_s
+            resume = (
+                "no checkpoint is declared (--checkpoints): the script resumes as it does by itself; if it is not seen"
+                f" to load one, an attempt that ran longer than {limit:.0f} s is not restarted"
+            )
+        run_ = "goes on with run" if self.continues else "run"
+        ladder = dict(plugins.ladders(settings)).get(Cause.CUDA_OOM.value)
+        changed = self.past.state.overrides if self.continues else ()
+        of_knobs = self.job.knobs.opening_lines(self.job.command, self.job.environ, ladder, changed)
+        return [
+            f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
+            *of_knobs,
+            *([self.anew] if self.anew else []),
+            resume,
+            *(mirror.lines(self.job, several_nodes=self._has_several_nodes) if self.mirror is not None else ()),
+            f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
+        ]
+
+    @property
+    def _has_several_nodes(self) -> bool:
+        return self.workshop.torchrun is not None and self.workshop.most_nodes() != 1
+
+    # the end
+
+    def _finish_checkpoints(self, watcher: CheckpointWatcher | None) -> None:
+        """Verify what was saved last and say so, give the mirror a while for it, and say what it has not got."""
+        if self.mirror is None and watcher is None:
+            return
+        left_s = 0.0 if self.loop.state.stop is not None else self.job.settings.checkpoints.finish_s  # who asked us to stop waits for us
+        self.notifier.extend_timeout(left_s + END_DEADLINE_S)
+        spool = self.job.state / "spool"
+        is_read = mirror.finish(self.mirror, watcher, left_s, lambda text: self.terminal.say(text, "warning"), spool)
+        last = self.workshop.checkpoints.last_recorded()
+        if last is not None and is_read:
+            step = "" if last.step is None else f" of step {last.step}"
+            self.terminal.say(f"the last checkpoint is verified: {last.path}{step}")
+        elif not is_read and self.mirror is None:
+            self.terminal.say(
+                "the last save was not verified before the deadline: check it with `supervise checkpoints verify PATH`", "warning"
+            )
+
+    def _end(self, end: Finish) -> None:
+        code = end.exit_code
+        if numbers := self.workshop.checkpoints.numbers():
+            self.terminal.say(f"{numbers}: look at the loss before you use the result", "warning")
+        state = self.loop.state
+        if state.stop is not None and state.attempt and code != 0:
+            self.terminal.say(cards.stopped_text(state))
+        self.notifier.stopping(f"ends with {code}")
+        self.notifier.extend_timeout(END_DEADLINE_S)
+        self.workshop.close()
+        self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
+        self.log.write(LogEvent.RUN_FINISHED, exit_code=code)
+        durable = self.journal.close(CLOSE_DEADLINE_S)
+        if not durable:
+            self.terminal.say("the journal's last records did not reach the disk", "warning")
+        if not self.executor.node.settle(CLOSE_DEADLINE_S):
+            self.terminal.say(f"the ledger of GPUs does not answer: {self.workshop.ledger.path}", "warning")
+        self.narrator.close(CLOSE_DEADLINE_S)
+        self.narrator.close_alerts(CLOSE_DEADLINE_S)
+        self.log.close()
+        if code != 0 and self.narrator.last_card is not None:
+            self.terminal.card(self.narrator.last_card)
+        self.terminal.close()
+        shutil.rmtree(self.job.scratch, ignore_errors=True)
+        for signum in STOPS:  # handlers end with the interpreter, before the process does: one more TERM would be its exit status
+            signal.signal(signum, signal.SIG_IGN)

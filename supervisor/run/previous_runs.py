@@ -1,0 +1,50 @@
+"""What a start makes of the job's earlier runs: whether it goes on with the last one, and where the logs of the others go.
+
+In: what the journal holds, the job. Out: an answer, and directories renamed below the state directory; OSError where that fails.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from supervisor.job import identity
+from supervisor.knobs import job_knobs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supervisor.job.job import Job
+    from supervisor.journal.state import Past
+
+KEPT_RUNS: Final = 5
+
+
+def continues(past: Past, job: Job) -> tuple[bool, str]:
+    """Tell whether this start goes on with the run that the journal ends with, and if it does not although it should, why."""
+    last, end = past.last_run, past.last_end
+    if last is None:
+        return False, ""
+    decision = identity.decide_run(end.exit_code if end else None, job.environ, ended=end is not None)
+    if decision.kind != "continue":
+        return False, ""
+    if past.state.run_id != last.run_id:  # it failed before it began, or its first records are damaged
+        why = f"a new run begins, because the journal holds no state of run {last.run_id} ({decision.reason})"
+        return False, why if past.problems else ""
+    if last.command_digest != identity.command_digest(job.command):
+        return False, f"a new run begins, because the command changed; run {last.run_id} is not continued ({decision.reason})"
+    gone = {name for name, _ in past.state.overrides if not name.startswith(job_knobs.ENV)} - {knob.name for knob in job.knobs.knobs}
+    if gone:
+        told = f"{', '.join(sorted(gone))} is no knob of the command any more"
+        return False, f"a new run begins, because {told}; run {last.run_id} is not continued ({decision.reason})"
+    return True, ""
+
+
+def put_aside(state: Path, run_id: str) -> None:
+    """Move an earlier run's logs out of the way, and forget those of runs long past. Only files that we wrote ourselves."""
+    logs, runs = state / "attempts", state / "runs"
+    if logs.is_dir():
+        runs.mkdir(mode=0o700, exist_ok=True)
+        logs.rename(runs / run_id)
+    for old in sorted(runs.iterdir())[:-KEPT_RUNS] if runs.is_dir() else ():
+        shutil.rmtree(old, ignore_errors=True)

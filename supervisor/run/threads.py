@@ -1,0 +1,68 @@
+"""Worker threads for what may wait for a disk, a driver or a tool: the loop's own thread never does.
+
+An exception of a worker is never silent. If the loop waits for the worker's answer, the exception ends the run: without the answer the
+run would wait for ever. If nobody waits, it is a warning and the job goes on. If no thread can be had, the start is tried again later.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.run.loop import Loop
+
+#: Where no thread can be had (a limit on processes that loaders use up for a moment), the next try.
+RETRY_S = 1.0
+
+
+class Threads:
+    """Its methods are called on the loop's thread. `warn` tells a person something, on the loop's thread."""
+
+    def __init__(self, loop: Loop, warn: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._warn = warn
+        self._under_way: set[str] = set()
+
+    def start(self, name: str, work: Callable[[], None], *, awaited: bool = True) -> None:
+        """Run `work` in a thread. `awaited`: the loop waits for what it posts, so that its exception ends the run."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  (whatever it is, the loop must hear of it)
+                self._failed(name, error, awaited=awaited)
+
+        try:
+            threading.Thread(target=run, name=name, daemon=True).start()
+        except RuntimeError:
+            self._loop.call_later(RETRY_S, lambda: self.start(name, work, awaited=awaited))
+
+    def recur(self, name: str, work: Callable[[], None], *, wait_s: float = 0.0) -> None:
+        """Run `work` in a thread, unless the last one of that name is still under way: a disk that hangs must not gather threads.
+
+        wait_s: how long the caller waits for its end.
+        """
+        if name in self._under_way:
+            return
+        self._under_way.add(name)
+        done = threading.Event()
+
+        def once() -> None:
+            try:
+                work()
+            finally:
+                self._under_way.discard(name)
+                done.set()
+
+        self.start(name, once, awaited=False)
+        done.wait(wait_s)
+
+    def _failed(self, name: str, error: BaseException, *, awaited: bool) -> None:
+        if awaited:
+            self._loop.fail(error)
+        else:
+            told = f"a part of supervise failed ({name}): {type(error).__name__}: {error}; the job goes on"
+            self._loop.call_soon(lambda: self._warn(told))

@@ -1,0 +1,393 @@
+"""The shell around the core in a simulated world: a queue on a virtual clock, which answers each action as the executor would.
+
+In: a seed. Out: a Play for each of its jobs: how it ended, or what was Broken. Answers come late, twice, in another order, of attempts long
+gone, or not at all; the supervisor dies and its state is read back as its journal holds it. A Play owns its clock, queue, world and books.
+Nothing here reads a clock, and the same seed gives the same events.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from supervisor.core import actions as act
+from supervisor.core import events
+from supervisor.core.decide import decide, initial
+from supervisor.core.model import CheckpointRef, Evidence, Phase, RankExit
+from supervisor.core.state import Stage
+from supervisor.errors import ExitCode
+from supervisor.journal.state import difference, state_of
+from tests.simulation import faults
+from tests.simulation.invariants import Watch, demand
+from tests.simulation.world import ABSOLUTE, BLIND, Happening, Job, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from random import Random
+
+    from supervisor.core.actions import Action
+    from supervisor.core.events import Event
+    from supervisor.core.state import JobState
+    from tests.simulation.faults import Strike
+    from tests.simulation.world import Trial
+
+    Decide = Callable[[JobState, Event], tuple[JobState, tuple[Action, ...]]]
+
+NEVER = float("inf")
+MOST_EVENTS = 300_000
+OFTEN = 0.6
+
+
+class Play:
+    """One job from its start to its end."""
+
+    def __init__(self, job: Job, rng: Random, judge: Decide = decide) -> None:
+        """Put the job into its world; `judge` decides."""
+        self.job, self.rng, self.judge = job, rng, judge
+        self.world = World(job, rng, {path: type(file)(file.step, file.torn, file.nan, file.breaks) for path, file in job.initial})
+        self.watch = Watch(job, self.world)
+        self.state: JobState = initial()
+        self.journal: list[Event] = []
+        self.events = 0
+        self.folded = 0
+        self.t = 0.0
+        self.queue: list[tuple[float, int, Event | Happening | act.SelectCheckpoint]] = []
+        self.number = 0
+        self.life: Iterator[tuple[float, Event]] | None = None
+        self.next: tuple[float, Event] = (NEVER, events.StacksRequested(0.0))
+        self.trial: Trial | None = None
+        self.strike: Strike | None = None
+        self.struck = False
+        self.ailing = -1
+        self.ended = False  # the ranks of this attempt are gone, or going
+        self.requeues = job.requeues
+        self.over = False
+        self.stuck = False
+
+    def run(self) -> int:
+        """Play to the end; return the last exit code. Raises Broken."""
+        self.tell(events.GpusListed(0.0, self.world.gpus()))
+        self.tell(events.SupervisorStarted(0.0, "run", self.job.policy, command_digest="command"))
+        queue = self.queue
+        while not self.over:
+            if self.next[0] <= (queue[0][0] if queue else NEVER):
+                if self.life is None:
+                    break
+                self.t, event = self.next
+                self.tell(event)
+                if self.life is not None:
+                    self._goes_on(self.life)
+                continue
+            self.t, _, what = heapq.heappop(queue)
+            self._happens(what)
+            demand(self.events < MOST_EVENTS, f"no end after {MOST_EVENTS} events")
+        demand(self.over, f"nothing will happen any more, and the run is {self.state.stage}")
+        assert self.watch.finished is not None  # noqa: S101 (over is set by Finish)
+        return self.watch.finished
+
+    def tell(self, event: Event) -> None:
+        """Give the core an event, compare what it asks for with the books, and do it."""
+        before = self.state
+        state, actions = self.judge(before, event)
+        self.events += 1
+        self.watch.saw(before, event, state, actions)
+        if state is not before:
+            self.state = state
+            self.journal.append(event)
+        for action in actions:
+            do = DO.get(type(action))
+            if do is not None:
+                do(self, action)
+
+    def later(self, after_s: float, what: Event | Happening | act.SelectCheckpoint) -> None:
+        """Let something happen."""
+        self.number += 1
+        heapq.heappush(self.queue, (self.t + after_s, self.number, what))
+
+    def chance(self, share: float) -> bool:
+        """Draw whether something is out of order in this job's world."""
+        return self.job.untidy > 0 and self.rng.random() < share * self.job.untidy
+
+    def _goes_on(self, life: Iterator[tuple[float, Event]]) -> None:
+        """Go on to the next event of the attempt's life; past the last one comes its end."""
+        following = next(life, None)
+        if following is not None:
+            self.next = following
+        else:
+            self._still()
+            self._ends_by_itself()
+
+    def _still(self) -> None:
+        self.life, self.next = None, (NEVER, self.next[1])
+
+    def _ends_by_itself(self) -> None:
+        attempt, strike = self.watch.attempt, self.strike
+        if strike is None:
+            self.world.done = True
+            self._gone("succeeded", 0.2)
+            return
+        self.struck = True
+        self.world.met[self.ailing] = self.world.met.get(self.ailing, 0) + 1
+        end = faults.death(strike, int(self.t * 1e9))
+        if end is None or strike.phase is Phase.UNKNOWN:
+            self._gone("failed", 0.2)
+            return
+        self.later(0.1, events.RankExited(self.t + 0.1, attempt, end))
+        if self.trial is not None and self.trial.ranks > 1 and self.rng.random() < OFTEN:
+            peer = RankExit(self.trial.ranks - 1, 99 + self.trial.ranks, int((self.t + 0.5) * 1e9), code=1)
+            self.later(0.5, events.RankExited(self.t + 0.5, attempt, peer))
+
+    def _gone(self, outcome: str, after_s: float) -> None:
+        """Let the ranks be gone, once."""
+        if self.ended:
+            return
+        self.ended = True
+        self._still()
+        ending = events.AttemptEnded(self.t + after_s, self.watch.attempt, outcome)
+        self.later(after_s, ending)
+        if self.chance(0.5):
+            self.later(after_s + self.rng.uniform(0.0, 90.0), ending)
+
+    def _happens(self, what: Event | Happening | act.SelectCheckpoint) -> None:
+        if isinstance(what, Happening):
+            if what.attempt == self.watch.attempt and not self.over:
+                HAPPENS[what.what.partition(" ")[0]](self, what)
+            return
+        if isinstance(what, act.SelectCheckpoint):
+            found = self.world.selected(self.t, what.attempt, what.avoid)
+            what = replace(found, agreed=what.agreed + 1, overrides=what.overrides, poison=what.avoid) if what.nodes else found
+        elif isinstance(what, events.AttemptEnded) and what.attempt == self.watch.attempt:
+            self.watch.alive = False
+        elif isinstance(what, events.EvidenceCollected):
+            waited = self.state.stage is Stage.FENCED and self.state.evidence is None and what.attempt == self.watch.attempt
+            if waited:
+                self.watch.strike = self.strike if self.struck else None
+                self.watch.given(self.watch.strike)
+        self.tell(what)
+
+    def begin(self, action: act.BeginAttempt) -> None:
+        """Let the attempt live."""
+        self.world.t = self.t
+        trial = self.trial = self.watch.trial = self.world.trial(action)
+        found = self.world.strike(trial)
+        self.ailing, self.strike = found or (-1, None)
+        self.struck = self.ended = self.stuck = False
+        self.life = self.world.lived(trial, self.t, self.strike)
+        self._goes_on(self.life)
+        for happening in self.job.happenings:
+            if happening.attempt == action.attempt:
+                self.later(happening.after_s, happening)
+        if action.attempt > 1 and self.chance(1.0):
+            self._ghosts(action.attempt - 1)
+
+    def _ghosts(self, attempt: int) -> None:
+        """Let the attempt before speak once more."""
+        at = self.t + self.rng.uniform(0.0, 60.0)
+        ghost: Event = self.rng.choice(
+            (
+                events.RankExited(at, attempt, RankExit(0, 100, 1, signal=9)),
+                events.AttemptEnded(at, attempt, "succeeded"),
+                events.ProgressObserved(at, attempt, 10**6, 5, Phase.TRAIN),
+                events.EvidenceCollected(at, attempt, 1, (Evidence("exit", "signal", "9", 0),), 0.5),
+                events.AttemptStarted(at, attempt, (), 99),
+            )
+        )
+        self.later(at - self.t, ghost)
+
+    def gather(self, action: act.GatherNodes) -> None:
+        """Let the nodes meet, and agree."""
+        self.ended = self.struck = self.stuck = False
+        self.strike, self.trial = None, None
+        self.later(self.rng.uniform(0.1, 30.0), events.NodesGathered(self.t, action.attempt, 0, 2))
+
+    def stop_ranks(self, action: act.StopRanks) -> None:
+        """Let the ranks end, or hang in the kernel until they are ended from outside."""
+        if self.chance(0.3):
+            self.stuck = True  # it hangs in the kernel, until it is ended from outside
+            self._still()
+            return
+        outcome = {"membership": "membership", "failure": "failed"}.get(action.why, "stopped")
+        self._gone(outcome, self.rng.uniform(0.05, min(max(action.grace_s, 0.1), 8.0)))
+
+    def end_launcher(self, action: act.EndLauncher) -> None:
+        """Let all of it be gone: that answer always comes."""
+        del action
+        self._gone("failed", 0.5)
+
+    def collect(self, action: act.CollectEvidence) -> None:
+        """Give what the observers would have found: soon, late, twice, or never."""
+        strike, job = self.strike if self.struck else None, self.job
+        if self.chance(0.2):
+            return
+        if strike is None:
+            found: tuple[Evidence, ...] = (Evidence("launcher", "signal", "9", t=self.t),)
+        else:
+            trial = self.trial
+            made = max(strike.at - (trial.base if trial else 0), 0) if strike.at >= 0 else 0
+            blind = job.sight == BLIND or strike.phase is Phase.UNKNOWN
+            beat = () if blind else faults.heartbeat(strike, strike.at if job.sight == ABSOLUTE else None, made)
+            found = faults.evidence(strike, self.t, beat)
+        after = self.rng.uniform(0.01, action.deadline_s * 1.2)
+        told = events.EvidenceCollected(self.t + after, action.attempt, action.incident, found, self.rng.random())
+        self.later(after, told)
+        if self.chance(0.5):
+            self.later(after + self.rng.uniform(0.0, 30.0), told)
+
+    def select(self, action: act.SelectCheckpoint) -> None:
+        """Look for checkpoints; now and then the place of them does not answer."""
+        if not self.chance(0.02):
+            self.later(self.rng.uniform(0.1, 5.0), action)
+
+    def check_health(self, action: act.CheckHealth) -> None:
+        """Say what is not well on the node: soon, late, twice or never."""
+        if self.chance(0.1):
+            return
+        job = self.job
+        told = events.HealthChecked(self.t, action.attempt, self.world.findings(), job.ranks, 2 if job.elsewhere else 1)
+        after = self.rng.uniform(0.05, job.policy.health_deadline_s * (1.3 if self.chance(0.5) else 0.8))
+        self.later(after, told)
+        if self.chance(0.3):
+            self.later(after + self.rng.uniform(0.0, 30.0), told)
+
+    def sicken(self, happening: Happening) -> None:
+        """A GPU, or the host, is not well from now on; the driver tells, and the job trains on."""
+        finding = self.world.sicken(happening.what.partition(" ")[2], int(happening.value))
+        self.tell(events.HealthChanged(self.t, (finding,)))
+
+    def set_timer(self, action: act.SetTimer) -> None:
+        """Let it fire, an outlived one too: its token tells."""
+        self.later(action.delay_s, events.TimerFired(self.t + action.delay_s, action.name, action.token))
+
+    def save_it(self, action: act.RequestSave) -> None:
+        """Let the ranks save, where they manage to."""
+        if self.rng.random() < OFTEN and self.trial is not None and not self.ended:
+            self.world.save(max(self.world.high, self.trial.base), nan=False)
+            after = self.rng.uniform(0.5, 8.0)
+            self.later(after, events.Saved(self.t + after, action.attempt))
+
+    def find_save(self, action: act.FindSave) -> None:
+        """Look on the disk: a save that no rank told of is there now and then; a disk that hangs does not answer."""
+        if self.rng.random() < OFTEN:
+            there = CheckpointRef("found.pt", None, "structure") if self.rng.random() < OFTEN else None
+            self.later(0.1, events.SaveSearched(self.t + 0.1, action.attempt, there))
+
+    def quarantine(self, action: act.Quarantine) -> None:
+        """Write the ledger, and list the GPUs again."""
+        self.world.quarantined[action.gpu.uuid] = action.reason
+        self.later(0.2, events.GpusListed(self.t + 0.2, self.world.gpus()))
+
+    def finish(self, action: act.Finish) -> None:
+        """The end, or a requeue."""
+        self._still()
+        if action.exit_code == ExitCode.REQUEUE and self.requeues > 0:
+            self.requeues -= 1
+            self._restarted(self.rng.uniform(30.0, 900.0), None)
+        else:
+            self.over = True
+
+    def _restarted(self, after_s: float, left_t: float | None) -> None:
+        """Let another supervisor take over, from the journal: nothing that was under way is answered any more."""
+        state = initial()
+        for event in self.journal:
+            state, _ = self.judge(state, event)
+        self.folded += len(self.journal)
+        demand(state == self.state, "the state folded from the events is another one")
+        recorded = msgspec.json.decode(msgspec.json.encode(difference(self.state, initial())))
+        self.state, problems = state_of(recorded)
+        demand(not problems and self.state == state, f"the state that a journal gives back is another one {problems}")
+        self.queue.clear()
+        self._still()
+        self.watch.alive = False
+        self.ended = True
+        self.later(after_s, events.GpusListed(self.t + after_s, self.world.gpus()))
+        started = events.SupervisorStarted(
+            self.t + after_s, "run", self.job.policy, continues=True, command_digest="command", left_t=left_t
+        )
+        self.later(after_s, started)
+
+    def crash(self, happening: Happening) -> None:
+        """The supervisor dies, and its ranks with it."""
+        del happening
+        self._restarted(5.0, self.t)
+
+    def launcher_dies(self, happening: Happening) -> None:
+        """The agent or the guardian dies."""
+        if not self.ended:
+            self._still()
+            self.tell(events.LauncherExited(self.t, self.watch.attempt, happening.what, signal=9))
+
+    def signal(self, happening: Happening) -> None:
+        """Somebody wants the end."""
+        left_s = happening.value if happening.value >= 0 else None
+        self.tell(events.StopRequested(self.t, int(happening.what.split()[1]), left_s))
+
+    def nodes(self, happening: Happening) -> None:
+        """Other nodes ask to join."""
+        del happening
+        self.tell(events.NodesWaiting(self.t, self.watch.attempt, 1))
+
+    def journal_it(self, happening: Happening) -> None:
+        """The journal does not answer for a while."""
+        self.tell(events.JournalDegraded(self.t, happening.what))
+        self.later(40.0, events.JournalRecovered(self.t + 40.0))
+
+    def stacks(self, happening: Happening) -> None:
+        """A person wants the stacks."""
+        del happening
+        self.tell(events.StacksRequested(self.t))
+
+    def vanish(self, happening: Happening) -> None:
+        """The place of the checkpoints is empty from now on."""
+        del happening
+        self.world.vanished = True
+
+    def tear(self, happening: Happening) -> None:
+        """The newest checkpoint is left half written."""
+        del happening
+        self.world.tear()
+
+    def peer(self, happening: Happening) -> None:
+        """A rank of another node fails, and that node decides, or never does."""
+        if self.ended:
+            return
+        attempt, decided = self.watch.attempt, happening.what.removeprefix("peer_")
+        self.tell(events.PeerFenced(self.t, attempt, "other-node", "rank 0: exit code 1"))
+        self._gone("failed", self.rng.uniform(0.1, 8.0))
+        if decided != "silent":
+            after, overrides = self.rng.uniform(0.1, 60.0), tuple(self.watch.overrides.items())
+            code = 65 if decided == "stop" else 0
+            self.later(after, events.PeerDecided(self.t + after, attempt, decided, code, "its own failure", overrides))
+
+
+DO: dict[type, Callable[..., None]] = {
+    act.BeginAttempt: Play.begin,
+    act.GatherNodes: Play.gather,
+    act.StopRanks: Play.stop_ranks,
+    act.EndLauncher: Play.end_launcher,
+    act.CollectEvidence: Play.collect,
+    act.SelectCheckpoint: Play.select,
+    act.CheckHealth: Play.check_health,
+    act.SetTimer: Play.set_timer,
+    act.RequestSave: Play.save_it,
+    act.FindSave: Play.find_save,
+    act.Quarantine: Play.quarantine,
+    act.Finish: Play.finish,
+}
+HAPPENS: dict[str, Callable[..., None]] = {
+    "crash": Play.crash,
+    "agent": Play.launcher_dies,
+    "guardian": Play.launcher_dies,
+    "signal": Play.signal,
+    "nodes": Play.nodes,
+    "journal": Play.journal_it,
+    "stacks": Play.stacks,
+    "vanish": Play.vanish,
+    "sicken": Play.sicken,
+    "tear": Play.tear,
+    "peer_restart": Play.peer,
+    "peer_stop": Play.peer,
+    "peer_silent": Play.peer,
+}

@@ -1,0 +1,330 @@
+"""What must hold of a decision about a failure, by what is true of the job: the rules of docs/recovery.md, said without the ladders.
+
+In: a Record of the decision, those before it, and the books (invariants.py). Out: what is violated, "" for nothing. Pure. A law speaks only
+where the truth is plain: the evidence reached the core, and what it takes is known. So a rung that is missing from a ladder breaks one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from health.nvidia.xids import Retry, lookup
+from supervisor.core.budget import family
+from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Phase, Plan, PlanKind, Verdict
+from supervisor.errors import ExitCode
+from tests.simulation.faults import Strike
+from tests.simulation.world import BLIND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.simulation.invariants import Watch
+
+    Past = Sequence["Record"]
+    Law = Callable[["Record", Past, Watch], str]
+
+GUARDS = frozenset({"within_cap", "recurring"})
+#: As much memory, held by others or in pieces, is no small matter.
+LEAST = 1 << 30
+#: Half of the first wait for storage: the other half is jitter.
+LEAST_WAIT_S = 15.0
+
+
+@dataclass(slots=True)
+class Record:
+    """A decision. strike: what truly happened, None where the core was not told all of it. progressed: something new was reached since."""
+
+    attempt: int
+    t: float
+    verdict: Verdict
+    plan: Plan
+    strike: Strike | None
+    resume: str
+    progressed: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether the plan changes the job."""
+        plan = self.plan
+        return bool(plan.changes or plan.poison or plan.exclude or plan.nproc is not None)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run ends with it."""
+        return self.plan.kind is PlanKind.STOP
+
+    @property
+    def early(self) -> bool:
+        """Whether it was before the first step, and could be seen to be."""
+        return self.strike is not None and self.strike.at < 0
+
+    def fact(self, name: str) -> str:
+        """Return what the text of the strike tells."""
+        return next((value for key, value in self.strike.facts if key == name), "") if self.strike else ""
+
+    def amount(self, name: str) -> int:
+        """Return it in bytes."""
+        return int(self.fact(name) or 0)
+
+
+def broken(record: Record, past: Past, books: Watch) -> str:
+    """Return the first law that a decision breaks, "" for none."""
+    known = record.strike is not None and record.strike.cause is record.verdict.cause
+    for law in (*ALWAYS, *(OF_CAUSE.get(record.verdict.cause, ()) if known and record.plan.strategy not in GUARDS else ())):
+        told = law(record, past, books)
+        if told:
+            return told
+    return ""
+
+
+def _unanswered(record: Record, past: Past) -> list[Record]:
+    return [r for r in past if r.verdict.cause is record.verdict.cause and not r.progressed]
+
+
+def _clear(record: Record) -> bool:
+    return record.strike is not None and record.strike.clear
+
+
+def _seen(record: Record, books: Watch) -> bool:
+    """Whether a heartbeat, or the want of any rank, told where it happened."""
+    strike = record.strike
+    return strike is not None and (books.job.sight != BLIND or strike.phase is Phase.UNKNOWN)
+
+
+def caps(record: Record, past: Past, books: Watch) -> str:
+    """The user's cap, and the attempts of a run."""
+    policy = books.job.policy
+    if record.stops or record.verdict.cause is Cause.PREEMPTED:
+        return ""
+    if policy.max_restarts is not None and len(past) >= policy.max_restarts:
+        return f"restart number {len(past) + 1}, and --max-restarts is {policy.max_restarts}"
+    return "no attempt is left" if record.attempt >= policy.max_attempts else ""
+
+
+def consent(record: Record, _past: Past, books: Watch) -> str:
+    """Only what is armed, and only where it is clear."""
+    if not record.changed:
+        return ""
+    if record.strike is not None and not record.strike.clear:
+        return "the job is changed on evidence that is not sure"
+    loose = [c.knob for c in record.plan.changes if not c.knob.startswith("env:") and books.armed(c.knob) is None]
+    return f"{loose} set, and nobody armed that" if loose else ""
+
+
+def recurring(record: Record, past: Past, books: Watch) -> str:
+    """The same failure so many times."""
+    policy = books.job.policy
+    if policy.keep_going or record.verdict.cause is Cause.PREEMPTED or record.stops:
+        return ""
+    # what failed while a person's stop was under way was answered by that
+    judged = [r for r in past if r.plan.strategy != "stop"]
+    equal = [r for r in judged if r.verdict.fingerprint == record.verdict.fingerprint and not r.changed]
+    if family(record.verdict.cause) == "infrastructure":
+        equal = [r for r in equal if not r.progressed]
+    return f"equal failure number {len(equal) + 1} is answered by a restart" if len(equal) + 1 >= policy.recurring_stop else ""
+
+
+def own_code(record: Record, _past: Past, books: Watch) -> str:
+    """A program that fails before its first step."""
+    plainly = record.early and record.strike and record.strike.phase in BEFORE_FIRST_STEP and _seen(record, books)
+    return "" if record.stops or not plainly else "a restart before the first step"
+
+
+def start_tries(record: Record, past: Past, books: Watch) -> str:
+    """The infrastructure before the first step of the run: so many tries, then 75."""
+    mine = family(record.verdict.cause)
+    if not record.early or not _seen(record, books) or not all(r.early and _seen(r, books) for r in past):
+        return ""
+    tries = sum(1 for r in past if family(r.verdict.cause) == mine)
+    if tries < books.job.policy.start_tries or record.plan.exit_code == ExitCode.REQUEUE:
+        return ""
+    return f"try number {tries + 1} of a start is not answered with 75"
+
+
+def same_place(record: Record, past: Past, books: Watch) -> str:
+    """The same failure at the same place, and nothing changed or gained."""
+    strike = record.strike
+    if record.stops or record.changed or strike is None or not _seen(record, books) or record.amount("other_bytes"):
+        return ""
+    absolute = books.job.sight == "absolute"
+    for twin in past:
+        other = twin.strike
+        if other is None or twin.progressed or twin.verdict.fingerprint != record.verdict.fingerprint:
+            continue
+        near = absolute and strike.at >= 0 and other.at >= 0 and abs(strike.at - other.at) <= books.job.policy.same_place_steps
+        both_early = strike.at < 0 and other.at < 0 and {strike.phase, other.phase} <= BEFORE_FIRST_STEP
+        at_a_file = record.verdict.cause is Cause.CHECKPOINT_CORRUPT or strike.phase is other.phase is Phase.LOAD
+        elsewhere = at_a_file and bool(record.resume and twin.resume) and record.resume != twin.resume
+        if near or (both_early and not elsewhere):
+            return f"the same failure as in attempt {twin.attempt}, at the same place, is met by the same again"
+    return ""
+
+
+def held_by_others(record: Record, _past: Past, _books: Watch) -> str:
+    """Memory that a stranger holds."""
+    if record.amount("other_bytes") < LEAST:
+        return ""
+    if record.changed:
+        return "the job is changed although another process holds the memory"
+    if record.stops:
+        return "" if record.plan.exit_code == ExitCode.BAD_NODE else "a stranger holds the memory, and the exit code is not 69"
+    return "" if record.plan.alert else "nobody is told who holds the memory"
+
+
+def in_pieces(record: Record, _past: Past, books: Watch) -> str:
+    """Memory in pieces: the allocator before all else."""
+    name = "env:PYTORCH_CUDA_ALLOC_CONF"
+    if not _clear(record) or record.amount("other_bytes") or record.amount("reserved_unallocated") < LEAST or name in books.overrides:
+        return ""
+    return "" if [c.knob for c in record.plan.changes] == [name] else "memory in pieces is not answered by the allocator"
+
+
+def _halves(record: Record, books: Watch) -> bool:
+    trial, strike = books.trial, record.strike
+    return bool(
+        trial
+        and strike
+        and strike.phase is not Phase.UNKNOWN
+        and books.armed("batch_size")
+        and books.armed("grad_accum")
+        and trial.micro % 2 == 0
+    )
+
+
+def batch_halved(record: Record, _past: Past, books: Watch) -> str:
+    """A micro-batch that can be halved is."""
+    whole = record.amount("reserved_unallocated") < LEAST or "env:PYTORCH_CUDA_ALLOC_CONF" in books.overrides
+    if not _clear(record) or record.amount("other_bytes") or not whole or not _halves(record, books):
+        return ""
+    ours = {c.knob for c in record.plan.changes}
+    return "" if ours and ours <= {"batch_size", "grad_accum"} else "the micro-batch could be halved"
+
+
+def switched(record: Record, _past: Past, books: Watch) -> str:
+    """Declared memory knobs are turned on before the run is given up."""
+    if not _clear(record) or record.changed or record.amount("other_bytes"):
+        return ""
+    left = [n for n in ("activation_checkpointing", "cpu_offload") if books.armed(n) and n not in books.overrides]
+    return f"{left} are left" if left else ""
+
+
+def workers_halved(record: Record, past: Past, books: Watch) -> str:
+    """Fewer loader workers at the second time."""
+    causes = {Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER}
+    again = any(r.verdict.cause in causes and not r.progressed for r in past)
+    if not _clear(record) or not again or books.armed("num_workers") is None or books.trial is None or not books.trial.workers:
+        return ""
+    return "" if [c.knob for c in record.plan.changes] == ["num_workers"] else "the workers could be halved"
+
+
+def exhausted(record: Record, past: Past, _books: Watch) -> str:
+    """Nothing that differs is left: no plain restart again."""
+    if not _clear(record) or record.stops or record.changed or record.amount("other_bytes"):
+        return ""
+    return "the same again, and nothing was changed" if _unanswered(record, past) else ""
+
+
+def steps_back(record: Record, past: Past, books: Watch) -> str:
+    """A suspect checkpoint is left alone where an older one is known."""
+    strike, policy = record.strike, books.job.policy
+    if strike is None or not _clear(record) or books.steps_back >= policy.steps_back or record.plan.poison:
+        return ""
+    if record.verdict.cause is Cause.NAN_LOSS:
+        return (
+            "an older checkpoint could be taken"
+            if len([p for p in books.verified if p not in books.poisoned]) > 1 and books.job.names_older
+            else ""
+        )
+    guilty = strike.phase is Phase.LOAD or record.verdict.cause is Cause.CHECKPOINT_CORRUPT
+    again = [r for r in _unanswered(record, past) if r.resume == record.resume and r.early and r.strike and r.strike.phase is Phase.LOAD]
+    older = [path for path in books.verified if path != record.resume and path not in books.poisoned]
+    if not guilty or strike.phase is not Phase.LOAD or not record.resume or not again or not older or not _seen(record, books):
+        return ""
+    return f"{record.resume} was at fault twice, and an older one is known"
+
+
+def window_skipped(record: Record, past: Past, books: Watch) -> str:
+    """The data is gone around before the run is given up."""
+    tried = any(r.plan.strategy == "skip_window" for r in past)
+    if not _clear(record) or record.changed or books.armed("skip_window") is None or tried or books.job.sight != "absolute":
+        return ""
+    return "the window of data could be skipped" if record.strike and record.strike.at >= 0 else ""
+
+
+def gpu_out(record: Record, _past: Past, books: Watch) -> str:
+    """A GPU that failed by itself is not used again."""
+    strike, xid = record.strike, record.fact("xid")
+    known = lookup(int(xid)) if xid else None
+    if strike is None or not strike.clear or not record.fact("gpu_uuid") or (known and known.retry is Retry.YES) or not books.job.gpus:
+        return ""
+    return "" if record.plan.exclude == (strike.gpu,) else f"{strike.gpu} failed and stays in use"
+
+
+def same_gpu(record: Record, past: Past, books: Watch) -> str:
+    """Again on the same GPU it is the GPU's, over several the program's."""
+    strike = record.strike
+    if strike is None or not strike.clear or not strike.gpu or not _seen(record, books) or record.plan.poison:
+        return ""
+    mine = [r for r in past if r.verdict.cause is record.verdict.cause and r.strike and r.strike.gpu and not r.progressed]
+    placed = all(r.strike and r.strike.at >= 0 for r in (*mine, record)) or record.fact("gpu_uuid")
+    if not placed or not mine or (family(record.verdict.cause) == "native" and not _of_hardware(record, mine, books)):
+        return ""
+    elsewhere = [r for r in mine if r.strike and r.strike.gpu != strike.gpu and r.verdict.fingerprint == record.verdict.fingerprint]
+    if elsewhere:
+        return "" if record.stops or record.changed else "the same failure on several GPUs is met by a restart"
+    here = [r for r in mine if r.strike and r.strike.gpu == strike.gpu]
+    return f"{strike.gpu} failed again and stays in use" if here and not record.plan.exclude else ""
+
+
+def _of_hardware(record: Record, mine: Sequence[Record], books: Watch) -> bool:
+    """Whether a crash speaks against a GPU: its rank is known to use it, others were there to tell them apart, and the places differ."""
+    ranks = books.trial.ranks if books.trial else 0
+    for_each = ranks == len(books.job.gpus) - len(books.world.quarantined)
+    uses = record.verdict.cause is Cause.CUDA_ILLEGAL_ACCESS or bool(record.verdict.gpu) or for_each
+    several = ranks > 1
+    at = [r.strike.at if r.strike else -1 for r in (*mine, record)]
+    apart = books.job.sight == "absolute" and all(abs(one - at[-1]) > books.job.policy.same_place_steps for one in at[:-1])
+    return uses and several and apart and min(at) >= 0
+
+
+def traced(record: Record, _past: Past, books: Watch) -> str:
+    """A collective that did not come back is looked at more closely the next time."""
+    return "" if record.stops or record.changed or record.plan.trace or books.traced else "nothing will tell what hangs the next time"
+
+
+def waited_for(record: Record, _past: Past, _books: Watch) -> str:
+    """Storage is given time."""
+    return "" if record.stops or record.plan.delay_s >= LEAST_WAIT_S else "storage is not waited for"
+
+
+def does_not_fit(record: Record, past: Past, books: Watch) -> str:
+    """What does not fit together will not fit the next time."""
+    strike = record.strike
+    certain = record.early and _clear(record) and not record.verdict.transient and _seen(record, books)
+    met = strike is not None and bool(_unanswered(record, past))
+    return "what does not fit is started again" if (certain or met) and not record.stops else ""
+
+
+ALWAYS: tuple[Law, ...] = (caps, consent, recurring)
+_PROGRAM: tuple[Law, ...] = (own_code, same_place)
+_MEMORY: tuple[Law, ...] = (workers_halved, exhausted, same_place)
+_NATIVE: tuple[Law, ...] = (steps_back, same_gpu, same_place)
+_GPU: tuple[Law, ...] = (gpu_out, same_gpu)
+_STORAGE: tuple[Law, ...] = (start_tries, waited_for)
+OF_CAUSE: dict[Cause, tuple[Law, ...]] = {
+    Cause.CUDA_OOM: (held_by_others, in_pieces, batch_halved, switched, exhausted, same_place),
+    **dict.fromkeys((Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER), _MEMORY),
+    Cause.NCCL_TIMEOUT: (start_tries, same_place, traced),
+    Cause.HANG_NO_ERROR: (steps_back, same_place, traced),
+    Cause.CHECKPOINT_CORRUPT: (steps_back, same_place),
+    **dict.fromkeys((Cause.NCCL_NETWORK, Cause.GLOO_ERROR, Cause.RENDEZVOUS), (start_tries,)),
+    **dict.fromkeys((Cause.NCCL_INIT, Cause.GPU_DRIVER), (does_not_fit,)),
+    **dict.fromkeys((Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK), _GPU),
+    **dict.fromkeys((Cause.CUDA_ILLEGAL_ACCESS, Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT), _NATIVE),
+    **dict.fromkeys((Cause.DISK_FULL, Cause.IO_ERROR, Cause.STORAGE_REMOTE), _STORAGE),
+    Cause.NAN_LOSS: (steps_back, window_skipped, exhausted, same_place),
+    **dict.fromkeys(
+        (Cause.USER_CODE, Cause.DEPENDENCY, Cause.DATA_ERROR, Cause.DDP_UNSYNCED, Cause.CHECKPOINT_MISMATCH, Cause.UNKNOWN), _PROGRAM
+    ),
+}

@@ -1,0 +1,91 @@
+"""A seed and its jobs: what is played, how often each rung was reached, and the first thing that was broken.
+
+In: a seed. Out: an Outcome. Nothing else is remembered: a seed alone replays what it did. What the core raises is broken too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from supervisor.core.decide import decide
+from supervisor.core.model import Cause
+from supervisor.strategies import LADDERS
+from tests.simulation.engine import Play
+from tests.simulation.invariants import Broken
+from tests.simulation.jobs import drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.simulation.engine import Decide
+    from tests.simulation.world import Job
+
+SEEDS = 200
+JOBS = 20
+CAUSES = tuple(Cause)
+ROWS = tuple((cause, rung) for cause, ladder in LADDERS.items() for rung in ladder)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a seed. broken: what did not hold, in which job; "" for nothing. codes: exit codes. jobs: those that reached a row.
+
+    events: given to the core; folded: given to it again, from a journal, when a supervisor took over.
+    """
+
+    seed: int
+    events: int = 0
+    folded: int = 0
+    broken: str = ""
+    reached: Counter[tuple[Cause, str]] = field(default_factory=Counter)
+    codes: Counter[int] = field(default_factory=Counter)
+    jobs: dict[tuple[Cause, str], list[int]] = field(default_factory=dict)
+
+
+def played(seed: int, judge: Decide = decide, told: Callable[[str], None] | None = None) -> Outcome:
+    """Play the jobs of a seed until all are over or something is broken."""
+    outcome = Outcome(seed)
+    for number in range(JOBS):
+        play, broken = one(seed, number, judge)
+        outcome.events += play.events
+        outcome.folded += play.folded
+        outcome.reached.update(play.watch.reached)
+        for row in play.watch.reached:
+            outcome.jobs.setdefault(row, []).append(number)
+        ended = broken or str(play.watch.finished)
+        if told is not None:
+            told(f"seed {seed} job {number} {play.job.theme}: {play.events} events, {play.watch.attempt} attempts: {ended}")
+        if broken:
+            outcome.broken = f"job {number} ({play.job.theme}), attempt {play.watch.attempt}, t={play.t:.1f}: {broken}"
+            break
+        outcome.codes[play.watch.finished or 0] += 1
+    return outcome
+
+
+def job_of(seed: int, number: int) -> tuple[Job, Random]:
+    """Return a job of a seed, and the generator that its world goes on with."""
+    rng = Random(seed * 1009 + number)  # noqa: S311 (worlds, not secrets)
+    return drawn(rng, CAUSES[(seed * JOBS + number) % len(CAUSES)]), rng
+
+
+def one(seed: int, number: int, judge: Decide = decide) -> tuple[Play, str]:
+    """Play one job of a seed; return it as it ended, and what was broken."""
+    play = Play(*job_of(seed, number), judge)
+    try:
+        play.run()
+    except Broken as error:
+        return play, str(error)
+    except Exception as error:  # noqa: BLE001 (whatever the core raises is what is looked for)
+        return play, f"{type(error).__name__}: {error}"
+    return play, ""
+
+
+def reached(outcomes: Iterable[Outcome]) -> Counter[tuple[Cause, str]]:
+    """Return how often each (cause, rung) answered, over these."""
+    total: Counter[tuple[Cause, str]] = Counter()
+    for outcome in outcomes:
+        total.update(outcome.reached)
+    return total

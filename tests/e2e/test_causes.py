@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.journal.records import Damage, scan
-from tests.memorygroup import memory_group
-from tests.waiting import wait_for
+from tests.support.memory_group import memory_group
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,9 +17,9 @@ import pytest
 from checkpointing.mirror.backends import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
+from tests.checkpointing.mirror.process import save
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
-from tests.mirror.process import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ import pytest
 from supervisor.journal.records import Header, encode, scan
 from supervisor.journal.state import read_past
 from tests.checkpointing import mounts
-from tests.folding import check_fold
-from tests.waiting import wait_for
+from tests.support.folding import check_fold
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.waiting import words_of
+from tests.support.waiting import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

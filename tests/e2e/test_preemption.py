@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import clean_environment
-from tests.waiting import wait_for, words_of
+from tests.support.waiting import wait_for, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

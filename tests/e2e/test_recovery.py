@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.waiting import wait_for, words_of
+from tests.support.waiting import wait_for, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import processes_with
-from tests.waiting import is_running, wait_for, words_of
+from tests.support.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

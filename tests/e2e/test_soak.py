@@ -26,7 +26,7 @@ import pytest
 import torch
 
 from tests.e2e.conftest import processes_with
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

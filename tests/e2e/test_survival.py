@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.untouched import assert_untouched, listing, moved
-from tests.waiting import is_running, wait_for, words_of
+from tests.support.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.torn import Ground, Killer, Strike
-from tests.waiting import words_of
+from tests.support.waiting import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from checkpointing.model import Identity, Verdict
 from checkpointing.verify import identity_of, verify
-from tests.waiting import is_running, wait_for, words_of
+from tests.support.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:
     import random

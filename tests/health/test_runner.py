@@ -19,7 +19,7 @@ from health.judge import blocking, judge
 from health.model import Ask, CheckResult, Reading, Readings, Repair, Result, worst
 from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

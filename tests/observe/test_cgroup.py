@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.observe import cgroup
 from supervisor.observe.cgroup import Counts
-from tests.memorygroup import memory_group
+from tests.support.memory_group import memory_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

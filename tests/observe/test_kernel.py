@@ -23,7 +23,7 @@ from supervisor.observe import kernel, kernelrecords
 from supervisor.observe.job_processes import Ours, Whose
 from supervisor.observe.kernel import KernelWatch
 from supervisor.observe.scan import scanner
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

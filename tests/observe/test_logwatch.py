@@ -14,7 +14,7 @@ from supervisor.guardian.logs import KEPT, Appender, LogFile
 from supervisor.observe import collect, logwatch
 from supervisor.observe.logwatch import LogWatch, StreamRead
 from supervisor.observe.scan import scanner
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from supervisor.guardian import process_tree
 from supervisor.job.clock import Clock
 from supervisor.observe.collect import exits
 from supervisor.observe.rankends import RankEnds, Vanished, with_found
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

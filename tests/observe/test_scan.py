@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from supervisor.classify.match import PlainScanner, read_text
 from supervisor.config import signatures
 from supervisor.observe.scan import HyperScanner, Meanwhile, made_apart, scanner
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,53 @@
+"""What the tests of the mirror share: a server per worker, a bucket per test, a proxy before the server, checkpoints, and the process."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.checkpointing.mirror import servers
+from tests.checkpointing.mirror.faults import Proxy
+from tests.checkpointing.mirror.process import Directory, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    with servers.swift(tmp_path_factory.mktemp("swift")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    with servers.moto(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(swift: servers.Server) -> Iterator[Proxy]:
+    with Proxy(swift.port) as between:
+        yield between
+
+
+@pytest.fixture
+def place(swift: servers.Server, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Swift behind the proxy, a new bucket in it, and credentials in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    bucket = f"b{uuid.uuid4().hex[:16]}"
+    swift.client().create_bucket(Bucket=bucket)
+    return Place(bucket, f"http://127.0.0.1:{proxy.port}", proxy, swift.client(), tmp_path)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    """A directory as the mirror: for what has nothing to do with S3."""
+    (tmp_path / "mirror").mkdir()
+    return Directory(tmp_path / "mirror", tmp_path)

@@ -1,0 +1,215 @@
+"""A checkpoint to mirror, and the mirror process itself, spoken to as the supervisor does."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from checkpointing.manifest import digest, documents
+from checkpointing.mirror import layout
+from checkpointing.mirror.backends import S3Options, open_backend
+from checkpointing.model import Identity
+from tests.checkpointing.mirror.faults import Proxy
+
+if TYPE_CHECKING:
+    from checkpointing.mirror.backends import Backend
+
+PART = 5 << 20  # the least that S3 allows for a part that is not the last
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory as a mirror, and one for the job."""
+
+    root: Path
+    home: Path
+    s3: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """The mirror as a user would write it."""
+        return str(self.root)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A bucket behind a proxy, a client that goes past the proxy, and a directory for the job."""
+
+    bucket: str
+    endpoint: str
+    proxy: Proxy
+    client: Any
+    home: Path
+
+    @property
+    def url(self) -> str:
+        """The mirror as a user would write it."""
+        return f"s3://{self.bucket}/pre/fix"
+
+    @property
+    def s3(self) -> dict[str, Any]:
+        """The settings that go with it."""
+        return {"endpoint": self.endpoint, "path_style": True, "region": "us-east-1"}
+
+    def backend(self) -> Backend:
+        """Give the backend that the process uses, in this process."""
+        return open_backend(self.url, S3Options(**self.s3, read_timeout_s=5.0))
+
+    def objects(self) -> dict[str, int]:
+        """List what is in the bucket, past the proxy."""
+        page = self.client.list_objects_v2(Bucket=self.bucket)
+        return {row["Key"].removeprefix("pre/fix/"): row["Size"] for row in page.get("Contents", ())}
+
+    def unfinished(self) -> list[str]:
+        """List the uploads that were never completed."""
+        return [row["Key"] for row in self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", ())]
+
+    def empty(self) -> None:
+        """Remove all objects, so that the next round need not read them."""
+        for key in self.objects():
+            self.client.delete_object(Bucket=self.bucket, Key=f"pre/fix/{key}")
+
+    def no_manifest_lies(self) -> int:
+        """Read every manifest in the bucket and all that it vouches for; return how many there are."""
+        n_manifests = 0
+        for key in [key for key in self.objects() if key.endswith("/manifest.json")]:
+            raw = self.client.get_object(Bucket=self.bucket, Key=f"pre/fix/{key}")["Body"].read()
+            vouched = documents.decode(raw)
+            n_manifests += 1
+            for file in vouched.files:
+                data_key = "pre/fix/" + layout.data_key(layout.key_of(vouched), file.path)
+                content = self.client.get_object(Bucket=self.bucket, Key=data_key)["Body"].read()
+                assert digest.of_bytes(content) == file.crc64nvme, data_key
+        return n_manifests
+
+
+def save(path: Path, n_bytes: int = 12 << 20, step: int = 100, *, job: str = "job") -> Path:
+    """Write a checkpoint of one file and the manifest of it beside the directory; return the manifest's path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(n_bytes))
+    return describe(path, step, job=job)
+
+
+def save_tree(path: Path, files: dict[str, int], step: int = 100, *, job: str = "job") -> Path:
+    """Write a checkpoint that is a directory."""
+    for name, n_bytes in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(os.urandom(n_bytes))
+    return describe(path, step, job=job)
+
+
+def describe(path: Path, step: int, *, job: str = "job") -> Path:
+    """Write the manifest of what is at `path` now."""
+    members = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path.name]
+    files = []
+    for name in members:
+        hasher = digest.Hasher(part_bytes=PART)
+        hasher.update(memoryview((path / name if path.is_dir() else path).read_bytes()))
+        found = hasher.digest()
+        files.append(documents.File(name, found.n_bytes, found.crc64nvme, found.parts))
+    row = documents.Manifest(
+        name=path.name,
+        is_tree=path.is_dir(),
+        layout="torch_zip",
+        files=tuple(files),
+        path=str(path),
+        identity=Identity.of(path.stat()),
+        step=step,
+        about=documents.About(job, "run-1"),
+        made_unix_s=step,
+        part_bytes=PART,
+    )
+    home = path.parent.parent / "manifests"
+    home.mkdir(exist_ok=True)
+    written = home / f"{path.name}.json"
+    written.write_bytes(documents.encode(row))
+    return written
+
+
+class Process:
+    """The mirror process. Use as a context manager: it is ended by the end of its stdin."""
+
+    def __init__(self, place: Place | Directory, *, env: dict[str, str] | None = None, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
+        self.events: list[dict[str, Any]] = []
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", "checkpointing.mirror.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+            text=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        spool = str(place.home / "state" / "spool")
+        self.tell({"cmd": "configure", "spool": spool, "mirrors": [place.url], "job": "job", "workers": 2, "s3": place.s3, **more})
+
+    def __enter__(self) -> Self:
+        """Give the process, which runs already."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """End it."""
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
+        try:
+            self.popen.wait(20)
+        finally:
+            self.popen.kill()
+            self.popen.wait()
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+
+    def tell(self, row: dict[str, Any]) -> None:
+        """Send a command."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps(row) + "\n")
+        self.popen.stdin.flush()
+
+    def mirror(self, path: Path, described: Path, step: int = 100) -> None:
+        """Ask for a checkpoint."""
+        self.tell({"cmd": "mirror", "path": str(path), "step": step, "manifest": str(described)})
+
+    def wait_for(self, ev: str, deadline_s: float = 60.0, **members: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
+        """Return the first event of this name and with these members that has not been returned yet."""
+        end = time.monotonic() + deadline_s
+        while True:
+            try:
+                row = self._queue.get(timeout=max(end - time.monotonic(), 0.001))
+            except queue.Empty:
+                pytest.fail(f"no {ev} within {deadline_s} s: {self.events}")
+            if row is None:
+                pytest.fail(f"the process ended before {ev}: {self.events}")
+            if row["ev"] == ev and all(row.get(name) == value for name, value in members.items()):
+                return row
+
+    def kill(self) -> None:
+        """End it as a machine's memory manager would."""
+        self.popen.send_signal(signal.SIGKILL)
+        self.popen.wait()
+
+    def alerts(self) -> list[str]:
+        """Give what was alerted so far."""
+        return [row["what"] for row in self.events if row["ev"] == "alert"]
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        try:
+            for line in self.popen.stdout:
+                row = json.loads(line)
+                self.events.append(row)
+                self._queue.put(row)
+        except ValueError:  # closed by the test
+            pass
+        self._queue.put(None)

@@ -1,0 +1,165 @@
+"""The supervisor's side of the mirror's process: what was asked of it outlives its death, and is not given up at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from checkpointing.mirror.spool import Spool
+from supervisor.checkpoints import restore_process
+from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.config.settings import Settings
+from supervisor.job.job import Job
+from supervisor.report.mirror import MirrorNews
+from tests.checkpointing.mirror.process import ROOT, save
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from supervisor.core.actions import Alert
+    from supervisor.report.event_log import EventLog
+    from supervisor.report.reporter import Narrator
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    for name in ("state", "scratch", "mirror"):
+        (tmp_path / name).mkdir()
+    base = Settings()
+    settings = replace(base, checkpoints=replace(base.checkpoints, mirror=(str(tmp_path / "mirror"),)))
+    return Job(
+        "train", "run-1", "node", ("true",), tmp_path, dict(os.environ), settings, tmp_path / "state", tmp_path / "scratch", "cookie"
+    )
+
+
+@contextlib.contextmanager
+def linked(job: Job) -> Iterator[tuple[MirrorLink, list[Mapping[str, Any]]]]:
+    told: list[Mapping[str, Any]] = []
+    link = MirrorLink(job, told.append)
+    link.start()
+    try:
+        yield link, told
+    finally:
+        link.close(0.0)
+
+
+def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1 << 20, 1)
+    with linked(job) as (link, told):
+        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+        process = link._process  # noqa: SLF001 -- whom to kill
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)  # it is asked, and dies before it can hold it
+        link.bring(str(path), 1, str(described))
+        assert link.is_bringing(str(path), "any")
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
+        assert [(row["code"], row["wait_s"]) for row in told if row["ev"] == "died"] == [(-signal.SIGKILL, 1.0)]
+        wait_for(lambda: not link.is_bringing(str(path), next(row["id"] for row in told if row["ev"] == "uploaded")), "the spool")
+        assert link.close(20.0) == 0
+
+
+def test_a_process_that_dies_as_the_run_ends_is_started_once_more_to_bring_the_rest(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1 << 20, 1)
+    with linked(job) as (link, told):
+        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+        process = link._process  # noqa: SLF001 -- whom to kill
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        link.bring(str(path), 1, str(described))
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: any(row["ev"] == "died" for row in told), "it is known to be dead, and the next one waits a second")
+        assert link.close(30.0) == 0
+        assert [row["ev"] for row in told if row["ev"] == "uploaded"] == ["uploaded"]
+
+
+def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
+    wrong = replace(job.settings, checkpoints=replace(job.settings.checkpoints, mirror=("ftp://nowhere",)))
+    with linked(replace(job, settings=wrong)) as (link, told):
+        wait_for(lambda: not link._thread.is_alive(), "the end of it")  # noqa: SLF001 -- what must not go on
+        assert [row["what"] for row in told if row["ev"] == "alert"] == ["refused"]
+        assert not any(row["ev"] == "died" for row in told)
+
+
+def test_a_spool_that_a_predecessor_still_holds_is_waited_for(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1000, 1)
+    held = Spool(str(job.state / "spool"))
+    with linked(job) as (link, told):
+        link.bring(str(path), 1, str(described))
+        wait_for(lambda: link._n_held > 0, "a start that meets the other process")  # noqa: SLF001 -- nothing is told of it
+        held.close()
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
+        assert not any(row["ev"] in {"alert", "died", "recovered"} for row in told)
+        assert link.close(20.0) == 0
+
+
+def test_a_process_that_cannot_begin_says_why(job: Job, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "tenacity.py").write_text("raise ImportError('no such library')\n")
+    environ = {**job.environ, "PYTHONPATH": f"{broken}{os.pathsep}{ROOT}"}
+    with linked(replace(job, environ=environ)) as (_, told):
+        wait_for(lambda: any(row["ev"] == "died" for row in told), "its end")
+        died = next(row for row in told if row["ev"] == "died")
+        assert (died["code"], died["said"]) == (1, "ImportError: no such library")
+    answer = restore_process.restore(replace(job, environ=environ), lambda _line: None)
+    assert (answer.kind, answer.message) == ("failed", "the process that restores ended with 1: ImportError: no such library")
+
+
+class Heard:
+    """What a person hears, and the log."""
+
+    def __init__(self) -> None:
+        self.alerts: list[tuple[str, str]] = []
+
+    def alerted(self, alert: Alert) -> None:
+        """Take an alert."""
+        self.alerts.append((alert.kind, alert.text))
+
+    def write(self, *_args: object, **_fields: object) -> None:
+        """Nobody reads it."""
+
+
+def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
+    heard = Heard()
+    news = MirrorNews(cast("Narrator", heard), cast("EventLog", heard), lambda: 1)
+    for seconds in (0.0, 599.0, 600.0, 700.0):
+        news.waited(seconds)
+    assert [kind for kind, _ in heard.alerts] == ["mirror_failing"]
+    assert "has waited for 10 minutes to be uploaded, and no byte is sent" in heard.alerts[0][1]
+    news.waited(3.0)
+    assert [kind for kind, _ in heard.alerts] == ["mirror_failing", "mirror_recovered"]
+    news.took({"ev": "alert", "what": "away", "mirror": "s3://b", "message": "no answer"})
+    news.waited(900.0)
+    assert len(heard.alerts) == 3, "it was said already what it waits for"
+
+
+def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 1000, 1)
+    with linked(job) as (link, told):
+        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+        process = link._process  # noqa: SLF001 -- whom to stop
+        assert process is not None
+        assert link.waits_s() == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        link.bring(str(path), 1, str(described))
+        wait_for(lambda: link.waits_s() > 0.2, "the time that it waits")
+        os.kill(process.pid, signal.SIGCONT)
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload")
+        wait_for(lambda: link.waits_s() == 0, "nothing that waits")
+        link.bring(str(path), 1, str(tmp_path / "gone.json"))
+        wait_for(lambda: any(row.get("what") == "refused" for row in told), "the refusal")
+        assert link.waits_s() == 0, "nobody waits for what was refused"

@@ -1,0 +1,149 @@
+"""Several nodes that see the same checkpoints: one reads and sends each, the others take what it recorded."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from checkpointing.model import Identity
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.shared_manifests import PATIENCE_S, Neighbours
+from supervisor.config.settings import Checkpoints, Settings
+from supervisor.job.job import Job
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from checkpointing.io.reader import Source
+    from supervisor.checkpoints.watcher import CheckpointWatcher
+    from supervisor.core.model import CheckpointRef
+
+
+class Node:
+    """One node's view; `verified` is what its watcher told, `sent` what it would upload."""
+
+    def __init__(self, place: Path, name: str, *, has_rank_0: bool) -> None:
+        state = place / "state" / "train" / "nodes" / name
+        state.mkdir(parents=True)
+        (place / "here").mkdir(exist_ok=True)
+        settings = replace(Settings(), checkpoints=Checkpoints(paths=("step_*",), scan_interval_s=0.1))
+        job = Job("train", f"run-{name}", name, ("true",), place / "here", {}, settings, state, state, "cookie")
+        self.checkpoints = JobCheckpoints(job)
+        self.checkpoints.several_nodes = True
+        self.checkpoints.has_rank_0 = lambda: has_rank_0
+        self.checkpoints.note_before(self.checkpoints.listing())
+        self.sent: list[str] = []
+        self.checkpoints.bring = lambda path, _step, _manifest: self.sent.append(path.rpartition("/")[2])
+        self.verified: list[tuple[str, int | None, str]] = []
+        watcher = self.checkpoints.watcher(self._took)
+        assert watcher is not None
+        self.watcher: CheckpointWatcher = watcher
+        self.watcher._quiet_s = 0.1  # noqa: SLF001 -- nobody writes here
+
+    def _took(self, ref: CheckpointRef, _attempt: int) -> None:
+        self.verified.append((ref.path.rpartition("/")[2], ref.step, ref.level))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Give the names of the threads that read checkpoints."""
+    found: list[str] = []
+    from checkpointing.io import reader  # noqa: PLC0415 -- what is patched
+
+    real: Callable[..., None] = reader.Source.__init__
+
+    def init(self: Source, path: str, **more: object) -> None:
+        found.append(path)
+        real(self, path, **more)
+
+    monkeypatch.setattr(reader.Source, "__init__", init)
+    return found
+
+
+def test_one_node_reads_and_the_others_take_what_it_recorded(tmp_path: Path, reads: list[str]) -> None:
+    first, second = Node(tmp_path, "a", has_rank_0=True), Node(tmp_path, "b", has_rank_0=False)
+    second.watcher.start()
+    torch.save({"step": 7, "w": torch.ones(64)}, tmp_path / "here" / "step_7.pt")
+    wait_for(lambda: bool(second.watcher._seen), "the second node to see it")  # noqa: SLF001 -- it tells nothing yet
+    wait_for(lambda: bool(second.checkpoints._neighbours._asked), "the second node to wait")  # noqa: SLF001 -- as above
+    assert reads == []
+    first.watcher.start()
+    wait_for(lambda: first.verified == [("step_7.pt", 7, "digest")], "the first node to verify it")
+    n_reads = len(reads)
+    wait_for(lambda: second.verified == [("step_7.pt", 7, "digest")], "the second node to take that")
+    assert len(reads) == n_reads
+    assert (first.sent, second.sent) == (["step_7.pt"], [])
+    for node in (first, second):
+        node.watcher.stop()
+
+
+def test_what_is_taken_is_put_in_the_order_of_this_nodes_own_runs(tmp_path: Path) -> None:
+    """Rank 0 may move to this node from one that began later: what is saved here then must be the newer one."""
+    second, first = Node(tmp_path, "a", has_rank_0=False), Node(tmp_path, "b", has_rank_0=True)
+    for node, attempt in ((second, 1), (first, 4)):
+        node.checkpoints.select(1.0, 0)
+        node.checkpoints.began(attempt)
+    torch.save({"step": 200, "w": torch.ones(64)}, tmp_path / "here" / "step_200.pt")
+    for node in (first, second):
+        node.watcher.start()
+        assert node.watcher.finish(20.0)
+    (adopted,) = second.checkpoints._manifests.all()  # noqa: SLF001 -- what is recorded
+    assert (adopted.about.run, adopted.about.attempt) == ("run-a", 1)
+    assert second.checkpoints._order.lineage_of(adopted.path, adopted.identity, 0).run == "run-a"  # noqa: SLF001 -- as above
+
+
+def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Path) -> None:
+    first, second = Node(tmp_path, "a", has_rank_0=True), Node(tmp_path, "b", has_rank_0=False)
+    path = tmp_path / "here" / "step_7.pt"
+    torch.save({"step": 7, "w": torch.ones(64)}, path)
+    first.watcher.start()
+    assert first.watcher.finish(20.0)
+    torch.save({"step": 7, "w": torch.zeros(64)}, path)
+    [candidate] = second.checkpoints.listing().candidates
+    assert second.checkpoints._neighbours.recorded(str(path), candidate.identity) is None  # noqa: SLF001 -- what is asked
+
+
+def test_nobody_is_waited_for_beyond_the_time_that_reading_takes_nor_alone(tmp_path: Path) -> None:
+    now = 0.0
+    for name in ("a", "b"):
+        (tmp_path / "nodes" / name).mkdir(parents=True)
+    torch.save({"step": 7}, tmp_path / "step_7.pt")
+    identity = Identity.of((tmp_path / "step_7.pt").stat())
+    neighbours = Neighbours(tmp_path / "nodes" / "a", "checkpoints", clock=lambda: now)
+    assert neighbours.is_worth_waiting("/step_7.pt", identity)
+    now = PATIENCE_S + 1
+    assert not neighbours.is_worth_waiting("/step_7.pt", identity)
+    (tmp_path / "nodes" / "b").rmdir()
+    assert not Neighbours(tmp_path / "nodes" / "a", "checkpoints").is_worth_waiting("/step_7.pt", identity)
+
+
+def test_the_first_node_that_took_part_in_a_save_sends_the_directory(tmp_path: Path) -> None:
+    unit, now = str(tmp_path / "here" / "step_7"), time.time()
+    nodes = {name: Node(tmp_path, name, has_rank_0=name == "a") for name in ("a", "b", "c")}
+
+    def saves(name: str, t: float) -> None:
+        learned = nodes[name].checkpoints.learned
+        assert learned is not None
+        attempt = tmp_path / f"attempt-{name}"
+        attempt.mkdir(exist_ok=True)
+        row = {"path": unit, "what": "began", "n": 1, "t": t, "was": None}
+        (attempt / "saves-0.jsonl").write_text(json.dumps(row) + "\n")
+        learned.absorb(attempt, 1)
+
+    def first(name: str) -> bool:
+        checkpoints = nodes[name].checkpoints
+        assert checkpoints.learned is not None
+        return checkpoints._neighbours.is_first(unit, checkpoints.learned)  # noqa: SLF001 -- what is asked
+
+    saves("b", now)
+    saves("c", now + 2)
+    assert (first("b"), first("c")) == (True, False)
+    saves("a", now - 86400)  # an earlier run's
+    assert (first("b"), first("c")) == (True, False)

@@ -1,0 +1,113 @@
+"""Which of a mirror's checkpoints is the newest, and which may go: the step decides, and not the time at which it was proven."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from checkpointing.manifest import documents
+from checkpointing.mirror import layout, restore
+from checkpointing.mirror.backends import Backend, Denied, open_backend
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.worker import Lane
+from checkpointing.retention.rules import Policy
+from tests.checkpointing.mirror.process import save
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Backend:
+    """Hold step 600, then what was proven after it: step 500, and a best.pt that tells no step and was written last."""
+    (tmp_path / "mirror").mkdir()
+    backend = open_backend(str(tmp_path / "mirror"))
+    for made, (name, step) in enumerate((("step_600.pt", 600), ("step_500.pt", 500), ("best.pt", None)), 1000):
+        path = tmp_path / "ckpt" / name
+        made_of = documents.read(str(save(path, 1000, 0)))
+        raw = documents.encode(dataclasses.replace(made_of, step=step, made_unix_s=made))
+        with closing(Spool(str(tmp_path / "spool"))) as spool:
+            entry = spool.add(str(path), step, raw)
+            upload(backend, entry, spool.log(entry, backend.url), Means())
+            spool.drop(entry)
+    return backend
+
+
+def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Path, backend: Backend) -> None:
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert os.path.basename(done.path) == "step_600.pt"  # noqa: PTH119 -- strings throughout the package
+    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == [600, 500, None]
+
+
+def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    denied, real = True, type(backend).remove
+
+    def remove(self: Backend, key: str, upload_id: str = "") -> None:
+        if denied:
+            raise Denied(f"cannot remove: {key}", hint="")
+        real(self, key, upload_id)
+
+    monkeypatch.setattr(type(backend), "remove", remove)
+    wake, stop = threading.Condition(), threading.Event()
+
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        lane = Lane(
+            backend,
+            spool,
+            mirrors=(backend.url,),
+            job="job",
+            tell=lambda ev, **row: told.append({"ev": ev, **row}),
+            wake=wake,
+            means=Means(stopped=stop.is_set),
+            keep=Policy(1),
+        )
+        thread = threading.Thread(target=lane.run)
+        thread.start()
+        try:
+            for step in (700, 800, 900):
+                denied = step < 900
+                path = tmp_path / "ckpt" / f"step_{step}.pt"
+                spool.add(str(path), step, save(path, 1000, step).read_bytes())
+                with wake:
+                    wake.notify_all()
+                wait_for(lambda: not spool.entries(), "the upload, without a pause of a minute before it")
+        finally:
+            wait_for(lambda: lane.is_waiting, "the end of tidying up")
+            stop.set()
+            with wake:
+                wake.notify_all()
+            thread.join()
+    assert [(row["ev"], row["what"]) for row in told if row["ev"] in {"alert", "recovered"}] == [("alert", "tidy"), ("recovered", "tidy")]
+    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == [900]
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [(Policy(1), [600]), (Policy(2), [600, 500]), (Policy(1, 500), [600, 500])],
+    ids=["one", "two", "one-and-the-first-of-each-500"],
+)
+def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: Policy, left: list[int]) -> None:
+    would = [one.place.key for one in layout.may_go(layout.newest_first(backend, "job")[0], policy)]
+    told: list[dict[str, Any]] = []
+    lane = Lane(
+        backend,
+        None,  # type: ignore[arg-type] -- tidying up needs no spool
+        mirrors=(backend.url,),
+        job="job",
+        tell=lambda ev, **row: told.append({"ev": ev, **row}),
+        wake=threading.Condition(),
+        means=Means(),
+        keep=policy,
+    )
+    lane._tidy("")  # noqa: SLF001 -- what is done after each upload
+    assert [row["key"] for row in told if row["ev"] == "pruned"] == would
+    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == left

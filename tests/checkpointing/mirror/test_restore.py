@@ -1,0 +1,316 @@
+"""Restoring: the newest whole one of this job, proven before it has its name, and nothing of the user's replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from checkpointing.manifest import documents
+from checkpointing.mirror import layout, restore
+from checkpointing.mirror.backends import Backend, Damaged, Missing, Stored, StoredPart, Upload, is_made_of, open_backend
+from checkpointing.mirror.restore import InTheWay, NoSpace, OtherJob, Unreachable
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.stall import RestoreProgress
+from checkpointing.mirror.upload import Changed, Means, parts_of, upload
+from tests.checkpointing.mirror.process import PART, ROOT, save, save_tree
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Backend:
+    (tmp_path / "mirror").mkdir()
+    return open_backend(str(tmp_path / "mirror"))
+
+
+def bring(home: Path, backend: Backend, path: Path, described: Path, step: int) -> str:
+    """Mirror a checkpoint and return its key."""
+    with closing(Spool(str(home / "spool"))) as spool:
+        entry = spool.add(str(path), step, described.read_bytes())
+        key = upload(backend, entry, spool.log(entry, backend.url), Means())
+        spool.mark_done(entry, backend.url, [backend.url])
+        assert spool.entries() == ()
+    return key
+
+
+def brought(home: Path, backend: Backend, step: int, *, job: str = "job", n_bytes: int = 11 << 20) -> tuple[Path, str]:
+    path = home / "ckpt" / f"step_{step}.pt"
+    return path, bring(home, backend, path, save(path, n_bytes, step, job=job), step)
+
+
+def test_the_newest_goes_back_to_where_it_was_saved(tmp_path: Path, backend: Backend) -> None:
+    brought(tmp_path, backend, 1)
+    path, _ = brought(tmp_path, backend, 2)
+    content = path.read_bytes()
+    path.unlink()
+    shown: list[tuple[int, int]] = []
+    done = restore.newest([backend], "job", watch=RestoreProgress(fetched=lambda *row: shown.append(row)))
+    assert done is not None
+    assert (done.path, done.fetched_bytes, path.read_bytes() == content) == (str(path), len(content), True)
+    assert shown[-1] == (len(content), len(content))
+
+
+def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced(tmp_path: Path, backend: Backend) -> None:
+    path, _ = brought(tmp_path, backend, 1)
+    done = restore.newest([backend], "job")
+    assert done is not None
+    assert done.fetched_bytes == 0
+    path.write_bytes(b"the user's own")
+    with pytest.raises(InTheWay) as caught:
+        restore.newest([backend], "job")
+    assert "--to" in caught.value.hint
+    assert path.read_bytes() == b"the user's own"
+    assert os.listdir(path.parent) == [path.name]  # noqa: PTH208
+
+
+def test_a_damaged_copy_is_passed_over_for_an_older_whole_one(tmp_path: Path, backend: Backend) -> None:
+    old, _ = brought(tmp_path, backend, 1)
+    new, key = brought(tmp_path, backend, 2)
+    stored = tmp_path / "mirror" / layout.data_key(key, new.name)
+    content = bytearray(stored.read_bytes())
+    content[6 << 20] ^= 1
+    stored.write_bytes(content)
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.manifest.step == 1
+    assert (tmp_path / "fresh" / old.name).read_bytes() == old.read_bytes()
+    assert "damaged" in done.passed_over[0][1]
+    assert not (tmp_path / "fresh" / new.name).exists()
+
+
+def test_a_damaged_copy_is_taken_from_the_other_mirror(tmp_path: Path, backend: Backend) -> None:
+    (tmp_path / "second").mkdir()
+    other = open_backend(str(tmp_path / "second"))
+    path, key = brought(tmp_path, backend, 2)
+    bring(tmp_path, other, path, tmp_path / "manifests" / f"{path.name}.json", 2)
+    (tmp_path / "mirror" / layout.data_key(key, path.name)).write_bytes(bytes(11 << 20))
+    done = restore.newest([backend, other], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.url == other.url
+    assert (tmp_path / "fresh" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_data_without_a_manifest_is_no_checkpoint(tmp_path: Path, backend: Backend) -> None:
+    _, key = brought(tmp_path, backend, 1)
+    backend.remove(key + "manifest.json")
+    assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"not json"], ids=["empty", "other", "noise"])
+def test_a_damaged_manifest_is_passed_over(tmp_path: Path, backend: Backend, damage: bytes) -> None:
+    brought(tmp_path, backend, 1)
+    _, key = brought(tmp_path, backend, 2)
+    (tmp_path / "mirror" / key / "manifest.json").write_bytes(damage)
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert (done.manifest.step, len(done.passed_over)) == (1, 1)
+
+
+def test_a_manifest_that_stands_where_another_belongs_is_passed_over(tmp_path: Path, backend: Backend) -> None:
+    _, one = brought(tmp_path, backend, 1)
+    _, two = brought(tmp_path, backend, 2)
+    place = tmp_path / "mirror"
+    (place / two / "manifest.json").write_bytes((place / one / "manifest.json").read_bytes())
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.manifest.step == 1
+
+
+def test_another_jobs_checkpoints_are_never_taken_unless_named(tmp_path: Path, backend: Backend) -> None:
+    brought(tmp_path, backend, 5, job="the/other")
+    with pytest.raises(OtherJob, match="the/other") as caught:
+        restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert "--restore-from" in caught.value.hint
+    done = restore.newest([backend], "the/other", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.manifest.about.job == "the/other"
+
+
+def test_the_job_that_is_named_is_taken_only_until_this_one_has_a_checkpoint(tmp_path: Path, backend: Backend) -> None:
+    fresh = str(tmp_path / "fresh")
+    assert restore.newest_of([backend], "job", "", into=fresh) is None
+    with pytest.raises(OtherJob, match="no checkpoint of job 'base'") as nothing:
+        restore.newest_of([backend], "job", "base", into=fresh)
+    assert "--restore-from none" in nothing.value.hint
+    brought(tmp_path, backend, 5, job="base")
+    with pytest.raises(OtherJob) as caught:
+        restore.newest_of([backend], "job", "", into=fresh)
+    assert "--restore-from none" in caught.value.hint
+    with pytest.raises(OtherJob, match="'typo'"):
+        restore.newest_of([backend], "job", "typo", into=fresh)
+    assert restore.newest_of([backend], "job", restore.NO_JOB, into=fresh) is None
+    taken = restore.newest_of([backend], "job", "base", into=fresh)
+    assert taken is not None
+    assert taken.manifest.step == 5
+    brought(tmp_path, backend, 6, job="job")
+    for instead in ("base", restore.NO_JOB, ""):
+        own = restore.newest_of([backend], "job", instead, into=str(tmp_path / f"again-{instead}"))
+        assert own is not None
+        assert (own.manifest.about.job, own.manifest.step) == ("job", 6)
+
+
+def test_an_empty_mirror_is_an_answer_and_one_that_does_not_answer_is_not(tmp_path: Path, backend: Backend) -> None:
+    assert restore.newest([backend], "job") is None
+    dead = open_backend("file:///proc/1/mem/none")
+    with pytest.raises(Unreachable):
+        restore.newest([dead], "job")
+    brought(tmp_path, backend, 1)
+    done = restore.newest([dead, backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+
+
+def test_what_does_not_fit_is_not_begun(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought(tmp_path, backend, 1)
+    real = os.statvfs(tmp_path)
+    full = os.statvfs_result((*real[:3], 0, 0, *real[5:10]))
+    monkeypatch.setattr(os, "statvfs", lambda _path: full)
+    with pytest.raises(NoSpace, match="11 MiB are needed"):
+        restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert os.listdir(tmp_path / "fresh") == []  # noqa: PTH208
+
+
+@pytest.mark.process
+def test_a_restore_that_was_killed_goes_on_from_what_it_has(tmp_path: Path, backend: Backend) -> None:
+    path, _ = brought(tmp_path, backend, 1, n_bytes=40 << 20)
+    code = """
+import sys, time
+from checkpointing import restore
+from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.stall import RestoreProgress
+def fetched(done, total):
+    print(done, flush=True)
+    if done >= total // 2:
+        time.sleep(60)
+restore.newest([open_backend(sys.argv[1])], "job", into=sys.argv[2], workers=1, watch=RestoreProgress(fetched=fetched))
+"""
+    process = subprocess.Popen(  # noqa: S603 -- the test's own
+        [sys.executable, "-c", code, backend.url, str(tmp_path / "fresh")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    seen: list[int] = []
+
+    def half() -> bool:
+        assert process.stdout is not None
+        seen.append(int(process.stdout.readline()))
+        return seen[-1] >= 20 << 20
+
+    wait_for(half, "half of it")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert not (tmp_path / "fresh" / path.name).exists()
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    assert done.fetched_bytes <= 20 << 20
+    assert (tmp_path / "fresh" / path.name).read_bytes() == path.read_bytes()
+    assert os.listdir(tmp_path / "fresh") == [path.name]  # noqa: PTH208
+
+
+def test_removing_takes_the_manifest_first(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, key = brought(tmp_path, backend, 1)
+    order: list[str] = []
+    real = type(backend).remove
+
+    def watched(self: Backend, name: str, upload_id: str = "") -> None:
+        order.append(name)
+        real(self, name, upload_id)
+
+    monkeypatch.setattr(type(backend), "remove", watched)
+    assert layout.remove(backend, key) == 2
+    assert order[0] == key + "manifest.json"
+    with pytest.raises(Missing):
+        backend.stat(key + "manifest.json")
+
+
+def test_a_directory_restores_with_all_its_files(tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / "ckpt" / "checkpoint-3"
+    bring(tmp_path, backend, path, save_tree(path, {"a/b/c.bin": 100, "empty": 0, "z": PART + 1}), 3)
+    done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
+    assert done is not None
+    found = {str(file.relative_to(tmp_path / "fresh")): file.read_bytes() for file in (tmp_path / "fresh").rglob("*") if file.is_file()}
+    assert found == {f"checkpoint-3/{name}": (path / name).read_bytes() for name in ("a/b/c.bin", "empty", "z")}
+
+
+def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 11 << 20, 1)
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(path), 1, described.read_bytes())
+        os.truncate(path, 6 << 20)
+        with pytest.raises(Changed):
+            upload(backend, entry, spool.log(entry, backend.url), Means())
+    assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
+
+
+def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 11 << 20, 1)
+    real = type(backend).complete
+    completed: list[str] = []
+
+    def damages(self: Backend, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
+        """Do as a server does that damages the first object, tells no checksum but an ETag, and forgets uploads once completed."""
+        if upload.id in completed:
+            raise Missing("NoSuchUpload", hint="")
+        stored = real(self, upload, parts, crc64nvme)
+        completed.append(upload.id)
+        if len(completed) == 1:
+            with (tmp_path / "mirror" / upload.key).open("r+b") as file:
+                file.write(b"damaged")
+            raise Damaged("the ETag differs", hint="")
+        return stored
+
+    monkeypatch.setattr(type(backend), "complete", damages)
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(path), 1, described.read_bytes())
+        with pytest.raises((Damaged, Missing)):
+            upload(backend, entry, spool.log(entry, backend.url), Means(pause=lambda _seconds: None))
+        assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
+        key = upload(backend, entry, spool.log(entry, backend.url), Means())
+    assert (tmp_path / "mirror" / layout.data_key(key, path.name)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [("9f1b0f4d9bb8b2f1a7d1c9b1f2d2c0b5-2", False), ("d27b9a3396e25d98241d19dbef4ab961-2", True), ("9f1b0f4d", None), ("", None)],
+    ids=["another", "these", "no-md5", "none"],
+)
+def test_an_etag_says_of_which_parts_an_object_was_made(token: str, told: bool | None) -> None:  # noqa: FBT001 -- a parameter
+    parts = [StoredPart(number, 1, hashlib.md5(b"x" * number, usedforsecurity=False).hexdigest()) for number in (1, 2)]
+    assert is_made_of(token, parts) is told
+
+
+def test_a_torn_line_in_the_log_of_what_arrived_is_passed_over(tmp_path: Path, backend: Backend) -> None:
+    path = tmp_path / "ckpt" / "step_1.pt"
+    described = save(path, 11 << 20, 1)
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        entry = spool.add(str(path), 1, described.read_bytes())
+        log = spool.log(entry, backend.url)
+        Path(log.path).write_bytes(b'{"file":"step_1.pt","upload":"abc"')
+        upload(backend, entry, spool.log(entry, backend.url), Means())
+        read = spool.log(entry, backend.url)
+        assert (list(read.stored), len(read.parts)) == ([path.name], 3)
+
+
+def test_parts_are_joined_where_there_would_be_more_than_s3_allows() -> None:
+    n_parts, size = 25_001, 1 << 20
+    file = documents.File("x", n_parts * size, 0, (7,) * n_parts)
+    found = parts_of(file, size)
+    assert len(found) <= 10_000
+    assert sum(n_bytes for _, n_bytes, _ in found) == file.n_bytes
+    assert [offset for offset, _, _ in found[:3]] == [0, 3 * size, 6 * size]

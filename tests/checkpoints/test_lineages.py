@@ -1,0 +1,429 @@
+"""Which checkpoint goes on, stays and is brought back, over runs, steps back and supervisors that were killed: real files, a real mirror.
+
+In: ranks that save and tell of it as `_supervise_shim` does. Out: what a selection, the directory, the mirror and a fresh node have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from checkpointing.mirror import layout, restore
+from checkpointing.mirror.backends import open_backend
+from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.cli.checkpoints import verify
+from supervisor.config.settings import Checkpoints, Settings
+from supervisor.job.job import Job
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from supervisor.core.events import CheckpointSelected
+
+DEADLINE_S = 30.0
+GRAIN_S = 0.05
+
+
+class Node:
+    """One supervisor after another of one job in one place; `run` and `attempt` begin them."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:  # noqa: ANN401 -- those of checkpoints
+        """Make the directories."""
+        self.here, self.state, self.scratch, self.mirror = (home / name for name in ("here", "state", "scratch", "mirror"))
+        for one in (self.here, self.state, self.scratch, self.mirror):
+            one.mkdir(parents=True)
+        declared = {"paths": ("ckpt/*.pt", "last.pt"), "mirror": (str(self.mirror),), "scan_interval_s": 0.05, **settings}
+        self.settings = replace(Settings(), checkpoints=Checkpoints(**declared))
+        self.said: list[Mapping[str, Any]] = []
+        self.pruned: list[tuple[str, str]] = []
+        self.number = self.current = 0
+
+    def run(self, run_id: str, *, goes_on: bool = False) -> CheckpointSelected:
+        """Begin a run, or go on with one whose supervisor was killed, and select for its first attempt."""
+        if not goes_on:
+            shutil.rmtree(self.scratch)
+            self.scratch.mkdir()
+        self.job = Job("job", run_id, "node", ("true",), self.here, {}, self.settings, self.state, self.scratch, "cookie")
+        self.checkpoints = JobCheckpoints(self.job)
+        self.checkpoints.pruned = lambda path, _step, why: self.pruned.append((os.path.basename(path), why))  # noqa: PTH119 -- strings
+        return self.checkpoints.select(1.0, 0)
+
+    def attempt(self, number: int) -> None:
+        """Start the ranks of an attempt, by more than the grain of the files' clock after the last save."""
+        last = max((path.stat().st_mtime for path in self.here.rglob("*.pt")), default=0.0)
+        wait_for(lambda: abs(time.time() - last) > GRAIN_S, "another time")
+        self.current = number
+        self.job.attempt_dir(number).mkdir()
+        self.checkpoints.began(number)
+
+    def save(self, step: int, name: str = "", *, cut: bool = False) -> Path:
+        """Save as a rank does, into a file of its own or in place, to the end or not."""
+        path = self.here / (name or f"ckpt/step_{step}.pt")
+        path.parent.mkdir(exist_ok=True)
+        self.number += 1
+        log = self.job.attempt_dir(self.current) / "saves-0.jsonl"
+        rows = [{"what": "began", "path": str(path), "n": self.number, "via": "torch", "was": identity(path), "file": False}]
+        torch.save({"step": step, "w": torch.full((4096,), float(step))}, path)
+        if cut:
+            os.truncate(path, 700)
+        else:
+            rows.append({"what": "ended", "path": str(path), "n": self.number, "well": True, "now": identity(path)})
+        with log.open("a") as out:
+            out.writelines(json.dumps({"t": self.number, **row}) + "\n" for row in rows)
+        return path
+
+    def look(self) -> None:
+        """Have the watcher read what is there."""
+        watcher = self.checkpoints.watcher(lambda _ref, _attempt: None)
+        assert watcher is not None
+        watcher.start()
+        assert watcher.finish(DEADLINE_S)
+
+    def stops(self, attempt: int, *avoid: str) -> CheckpointSelected:
+        """End the ranks, and select for the next attempt. `avoid`: names of files that are poisoned."""
+        self.checkpoints.ended()
+        return self.checkpoints.select(2.0, attempt, tuple(str(self.here / name) for name in avoid))
+
+    @contextmanager
+    def mirrored(self) -> Iterator[None]:
+        """Run the mirror's process meanwhile."""
+        link = MirrorLink(self.job, self.said.append)
+        link.start()
+        self.checkpoints.bring, self.checkpoints.is_bringing = link.bring, link.is_bringing
+        yield
+        assert link.close(DEADLINE_S) == 0
+
+    def arrives(self, step: int) -> None:
+        """Save, look, and wait until it is in the mirror and that was tidied."""
+        before = len(self.said)
+        self.save(step)
+        self.look()
+
+        def is_there() -> bool:
+            events = [(row["ev"], row.get("step")) for row in self.said[before:]]
+            return ("uploaded", step) in events and "idle" in dict(events[events.index(("uploaded", step)) :])
+
+        wait_for(is_there, f"step {step} in the mirror", DEADLINE_S)
+
+    def in_mirror(self) -> list[int | None]:
+        """Return the steps that the mirror holds, the newest first."""
+        return [one.manifest.step for one in layout.newest_first(open_backend(str(self.mirror)), "job")[0]]
+
+    def on_a_fresh_node(self, tmp_path: Path) -> int | None:
+        """Return the step that an empty disk gets."""
+        done = restore.newest([open_backend(str(self.mirror))], "job", into=str(tmp_path / "fresh"))
+        assert done is not None
+        return done.manifest.step
+
+    def on_disk(self) -> list[int]:
+        """Return the steps in the directory."""
+        return sorted(int(path.stem.removeprefix("step_")) for path in (self.here / "ckpt").glob("*.pt"))
+
+
+def identity(path: Path) -> list[int] | None:
+    if not path.exists():
+        return None
+    st = path.stat()
+    return [st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns]
+
+
+def chosen(selected: CheckpointSelected) -> tuple[str, int | None]:
+    assert selected.chosen is not None, selected
+    return os.path.basename(selected.chosen.path), selected.chosen.step  # noqa: PTH119 -- strings
+
+
+def test_the_mirror_keeps_the_newest_of_a_run_that_began_anew_in_the_place_of_another(tmp_path: Path) -> None:
+    node = Node(tmp_path, mirror_keep=2)
+    node.run("run-a")
+    node.attempt(1)
+    with node.mirrored():
+        node.arrives(99_000)
+        node.arrives(100_000)
+    node.run("run-b")  # whose script takes no notice, and begins from scratch
+    node.attempt(1)
+    with node.mirrored():
+        node.arrives(500)
+        assert node.in_mirror() == [500, 100_000]
+        node.arrives(1000)
+        node.arrives(1500)
+    assert node.in_mirror() == [1500, 1000]
+    assert node.on_a_fresh_node(tmp_path) == 1500
+    assert chosen(node.run("run-c")) == ("step_1500.pt", 1500)
+
+
+def test_a_step_back_holds_in_the_mirror_and_for_the_next_start(tmp_path: Path) -> None:
+    node = Node(tmp_path, mirror_keep=2)
+    node.run("run-a")
+    node.attempt(1)
+    with node.mirrored():
+        for step in (800, 900, 1000):
+            node.arrives(step)
+        assert chosen(node.stops(1, "ckpt/step_1000.pt", "ckpt/step_900.pt")) == ("step_800.pt", 800)
+        node.attempt(2)
+        for step in (850, 890):
+            node.arrives(step)
+    assert node.in_mirror() == [890, 850]
+    again = node.run("run-b")
+    assert (chosen(again), again.notes) == (("step_890.pt", 890), ())
+    assert node.on_a_fresh_node(tmp_path) == 890
+
+
+def test_a_step_back_holds_for_the_next_start_where_nothing_was_saved_after_it(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run("run-a")
+    node.attempt(1)
+    for step in (800, 900, 1000):
+        node.save(step)
+    node.save(1000, "last.pt")  # the same state under a second name
+    node.look()
+    assert chosen(node.stops(1, "ckpt/step_1000.pt")) == ("step_900.pt", 900)
+    node.attempt(2)
+    node.stops(2, "ckpt/step_1000.pt")
+    assert chosen(node.run("run-b")) == ("step_900.pt", 900)
+    assert chosen(node.stops(0)) == ("step_900.pt", 900)
+
+
+def test_a_step_back_holds_on_another_host_that_sees_the_same_disk(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.state = tmp_path / "state" / "nodes" / "x"
+    node.state.mkdir(parents=True)
+    node.run("run-a")
+    node.attempt(1)
+    for step in (800, 900, 1000):
+        node.save(step)
+    node.look()
+    node.stops(1, "ckpt/step_1000.pt", "ckpt/step_900.pt")
+    node.attempt(2)
+    node.save(850)
+    node.look()
+    node.stops(2, "ckpt/step_1000.pt", "ckpt/step_900.pt")
+    # only times tell it there: let the first attempt have begun 100 s earlier, and have saved 50 s ago
+    record = node.state / "checkpoints" / "lineage.json"
+    document = json.loads(record.read_text())
+    document["runs"][0]["attempts"][0][1] -= 100 * 10**9
+    record.write_text(json.dumps(document))
+    for step in (800, 900, 1000):
+        path = node.here / "ckpt" / f"step_{step}.pt"
+        os.utime(path, (path.stat().st_mtime - 50,) * 2)
+    node.state = tmp_path / "state" / "nodes" / "y"
+    node.state.mkdir()
+    assert chosen(node.run("run-b")) == ("step_850.pt", 850)
+
+
+def test_a_state_that_was_written_later_under_a_lower_step_is_taken_and_that_is_said(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run("run-a")
+    node.attempt(1)
+    node.save(100)
+    node.save(140)
+    node.look()
+    node.stops(1)
+    node.attempt(2)
+    node.save(60)
+    node.save(100)
+    selected = node.stops(2)  # before the watcher saw them
+    assert chosen(selected) == ("step_100.pt", 100)
+    ckpt = node.here / "ckpt"
+    assert selected.notes == (
+        f"{ckpt}/step_100.pt (step 100) is newer than {ckpt}/step_140.pt (step 140): it was saved later in the same run",
+    )
+
+
+def test_copies_follow_a_step_back_and_a_new_run(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run("run-a")
+    node.attempt(1)
+    for step in (800, 900, 1000):
+        node.save(step, "last.pt")
+        node.look()
+    assert chosen(node.stops(1, "last.pt"))[1] == 900
+    node.attempt(2)
+    for step in (850, 875):
+        node.save(step, "last.pt")
+        node.look()
+    assert [copy.manifest.step for copy in node.checkpoints._copies.all()] == [900, 850, 875]  # noqa: SLF001 -- 900 is in use
+    node.save(890, "last.pt", cut=True)
+    assert chosen(node.stops(2, "last.pt"))[1] == 875, "and not step 1000, which was given up"
+    assert chosen(node.run("run-b"))[1] == 875
+
+
+def test_a_declared_file_in_a_directory_of_its_own_is_copied_from_its_first_save_on(tmp_path: Path) -> None:
+    node = Node(tmp_path, paths=("sub/ckpt.pt",), mirror=())
+    (node.here / "sub").mkdir()
+    node.run("run-a")
+    node.attempt(1)
+    node.save(1, "sub/ckpt.pt")
+    node.look()
+    node.save(2, "sub/ckpt.pt", cut=True)
+    assert chosen(node.stops(1))[1] == 1
+
+
+def test_where_no_copy_can_be_had_that_is_told_once_unless_a_save_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, paths=("last.pt",), mirror=())
+    told: list[str] = []
+    node.run("run-a")
+    node.checkpoints.unprotected = told.append
+    node.attempt(1)
+    real = os.statvfs
+    full = lambda path: os.statvfs_result((*real(path)[:4], 3, *real(path)[5:]))  # noqa: E731 -- three blocks are free
+    monkeypatch.setattr(os, "statvfs", full)
+    for step in (1, 2):
+        node.save(step, "last.pt")
+        node.look()
+    path = node.here / "last.pt"
+    (text,) = told
+    assert text.startswith(
+        f"a kill during the next save of {path} would lose it: the file is written in place, and has no copy: the disk would not"
+    )
+    monkeypatch.undo()
+    node.save(3, "last.pt.new")
+    os.replace(node.here / "last.pt.new", path)  # noqa: PTH105 -- as scripts do
+    row = {"what": "renamed", "path": str(path), "was": f"{path}.new", "now": identity(path), "t": 9}
+    with (node.job.attempt_dir(1) / "saves-0.jsonl").open("a") as out:
+        out.write(json.dumps(row) + "\n")
+    node.look()
+    (copy,) = node.checkpoints._copies.all()  # noqa: SLF001 -- what is kept
+    shares = os.stat(copy.place).st_nlink > 1 or os.stat(copy.place).st_ino != path.stat().st_ino  # noqa: PTH116 -- a link, or a reflink
+    assert (copy.manifest.step, shares) == (3, True)
+
+
+def test_what_a_person_removed_to_begin_anew_is_not_brought_back_from_a_copy(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run("run-a")
+    node.attempt(1)
+    node.save(100_000, "last.pt")
+    node.look()
+    (node.here / "last.pt").unlink()
+    anew = node.run("run-b")
+    assert anew.chosen is None
+    assert anew.found == 0
+    assert "was removed before this run, so its kept copy is not used" in anew.notes[0]
+    node.attempt(1)
+    node.save(10, "last.pt", cut=True)
+    assert node.stops(1).chosen is None
+    node.attempt(2)
+    node.save(10, "last.pt")
+    node.look()
+    node.save(20, "last.pt", cut=True)
+    assert chosen(node.stops(2))[1] == 10
+
+
+def test_a_checkpoint_that_was_cut_off_in_its_save_is_not_taken_for_one_that_a_person_removed(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run("run-a")
+    node.attempt(1)
+    node.save(100, "last.pt")
+    node.look()
+    node.save(200, "last.pt", cut=True)
+    node.look()
+    (node.here / "last.pt").unlink()  # a script that removes the old one first, and was killed before it wrote the new one
+    assert chosen(node.run("run-b"))[1] == 100
+
+
+def test_what_was_written_before_a_takeover_is_pruned_after_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, keep=2, mirror=())
+    node.run("run-a")
+    node.attempt(1)
+    for step in (10, 20, 30):
+        node.save(step)
+    node.look()
+    assert node.on_disk() == [20, 30]
+    for step in (40, 50, 60):
+        node.save(step)  # and the supervisor is killed before it saw any of them
+    node.run("run-a", goes_on=True)
+    node.attempt(2)
+    node.look()  # reads what is there at the start
+    node.save(70)
+    node.look()
+    assert node.on_disk() == [60, 70], node.pruned  # 60 is what the attempt was begun with
+    assert node.checkpoints.learned is not None
+    assert {place.pattern.rpartition("/")[2]: place.saved for place in node.checkpoints.learned.places()} == {"step_[0-9]*.pt": 7}
+
+
+def test_another_runs_files_fill_no_quota_and_are_not_removed(tmp_path: Path) -> None:
+    node = Node(tmp_path, keep=2, mirror=())
+    node.run("run-a")
+    node.attempt(1)
+    for step in (99_000, 100_000):
+        node.save(step)
+        node.look()
+    node.run("run-b")
+    node.attempt(1)
+    for step in (10, 20, 30):
+        node.save(step)
+        node.look()
+    assert node.on_disk() == [20, 30, 99_000, 100_000]
+    for step in (20, 99_000):
+        node.save(step)  # of equal step: the second run wrote its own over it
+    node.look()
+    assert chosen(node.stops(1))[1] == 99_000
+
+
+@pytest.mark.parametrize("files", ["here", "gone"])
+def test_files_of_nobody_knows_when_stand_behind_those_of_a_run(tmp_path: Path, files: str) -> None:
+    node = Node(tmp_path)
+    (node.here / "ckpt").mkdir()
+    for step in (5, 7000):
+        path = node.here / "ckpt" / f"step_{step}.pt"
+        torch.save({"step": step, "w": torch.ones(8)}, path)
+        os.utime(path, (1e9, 1e9))
+    assert chosen(node.run("run-a"))[1] == 7000
+    node.attempt(1)
+    node.look()
+    node.save(50)
+    node.look()
+    if files == "gone":
+        shutil.rmtree(node.state / "checkpoints" / "manifests")
+    selected = node.stops(1)
+    assert chosen(selected)[1] == 50
+    assert "is newer than" in selected.notes[0]
+
+
+def test_latest_names_what_a_resume_takes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By name and content alone, by the order of the runs, after a step back, behind a fence, and where only a copy is left."""
+    node = Node(tmp_path)
+
+    def latest(directory: str) -> tuple[str, int | None]:
+        verify.latest(str(node.here / directory), node.state / "checkpoints", as_json=True)
+        row = json.loads(capfd.readouterr().out)
+        return os.path.basename(row["path"]), row["step"]  # noqa: PTH119 -- strings
+
+    node.run("run-a")
+    node.attempt(1)
+    node.save(100)
+    (node.here / "ckpt" / "step_9000.pt").write_bytes(node.save(90).read_bytes())  # another one's name
+    node.look()
+    assert chosen(node.stops(1)) == latest("ckpt") == ("step_9000.pt", 9000)
+    (node.here / "ckpt" / "step_9000.pt").unlink()
+    node.save(140)
+    node.look()
+    assert chosen(node.stops(1)) == latest("ckpt") == ("step_140.pt", 140)
+    stepped_back = chosen(node.stops(1, "ckpt/step_140.pt"))
+    assert stepped_back == latest("ckpt")
+    assert stepped_back[1] != 140
+    node.attempt(2)
+    node.save(110)
+    node.save(120, cut=True)
+    node.look()
+    assert chosen(node.stops(2, "ckpt/step_140.pt")) == latest("ckpt") == ("step_110.pt", 110)
+    assert chosen(node.run("run-b")) == latest("ckpt") == ("step_110.pt", 110)
+    node.attempt(1)
+    node.save(7, "last.pt")
+    node.look()
+    node.save(8, "last.pt", cut=True)
+    shutil.rmtree(node.here / "ckpt")
+    selected = node.stops(1)
+    assert selected.chosen is not None
+    assert "/copies/" in selected.chosen.path
+    assert latest("") == chosen(selected) == ("last.pt", 7)

@@ -1,0 +1,160 @@
+"""What is said of numbers that turned to NaN or Inf: of the save in which they did, never of a mask that is so from the first save on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+
+from checkpointing.io.tree import Reading
+from checkpointing.model import NonFinite, Verdict
+from checkpointing.verify import verify
+from supervisor.checkpoints import numerics
+from supervisor.cli.checkpoints import listing
+from supervisor.cli.checkpoints import verify as checkpoint_verify
+from tests.checkpoints.test_repair import Ground, ground
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+__all__ = ["ground"]
+NAN = float("nan")
+
+
+class Saves:
+    """A job that saves, and the watcher that looks at each save."""
+
+    def __init__(self, ground: Ground) -> None:
+        """Take note of what would be alerted."""
+        self.ground, self.said = ground, list[str]()
+        ground.checkpoints.not_finite = self.said.append
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints that were reported."""
+        return [int(text.removeprefix("the checkpoint of step ").partition(" ")[0]) for text in self.said]
+
+    def save(self, step: int, weight: float = 1.0, name: str = "") -> Path:
+        path = self.write(step, weight, name)
+        self.ground.checkpoints.absorb()
+        self.watched(path)
+        return path
+
+    def write(self, step: int, weight: float = 1.0, name: str = "") -> Path:
+        path = self.ground.rank.saves(name or f"step_{step}.pt", step, asked=[str(self.ground.here / (name or f"step_{step}.pt"))])
+        alibi = torch.tensor([0.5, 1.0, -float("inf")])
+        torch.save({"model": {"weight": torch.tensor([1.0, weight, 3.0]), "alibi": alibi}, "step": step}, path)
+        return path
+
+    def watched(self, path: Path) -> None:
+        """Do what the watcher does with what stood still."""
+        found = verify(str(path))
+        assert found.verdict is Verdict.VERIFIED
+        manifest = self.ground.checkpoints._record(found, Reading())  # noqa: SLF001  what the watcher calls, in its thread
+        assert manifest is not None
+        self.ground.checkpoints._recorded[found.path] = manifest  # noqa: SLF001  see above
+        self.ground.checkpoints._keep_copy(manifest, Reading())  # noqa: SLF001  see above
+
+
+def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(ground: Ground) -> None:
+    saves = Saves(ground)
+    for step, weight in ((50, 1.0), (100, 2.0), (150, NAN), (200, NAN)):
+        saves.save(step, weight)
+    (text,) = saves.said
+    assert saves.steps == [150]
+    assert "model.weight is not finite: NaN at element 1" in text
+    assert "the last finite one is of step 100" in text
+    assert "alibi" not in text, "it was so from the first save on"
+    assert "step 200" in ground.checkpoints.numbers()
+    assert "the last finite one is of step 100" in ground.checkpoints.numbers()
+
+
+def test_a_roll_back_to_a_lower_step_that_is_finite_ends_it_and_the_next_time_is_said_again(ground: Ground) -> None:
+    saves = Saves(ground)
+    saves.save(100)
+    saves.save(200, NAN)
+    for path in ground.here.iterdir():
+        path.unlink()  # the manifests of what is gone are passed over as the next ones are written
+    ground.checkpoints._manifests.sweep()  # noqa: SLF001  what the watcher does
+    saves.save(100, 4.0)
+    assert ground.checkpoints.numbers() == ""
+    saves.save(150, NAN)
+    assert saves.steps == [200, 150]
+
+
+def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_replaced_by_that(ground: Ground) -> None:
+    saves = Saves(ground)
+    saves.save(100, name="ckpt.pt")
+    for step in (150, 200, 250):
+        saves.save(step, NAN, name="ckpt.pt")
+    assert saves.steps == [150]
+    assert [copy.manifest.step for copy in ground.checkpoints._copies.all()] == [100]  # noqa: SLF001  what lies there
+    assert ground.mends() == {}, "NaN is no reason to move it"
+    assert verify(str(ground.here / "ckpt.pt")).step == 250
+
+
+def test_of_several_that_are_verified_the_newest_first_it_is_said_as_well(ground: Ground) -> None:
+    saves = Saves(ground)
+    for step, weight in ((100, 1.0), (200, NAN)):
+        saves.write(step, weight)
+    ground.checkpoints.absorb()
+    saves.watched(ground.here / "step_200.pt")
+    assert saves.said == []
+    saves.watched(ground.here / "step_100.pt")
+    assert saves.steps == [200]
+    assert "the last finite one is of step 100" in ground.checkpoints.numbers()
+
+
+def test_nothing_is_said_of_what_another_run_saved(ground: Ground) -> None:
+    saves = Saves(ground)
+    saves.save(100)
+    object.__setattr__(ground.job, "run_id", "run-2")
+    saves.save(200, NAN)
+    assert (saves.said, ground.checkpoints.numbers()) == ([], "")
+
+
+def test_files_whose_saves_ended_stay_where_they_are_whatever_they_hold(ground: Ground) -> None:
+    saves = Saves(ground)
+    for step in (100, 200, 300):
+        saves.save(step, NAN)
+    assert ground.mends() == {}
+    path = ground.rank.saves("ckpt.pt", 10, asked=[str(ground.here / "ckpt.pt")])
+    with path.open("r+b") as file:
+        file.seek(300)
+        file.write(b"x")
+    told = path.stat()
+    ground.rank.line(what="began", path=str(path), n=99, via="torch", was=None, file=False)
+    ground.rank.line(what="ended", path=str(path), n=99, well=True, now=[told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns])
+    assert "left where it is, because its save ended" in ground.mends()["ckpt.pt"]
+    assert ground.moved() == []
+
+
+def test_ls_shows_it(ground: Ground) -> None:
+    saves = Saves(ground)
+    saves.save(100)
+    saves.save(200, NAN)
+    (mask, _) = ground.checkpoints._manifests.all()  # noqa: SLF001  what was recorded
+    assert listing._numbers(mask) == "model.alibi is not finite: Inf at element 2"  # noqa: SLF001  the cell of the list
+
+
+def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(ground: Ground, capfd: pytest.CaptureFixture[str]) -> None:
+    saves = Saves(ground)
+    saves.save(100)
+    saves.save(200, NAN)
+    checkpoint_verify.latest(str(ground.here), ground.state / "checkpoints", as_json=True)
+    row = json.loads(capfd.readouterr().out)
+    assert row["step"] == 100
+    assert [(one["step"], one["verdict"]) for one in row["passed_over"]] == [(200, "good")]
+    assert "NaN" in row["passed_over"][0]["reasons"][0]
+
+
+def test_where_not_all_tensors_were_listed_none_is_said_to_have_been_finite(ground: Ground) -> None:
+    saves = Saves(ground)
+    saves.save(100)
+    (before,) = ground.checkpoints._manifests.all()  # noqa: SLF001  what was recorded
+    many = tuple(NonFinite(f"w{number}", "NaN", 0) for number in range(numerics.MOST_NON_FINITE))
+    object.__setattr__(before, "non_finite", many)
+    assert numerics.compared((NonFinite("later", "NaN", 0),), before) == (NonFinite("later", "NaN", 0),)

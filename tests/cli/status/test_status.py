@@ -1,0 +1,242 @@
+# ruff: noqa: ANN401  `Written` is made in conftest
+"""`supervise status`: where a job stands, from its files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.cli.status import find_job, state_root, status
+from supervisor.core.events import AttemptEnded
+from supervisor.errors import SuperviseError
+from supervisor.job import identity
+from supervisor.run import lock
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def shown(written: Any, capsys: pytest.CaptureFixture[str], job: str | None = "train") -> dict[str, Any]:
+    """Return what `status --json` prints."""
+    capsys.readouterr()
+    assert status(written.settings, job, as_json=True) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def alive(written: Any, **more: Any) -> None:
+    """Begin a run whose supervisor is this very process."""
+    me = identity.this_process()
+    written.begin(pid=me.pid, start_ticks=me.start_ticks, **more)
+
+
+def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    alive(written)
+    written.start(1)
+    written.progress(5, 3, step=3)
+    written.progress(9, 7, step=7)
+    written.close()
+    found = shown(written, capsys)
+    assert found == {
+        "job": "train",
+        "node": identity.node_name(),
+        "run": "run-1",
+        "stage": "running",
+        "attempt": 1,
+        "step": 7,
+        "step_relative": False,
+        "phase": "train",
+        "ranks": [{"rank": 0, "local_rank": 0, "pid": 100}, {"rank": 1, "local_rank": 1, "pid": 101}],
+        "world_size": 2,
+        "incident": None,
+        "incidents": 0,
+        "last_decision": None,
+        "supervisor": {"pid": os.getpid(), "alive": True},
+        "state_dir": str(written.directory),
+        "exit_code": None,
+        "numbers": None,
+        "restored": None,
+    }
+
+
+def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.close()
+    page = (REPOSITORY / "docs" / "status-why-logs.md").read_text(encoding="utf-8")
+    for key in shown(written, capsys):
+        assert f"`{key}`" in page
+
+
+def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the readers count without `decide` is what `decide` counted."""
+    alive(written)
+    moments = [
+        lambda: written.start(1),
+        lambda: written.progress(5, 9),
+        lambda: written.fail(10),
+        lambda: written.restart(20),
+        lambda: written.progress(30, 5),
+        lambda: written.progress(31, 6, step=12),
+    ]
+    for moment in moments:
+        moment()
+        last = written.journal.append(note(), t=0.0, durable=True)
+        until = time.monotonic() + 10
+        while written.journal.health().synced_seq < last:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        found, state = shown(written, capsys), written.state
+        assert (found["stage"], found["attempt"]) == (state.stage.value, state.attempt)
+        assert (found["incident"], found["incidents"]) == (state.incident.number if state.incident else None, state.incidents)
+        if state.stage.value == "running":
+            assert (found["step"], found["step_relative"], found["phase"]) == (
+                state.progress.step,
+                state.progress.relative,
+                state.progress.phase.value,
+            )
+    written.close()
+
+
+def note() -> Any:
+    from supervisor.journal.records import Note  # noqa: PLC0415 (used here only)
+
+    return Note("mark")
+
+
+def test_an_ended_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.fail(10)
+    written.restart(20)
+    written.succeed(60)
+    found = shown(written, capsys)
+    assert (found["stage"], found["exit_code"], found["ranks"]) == ("ended", 0, [])
+    assert found["supervisor"]["alive"] is False
+    assert (found["incident"], found["incidents"]) == (None, 1)
+    assert found["last_decision"].startswith("restart: ")
+
+
+def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.progress(5, 3, step=3)
+    written.close()
+    found = shown(written, capsys)
+    assert found["supervisor"] == {"pid": 1, "alive": False}
+    assert (found["incident"], found["incidents"], found["ranks"], found["step"]) == (1, 1, [], 3)
+    assert status(written.settings, "train", as_json=False) == 0
+    assert "died without a word" in capsys.readouterr().out
+
+
+def test_the_lock_says_that_it_lives(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()  # whose pid says that it is gone
+    written.close()
+    held = lock.acquire(written.directory / "lock", job="train")
+    try:
+        assert shown(written, capsys)["supervisor"]["alive"] is True
+    finally:
+        held.release()
+    assert shown(written, capsys)["supervisor"]["alive"] is False
+
+
+def test_the_text_is_short_and_narrow(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.fail(10)
+    written.close()
+    assert status(written.settings, None, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 12
+    assert all(len(line) <= 100 for line in lines if not line.startswith(("  files ", "  look ")))  # those are there to be copied
+
+
+def test_without_a_name_it_is_the_most_recent_job_and_it_is_said_of_how_many(root: Path, make_job: Any, capsys: Any) -> None:
+    for age, name in enumerate(("oldest", "older", "newest")):
+        job = make_job(root, name)
+        job.begin()
+        job.close()
+        os.utime(job.directory / "journal.jsonl", (1000.0 + age, 1000.0 + age))
+    assert find_job(root, None).job == "newest"
+    assert capsys.readouterr().err == "supervise: newest: the most recent of 3 jobs here; --job NAME shows another\n"
+    assert find_job(root, "older").job == "older"
+    assert not capsys.readouterr().err
+
+
+def test_of_several_nodes_it_is_this_one(root: Path, make_job: Any) -> None:
+    for node in (identity.node_name(), "other"):
+        job = make_job(root, "train", node)
+        job.begin()
+        job.close()
+    os.utime(root / "train" / "nodes" / identity.node_name() / "journal.jsonl", (1.0, 1.0))
+    assert find_job(root, "train").node == identity.node_name()
+
+
+def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written: Any, tmp_path: Path) -> None:
+    written.close()
+    with pytest.raises(SuperviseError, match="nothing was supervised here") as nothing:
+        find_job(tmp_path / "nowhere", None)
+    with pytest.raises(SuperviseError, match="no such job") as other:
+        find_job(state_root(written.settings), "tran")
+    assert (nothing.value.exit_code, other.value.exit_code) == (64, 64)
+    assert "train" in other.value.hint
+
+
+def test_damage_is_told_on_stderr_and_the_rest_is_read(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    written.close()
+    path = written.directory / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"x" * 10 + b"\n" + b"".join(lines[1:]) + b'{"crc":"0')
+    assert status(written.settings, None, as_json=True) == 0
+    seen = capsys.readouterr()
+    assert f"damaged record: 11 bytes at offset {len(lines[0])}" in seen.err
+    assert json.loads(seen.out)["attempt"] == 1
+
+
+def test_a_progress_that_led_to_nothing_is_not_lost_before_an_end(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    written.begin()
+    written.start(1)
+    for step in range(50):
+        written.progress(5 + step, step + 1, step=step)
+    written.feed(AttemptEnded(written.T0 + 90, 1, "succeeded"))
+    written.end(0)
+    assert shown(written, capsys)["step"] == 49
+
+
+@pytest.mark.process
+def test_it_imports_nothing_that_costs(written: Any) -> None:
+    written.begin()
+    written.close()
+    code = (
+        "import sys, dataclasses; from supervisor.config.settings import Settings, Job; from supervisor.cli.status import status, why;"
+        f"s = dataclasses.replace(Settings(), job=Job(state_dir={str(state_root(written.settings))!r}));"
+        "status(s, None, False); why(s, None, None);"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'structlog', 'rich', 'torch', 'prometheus_client', 'tenacity', 'asyncio'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)  # noqa: S603
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_week_is_read_in_half_a_second_of_cpu(written: Any) -> None:
+    """60,000 records: a progress report every ten seconds for a week. Four times the allowance, for a busy machine."""
+    written.begin()
+    written.start(1)
+    from supervisor.core.events import ProgressObserved  # noqa: PLC0415 (used here only)
+    from supervisor.core.model import Phase  # noqa: PLC0415 (used here only)
+    from supervisor.journal.reader import read_history  # noqa: PLC0415 (used here only)
+    from supervisor.journal.records import event_taken  # noqa: PLC0415 (used here only)
+
+    for i in range(60_000):
+        event = ProgressObserved(written.T0 + 10 * i, 1, i, i, Phase.TRAIN)
+        written.journal.append(event_taken(event, (), attempt=1, stage="running"), t=event.t)
+    written.close()
+    before = time.process_time()
+    assert read_history(written.directory / "journal.jsonl").progress.step == 59_999
+    assert time.process_time() - before < 2.0

@@ -1,0 +1,291 @@
+"""How this node is looked at for a job: the real probes over the fake NVML, the ledger's rule, and whom a finding concerns."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from health.model import HOST, CheckResult, Reading, Readings, Result
+from supervisor.config import signatures
+from supervisor.core.model import Finding
+from supervisor.node import listing
+from supervisor.node.health import HealthWatch, has_gpus, shown
+from supervisor.node.ledger import Entry, GpuLedger, is_well_again
+from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.health.conftest import FakeNvml
+
+UUID = "GPU-00000000-0000-4000-8000-{:012d}"
+
+
+@pytest.fixture
+def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa: F811  a fixture
+    made: list[HealthWatch] = []
+
+    def make(
+        on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None, *, enabled: bool = True, command: tuple[str, ...] = ()
+    ) -> HealthWatch:
+        settings = SimpleNamespace(
+            health=SimpleNamespace(enabled=enabled, sample_s=0.2, evict_on=(), thresholds=(), plugins=()),
+            checkpoints=SimpleNamespace(paths=()),
+        )
+        job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="", command=command)
+        catalogue = signatures.read()[0]
+        made.append(HealthWatch(job, lambda: (catalogue, SimpleNamespace(hits=lambda _b: True)), on_change))  # type: ignore[arg-type,return-value]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.process
+def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    looks = watch()
+    first = looks.look((), 0)
+    assert [one for one in first.findings if one.blocks] == []
+    assert first.problem == ""
+    assert [gpu.uuid for gpu in listing.of_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
+    half = Readings(one for one in first.readings if (one.name, one.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
+    assert listing.of_nvml(half, {}) == (), "one that hung before the last"
+    fake_nvml.set({"1.lost": 1})
+    second = looks.look((), 0)
+    blocking = {one.check: one.gpu for one in second.findings if one.blocks}
+    assert blocking["gpu_errors"] == UUID.format(1)
+
+
+@pytest.mark.process
+def test_changes_are_told_once_with_what_is_well_again_and_a_failure_has_its_evidence(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+) -> None:
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    looks.look((), 0)
+    fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})  # a rank
+    looks.begin()
+    fake_nvml.set({"1.temperature": 95})
+    wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a change")
+    fake_nvml.set({"1.temperature": 40, "0.ecc_unc_vol": 1})
+    wait_for(lambda: {("gpu_temperature", "ok"), ("gpu_ecc", "failed")} <= {(one.check, one.result) for one in told}, "both changes")
+    assert len([one for one in told if one.check == "gpu_temperature"]) == 2
+    assert "gpu_memory" not in {one.check for one in told}
+    (fact,) = looks.after({UUID.format(0): 3})
+    assert (fact.name, fact.rank, dict(fact.fields)["gpu_uuid"]) == ("ecc_uncorrected", 3, UUID.format(0))
+    assert looks.uncorrected(UUID.format(0)) == 1
+    assert looks.uncorrected("GPU-unknown") is None
+
+
+@pytest.mark.process
+def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    looks = watch()
+    looks.look((), 0)
+    fake_nvml.set({"all.hang_ms.nvmlDeviceGetFieldValues": 60_000})
+    (fact,) = looks.after({})
+    assert (fact.source, fact.name) == ("observer", "overdue")
+    assert fact.text.startswith("nvml: ")
+
+
+@pytest.mark.process
+def test_what_a_driver_told_before_it_hung_counts(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+    looks = watch()
+    looks.look((), 0)
+    fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
+    assert [(one.source, one.name, one.rank) for one in looks.after({UUID.format(1): 3})] == [
+        ("nvml", "lost", 3),
+        ("observer", "overdue", None),
+    ]
+
+
+@pytest.mark.process
+def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_answered(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("supervisor.node.health.DEADLINE_S", 0.7)
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": 60_000, "0.ecc_unc_vol": 2})
+    assert any(one.subject == "probe:nvml" for one in looks.look((), 0).findings)
+    fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": None})
+    monkeypatch.setattr("supervisor.node.health.DEADLINE_S", 8.0)
+    looks.begin()
+    wait_for(lambda: any(one.check == "gpu_ecc" for one in told), "a sample")
+    fake_nvml.set({"0.ecc_unc_vol": 3})
+    wait_for(lambda: any((one.check, one.result) == ("gpu_ecc", "failed") for one in told), "what moved")
+    assert "1 uncorrectable memory error since the job's start" in told[-1].reason
+
+
+@pytest.mark.process
+def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
+    fake_nvml: FakeNvml,  # noqa: F811
+    watch: Callable[..., HealthWatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[int] = []
+
+    def full() -> None:
+        failed.append(1)
+        raise OSError(24, "Too many open files")
+
+    told: list[Finding] = []
+    looks = watch(told.extend)
+    looks.look((), 0)
+    fake_nvml.set({"1.temperature": 95})
+    with monkeypatch.context() as patch:
+        patch.setattr("health.probing.runner.selectors.DefaultSelector", full)
+        looks.begin()
+        wait_for(lambda: failed, "a sample that fails")
+    wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a later one")
+
+
+def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[..., HealthWatch]) -> None:
+    changes = watch()._changes  # noqa: SLF001  what a sample ends with
+    oom = CheckResult("kernel_log", "kernel", Result.FAILED, "oom", event="oom global")
+    disk = CheckResult("kernel_log", "kernel", Result.FAILED, "nvme0 is dead", event="nvme removed nvme0")
+    hot = CheckResult("gpu_temperature", "gpu:GPU-a", Result.DEGRADED, "hot")
+    assert [one.reason for one in changes([oom, hot])] == ["oom", "hot"]
+    assert [one.reason for one in changes([oom, disk, replace(hot, reason="hotter")])] == ["nvme0 is dead"]
+    assert [one.result for one in changes([replace(hot, result=Result.OK)])] == ["ok"]
+
+
+def test_what_is_too_much_for_once_is_told_the_next_time(watch: Callable[..., HealthWatch]) -> None:
+    changes = watch()._changes  # noqa: SLF001  likewise
+    many = [CheckResult("gpu_temperature", f"gpu:GPU-{n}", Result.DEGRADED, "hot") for n in range(50)]
+    assert [len(changes(many)) for _ in range(3)] == [40, 10, 0]
+
+
+@pytest.mark.process
+def test_an_event_of_an_earlier_attempt_is_news_again_in_the_next(watch: Callable[..., HealthWatch]) -> None:
+    looks = watch()
+    xid = CheckResult("gpu_events", "gpu:GPU-a", Result.FAILED, "Xid 48", event="xid 48")
+    assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
+    looks.look((), 0)
+    assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
+
+
+def test_where_it_is_off_nothing_is_looked_at(watch: Callable[..., HealthWatch]) -> None:
+    off = watch(enabled=False)
+    assert not off.enabled
+    assert off.after({}) == ()
+
+
+def test_the_library_is_found_where_the_job_would_find_it(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").touch()
+    assert has_gpus({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
+
+
+@pytest.mark.process
+def test_a_port_of_the_rendezvous_that_another_holds_is_told_before_an_attempt(watch: Callable[..., HealthWatch]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        looks = watch(command=("python", "-m", "torch.distributed.run", f"--master-port={port}", "train.py"))
+        (told,) = [one for one in looks.look((), 0).findings if one.check == "net_ports"]
+    assert (told.subject, told.blocks) == (f"listen:{port}", False)
+    assert f"port {port} is taken: process {os.getpid()} (" in told.reason
+
+
+OF_A = Finding("gpu_errors", "gpu:GPU-a", "failed", "lost", blocks=True)
+DRIVER = Finding("gpu_driver", "host", "failed", "differs", blocks=True)
+SPACE = Finding("disk_space", "path:/d", "failed", "full", blocks=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "visible", "blocks"),
+    [
+        ({}, (), (OF_A, DRIVER, SPACE)),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ("GPU-a",), (OF_A, DRIVER, SPACE)),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ("GPU-b",), (DRIVER, SPACE)),
+        ({"CUDA_VISIBLE_DEVICES": ""}, (), (SPACE,)),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, (), (SPACE,)),
+    ],
+    ids=["all are the job's", "this one is", "another one is", "none is", "none in this container"],
+)
+def test_only_what_the_job_uses_holds_it_back(environ: dict[str, str], visible: tuple[str, ...], blocks: tuple[Finding, ...]) -> None:
+    found = shown((OF_A, DRIVER, SPACE), environ, visible)
+    assert tuple(one for one in found if one.blocks) == blocks
+    assert [one.check for one in found] == ["gpu_errors", "gpu_driver", "disk_space"]
+
+
+HELD = Entry("GPU-a", "0000:10:00.0", "ecc", "3 errors", 100.0, "job", "run", boot="then", errors=3)
+WELL: dict[str, Any] = {
+    "gpu.identity": {"index": 0, "pci": "0000:10:00.0"},
+    "gpu.errors": [],
+    "gpu.recovery_action": 0,
+    "gpu.ecc_uncorrected_volatile": 0,
+    "gpu.remapped_rows": [0, 1, 0, 0],
+}
+
+
+def seen(**otherwise: Any) -> Readings:  # noqa: ANN401  values of readings
+    values = WELL | {f"gpu.{name}": value for name, value in otherwise.items()}
+    rows = [Reading("nvml", "gpu:GPU-a", name, value, "" if value is not None else "not_supported") for name, value in values.items()]
+    return Readings([*rows, Reading("nvml", HOST, "nvml.init", {"code": 0})])
+
+
+@pytest.mark.parametrize(
+    ("entry", "now", "boot", "well"),
+    [
+        (HELD, seen(), "then", True),
+        (HELD, seen(), "now", True),
+        (replace(HELD, errors=0), seen(), "now", True),
+        (replace(HELD, errors=0), seen(), "then", False),
+        (replace(HELD, errors=-1), seen(), "then", False),
+        (replace(HELD, boot=""), seen(), "now", False),
+        (HELD, seen(ecc_uncorrected_volatile=3), "now", False),
+        (HELD, seen(recovery_action=1), "now", False),
+        (HELD, seen(recovery_action=None), "now", False),
+        (HELD, seen(remapped_rows=[0, 1, 1, 0]), "now", False),
+        (HELD, seen(remapped_rows=[0, 1, 0, 1]), "now", False),
+        (HELD, seen(retired_pending=1), "now", False),
+        (HELD, seen(sram={"threshold_exceeded": True}), "now", False),
+        (HELD, seen(errors=[{"code": 15}]), "now", False),
+        (replace(HELD, uuid="GPU-b"), seen(), "now", False),
+    ],
+    ids=[
+        *("errors are gone", "another boot", "another boot, no errors", "no reset was seen", "errors were not known", "an old row"),
+        *("errors still", "a reset is due", "recovery not told", "a row waits", "a row failed", "a page waits", "SRAM", "lost"),
+        "another GPU",
+    ],
+)
+def test_a_gpu_is_back_in_use_only_where_it_was_reset_and_all_is_known_to_be_well(
+    entry: Entry, now: Readings, boot: str, *, well: bool
+) -> None:
+    assert is_well_again(entry, now, boot) is well
+
+
+def test_the_ledger_keeps_what_tells_of_a_reset_and_reads_rows_without_it(tmp_path: Path) -> None:
+    ledger = GpuLedger(tmp_path, "node", 7.0)
+    ledger.quarantine(HELD)
+    assert ledger.held(101.0) == (HELD,)
+    old = ledger.path.read_text().replace(', "boot": "then", "errors": 3', "")
+    ledger.path.write_text(old)
+    assert ledger.held(101.0) == (replace(HELD, boot="", errors=-1),)
+    assert ledger.clear("GPU-a", 102.0, "health") == (replace(HELD, boot="", errors=-1),)
+    assert '"by": "health"' in ledger.path.read_text()
+
+
+@pytest.mark.process
+def test_a_check_that_fails_itself_is_told_once(watch: Callable[..., HealthWatch]) -> None:
+    looks = watch()
+
+    def check(*_readings: object) -> list[CheckResult]:
+        raise LookupError("rack")
+
+    broken: Any = SimpleNamespace(NEEDS=(), check=check)
+    looks._set = replace(looks._set, checks={"rack_water": broken})  # noqa: SLF001  as a package's plug-in comes
+    assert looks.look((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
+    assert looks.look((), 0).problem == ""

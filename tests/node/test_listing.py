@@ -1,0 +1,117 @@
+"""Which GPUs a job sees, by what nvidia-smi says and by what the environment lets through."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from supervisor.node import listing
+from supervisor.node.listing import Listed
+from tests.support.waiting import is_running, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A, B, C = (f"GPU-{name}-0000-0000-0000-000000000000" for name in ("aaaa1111", "bbbb2222", "bbbb3333"))
+ALIKE = f"0, {A}, 00000000:3B:00.0, NVIDIA H100\n1, {B}, 00000000:5E:00.0, NVIDIA H100\n2, {C}, 00010000:86:00.0, NVIDIA H100\n"
+MIXED = ALIKE.replace("H100", "T4", 1)
+
+
+def smi(directory: Path, body: str) -> str:
+    """Put an nvidia-smi that does `body` on a PATH of its own, and return that."""
+    program = directory / "bin" / "nvidia-smi"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return f"{program.parent}:/usr/bin:/bin"
+
+
+def seen(directory: Path, text: str, **environ: str) -> list[str]:
+    path = smi(directory, f"cat <<'END'\n{text}END")
+    return [gpu.uuid for gpu in listing.visible({"PATH": path, **environ})]
+
+
+def test_each_has_the_number_that_nvidia_smi_shows_its_uuid_and_its_address(tmp_path: Path) -> None:
+    path = smi(tmp_path, f'test "$1" = --query-gpu=index,uuid,pci.bus_id,name && cat <<END\n{ALIKE}END')
+    assert listing.visible({"PATH": path}) == (Listed(0, A, "0000:3b:00.0"), Listed(1, B, "0000:5e:00.0"), Listed(2, C, "10000:86:00.0"))
+    assert listing.visible({"PATH": path, "CUDA_VISIBLE_DEVICES": "2,0"}) == (Listed(2, C, "10000:86:00.0"), Listed(0, A, "0000:3b:00.0"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("1", [B]),
+        ("2,1", [C, B]),
+        (" 0 , 1", [A, B]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", [A]),
+        ("0,9,1", [A]),
+        (f"{C},0", [C, A]),
+        ("GPU-aaaa", [A]),
+        ("GPU-bbbb", []),
+        ("MIG-1,0", []),
+        ("1,1", []),
+    ],
+)
+def test_the_visible_devices_are_read_as_cuda_reads_them(tmp_path: Path, wanted: str, found: list[str]) -> None:
+    assert seen(tmp_path, ALIKE, CUDA_VISIBLE_DEVICES=wanted) == found
+
+
+@pytest.mark.parametrize(
+    ("container", "found"),
+    [("all", [A, B, C]), ("", [A, B, C]), ("void", [A, B, C]), ("none", []), ("6,7", [A, B, C]), (f"{C},{A}", [A, C])],
+)
+def test_a_containers_numbers_are_the_hosts_and_its_uuids_narrow(tmp_path: Path, container: str, found: list[str]) -> None:
+    assert seen(tmp_path, ALIKE, NVIDIA_VISIBLE_DEVICES=container) == found
+
+
+def test_where_cudas_order_cannot_be_told_no_number_is_guessed(tmp_path: Path) -> None:
+    assert seen(tmp_path, MIXED) == []
+    assert seen(tmp_path, MIXED, CUDA_VISIBLE_DEVICES="0,1") == []
+    assert seen(tmp_path, MIXED, CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="0,1") == [A, B]
+    assert seen(tmp_path, MIXED, CUDA_VISIBLE_DEVICES=f"{C},{A}") == [C, A]
+
+
+def test_a_lost_gpu_is_not_listed_and_the_others_are(tmp_path: Path) -> None:
+    lost = "Unable to determine the device handle for GPU1: 0000:5E:00.0: GPU is lost. Reboot the system to recover this GPU\n"
+    assert seen(tmp_path, ALIKE.splitlines(keepends=True)[0] + lost) == [A]
+
+
+def test_without_a_driver_there_is_none(tmp_path: Path) -> None:
+    assert listing.visible({"PATH": str(tmp_path)}) == ()
+    broken = smi(tmp_path, "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9")
+    assert listing.visible({"PATH": broken}) == ()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("body", ["echo $$ > pid; exec sleep 60", "sleep 60 & echo $! > pid; wait"], ids=["itself", "what it wraps"])
+def test_a_driver_that_hangs_holds_nobody_up(tmp_path: Path, body: str) -> None:
+    path = smi(tmp_path, f"cd {tmp_path}; {body}")
+    began = time.monotonic()
+    assert listing.look({"PATH": path}, deadline_s=0.5) == listing.Seen((), answered=False)
+    assert time.monotonic() - began < 5
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_running(pid), "the end of nvidia-smi", 10)
+
+
+ENDS_FIRST = """
+import pathlib, sys, threading, time
+from supervisor.observe import gpus
+threading.Thread(target=gpus.visible, args=({"PATH": sys.argv[1]},), daemon=True).start()
+while not (pathlib.Path(sys.argv[2]).exists() and pathlib.Path(sys.argv[2]).read_text().endswith("\\n")):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.process
+def test_whoever_ends_before_the_answer_leaves_no_nvidia_smi_behind(tmp_path: Path) -> None:
+    path = smi(tmp_path, f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    subprocess.run([sys.executable, "-c", ENDS_FIRST, path, str(tmp_path / "pid")], timeout=30, check=True)  # noqa: S603  our own words
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_running(pid), "the end of nvidia-smi", 10)

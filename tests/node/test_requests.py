@@ -1,0 +1,81 @@
+"""What is done with the answers of a disk and of a look at the node: never on another thread than the loop's, and never lost."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from supervisor.core import actions as act
+from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
+from supervisor.core.model import Finding, Gpu
+from supervisor.job.clock import Clock
+from supervisor.node.requests import NodeCare
+from supervisor.run.threads import Threads
+from tests.support.waiting import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GPU = Gpu(0, "GPU-a", "")
+
+
+class _Parts:
+    """The care of a node whose loop keeps what it is given, and whose narrator notes the thread that speaks."""
+
+    def __init__(self, quarantine: Callable[[act.Quarantine, int], tuple[Gpu, ...]]) -> None:
+        self.soon: list[Callable[[], None]] = []
+        self.posted: list[Any] = []
+        self.said: list[tuple[str, str]] = []
+        loop: Any = SimpleNamespace(clock=Clock.start(), call_soon=self.soon.append, post=self.posted.append)
+        narrator: Any = MagicMock()
+        narrator.said = lambda action: self.said.append((threading.current_thread().name, action.text))
+        workshop: Any = MagicMock()
+        workshop.quarantine = quarantine
+        self.node = NodeCare(MagicMock(), loop, narrator, workshop, Threads(loop, lambda _text: None))
+        self.node.quarantine(act.Quarantine(1, GPU, "xid 79", "NVRM"))
+
+
+def full(_action: act.Quarantine, _errors: int) -> tuple[Gpu, ...]:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("loop_runs", [True, False], ids=["the loop runs", "the loop has ended"])
+def test_a_ledger_that_cannot_be_written_is_told_once_and_on_the_loops_thread(*, loop_runs: bool) -> None:
+    parts = _Parts(full)
+    if loop_runs:
+        assert parts.node.settle(10)
+        assert len(parts.soon) == 1
+        parts.soon[0]()
+    else:
+        assert parts.node.settle(10)
+    ((thread, text),) = parts.said
+    assert thread == threading.main_thread().name
+    assert "GPU-a is out of use for this run only" in text
+
+
+@pytest.mark.parametrize("listed", [(), (GPU,)], ids=["none could be listed", "listed"])
+def test_only_gpus_that_were_listed_take_the_place_of_those_that_the_core_knows(listed: tuple[Gpu, ...]) -> None:
+    parts = _Parts(lambda _action, _errors: listed)
+    assert parts.node.settle(10)
+    assert [event.gpus for event in parts.posted if isinstance(event, GpusListed)] == ([listed] if listed else [])
+
+
+@pytest.mark.parametrize(("attempt", "event"), [(1, HealthChecked), (2, HealthChanged)], ids=["in time", "the attempt began without it"])
+def test_what_a_look_found_is_told_also_where_it_came_too_late(attempt: int, event: type) -> None:
+    parts = _Parts(lambda _action, _errors: ())
+    node: Any = parts.node
+    assert node.settle(10)
+    shm = Finding("host_shm", "host", "degraded", "little is left")
+    node._workshop.size, node._workshop.health_paths = lambda: (1, 1), lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
+    node.health = SimpleNamespace(has_gpus=False, look=lambda *_: SimpleNamespace(findings=(shm,), problem=""))
+    node._job.environ = {}  # noqa: SLF001  the job's
+    node._loop.state = SimpleNamespace(attempt=attempt, gpus=())  # noqa: SLF001
+    node.check(act.CheckHealth(1))
+    wait_for(lambda: any(isinstance(one, event) for one in parts.posted), "the answer", 20)
+    (told,) = [one for one in parts.posted if isinstance(one, HealthChecked | HealthChanged)]
+    assert type(told) is event
+    assert told.findings == (shm,)

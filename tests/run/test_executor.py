@@ -1,0 +1,99 @@
+"""What the executor hands on of an action."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+from supervisor.checkpoints.permit import Permit
+from supervisor.core import actions as act
+from supervisor.core.events import LauncherFellBack
+from supervisor.core.model import Launcher
+from supervisor.core.state import JobState, Stage, Stop
+from supervisor.job.clock import Clock
+from supervisor.knobs.job_knobs import Applied
+from supervisor.run.executor import Executor
+from tests.support.waiting import wait_for
+
+
+def test_the_world_size_reaches_what_is_written_into_files() -> None:
+    job, loop, workshop = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)  # type: ignore[arg-type]  # a loop that keeps its state
+    workshop.world_size = lambda nproc: {3: 3}[nproc]
+    loop.state = JobState(attempt=2, stage=Stage.STARTING)
+    loop.call_soon = lambda _call: None
+    job.cwd = Path.cwd()
+    executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3), Permit())  # noqa: SLF001  in its worker thread
+    assert job.knobs.apply.call_args.args[3] == 3
+
+
+def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_for_it() -> None:
+    posted: list[Any] = []
+    loop = SimpleNamespace(clock=Clock.start(), post=posted.append, state=JobState(attempt=2, stage=Stage.STOPPING))
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # a loop that keeps its state
+    executor.perform(act.StopRanks(2, 15, 30.0, "stop"))
+    assert [(event.attempt, event.outcome) for event in posted] == [(2, "stopped")]
+
+
+def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> None:
+    loop, workshop = MagicMock(), MagicMock()
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
+    loop.state = JobState(attempt=1, stage=Stage.STARTING)
+    executor._prepared(act.BeginAttempt(1, "start", None), "", None, Applied(("torchrun", "train.py"), {}))  # noqa: SLF001  its worker's answer
+    loop.state = JobState(attempt=1, stage=Stage.STOPPING, stop=Stop(15, 1, 0.0))
+    executor.fall_back(LauncherFellBack(0.0, Launcher.STOCK, "torch does not fit"))
+    workshop.stock_session.assert_not_called()
+
+
+def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows_it() -> None:
+    """A selection that was given up comes back from a disk that hung, just when the next attempt begins."""
+    loop, workshop, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[Permit]()
+    job.cwd = Path.cwd()
+    moves, moved = threading.Event(), threading.Event()
+
+    def select(*_: object, permit: Permit, **__: object) -> None:
+        asked.put(permit)
+        with permit.held() as allowed:
+            assert allowed
+            moves.set()
+            moved.wait(10)
+
+    workshop.checkpoints.select, workshop.checkpoints.problems = select, ()
+    loop.state = JobState(stage=Stage.SELECTING)
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)
+    executor.perform(act.SelectCheckpoint(0))
+    assert moves.wait(10)
+    loop.state = JobState(attempt=1, stage=Stage.STARTING)
+    executor.perform(act.BeginAttempt(1, "start", None))
+    loop.call_soon.assert_not_called()
+    moved.set()
+    wait_for(lambda: loop.call_soon.called, "the attempt is prepared", 10)
+    with asked.get().held() as allowed:
+        assert not allowed
+
+
+def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_that_came_too_late() -> None:
+    posted: list[Any] = []
+    loop, job = MagicMock(), MagicMock()
+    loop.post, loop.state = posted.append, JobState(attempt=1, stage=Stage.STARTING)
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), MagicMock())
+    executor._prepared(act.GatherNodes(1), "", None, None)  # noqa: SLF001  its worker's answer
+    loop.state = JobState(attempt=1, stage=Stage.FOLLOWING)
+    executor.perform(act.BeginAttempt(1, "start", None))  # another node's rank failed while the journal was waited for
+    assert posted == []
+
+
+def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_since() -> None:
+    """The times of files follow the wall clock; the loop's clock takes no notice of who sets it."""
+    loop, workshop = MagicMock(), MagicMock()
+    an_hour_ahead = Clock(time.time() + 3600.0, time.monotonic())
+    loop.clock, loop.state = an_hour_ahead, JobState(mixed_from_t=an_hour_ahead.now() - 60.0)
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
+    executor._distrust()  # noqa: SLF001  in a thread of the collection's
+    (since_t,) = workshop.checkpoints.distrust.call_args.args
+    assert abs(since_t - (time.time() - 60.0)) < 1.0

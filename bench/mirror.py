@@ -36,7 +36,7 @@ import json, os, sys
 path, manifest, spool, endpoint, url = sys.argv[1:]
 sys.argv[1:] = []
 
-from checkpointing import mirror
+from checkpointing.mirror import process
 s3 = {"endpoint": endpoint, "path_style": True, "region": "us-east-1"}
 first = {"cmd": "configure", "spool": spool, "mirrors": [url], "job": "bench", "workers": 4, "s3": s3}
 read, write = os.pipe()
@@ -44,11 +44,11 @@ os.dup2(read, 0)
 with os.fdopen(write, "w") as lines:
     for row in (first, {"cmd": "mirror", "path": path, "step": 1, "manifest": manifest}, {"cmd": "finish", "deadline_s": 600}):
         lines.write(json.dumps(row) + "\\n")
-sys.exit(mirror.main())
+sys.exit(process.main())
 """
 OUR_DOWN = """
 import sys
-from checkpointing import restore
+from checkpointing.mirror import restore
 from checkpointing.mirror.backends import S3Options, open_backend
 endpoint, url, into = sys.argv[1:]
 backend = open_backend(url, S3Options(endpoint=endpoint, path_style=True, region="us-east-1"))
@@ -56,7 +56,7 @@ assert restore.newest([backend], "bench", into=into, workers=4) is not None
 """
 MANIFEST = """
 import sys
-from checkpointing import digest, manifest
+from checkpointing.manifest import digest, documents
 from checkpointing.model import Identity
 import os
 path, target = sys.argv[1:]
@@ -66,9 +66,9 @@ with open(path, "rb") as file:
         hasher.update(memoryview(piece))
 found = hasher.digest()
 name = os.path.basename(path)
-files = (manifest.File(name, found.n_bytes, found.crc64nvme, found.parts),)
-row = manifest.Manifest(name, False, "", files, path, Identity.of(os.stat(path)), step=1, about=manifest.About("bench", "run"))
-open(target, "wb").write(manifest.encode(row))
+files = (documents.File(name, found.n_bytes, found.crc64nvme, found.parts),)
+row = documents.Manifest(name, False, "", files, path, Identity.of(os.stat(path)), step=1, about=documents.About("bench", "run"))
+open(target, "wb").write(documents.encode(row))
 """
 BOTO_UP = "import sys, boto3; boto3.client('s3', endpoint_url=sys.argv[1]).upload_file(sys.argv[2], sys.argv[3], sys.argv[4])"
 BOTO_DOWN = "import sys, boto3; boto3.client('s3', endpoint_url=sys.argv[1]).download_file(sys.argv[3], sys.argv[4], sys.argv[2])"

@@ -1,4 +1,4 @@
-"""The process that brings checkpoints to other places: `python -P -m checkpointing.mirror.process`, JSON lines in on stdin and out on stdout.
+"""Uploads checkpoints to mirrors, as a process: `python -P -m checkpointing.mirror.process`, JSON lines on stdin and stdout.
 
 It stands beside the training and must not be felt: low priority, a cap on bandwidth, page cache given back, and no memory that grows
 with the size of a checkpoint. What it was told to bring is on disk (checkpointing/mirror/spool.py) before it says so; it may be killed at

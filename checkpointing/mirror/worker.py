@@ -16,13 +16,13 @@ from checkpointing.io.reader import Interrupted
 from checkpointing.mirror import layout
 from checkpointing.mirror.backends import Away, Backend, BackendError, Damaged, Denied, Expired, Missing, Skewed
 from checkpointing.mirror.upload import Changed, Means, upload
-from checkpointing.retention import rules
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
     from checkpointing.mirror.spool import Entry, Spool
+    from checkpointing.retention import rules
 
 _PROGRESS_S: Final = 1.0
 _LEFTOVER_S: Final = 3 * 86400.0  # of an upload of our job that nobody goes on with: no outage of a node lasts longer without its disk

@@ -1,4 +1,4 @@
-"""Bring the newest checkpoint of a job from its mirrors to this disk, in a process of its own: `python -P -m supervisor.checkpoints.restore_process`.
+"""Restores the newest checkpoint of a job from its mirrors, as a process: `python -P -m supervisor.checkpoints.restore_process`.
 
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
 the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.

@@ -205,7 +205,7 @@ def test_garbage_is_no_failure_and_what_follows_it_is_found(tmp_path: Path, log:
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
-        "sys.argv = ['supervise', 'classify', '--json', '-']\nfrom supervisor import cli\nsys.exit(cli.main())"
+        "sys.argv = ['supervise', 'classify', '--json', '-']\nfrom supervisor.cli.main import main\nsys.exit(main())"
     )
     block = (HEALTHY * 30_000).encode()
     command = [sys.executable, "-P", "-c", code]

@@ -14,8 +14,8 @@ import pytest
 
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
+from supervisor.config.signatures import read
 from supervisor.core.model import Cause
-from supervisor.signatures import read
 
 HERE = Path(__file__).parent
 LOGS = HERE / "logs"

@@ -85,8 +85,8 @@ def test_every_exit_code_is_documented() -> None:
 
 def test_every_log_event_is_documented_and_logged_somewhere() -> None:
     assert sorted(first_words("log-events.md")) == sorted(event.value for event in LogEvent)
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "supervisor").rglob("*.py") if path.name != "eventlog.py")
-    own = (ROOT / "supervisor" / "eventlog.py").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "supervisor").rglob("*.py") if path.name != "event_log.py")
+    own = (ROOT / "supervisor" / "report" / "event_log.py").read_text(encoding="utf-8")
     unused = [event for event in LogEvent if f"LogEvent.{event.name}" not in sources + own and f'"{event.value}"' not in sources]
     assert unused == []
 

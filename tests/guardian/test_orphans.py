@@ -23,7 +23,7 @@ COOKIE = "c" * 32
 #: A guardian's death as process 1 of a container sees it: the job's processes fall to us, and a stranger's orphans do as well.
 AS_FIRST = textwrap.dedent("""
     import os, signal, subprocess, sys, threading, time
-    from supervisor.guardian import descent
+    from supervisor.guardian import process_tree
     from supervisor.launch.guardian_client import Guardian
     from supervisor.launch.orphans import Heritage, collect_zombies
 
@@ -51,13 +51,13 @@ AS_FIRST = textwrap.dedent("""
         return int(open(name).read())
     nameless, marked = pid_in("nameless"), pid_in("marked")
     if "seen" in sys.argv:
-        heritage.seen(descent.below(guardian.pid, descent.snapshot()))
+        orphans.seen(process_tree.below(guardian.pid, process_tree.snapshot()))
     subprocess.run(["sh", "-c", "exec sleep 600 >/dev/null & echo $! > stranger"], env={})
     stranger = pid_in("stranger")
     os.kill(guardian.pid, signal.SIGKILL)
     died.wait(5)
-    heritage.end(0.5)
-    zombies = [p.pid for p in descent.snapshot().values() if p.ppid == os.getpid() and not p.alive]
+    orphans.end(0.5)
+    zombies = [p.pid for p in process_tree.snapshot().values() if p.ppid == os.getpid() and not p.alive]
     print(nameless, marked, stranger, len(zombies))
 """)
 
@@ -82,10 +82,10 @@ def test_as_process_1_only_what_is_proven_is_ended(tmp_path: Path, *, seen: bool
 #: Nobody else's processes can be among our children here: what was not started by us fell to us.
 BESIDE = textwrap.dedent("""
     import os, subprocess
-    from supervisor.launch import heritage
+    from supervisor.launch import orphans
 
-    ours = heritage.Heritage("c" * 32, first_process=False)
-    owned = heritage.started(lambda: subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, text=True))
+    ours = orphans.Heritage("c" * 32, first_process=False)
+    owned = orphans.started(lambda: subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, text=True))
     fallen = subprocess.Popen(["sleep", "600"])
     ours.end(0.5)
     print(owned.poll(), os.path.exists(f"/proc/{fallen.pid}"))

@@ -63,7 +63,7 @@ def single_pass(world: World, seed: int) -> set[int]:
             took[sample.rank].append(sum(median(sample.seconds[kind]) for kind in (Kind.COMPUTE, Kind.LARGE) if kind in sample.seconds))
         order.sort(key=lambda rank: took[rank][-1])
     typical = median(min(times) for times in took.values())
-    return {rank for rank in took if failed[rank] == 2 or min(took[rank]) > 2 * typical}  # noqa: PLR2004  DLRover's figures
+    return {rank for rank in took if failed[rank] == 2 or min(took[rank]) > 2 * typical}
 
 
 def _round(world: World, meetings: Sequence[Meeting], rng: random.Random) -> Iterable[Sample]:

@@ -238,7 +238,7 @@ def test_one_that_was_left_behind_at_a_path_is_told_and_no_other_is_put_beside_i
 
 @pytest.mark.process
 def test_who_looks_at_a_path_is_called_so_that_it_is_known_again(tmp_path: Path) -> None:
-    script = "import sys; from health.probes import onepath; onepath.main(); print(open('/proc/self/comm').read())"
+    script = "import sys; from health.probes.storage import one_path; one_path.main(); print(open('/proc/self/comm').read())"
     done = subprocess.run(  # noqa: S603 -- ours
         [sys.executable, "-c", script, str(tmp_path), "0", "30"], capture_output=True, text=True, timeout=60, check=True,
         cwd=Path(__file__).parents[2],
@@ -272,7 +272,7 @@ def mount(*words): subprocess.run(["mount", *words], check=True)
 root, command = sys.argv[1:3]
 exec(command)
 from health.model import Ask
-from health.probes import disk
+from health.probes.storage import disk
 from health.model import Readings
 print(json.dumps(Readings(disk.read(Ask(paths=(root,), deadline_s=4.0))).to_json()), flush=True)
 """

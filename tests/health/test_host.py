@@ -302,8 +302,8 @@ def test_one_that_is_deaf_in_the_kernel_is_told_with_how_long_it_has_been(tmp_pa
 
 @pytest.mark.process
 def test_limits_are_those_that_a_child_gets() -> None:
-    script = """import json; from health.model import Ask; from health.probes import host
-print(json.dumps([reading.value for reading in host.read(Ask()) if reading.name == "host.limits"][0]))"""
+    script = """import json; from health.model import Ask; from health.probes.host import memory_limits
+print(json.dumps([reading.value for reading in memory_limits.read(Ask()) if reading.name == "host.limits"][0]))"""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     done = subprocess.run(  # noqa: S603 -- ours
         [sys.executable, "-c", script], capture_output=True, check=True, timeout=60, text=True, cwd=Path(__file__).parents[2],

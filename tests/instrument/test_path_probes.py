@@ -179,11 +179,11 @@ def test_a_question_costs_next_to_nothing(looked: Looked, tmp_path: Path) -> Non
 
 SCRIPT = """
 import os, pathlib, pickle, sys, threading
-assert '_supervise_shim.looked' not in sys.modules and type(os.stat).__name__ == 'builtin_function_or_method'
+assert '_supervise_shim.path_probes' not in sys.modules and type(os.stat).__name__ == 'builtin_function_or_method'
 import warnings; warnings.simplefilter('ignore')
 import torch
 wrapped = os.stat
-assert '_supervise_shim.looked' in sys.modules and type(wrapped).__name__ == 'function'
+assert '_supervise_shim.path_probes' in sys.modules and type(wrapped).__name__ == 'function'
 assert not os.path.exists('ckpt.pt') and not pathlib.Path('other.pt').exists() and not os.path.exists('cache.pt')
 assert not list(pathlib.Path('.').glob('step_*.pt'))
 torch.save({}, 'cache.pt')
@@ -238,5 +238,5 @@ def test_what_is_saved_after_the_first_step_tells_whether_it_was_asked_for_and_i
 
 @pytest.mark.process
 def test_a_process_without_torch_is_not_touched(attempt: Attempt) -> None:
-    done = attempt.run("-c", "import sys, os; print('_supervise_shim.looked' in sys.modules, type(os.stat).__name__)")
+    done = attempt.run("-c", "import sys, os; print('_supervise_shim.path_probes' in sys.modules, type(os.stat).__name__)")
     assert done.stdout.split() == ["False", "builtin_function_or_method"]

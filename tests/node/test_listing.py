@@ -102,8 +102,8 @@ def test_a_driver_that_hangs_holds_nobody_up(tmp_path: Path, body: str) -> None:
 
 ENDS_FIRST = """
 import pathlib, sys, threading, time
-from supervisor.observe import gpus
-threading.Thread(target=gpus.visible, args=({"PATH": sys.argv[1]},), daemon=True).start()
+from supervisor.node import listing
+threading.Thread(target=listing.visible, args=({"PATH": sys.argv[1]},), daemon=True).start()
 while not (pathlib.Path(sys.argv[2]).exists() and pathlib.Path(sys.argv[2]).read_text().endswith("\\n")):
     time.sleep(0.01)
 """

@@ -112,7 +112,7 @@ def test_no_anchors_are_never_found() -> None:
 #: Prints by how many KiB the peak of a fresh interpreter grows while it makes our scanner, once that is as fast as it gets.
 PEAK = """
 import hyperscan, sys, time
-from supervisor import signatures
+from supervisor.config import signatures
 from supervisor.observe import scan
 def peak():
     with open("/proc/self/status") as status:

@@ -143,7 +143,7 @@ def narrator(written: Written) -> Narrator:  # what it tells elsewhere is no mat
 
 
 def test_every_fact_that_is_noted_is_logged(narrator: Narrator, written: Written) -> None:
-    sources = "".join(path.read_text(encoding="utf-8") for path in Path(narrator_module.__file__).parent.rglob("*.py"))
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(narrator_module.__file__).parents[1].rglob("*.py"))
     names = set(re.findall(r"""\bnote\("([a-z_]+\.[a-z_]+)",""", sources))
     assert names == {*NOTED, "agent.said"}
     for name in sorted(names):

@@ -124,9 +124,9 @@ def test_a_tool_that_does_not_answer_is_ended_with_what_it_started(tmp_path: Pat
 
 ENDS_FIRST = """
 import os, pathlib, signal, sys, threading, time
-from supervisor import preempt
+from supervisor.run import kill_deadline
 from supervisor.config.settings import Settings
-threading.Thread(target=preempt.left_s, args=(signal.SIGTERM, {"SLURM_JOB_ID": "7"}, Settings()), daemon=True).start()
+threading.Thread(target=kill_deadline.left_s, args=(signal.SIGTERM, {"SLURM_JOB_ID": "7"}, Settings()), daemon=True).start()
 while not (pathlib.Path(sys.argv[1]).exists() and pathlib.Path(sys.argv[1]).read_text().endswith("\\n")):
     time.sleep(0.01)
 """

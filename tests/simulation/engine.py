@@ -85,7 +85,7 @@ class Play:
             self._happens(what)
             demand(self.events < MOST_EVENTS, f"no end after {MOST_EVENTS} events")
         demand(self.over, f"nothing will happen any more, and the run is {self.state.stage}")
-        assert self.watch.finished is not None  # noqa: S101 (over is set by Finish)
+        assert self.watch.finished is not None
         return self.watch.finished
 
     def tell(self, event: Event) -> None:

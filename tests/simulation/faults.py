@@ -218,7 +218,7 @@ class Strike:
         kind = self.shows
         if kind.signal == SIGSEGV or (kind.source, kind.name) in SURE_WITHOUT_CLAIM:
             return True
-        return self.sure and kind.weight >= 0.9  # noqa: PLR2004 (the threshold that the documents name)
+        return self.sure and kind.weight >= 0.9
 
 
 def death(strike: Strike, at_ns: int) -> RankExit | None:

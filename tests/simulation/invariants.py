@@ -160,7 +160,7 @@ class Watch:
         """Demand the global batch that the user asked for, or that its drift was allowed and told."""
         del event, before
         trial = self.trial
-        assert trial is not None  # noqa: S101 (an attempt was begun before it started)
+        assert trial is not None
         total = trial.world * trial.micro * trial.accum
         derived = any(k.name == "grad_accum" and k.counts == "derived" for k in self.job.policy.knobs)
         if total != self.job.batch and not derived:
@@ -310,11 +310,11 @@ class Watch:
             demand(code in {75, 128 + self.stopped}, f"{code} after signal {self.stopped}")
         else:
             demand(self.decided is not None and self.decided[1].kind is PlanKind.STOP, f"{code} without a decision to stop")
-            assert self.decided is not None  # noqa: S101 (demanded above)
+            assert self.decided is not None
             plan = self.decided[1]
             demand(plan.exit_code == code, f"{code}, and the plan says {plan.exit_code}")
             allowed = CODES.get(plan.strategy, ())
-            demand(code in allowed or (not allowed and (1 <= code <= 63 or code > 128 or code in {65, 75})), f"{code} of {plan.strategy}")  # noqa: PLR2004
+            demand(code in allowed or (not allowed and (1 <= code <= 63 or code > 128 or code in {65, 75})), f"{code} of {plan.strategy}")
 
 
 _HEARD: dict[type, Callable[..., None]] = {

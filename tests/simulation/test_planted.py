@@ -111,7 +111,7 @@ def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
 
 
 def unfit_node_used(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(start.preflight, "judged", lambda state, _t: node_health.Judged(state, (), None))
+    patch.setattr(start.node_health, "judged", lambda state, _t: node_health.Judged(state, (), None))
 
 
 def look_waited_for_without_end(patch: pytest.MonkeyPatch) -> None:

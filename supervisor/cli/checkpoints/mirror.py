@@ -23,7 +23,6 @@ from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import RestoreProgress
 from checkpointing.mirror.upload import Changed, Means, upload
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.retention import rules
 from checkpointing.verify import verify
 from supervisor.checkpoints import discovery
 from supervisor.checkpoints.mirror_process import mirrors, s3_options
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
     from checkpointing.mirror.backends import Backend
     from checkpointing.mirror.layout import Kept
+    from checkpointing.retention import rules
     from supervisor.config.settings import Settings
 
 _MIB: Final = 1 << 20

@@ -184,7 +184,7 @@ def test_a_restore_that_was_killed_goes_on_from_what_it_has(tmp_path: Path, back
     path, _ = brought(tmp_path, backend, 1, n_bytes=40 << 20)
     code = """
 import sys, time
-from checkpointing import restore
+from checkpointing.mirror import restore
 from checkpointing.mirror.backends import open_backend
 from checkpointing.mirror.stall import RestoreProgress
 def fetched(done, total):

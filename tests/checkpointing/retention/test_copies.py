@@ -232,10 +232,11 @@ def test_giving_up_leaves_nothing(job: Path, tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from checkpointing import copies, manifest
+from checkpointing.manifest import documents
+from checkpointing.retention import copies
 from checkpointing.io.reader import Throttle
 from checkpointing.io.tree import Reading
-made = manifest.read(sys.argv[1])
+made = documents.read(sys.argv[1])
 slow = Throttle(1e9, burst_bytes=1, wait=lambda _: os.kill(os.getpid(), signal.SIGKILL))
 copies.Copies(sys.argv[2], 1 << 40).keep(made, reading=Reading(slow))
 """

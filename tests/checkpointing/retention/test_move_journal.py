@@ -189,7 +189,8 @@ def test_an_intent_whose_rename_never_came_is_settled_by_what_is_there(torn: Pat
 
 KILLED = """
 import os, signal, sys
-from checkpointing import durable, setaside
+from checkpointing.io import durable
+from checkpointing.retention import move_journal
 from checkpointing.model import Identity, Verdict, Verification
 path, state, where = sys.argv[1:]
 identity = Identity.of(os.stat(path))
@@ -197,7 +198,7 @@ def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 rename = durable.rename_exclusive
 if where == "before": durable.rename_exclusive = die
 else: durable.rename_exclusive = lambda a, b: (rename(a, b), die())
-setaside.SetAside(state).move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identity}, ranks_alive=False)
+move_journal.SetAside(state).move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identity}, ranks_alive=False)
 """
 
 

@@ -66,7 +66,8 @@ def die_after(shm: str, directory: Path, body: str) -> str:
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from checkpointing import Snapshotter, segment
+from checkpointing import Snapshotter
+from checkpointing.training import snapshot_layout
 from tests.checkpointing.training.test_snapshot import state_of
 s = Snapshotter({str(directory)!r}, shm={shm!r})
 {body}
@@ -148,7 +149,9 @@ def test_a_living_trainers_memory_is_left_alone(tmp_path: Path, shm: str) -> Non
     with Snapshotter(directory, shm=shm) as snapshotter:
         snapshotter.snapshot(state_of(1), step=1)
         told = f"{str(directory)!r}, shm={shm!r}"
-        program = f"from checkpointing import persist; print(persist.rescue({told}), persist.discard({told}))"
+        program = (
+            f"from checkpointing.training import snapshot_writer; print(snapshot_writer.rescue({told}), snapshot_writer.discard({told}))"
+        )
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
         assert done.stdout == "[] []\n"
         assert snapshot_writer.rescue(str(directory), shm=shm) == []  # in the trainer itself as well
@@ -259,7 +262,9 @@ def test_a_disk_that_is_full_keeps_the_memory_for_another_try(tmp_path: Path, sh
     directory = tmp_path / "ckpt"
     path = die_after(shm, directory, "s.snapshot(state_of(1), step=1)")
     program = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
-    program += f"from checkpointing import persist; print(persist.rescue({str(directory)!r}, shm={shm!r})[0].problem)"
+    program += (
+        f"from checkpointing.training import snapshot_writer; print(snapshot_writer.rescue({str(directory)!r}, shm={shm!r})[0].problem)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603 -- ours
     assert done.stdout.startswith("it could not be written to disk: File too large")
     assert list(directory.iterdir()) == []
@@ -309,7 +314,8 @@ def test_no_room_is_said_before_anything_is_made(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from checkpointing import Snapshotter, persist
+from checkpointing import Snapshotter
+from checkpointing.training import snapshot_writer
 from tests.checkpointing.training.test_snapshot import state_of
 s = Snapshotter({str(tmp_path / "ckpt")!r}, shm={str(small)!r})
 s.snapshot(state_of(1, 250_000), step=1)
@@ -319,7 +325,7 @@ try:
 except Exception as error:
     print(type(error).__name__, error.message, error.hint)
 s._finish()
-print(persist.persist(path).step)
+print(snapshot_writer.persist(path).step)
 """
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:  # noqa: S607 -- a tool of the system
         pytest.skip("no mount namespaces here")

@@ -40,7 +40,7 @@ AS_FIRST = textwrap.dedent("""
     time.sleep(600)
     '''
     cookie = sys.argv[1]
-    heritage = Heritage(cookie, first_process=True)
+    orphans = Heritage(cookie, first_process=True)
     died = threading.Event()
     guardian = Guardian.start(lambda event: None, died.set)
     here = os.getcwd()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
-from supervisor.report.card import clean
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -26,7 +26,7 @@ from supervisor.checkpoints.mirror_process import mirrors, s3_options
 from supervisor.checkpoints.restore_target import refusal
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
-from supervisor.report.card import clean
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable

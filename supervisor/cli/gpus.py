@@ -18,7 +18,7 @@ from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.node import listing
 from supervisor.node.ledger import ALL, GpuLedger, clear_command
-from supervisor.report.card import clean
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings

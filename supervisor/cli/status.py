@@ -19,12 +19,14 @@ from checkpointing.manifest.documents import Manifests
 from supervisor.checkpoints import numerics
 from supervisor.cli import logs as cli_logs
 from supervisor.cli import stdio
-from supervisor.core.model import Progress, RankInfo
+from supervisor.core.model import Progress
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal.file import earlier
 from supervisor.journal.reader import History, read_earlier, read_history
 from supervisor.report import card
+from supervisor.report.card import Status
+from supervisor.report.text import clean
 from supervisor.run import lock
 
 if TYPE_CHECKING:
@@ -48,32 +50,6 @@ class Place:
     def journal(self) -> Path:
         """The journal, there or not."""
         return self.directory / "journal.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What `status` says. `supervisor_alive` is None where it cannot be seen from here; `exit_code` is None while there is none."""
-
-    job: str
-    node: str
-    run: str
-    stage: str
-    attempt: int
-    step: int | None
-    step_relative: bool
-    phase: str
-    ranks: tuple[RankInfo, ...]
-    incident: int | None
-    incidents: int
-    last_decision: str
-    supervisor_pid: int
-    supervisor_alive: bool | None
-    state_dir: str
-    exit_code: int | None
-    ended: bool
-    numbers: str = ""
-    restored: str = ""
-    world_size: int = 0
 
 
 def status(settings: Settings, job: str | None, as_json: bool) -> int:  # noqa: FBT001 (the command's own flag)
@@ -108,7 +84,7 @@ def why(settings: Settings, job: str | None, incident: int | None) -> int:
 
 def _print_restored(history: History) -> None:
     if history.restored:
-        _print(f"from the mirror, before the first attempt: {card.clean(history.restored)}")
+        _print(f"from the mirror, before the first attempt: {clean(history.restored)}")
 
 
 def _incidents(place: Place, history: History) -> Iterator[Incident]:
@@ -231,14 +207,14 @@ def status_of(place: Place) -> Status:
         ranks=history.ranks if alive is not False else (),
         incident=incident.number if incident else None,
         incidents=history.incidents_before + len(history.incidents),
-        last_decision=f"{decision.plan.kind.value}: {card.clean(decision.plan.reason)}" if decision else "",
+        last_decision=f"{decision.plan.kind.value}: {clean(decision.plan.reason)}" if decision else "",
         supervisor_pid=run.pid if run else 0,
         supervisor_alive=alive,
         state_dir=str(place.directory),
         exit_code=end.exit_code if end else None,
         ended=end is not None,
         numbers=_numbers(place, run.run_id) if run else "",
-        restored=card.clean(history.restored),
+        restored=clean(history.restored),
         world_size=history.world_size if history.ranks and alive is not False else 0,
     )
 

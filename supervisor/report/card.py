@@ -7,26 +7,22 @@ so that any terminal and log can show it.
 
 from __future__ import annotations
 
-import re
-import textwrap
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from supervisor.classify import redact
-from supervisor.core.model import Beginning, PlanKind
+from supervisor.core.model import Beginning, PlanKind, RankInfo
 from supervisor.observe import cores
+from supervisor.report.text import WHOLE_ROWS, WIDTH, clean, laid_out, more_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from supervisor.cli.status import Status
     from supervisor.core.actions import ReportDecision, ReportResume
     from supervisor.core.model import Change, Evidence, Plan, Verdict
     from supervisor.core.state import JobState
     from supervisor.journal.reader import Incident, Round
 
-#: The widest line of ours; cards are printed with "supervise: " before each line.
-WIDTH = 100
 CARD_WIDTH = WIDTH - len("supervise: ")
 CARD_LINES = 12
 WHY_LINES = 16
@@ -36,13 +32,35 @@ _LABEL = 12
 _FOLDED = 2
 #: Rows that are neither folded nor cut: a command, a path, a line that would arm a knob are there to be copied.
 _COPIED = frozenset({"look", "files", "core", "note", "and"})
-#: Rows that tell what was decided and what to do: they take the lines first, and evidence after the first line gives way to them.
-_WHOLE = frozenset({"done", "plan", "verdict", "next", "next time"})
 _WHOLE_FOLDED = 3
-_LONGEST = 1000
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
 #: Evidence that reads well by itself, best first; heartbeats tell where, which has a line of its own.
 _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `status` says. `supervisor_alive` is None where it cannot be seen from here; `exit_code` is None while there is none."""
+
+    job: str
+    node: str
+    run: str
+    stage: str
+    attempt: int
+    step: int | None
+    step_relative: bool
+    phase: str
+    ranks: tuple[RankInfo, ...]
+    incident: int | None
+    incidents: int
+    last_decision: str
+    supervisor_pid: int
+    supervisor_alive: bool | None
+    state_dir: str
+    exit_code: int | None
+    ended: bool
+    numbers: str = ""
+    restored: str = ""
+    world_size: int = 0
 
 
 def card(  # noqa: PLR0913 (all that the card names)
@@ -200,63 +218,16 @@ def phase_of(facts: Iterable[Evidence]) -> str:
     return next((f.text for f in facts if f.name == "phase"), "unknown")
 
 
-def clean(text: str) -> str:
-    """Return one line of foreign text, fit to be shown: no escapes, no control characters, no secrets."""
-    line = redact.text(_CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8")).strip())
-    return cut(line, _LONGEST)
-
-
-def laid_out(  # noqa: PLR0913 (what is laid out, and the four measures of a page)
-    head: str, rows: Sequence[tuple[str, str, str]], width: int, most: int, *, label_width: int, folds: Callable[[str], int | None]
-) -> str:
-    """Return the heading and the rows (label, what stands before the text, text), `most` lines where nothing is to be copied.
-
-    `folds`: into how many more lines a row of this label may fold while there are any left; None where it is neither folded nor cut.
-    """
-    lines = [cut(f"-- {clean(head)} ", width).ljust(width, "-")]
-    spare, wanted = most - 1 - len(rows), [_wanted(row, width - 2 - label_width, folds) for row in rows]
-    folded = [0] * len(rows)
-    for first in (True, False):  # what was decided and what to do, then the rest, from above
-        for n in (n for n, (label, _, _) in enumerate(rows) if (label in _WHOLE) is first):
-            folded[n] = max(0, min(wanted[n], spare))
-            spare -= folded[n]
-    for (label, before, text), lines_more in zip(rows, folded, strict=True):
-        room = width - 2 - label_width - len(before)
-        shown = [text] if folds(label) is None else _folded(text, room, lines_more)
-        blank = " " * len(before)
-        lines += [f"  {label if i == 0 else '':<{label_width}}{blank if i else before}{part}" for i, part in enumerate(shown)]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _wanted(row: tuple[str, str, str], width: int, folds: Callable[[str], int | None]) -> int:
-    """Return into how many more lines a row would fold."""
-    label, before, text = row
-    return min(len(_wrapped(text, width - len(before))) - 1, folds(label) or 0)
-
-
-def _wrapped(text: str, room: int) -> list[str]:
-    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
-
-
-def _folded(text: str, room: int, more: int) -> list[str]:
-    """Return the text in `more` lines and a last one, which is cut where it is too long. No character is added within a word."""
-    shown, at = [], 0
-    for part in _wrapped(text, room)[:more]:
-        at = text.index(part, at) + len(part)
-        shown.append(part)
-    return [*shown, cut(text[at:].strip(), room)]
-
-
 def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most: int) -> str:
     """Return a card: the heading and the rows (label, what stands before the text, text)."""
 
     def folds(label: str) -> int | None:
         if label in _COPIED:
             return None
-        return _WHOLE_FOLDED if label in _WHOLE else _FOLDED if label else 0  # the first of several tells most
+        return _WHOLE_FOLDED if label in WHOLE_ROWS else _FOLDED if label else 0  # the first of several tells most
 
     told = [(label, before, clean(text)) for label, before, text in rows]
-    wanted = sum(_wanted(row, width - 2 - _LABEL, folds) for row in told if row[0] in _WHOLE or row[0] == "failed")
+    wanted = sum(more_lines(row, width - 2 - _LABEL, folds) for row in told if row[0] in WHOLE_ROWS or row[0] == "failed")
     while most - 1 - len(told) < wanted and (less := next((row for row in reversed(told) if not row[0]), None)):
         told.remove(less)
     if most - 1 - len(told) < wanted and told[0][0] == "failed":
@@ -268,14 +239,6 @@ def _repeats(failed: str, evidence: str) -> bool:
     """Whether a line of evidence (`who saw it: Exception: its text`) says no more than what failed."""
     said = evidence.split(": ", 2)[-1]
     return bool(said) and said in failed
-
-
-def cut(line: str, width: int) -> str:
-    """Shorten in the middle: the beginning says what it is, and the end of a path or a message which."""
-    if len(line) <= width:
-        return line
-    tail = width // 3
-    return f"{line[: width - tail - 5]} ... {line[-tail:]}"
 
 
 def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:

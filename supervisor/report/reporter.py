@@ -20,6 +20,7 @@ from supervisor.observe import cores
 from supervisor.report import card as cards
 from supervisor.report.event_log import LogEvent
 from supervisor.report.incident_files import Keeper
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -194,7 +195,7 @@ class Narrator:
             reason=action.reason,
             resume_from=path,
             resume_step=step,
-            overrides={name: cards.clean(value) for name, value in action.overrides},
+            overrides={name: clean(value) for name, value in action.overrides},
             gpus=action.gpus,
             nproc=action.nproc,
         )
@@ -243,11 +244,11 @@ class Narrator:
         )
         if plan.kind is PlanKind.RESTART:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
-            told = cards.clean(verdict.summary)
+            told = clean(verdict.summary)
             changed = f" with {cards.changes(plan)}" if plan.changes or plan.nproc is not None else ""
             self._terminal.say(f"incident {action.incident}: {told}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}")
         for line in plan.told:
-            self._terminal.say(cards.clean(line))
+            self._terminal.say(clean(line))
         self.last_card = self._card(action, None)
         self._keep(action.incident, "card.txt", self.last_card)
         if action.incident not in self._opened:
@@ -293,7 +294,7 @@ class Narrator:
 
     def alerted(self, action: act.Alert) -> None:
         """Tell what no incident says by itself, in all places; after the decision that it belongs to, which may be on its way."""
-        self._log.write(LogEvent.ALERT_RAISED, kind=action.kind, attempt=action.attempt, text=cards.clean(action.text))
+        self._log.write(LogEvent.ALERT_RAISED, kind=action.kind, attempt=action.attempt, text=clean(action.text))
         if action.kind in BY_THEMSELVES:
             self._tell(action, self._last)
             return
@@ -311,7 +312,7 @@ class Narrator:
 
     def _tell(self, action: act.Alert, decision: act.ReportDecision | None) -> None:
         if action.kind not in SAID:
-            self._terminal.say(cards.clean(action.text), "warning")
+            self._terminal.say(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
         self._alert(action.kind, incident, action.attempt, step, action.text)
 
@@ -325,8 +326,8 @@ class Narrator:
 
     def released(self, entry: Entry) -> None:
         """Say that a GPU is back in use, because it was reset and is well."""
-        self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=cards.clean(entry.reason))
-        self._terminal.say(f"GPU {entry.name} is back in use: it was reset since ({cards.clean(entry.reason)}), and NVML finds it well")
+        self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=clean(entry.reason))
+        self._terminal.say(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
         """Log that the ranks were told to save; systemd is asked for the time, which may be longer than the stop deadline."""
@@ -347,7 +348,7 @@ class Narrator:
     def survivors(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """List once what outlives a finished job; nothing is killed after exit 0."""
         if processes:
-            listed = [{**process, "cmd": cards.clean(str(process["cmd"]))} for process in processes]
+            listed = [{**process, "cmd": clean(str(process["cmd"]))} for process in processes]
             names = ", ".join(f"{p['pid']} ({p['cmd']})" for p in listed[:5])
             more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""  # noqa: PLR2004 (as many as fit a line)
             self._terminal.say(f"the job is done; left running: {names}{more}")
@@ -453,7 +454,7 @@ def _judged(decision: act.ReportDecision | None) -> dict[str, object]:
 
 def _gpu(action: act.Quarantine) -> dict[str, object]:
     gpu = action.gpu
-    told = {"reason": cards.clean(action.reason), "evidence": cards.clean(action.evidence)}
+    told = {"reason": clean(action.reason), "evidence": clean(action.evidence)}
     return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **told}
 
 

@@ -27,7 +27,7 @@ from supervisor.cli import stdio
 from supervisor.cli.checkpoints.verify import as_dict, table
 from supervisor.cli.status import find_job, places_in, state_root
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.report.card import clean
+from supervisor.report.text import clean
 from supervisor.run import lock
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from supervisor.checkpoints.restore_target import refusal
 from supervisor.cli import stdio
 from supervisor.cli.status import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.report.card import clean
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -30,7 +30,7 @@ from supervisor.cli.checkpoints import mirror
 from supervisor.cli.checkpoints.listing import DIRECTORY, refuse_while_running
 from supervisor.cli.status import find_job, state_root
 from supervisor.errors import SuperviseError
-from supervisor.report.card import clean
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from supervisor.checkpoints.order import CheckpointOrder
 from supervisor.checkpoints.path_patterns import is_within
 from supervisor.cli import stdio
 from supervisor.errors import SuperviseError
-from supervisor.report.card import clean
+from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.classify import redact
 from supervisor.classify.causes import EXPLAINED
 from supervisor.core.model import Cause, Verdict
-from supervisor.report.card import WIDTH, clean, laid_out
+from supervisor.report.text import WIDTH, clean, laid_out
 
 if TYPE_CHECKING:
     from supervisor.core.model import Evidence

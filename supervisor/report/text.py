@@ -1,0 +1,80 @@
+"""Foreign text made fit for one line of a terminal, and rows of it laid out on a page of a fixed width."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import TYPE_CHECKING
+
+from supervisor.classify import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: The widest line of ours; cards are printed with "supervise: " before each line.
+WIDTH = 100
+
+
+#: Rows that tell what was decided and what to do: they take the lines first, and evidence after the first line gives way to them.
+WHOLE_ROWS = frozenset({"done", "plan", "verdict", "next", "next time"})
+
+
+_LONGEST = 1000
+
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
+
+
+def clean(text: str) -> str:
+    """Return one line of foreign text, fit to be shown: no escapes, no control characters, no secrets."""
+    line = redact.text(_CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8")).strip())
+    return cut(line, _LONGEST)
+
+
+def laid_out(  # noqa: PLR0913 (what is laid out, and the four measures of a page)
+    head: str, rows: Sequence[tuple[str, str, str]], width: int, most: int, *, label_width: int, folds: Callable[[str], int | None]
+) -> str:
+    """Return the heading and the rows (label, what stands before the text, text), `most` lines where nothing is to be copied.
+
+    `folds`: into how many more lines a row of this label may fold while there are any left; None where it is neither folded nor cut.
+    """
+    lines = [cut(f"-- {clean(head)} ", width).ljust(width, "-")]
+    spare, wanted = most - 1 - len(rows), [more_lines(row, width - 2 - label_width, folds) for row in rows]
+    folded = [0] * len(rows)
+    for first in (True, False):  # what was decided and what to do, then the rest, from above
+        for n in (n for n, (label, _, _) in enumerate(rows) if (label in WHOLE_ROWS) is first):
+            folded[n] = max(0, min(wanted[n], spare))
+            spare -= folded[n]
+    for (label, before, text), lines_more in zip(rows, folded, strict=True):
+        room = width - 2 - label_width - len(before)
+        shown = [text] if folds(label) is None else _folded(text, room, lines_more)
+        blank = " " * len(before)
+        lines += [f"  {label if i == 0 else '':<{label_width}}{blank if i else before}{part}" for i, part in enumerate(shown)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def more_lines(row: tuple[str, str, str], width: int, folds: Callable[[str], int | None]) -> int:
+    """Return into how many more lines a row would fold."""
+    label, before, text = row
+    return min(len(_wrapped(text, width - len(before))) - 1, folds(label) or 0)
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+
+
+def _folded(text: str, room: int, more: int) -> list[str]:
+    """Return the text in `more` lines and a last one, which is cut where it is too long. No character is added within a word."""
+    shown, at = [], 0
+    for part in _wrapped(text, room)[:more]:
+        at = text.index(part, at) + len(part)
+        shown.append(part)
+    return [*shown, cut(text[at:].strip(), room)]
+
+
+def cut(line: str, width: int) -> str:
+    """Shorten in the middle: the beginning says what it is, and the end of a path or a message which."""
+    if len(line) <= width:
+        return line
+    tail = width // 3
+    return f"{line[: width - tail - 5]} ... {line[-tail:]}"

@@ -25,7 +25,7 @@ from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
 from supervisor.config.signatures import read
 from supervisor.core.model import Cause
-from supervisor.observe.scan import scanner
+from supervisor.observe.anchor_scanner import scanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

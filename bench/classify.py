@@ -24,7 +24,7 @@ from supervisor.classify.engine import classify
 from supervisor.classify.match import Reader
 from supervisor.config import signatures
 from supervisor.core.model import Evidence
-from supervisor.observe.scan import scanner
+from supervisor.observe.anchor_scanner import scanner
 
 if TYPE_CHECKING:
     from pathlib import Path

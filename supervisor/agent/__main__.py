@@ -70,7 +70,7 @@ def main() -> int:
         link.send("unfit", 0, missing=misfits)
         return UNFIT
 
-    from supervisor.agent.director import Director  # noqa: PLC0415  imports torch, which fits
+    from supervisor.agent.attempt_controller import Director  # noqa: PLC0415  imports torch, which fits
 
     director = Director(link, grace_s=options.grace_s, ignore_signals=ignore_signals)
     try:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]  # exported where the build has it
 
-    from supervisor.agent.director import Director
+    from supervisor.agent.attempt_controller import Director
     from supervisor.agent.link import Go, ScriptArgs
     from supervisor.agent.spawn import Output
 

@@ -2,7 +2,7 @@
 
 In: alerts, from any thread, by `enqueue` (no IO, no lock that is ever held long, no exception). Out: deliveries by the sink, and log
 events of the closed list (docs/alerts.md) by the callback, called from this module's threads. Two daemon threads: the disk's
-(disk.py) makes an alert durable, this one's sends it, and waits for the disk only `DISK_PATIENCE_S`: an alert that a disk hangs is
+(outbox_thread.py) makes an alert durable, this one's sends it, and waits for the disk only `DISK_PATIENCE_S`: an alert that a disk hangs is
 the one that must get out. A dead endpoint is tried for ever, with full jitter and a cap (tenacity); what its answer forbids is
 kept under `outbox/dead/`. Over `CAP` waiting alerts the oldest goes, counted.
 
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, assert_never
 
 from tenacity import RetryCallState, Retrying, retry_if_result, wait_random_exponential
 
-from supervisor.alerts import sink as sinks
-from supervisor.alerts.disk import Disk, Entry
+from supervisor.alerts import sinks
 from supervisor.alerts.model import Alert, encode
 from supervisor.alerts.outbox import CAP, Outbox
-from supervisor.alerts.sink import Delivered, Later, Outcome, Refused
+from supervisor.alerts.outbox_thread import Disk, Entry
+from supervisor.alerts.sinks import Delivered, Later, Outcome, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

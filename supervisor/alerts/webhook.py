@@ -25,7 +25,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from supervisor.alerts.sink import Delivered, Later, Outcome, Refused
+from supervisor.alerts.sinks import Delivered, Later, Outcome, Refused
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from supervisor.checkpoints.shared_manifests import Neighbours
 from supervisor.checkpoints.watcher import CheckpointWatcher, to_event, to_ref
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import Unused
-from supervisor.observe.sampler import loads
+from supervisor.observe.progress_sampler import loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

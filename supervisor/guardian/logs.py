@@ -12,7 +12,7 @@ import os
 import threading
 import time
 
-from .vital import start_vital
+from .critical_threads import start_critical
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Appender:
         self._blocks: list[tuple[LogFile, bytes | None]] = []
         self._pending = 0
         self._changed = threading.Condition(threading.Lock())
-        start_vital(self._run)
+        start_critical(self._run)
 
     @property
     def idle(self) -> bool:

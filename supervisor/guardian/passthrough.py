@@ -14,7 +14,7 @@ import select
 import threading
 import time
 
-from .vital import start_vital
+from .critical_threads import start_critical
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Passthrough:
         self._pieces: list[bytes] = []
         self._pending = 0
         self._changed = threading.Condition(threading.Lock())
-        start_vital(self._run)
+        start_critical(self._run)
 
     @property
     def full(self) -> bool:

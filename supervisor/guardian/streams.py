@@ -17,8 +17,8 @@ import termios
 import threading
 import time
 
+from .critical_threads import start_critical
 from .spawn import copy_window_size
-from .vital import start_vital
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Drain:
     def start(self, passes: list[Passthrough]) -> None:
         """Begin to read; `passes` are the destinations that streams may name."""
         self._passes = passes
-        start_vital(self._run)
+        start_critical(self._run)
 
     def wake(self) -> None:
         """Look again at what is paused or asked for."""

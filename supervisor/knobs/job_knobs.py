@@ -128,7 +128,7 @@ class KnobSet:
 
         ladder: the user's own rungs for it; overrides: what holds already, by knob or env:NAME.
         """
-        from supervisor.report.plan import opening_line  # noqa: PLC0415  the words are the view's
+        from supervisor.report.start_plan import opening_line  # noqa: PLC0415  the words are the view's
 
         now = dict(overrides)
         new = [(knob, now[knob.name]) for knob in self.knobs if now.get(knob.name, knob.value) != knob.value]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from health.model import CheckResult
     from supervisor.job.job import Job
-    from supervisor.observe.logwatch import Signatures
+    from supervisor.observe.log_watch import Signatures
 
 #: Of a look before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
 DEADLINE_S: Final = 8.0

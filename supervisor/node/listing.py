@@ -2,7 +2,7 @@
 
 In: the job's environment, and NVML's readings where it was asked (node/health.py), else nvidia-smi. Out: `Listed` values, empty where
 there is no GPU, nobody who lists them, or where the order cannot be told: a number that is taken for the wrong GPU's would put a healthy
-one out of use. nvidia-smi is asked under a deadline (launch/tool.py). Nothing can fail, and nothing is kept.
+one out of use. nvidia-smi is asked under a deadline (launch/system_command.py). Nothing can fail, and nothing is kept.
 
 CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, UUIDs and beginnings of UUIDs, up to the first that names no GPU. CUDA numbers
 the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; among GPUs of one kind that is nvidia-smi's order. NVIDIA_VISIBLE_DEVICES (of the
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpus import all_named
-from supervisor.launch import tool
+from supervisor.launch import system_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def visible(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> tuple
 
 def look(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Seen:
     """Return the same, and whether it is an answer."""
-    answer = tool.ask(("nvidia-smi", *_QUERY), deadline_s, environ)  # by the job's own PATH, as the job itself would find it
+    answer = system_command.ask(("nvidia-smi", *_QUERY), deadline_s, environ)  # by the job's own PATH, as the job itself would find it
     return Seen((), answered=False) if answer is None else Seen(in_cudas_order(_rows(answer.text), environ))
 
 

@@ -23,9 +23,9 @@ from supervisor.classify import match, redact
 from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
-from supervisor.observe import errorfiles, heartbeats
-from supervisor.observe.logwatch import AGENT
-from supervisor.observe.rankends import Vanished
+from supervisor.observe import error_files, heartbeats
+from supervisor.observe.launched_ranks import Vanished
+from supervisor.observe.log_watch import AGENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.model import RankExit, RankInfo
     from supervisor.job.clock import Clock
-    from supervisor.observe.logwatch import Signatures, StreamRead
+    from supervisor.observe.log_watch import Signatures, StreamRead
 
 #: Lines of a rank's last output that are worth keeping with an incident.
 TAIL_LINES = 12
@@ -154,7 +154,7 @@ def errors(
 ) -> tuple[Evidence, ...]:
     """Return the exceptions that ranks wrote down themselves since the attempt began, each proven to be of one of `ranks`."""
     found: list[Evidence] = []
-    scan = errorfiles.read(directory, ranks, since_ns=since_ns)
+    scan = error_files.read(directory, ranks, since_ns=since_ns)
     program = _of_the_command(scan, ranks, deaths) if not heartbeats.read(directory / "heartbeat") else None
     for error in scan.errors:
         t = clock.at_monotonic_ns(error.t_ns)
@@ -168,7 +168,7 @@ def errors(
     return tuple(found)
 
 
-def _of_the_command(scan: errorfiles.ErrorScan, ranks: Sequence[RankInfo], deaths: Iterable[RankExit]) -> errorfiles.ErrorReport | None:
+def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deaths: Iterable[RankExit]) -> error_files.ErrorReport | None:
     """Return the exception of the program that a plain command ran as its only rank; None where that is not sure.
 
     A launcher of one process gives it no RANK (`accelerate launch` of one), and one that failed before it trained has claimed none: it is
@@ -182,7 +182,7 @@ def _of_the_command(scan: errorfiles.ErrorScan, ranks: Sequence[RankInfo], death
     return near[0] if len({error.pid for error in near}) == 1 else None
 
 
-def _as_a_beat(error: errorfiles.ErrorReport) -> Iterable[Evidence]:
+def _as_a_beat(error: error_files.ErrorReport) -> Iterable[Evidence]:
     """Yield what a rank's heartbeat would tell, of one that had none yet."""
     yield Evidence("heartbeat", "phase", str(error.phase), rank=error.rank)
     yield Evidence("heartbeat", "steps", str(max(error.steps, 0)), rank=error.rank)
@@ -228,7 +228,7 @@ def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:
 
 
 def _of_a_program(fact: Evidence) -> Evidence:
-    """Return what a program printed, not taken for the kernel's even where it looks like that: observe/kernel.py reads the kernel's log."""
+    """Return what a program printed, not taken for the kernel's even where it looks like that: kernel_watch.py reads the kernel's log."""
     if fact.claim is None or (fact.source != "kernel" and kernel_message(fact.text)[0] is None):
         return fact
     return replace(fact, source="log", name="kernel_text", free_text=True, claim=None)

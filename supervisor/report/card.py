@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Beginning, PlanKind, RankInfo
-from supervisor.observe import cores
+from supervisor.observe import core_dumps
 from supervisor.report.text import WHOLE_ROWS, WIDTH, clean, laid_out, more_lines
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
         told -= 1  # what is shown stays as short
         rows.append(("run", None, f"{incident.run_id}, an earlier one; the last is {since}"))
         address = f"{address} --run {incident.run_id}"
-    core = _core([fact for fact in last.evidence if fact.name == cores.NAME], last.decision.verdict if last.decision else None)
+    core = _core([fact for fact in last.evidence if fact.name == core_dumps.NAME], last.decision.verdict if last.decision else None)
     told -= bool(core)
     told -= bool(last.selected and last.selected.mended)
     rows.append(("where", None, _where(incident, last, node)))

@@ -16,7 +16,7 @@ from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.node.ledger import clear_command
-from supervisor.observe import cores
+from supervisor.observe import core_dumps
 from supervisor.report import card as cards
 from supervisor.report.event_log import LogEvent
 from supervisor.report.incident_files import Keeper
@@ -218,7 +218,7 @@ class Narrator:
 
     def evidence(self, incident: int, facts: Sequence[Evidence]) -> None:
         """Keep all that was found, beside the card, and for the card where the cores are."""
-        self._cores = self._attempt.attempt, tuple(fact for fact in facts if fact.name == cores.NAME)
+        self._cores = self._attempt.attempt, tuple(fact for fact in facts if fact.name == core_dumps.NAME)
         rows = [{key: value for key, value in asdict(fact).items() if key == "rank" or value not in (None, 0.0, False)} for fact in facts]
         self._log.write(LogEvent.EVIDENCE_COLLECTED, incident=incident, attempt=self._attempt.attempt, facts=len(rows))
         self._keep(incident, "evidence.json", json.dumps(rows, indent=1))

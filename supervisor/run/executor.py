@@ -40,11 +40,11 @@ from supervisor.errors import SuperviseError
 from supervisor.job.identity import SHM, is_gone
 from supervisor.launch.session import Ground
 from supervisor.node.requests import NodeCare
-from supervisor.observe import collect, heartbeats, stacks
-from supervisor.observe.rankends import with_found
+from supervisor.observe import collect, heartbeats, stack_dumps
+from supervisor.observe.attempt_watch import ANSWER_S, Launcher, Watch
+from supervisor.observe.launched_ranks import with_found
+from supervisor.observe.progress_sampler import Sampler
 from supervisor.observe.reconcile import weighed
-from supervisor.observe.sampler import Sampler
-from supervisor.observe.watch import ANSWER_S, Launcher, Watch
 from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:
@@ -501,7 +501,7 @@ class Executor:
             found = []
             for beat in heartbeats.read(directory / "heartbeat"):
                 if beat.pid:
-                    text = stacks.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
+                    text = stack_dumps.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
                     found.append((beat.rank, text))
             self._loop.call_soon(lambda: self._narrator.stacks(action.attempt, found))
 

@@ -21,14 +21,14 @@ from supervisor.core.model import Gpu, Launcher
 from supervisor.guardian import process_tree
 from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity
-from supervisor.launch import orphans, plain, process_record, torchrun
+from supervisor.launch import orphans, plain, previous_processes, torchrun
 from supervisor.launch.elastic_session import ElasticSession
 from supervisor.launch.guardian_client import Guardian
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import ledger, listing
 from supervisor.node.health_config import directories
 from supervisor.node.ledger import Entry, GpuLedger
-from supervisor.observe import scan
+from supervisor.observe import anchor_scanner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -57,7 +57,7 @@ class Workshop:
         self._ignored = ignored
         self._recorded: set[tuple[int, int]] = set()
         self._signatures: tuple[Catalogue, Scanner] | None = None
-        self._scanner: scan.Meanwhile | None = None
+        self._scanner: anchor_scanner.Meanwhile | None = None
         self._reading = threading.Lock()
         self._heritage = orphans.Heritage(job.cookie)
         self._gpus: tuple[Gpu, ...] = ()
@@ -93,7 +93,7 @@ class Workshop:
         with self._reading:
             if self._signatures is None:
                 catalogue, _ = signatures.configured(self._job.settings, self._warn)
-                self._scanner = scan.made_apart(catalogue.anchors)
+                self._scanner = anchor_scanner.made_apart(catalogue.anchors)
                 self._signatures = catalogue, self._scanner
                 return_free_memory()  # the rows are read from text that is larger than they are
             return self._signatures
@@ -115,7 +115,7 @@ class Workshop:
             name = (process.pid, process.start_ticks)
             if name not in self._recorded:
                 self._recorded.add(name)
-                process_record.record_process(self._job.scratch / PROCESSES, process.pid, self._job.cookie, "process")
+                previous_processes.record_process(self._job.scratch / PROCESSES, process.pid, self._job.cookie, "process")
         return found
 
     def session(self, ground: Ground) -> Session:
@@ -152,10 +152,10 @@ class Workshop:
         """End what is the job's and fell to us by the guardian's death."""
         return self._heritage.end(SWEEP_GRACE_S)
 
-    def sweep_predecessors(self) -> process_record.SweepResult:
+    def sweep_predecessors(self) -> previous_processes.SweepResult:
         """End what an earlier supervisor of this job left behind and is proven to be its."""
         file = self._job.scratch / PROCESSES
-        result = process_record.sweep_records(process_record.read_records(file))
+        result = previous_processes.sweep_records(previous_processes.read_records(file))
         file.unlink(missing_ok=True)
         return result
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.state import NOTICES
-from supervisor.launch import tool
+from supervisor.launch import system_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,5 +143,5 @@ def span_s(text: str) -> float | None:
 
 def _answer(command: Sequence[str]) -> str:
     """Return what a tool prints, "" where it is not there, fails or takes too long."""
-    answer = tool.ask(command, ANSWER_S)
+    answer = system_command.ask(command, ANSWER_S)
     return answer.text if answer is not None and answer.code == 0 else ""

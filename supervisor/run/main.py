@@ -43,11 +43,11 @@ from supervisor.journal.records import Ended, RunBegan
 from supervisor.journal.writer import open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
-from supervisor.observe.sampler import Sampler
+from supervisor.observe.progress_sampler import Sampler
 from supervisor.report import card as cards
 from supervisor.report import event_log
 from supervisor.report.event_log import LogEvent
-from supervisor.report.mirror import MirrorNews
+from supervisor.report.mirror_report import MirrorNews
 from supervisor.report.reporter import Narrator
 from supervisor.report.terminal import Terminal
 from supervisor.run import kill_deadline, lock, previous_runs
@@ -123,9 +123,9 @@ def _require_right(settings: Settings) -> tuple[Problem, ...]:
     plugins.ladders(settings)
     loading.evict_on(settings)
     if settings.alerts.webhook.url:
-        from supervisor.alerts import sink  # noqa: PLC0415 (ssl costs memory that a job without a webhook need not pay)
+        from supervisor.alerts import sinks  # noqa: PLC0415 (ssl costs memory that a job without a webhook need not pay)
 
-        sink.make("webhook", settings.alerts.webhook.url, loading.webhook_secret(settings).encode() or None)
+        sinks.make("webhook", settings.alerts.webhook.url, loading.webhook_secret(settings).encode() or None)
     return signatures.configured(settings)[1] if settings.classify.signatures else ()
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.alerts.sender import Pace, Sender, Undelivered, start
-from supervisor.alerts.sink import SINKS
+from supervisor.alerts.sinks import SINKS
 from supervisor.errors import SuperviseError
 from supervisor.report.event_log import LogEvent
 

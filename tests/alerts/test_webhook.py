@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.alerts.model import Alert, encode
-from supervisor.alerts.sink import Delivered, Later, Refused
+from supervisor.alerts.sinks import Delivered, Later, Refused
 from supervisor.alerts.webhook import MAX_HANGING, Webhook
 from supervisor.errors import SuperviseError
 

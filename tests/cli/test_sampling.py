@@ -12,7 +12,7 @@ from supervisor.classify.match import Reader
 from supervisor.cli.classify import sampling
 from supervisor.cli.classify.sampling import FloodReader
 from supervisor.config import signatures
-from supervisor.observe.scan import scanner
+from supervisor.observe.anchor_scanner import scanner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.launch.process_record import ProcessRecord, read_records, record_process, sweep_records
+from supervisor.launch.previous_processes import ProcessRecord, read_records, record_process, sweep_records
 
 from .conftest import alive, read_pid, until
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.observe import errorfiles, heartbeats
+from supervisor.observe import error_files, heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,9 +61,9 @@ class Attempt:
         """Read the heartbeats."""
         return heartbeats.read(self.directory / "heartbeat")
 
-    def errors(self) -> errorfiles.ErrorScan:
+    def errors(self) -> error_files.ErrorScan:
         """Read the error files, not knowing any rank but those that claimed."""
-        return errorfiles.read(self.directory, ())
+        return error_files.read(self.directory, ())
 
     def names(self) -> set[str]:
         """List the files that the processes left."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.observe import errorfiles
+from supervisor.observe import error_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +117,7 @@ def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, n
     if fails:
         (error,) = attempt.errors().errors
         assert (list(error.programs), dict(error.values)) == (wanted["programs"], wanted["values"])
-    found = errorfiles.programs(attempt.directory)
+    found = error_files.programs(attempt.directory)
     assert (found is None) == (not wanted["programs"])
     assert found is None or dict(found.values) == wanted["values"]
 

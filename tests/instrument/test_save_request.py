@@ -20,7 +20,7 @@ import torch.distributed
 from checkpointing.training import save_agreement
 from supervisor.observe import heartbeats
 from supervisor.observe.heartbeats import Beat
-from supervisor.observe.sampler import is_saved
+from supervisor.observe.progress_sampler import is_saved
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -169,6 +169,8 @@ def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.process
 def test_neither_library_is_imported_before_it_is_needed() -> None:
-    code = "import sys, supervisor.knobs.job_knobs, supervisor.report.plan; print([n for n in ('yaml', 'tomlkit') if n in sys.modules])"
+    code = (
+        "import sys, supervisor.knobs.job_knobs, supervisor.report.start_plan; print([n for n in ('yaml', 'tomlkit') if n in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own words
     assert done.stdout == "[]\n"

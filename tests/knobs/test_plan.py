@@ -11,7 +11,7 @@ from supervisor.cli import main
 from supervisor.core.model import Cause, Knob, Policy
 from supervisor.knobs.job_knobs import Bound, KnobSet
 from supervisor.knobs.syntax import NAMES
-from supervisor.report import plan
+from supervisor.report import start_plan
 from supervisor.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ def test_what_it_cannot_show_is_a_usage_error(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NONE], ids=lambda cause: cause.value)
 def test_every_ladder_ends(cause: Cause) -> None:
     knobs = (Knob("batch_size", "4", "--bs", counts="gpu"), Knob("grad_accum", "1", "--accum", counts="rank"))
-    steps = plan.sequence(cause, Policy(knobs=knobs), 2)
+    steps = start_plan.sequence(cause, Policy(knobs=knobs), 2)
     assert steps[-1].kind == "stop"
     assert all(step.reason and step.strategy in STRATEGIES for step in steps)
 
 
 def test_what_a_rung_wants_is_said_of_rungs_and_knobs_that_there_are() -> None:
-    assert set(plan._WANTS) <= set(STRATEGIES)  # noqa: SLF001  the table has no other reader
-    assert {want for wants in plan._WANTS.values() for want in wants} <= set(NAMES)  # noqa: SLF001
+    assert set(start_plan._WANTS) <= set(STRATEGIES)  # noqa: SLF001  the table has no other reader
+    assert {want for wants in start_plan._WANTS.values() for want in wants} <= set(NAMES)  # noqa: SLF001
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_the_line_at_start_promises_of_a_global_batch_what_the_number_of_ranks_a
 
 
 def steps(cause: Cause, policy: Policy, ranks: int = 4) -> list[tuple[str, str, int]]:
-    return [(step.strategy, step.kind, step.exit_code) for step in plan.sequence(cause, policy, ranks)]
+    return [(step.strategy, step.kind, step.exit_code) for step in start_plan.sequence(cause, policy, ranks)]
 
 
 def test_the_node_that_the_command_implies_is_supposed() -> None:

@@ -11,7 +11,7 @@ from supervisor.core.model import Cause, Evidence, Phase, RankExit
 from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.heartbeats import Beat
-from supervisor.observe.logwatch import StreamRead
+from supervisor.observe.log_watch import StreamRead
 from supervisor.observe.reconcile import weighed
 
 CATALOGUE, _ = signatures.read()

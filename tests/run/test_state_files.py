@@ -19,7 +19,7 @@ from checkpointing.retention.prune import Pruner
 from supervisor.checkpoints import discovery
 from supervisor.checkpoints.baseline import Baseline
 from supervisor.errors import SuperviseError
-from supervisor.launch import process_record
+from supervisor.launch import previous_processes
 from supervisor.node.ledger import GpuLedger
 from supervisor.run import lock
 
@@ -51,7 +51,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuLedger(path.parents[1], "n", 7.0).held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),
-    "our processes": ("processes", process_record.read_records),
+    "our processes": ("processes", previous_processes.read_records),
 }
 #: What these hold is found out anew where it cannot be read: nothing is said.
 ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {

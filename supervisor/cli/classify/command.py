@@ -32,7 +32,7 @@ from supervisor.cli.classify.sampling import FloodReader
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.observe.scan import scanner
+from supervisor.observe.anchor_scanner import scanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

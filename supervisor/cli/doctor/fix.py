@@ -1,7 +1,7 @@
 """`supervise doctor --fix`: what jobs of ours left behind on this node, cleared away where that is proven.
 
 In: the settings (for the state directory). Out: a line for each thing that was done or left, and why. For each job of that directory
-whose supervisor on this node is gone: its processes that are proven ours are ended (launch/process_record.py has the proof), its
+whose supervisor on this node is gone: its processes that are proven ours are ended (launch/previous_processes.py has the proof), its
 directory in
 /dev/shm is removed, its stale lock is given up. The job's own lock is held meanwhile, so that no supervisor starts amid it; a job whose
 holder lives, or cannot be seen from here, is passed over. Nothing of anybody else is touched. Nothing is kept.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
-from supervisor.launch import process_record
+from supervisor.launch import previous_processes
 from supervisor.run import lock
 from supervisor.run.factory import PROCESSES
 
@@ -67,7 +67,7 @@ def _job(state: Path, name: str, shm: Path) -> Iterator[str]:
 
 def _cleared(scratch: Path, name: str) -> Iterator[str]:
     try:
-        swept = process_record.sweep_records(process_record.read_records(scratch / PROCESSES))
+        swept = previous_processes.sweep_records(previous_processes.read_records(scratch / PROCESSES))
     except OSError as error:
         yield f"{name}: {scratch}: {error.strerror or error}"
         return

@@ -15,7 +15,7 @@ from supervisor.checkpoints import restore_process
 from supervisor.checkpoints.mirror_process import MirrorLink
 from supervisor.config.settings import Settings
 from supervisor.job.job import Job
-from supervisor.report.mirror import MirrorNews
+from supervisor.report.mirror_report import MirrorNews
 from tests.checkpointing.mirror.process import ROOT, save
 from tests.support.waiting import wait_for
 

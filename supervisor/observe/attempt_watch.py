@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Evidence
-from supervisor.observe import cgroup, collect, cores, heartbeats, host
+from supervisor.observe import cgroup, collect, core_dumps, heartbeats, host_resources
 from supervisor.observe.job_processes import Ours
-from supervisor.observe.kernel import KernelWatch
-from supervisor.observe.logwatch import LogWatch
-from supervisor.observe.rankends import RankEnds
+from supervisor.observe.kernel_watch import KernelWatch
+from supervisor.observe.launched_ranks import RankEnds
+from supervisor.observe.log_watch import LogWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from supervisor.guardian.process_tree import Process
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
-    from supervisor.observe.logwatch import Signatures, StreamRead
+    from supervisor.observe.log_watch import Signatures, StreamRead
 
     Sources = Mapping[str, Callable[[], Iterable[Evidence]]]
 
@@ -52,7 +52,7 @@ class Watch:
     def __init__(self, job: Job, signatures: Signatures, clock: Clock) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
         self.ours = Ours(os.getpid())
-        self._shm = host.SharedMemory()
+        self._shm = host_resources.SharedMemory()
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
         self.rank_ends: RankEnds | None = None
@@ -145,8 +145,8 @@ class Watch:
             "tails": of_tails,
             "kernel": lambda: kernel.finish(KERNEL_S) if kernel else (Evidence("kernel", "not_observed", problem or "nobody read it"),),
             "cgroup": lambda: kills.finish(self._clock.now()) if kills else (),
-            "host": lambda: host.evidence(self._places(), least_shm, deaths),
-            "cores": lambda: cores.evidence(deaths, self._job.cwd, self._clock),
+            "host": lambda: host_resources.evidence(self._places(), least_shm, deaths),
+            "cores": lambda: core_dumps.evidence(deaths, self._job.cwd, self._clock),
         }
 
     def _places(self) -> list[tuple[str, str]]:

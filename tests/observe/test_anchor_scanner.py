@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from supervisor.classify.match import PlainScanner, read_text
 from supervisor.config import signatures
-from supervisor.observe.scan import HyperScanner, Meanwhile, made_apart, scanner
+from supervisor.observe.anchor_scanner import HyperScanner, Meanwhile, made_apart, scanner
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ def test_no_anchors_are_never_found() -> None:
 PEAK = """
 import hyperscan, sys, time
 from supervisor.config import signatures
-from supervisor.observe import scan
+from supervisor.observe import anchor_scanner
 def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 anchors = signatures.read()[0].anchors
 before = peak()
-made = getattr(scan, sys.argv[1])(anchors)
-while isinstance(getattr(made, "now", None), scan.PlainScanner):
+made = getattr(anchor_scanner, sys.argv[1])(anchors)
+while isinstance(getattr(made, "now", None), anchor_scanner.PlainScanner):
     time.sleep(0.001)
 print(peak() - before)
 """

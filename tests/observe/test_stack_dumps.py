@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.instrument._supervise_shim.layout import STACKS_SIGNAL, start_ticks_of
-from supervisor.observe import heartbeats, stacks
+from supervisor.observe import heartbeats, stack_dumps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def directory(tmp_path: Path) -> Path:
 def test_all_threads_of_a_rank_again_and_again(directory: Path) -> None:
     with _running(directory) as (pid, ticks):
         for _ in range(2):
-            text = stacks.request(pid, ticks, directory)
+            text = stack_dumps.request(pid, ticks, directory)
             assert "in idle" in text
             assert "in stuck" in text
             assert text.count("in idle") == 1  # each answer holds one dump
@@ -68,24 +68,24 @@ def test_all_threads_of_a_rank_again_and_again(directory: Path) -> None:
 
 def test_a_process_that_does_not_catch_the_signal_is_left_alone(directory: Path) -> None:
     with _running(directory, instrumented=False) as (pid, ticks):
-        assert "not instrumented" in stacks.request(pid, ticks, directory)
+        assert "not instrumented" in stack_dumps.request(pid, ticks, directory)
         (directory / f"stacks-0-{pid}.txt").touch()
-        assert "does not catch" in stacks.request(pid, ticks, directory)
+        assert "does not catch" in stack_dumps.request(pid, ticks, directory)
 
 
 def test_another_process_of_the_same_pid_is_left_alone(directory: Path) -> None:
     with _running(directory) as (pid, ticks):
-        assert "gone" in stacks.request(pid, ticks - 1, directory)
+        assert "gone" in stack_dumps.request(pid, ticks - 1, directory)
         (path,) = directory.glob("stacks-*")
         assert path.read_text() == ""
-    assert stacks.request(pid, ticks, directory).startswith("no stacks: ")
+    assert stack_dumps.request(pid, ticks, directory).startswith("no stacks: ")
 
 
 def test_a_stopped_process_is_left_alone(directory: Path) -> None:
     with _running(directory) as (pid, ticks):
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-        assert "is stopped" in stacks.request(pid, ticks, directory)
+        assert "is stopped" in stack_dumps.request(pid, ticks, directory)
 
 
 def test_the_signal_is_the_one_that_python_names() -> None:

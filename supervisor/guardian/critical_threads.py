@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXIT_BUG = 70
 
 
-def start_vital(run: Callable[[], None]) -> None:
+def start_critical(run: Callable[[], None]) -> None:
     """Run `run` in a thread of its own; its exception is printed and ends the process with exit code 70."""
     threading.Thread(target=_guarded, args=(run,), daemon=True).start()
 

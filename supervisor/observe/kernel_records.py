@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.observe.job_processes import Ours
-    from supervisor.observe.logwatch import Signatures
+    from supervisor.observe.log_watch import Signatures
 
 NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
 #: Of each kind of fact, from the beginning and from the end. There are some fifty kinds.

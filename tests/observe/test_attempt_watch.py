@@ -13,8 +13,8 @@ from supervisor.config.settings import Settings
 from supervisor.job.clock import Clock
 from supervisor.job.job import Job
 from supervisor.observe import cgroup
-from supervisor.observe.scan import scanner
-from supervisor.observe.watch import Launcher, Watch
+from supervisor.observe.anchor_scanner import scanner
+from supervisor.observe.attempt_watch import Launcher, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.core.model import RankExit
 from supervisor.job.clock import Clock
-from supervisor.observe import cores
+from supervisor.observe import core_dumps
 
 PID = 4242
 
@@ -31,8 +31,8 @@ def kernel(tmp_path: Path, pattern: str, uses_pid: str = "0") -> str:
 
 def told(tmp_path: Path, pattern: str, uses_pid: str = "0") -> str:
     clock = Clock.start()
-    (fact,) = cores.evidence([death(clock)], tmp_path / "job [1]", clock, kernel(tmp_path, pattern, uses_pid))
-    assert (fact.name, fact.rank, fact.claim) == (cores.NAME, 3, None)
+    (fact,) = core_dumps.evidence([death(clock)], tmp_path / "job [1]", clock, kernel(tmp_path, pattern, uses_pid))
+    assert (fact.name, fact.rank, fact.claim) == (core_dumps.NAME, 3, None)
     return fact.text
 
 
@@ -92,7 +92,7 @@ def test_who_else_has_it_is_named(tmp_path: Path, pattern: str, text: str) -> No
 
 def test_who_dumped_none_is_not_looked_for(tmp_path: Path) -> None:
     clock = Clock.start()
-    assert cores.evidence([death(clock, core=False)], tmp_path, clock, str(tmp_path / "no such")) == ()
+    assert core_dumps.evidence([death(clock, core=False)], tmp_path, clock, str(tmp_path / "no such")) == ()
 
 
 @pytest.mark.process
@@ -104,7 +104,7 @@ def test_a_real_core_is_found_by_the_words_of_this_kernel(tmp_path: Path) -> Non
         process.returncode = -6
     if not os.WCOREDUMP(status):
         pytest.skip("no core is dumped here: a hard limit, or nowhere to write it")
-    (fact,) = cores.evidence([death(clock, pid=process.pid)], tmp_path, clock)
+    (fact,) = core_dumps.evidence([death(clock, pid=process.pid)], tmp_path, clock)
     left = [path for path in tmp_path.iterdir() if path.is_file()]
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     if pattern.startswith(("|", "/")):

@@ -18,7 +18,7 @@ from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveWat
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
-from supervisor.observe import errorfiles, heartbeats
+from supervisor.observe import error_files, heartbeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ class Sampler:
         if self._directory is None or self._program_told or (self._program_sought and not last):
             return
         self._program_sought = True
-        found = errorfiles.programs(self._directory)
+        found = error_files.programs(self._directory)
         if found is not None:
             self._program_told = True
             self._post(ProgramSeen(t, self._attempt, found.programs, found.values, found.batchnorm))

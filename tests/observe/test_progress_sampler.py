@@ -12,7 +12,7 @@ from supervisor.core.model import CheckpointRef, RankInfo
 from supervisor.instrument._supervise_shim.claim import Identity, claim
 from supervisor.instrument._supervise_shim.heartbeat import Beat
 from supervisor.observe import heartbeats
-from supervisor.observe.sampler import Sampler
+from supervisor.observe.progress_sampler import Sampler
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,16 +11,16 @@ import pytest
 
 from supervisor.config import signatures
 from supervisor.guardian.logs import KEPT, Appender, LogFile
-from supervisor.observe import collect, logwatch
-from supervisor.observe.logwatch import LogWatch, StreamRead
-from supervisor.observe.scan import scanner
+from supervisor.observe import collect, log_watch
+from supervisor.observe.anchor_scanner import scanner
+from supervisor.observe.log_watch import LogWatch, StreamRead
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from supervisor.observe.logwatch import Signatures
+    from supervisor.observe.log_watch import Signatures
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {mib}.00 MiB. GPU 0 has a total capacity of 79.15 GiB"
 TRACEBACK = f'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n{OOM}\n'
@@ -131,8 +131,8 @@ def test_a_flood_is_sampled_and_what_was_left_out_is_counted(watch: LogWatch, tm
 def test_what_begins_in_the_middle_of_a_line_is_not_taken_for_a_line(
     tmp_path: Path, known: Signatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logwatch, "LEAST_BYTES", 4096)
-    monkeypatch.setattr(logwatch, "FILE_BYTES", 4096)
+    monkeypatch.setattr(log_watch, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(log_watch, "FILE_BYTES", 4096)
     quoted = f"a sample of the forum: {OOM.format(mib=9)}"
     start = len("a sample of the forum: ")
     tail = quoted[start:] + "\n" + "x" * (2048 - len(quoted[start:]) - 2) + "\n"

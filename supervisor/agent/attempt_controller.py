@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
-from supervisor.agent.exchange import Broadcasts, Exchange
 from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, Stop
+from supervisor.agent.node_messages import Broadcasts, Exchange
 from supervisor.agent.ranks import Ranks
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from supervisor.agent import exchange, round_agreement
-from supervisor.agent.exchange import Exchange
+from supervisor.agent import node_messages, round_agreement
+from supervisor.agent.node_messages import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,8 +101,8 @@ def test_a_stop_ends_the_waiting(store: Store) -> None:
 def test_a_node_that_reads_for_long_is_waited_for_and_one_whose_agent_is_gone_is_named(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "SILENT_S", 1.5)
-    monkeypatch.setattr(exchange, "BEAT_S", 0.2)
+    monkeypatch.setattr(node_messages, "SILENT_S", 1.5)
+    monkeypatch.setattr(node_messages, "BEAT_S", 0.2)
     waiting, reading = Node(store, 0, 2), Node(store, 1, 2)
     waiting.said.put("mine")
     with pytest.raises(queue.Empty):
@@ -118,7 +118,7 @@ def test_a_node_that_reads_for_long_is_waited_for_and_one_whose_agent_is_gone_is
 def test_how_each_node_began_reaches_all_others_whoever_tells_first_and_nobody_who_left(store: Store) -> None:
     heard: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in range(3)]
     told = [
-        exchange.Broadcasts(round_agreement.PrefixStore("run", round_agreement.own_client(store)), "t", n, 3, heard[n].put)
+        node_messages.Broadcasts(round_agreement.PrefixStore("run", round_agreement.own_client(store)), "t", n, 3, heard[n].put)
         for n in range(3)
     ]
     told[1].send("one")

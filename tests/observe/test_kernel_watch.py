@@ -19,17 +19,17 @@ from supervisor.config import signatures
 from supervisor.core.model import Cause, RankInfo
 from supervisor.guardian import process_tree
 from supervisor.job.clock import Clock
-from supervisor.observe import kernel, kernelrecords
+from supervisor.observe import kernel_records, kernel_watch
+from supervisor.observe.anchor_scanner import scanner
 from supervisor.observe.job_processes import Ours, Whose
-from supervisor.observe.kernel import KernelWatch
-from supervisor.observe.scan import scanner
+from supervisor.observe.kernel_watch import KernelWatch
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.core.model import Evidence
-    from supervisor.observe.logwatch import Signatures
+    from supervisor.observe.log_watch import Signatures
 
 XID = "NVRM: Xid (PCI:0000:3d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 KILLED = (
@@ -127,10 +127,10 @@ def test_overruns_are_told(known: Signatures) -> None:
 def test_a_storm_is_counted_and_its_first_and_last_are_kept(known: Signatures) -> None:
     pci = "0000:{:02x}:00"
     found = _watched(known, Ours(os.getpid()), *(_record(XID.replace("0000:3d:00", pci.format(n % 200))) for n in range(400)))
-    kept = kernelrecords.KEPT_FIRST + kernelrecords.KEPT_LAST
+    kept = kernel_records.KEPT_FIRST + kernel_records.KEPT_LAST
     assert (found[-1].name, found[-1].text.split()[0]) == ("more", str(400 - kept))
     told = [dict(fact.fields)["pci"] for fact in found[:-1]]
-    assert told == [pci.format(n) for n in (*range(kernelrecords.KEPT_FIRST), *range(200 - kernelrecords.KEPT_LAST, 200))]
+    assert told == [pci.format(n) for n in (*range(kernel_records.KEPT_FIRST), *range(200 - kernel_records.KEPT_LAST, 200))]
 
 
 def test_a_storm_of_one_kind_takes_no_room_from_another(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_flood_without_end_is_not_awaited(known: Signatures) -> None:
     flood = _Flood()
     watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), lambda: flood)
     watch.start()
-    wait_for(lambda: flood.reads > 2 * kernel.AT_ONCE, "some of the flood is read", 10)
+    wait_for(lambda: flood.reads > 2 * kernel_watch.AT_ONCE, "some of the flood is read", 10)
     found = watch.finish(10)
     assert flood.closed
     assert [fact.name for fact in found] == ["gpu_lost.xid", "unread"]
@@ -299,7 +299,7 @@ def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_
 
 
 def test_a_container_that_sees_other_gpus_has_not_lost_this_one(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernelrecords, "NVIDIA_GPUS", str(tmp_path))
+    monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
     (tmp_path / "0000:5e:00.0").mkdir()
     assert [fact.name for fact in _watched(known, Ours(os.getpid()), _record(XID))] == ["of_others"]
     (tmp_path / "0000:3d:00.0").mkdir()
@@ -317,7 +317,7 @@ def test_a_strangers_pid_excludes_what_is_a_processs_own_and_the_gpu_decides_the
     code: int,
     ours: bool,  # noqa: FBT001  a parameter
 ) -> None:
-    monkeypatch.setattr(kernelrecords, "NVIDIA_GPUS", str(tmp_path))
+    monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
     monkeypatch.setattr(Ours, "whose", lambda *_: (Whose.STRANGERS, None))  # as of a monitor, or of who is gone
     (tmp_path / "0000:3d:00.0").mkdir()
     line = XID_OF.format(code=code, pid=4242)
@@ -328,7 +328,7 @@ def test_a_strangers_pid_excludes_what_is_a_processs_own_and_the_gpu_decides_the
 
 
 def test_a_switch_is_no_gpu_and_everybodys(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernelrecords, "NVIDIA_GPUS", str(tmp_path))
+    monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
     (tmp_path / "0000:3d:00.0").mkdir()
     line = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
     assert [fact.name for fact in _watched(known, Ours(os.getpid()), _record(line))] == ["nvlink.sxid"]

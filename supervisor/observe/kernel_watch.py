@@ -1,7 +1,7 @@
 """What the kernel says while an attempt runs: Xids, the OOM killer's choice, disks that fail.
 
 In: /dev/kmsg from the attempt's start on; where that cannot be had the journal (`journalctl -k`), or a file that syslog writes. Out: what
-the records say (observe/kernelrecords.py). Where none of the three can be read the evidence says so, with the reasons: silence of a log
+the records say (observe/kernel_records.py). Where none of the three can be read the evidence says so, with the reasons: silence of a log
 that nobody read is not health. The device and the copies are read by health/kernellog/. The thread owns the descriptor; a record is
 looked at when it comes, because then the process that it names can still be found. A flood is not awaited: reading takes a fifth of one
 processor at most, what the kernel overwrites meanwhile is counted, and whoever asks gets what was found by then.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from health.kernellog import kmsg_reader, sources
 from health.kernellog.kmsg_reader import Device, Joiner
 from supervisor.core.model import Evidence
-from supervisor.observe.kernelrecords import Kept, Record, evidence
+from supervisor.observe.kernel_records import Kept, Record, evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from health.kernellog.kmsg_reader import Kmsg
     from supervisor.job.clock import Clock
     from supervisor.observe.job_processes import Ours
-    from supervisor.observe.logwatch import Signatures
+    from supervisor.observe.log_watch import Signatures
 
 AT_ONCE = 512  # records between two looks at whether anybody waits
 PAUSE_PER_READ = 4  # as a multiple of the time that it took

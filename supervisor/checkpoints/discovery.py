@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final
 from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
-from supervisor.checkpoints.path_patterns import is_of, pattern_of, says_checkpoint, unit_of
 from supervisor.instrument._supervise_shim.layout import loads_first
+from supervisor.observe.path_patterns import is_of, pattern_of, says_checkpoint, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,13 +35,13 @@ from supervisor.checkpoints import numerics
 from supervisor.checkpoints.baseline import Baseline
 from supervisor.checkpoints.discovery import Learned, Write
 from supervisor.checkpoints.order import CheckpointOrder
-from supervisor.checkpoints.path_patterns import escaped, is_of, pattern_of, unit_of
 from supervisor.checkpoints.permit import Permit
 from supervisor.checkpoints.references import leads_to
 from supervisor.checkpoints.shared_manifests import Neighbours
 from supervisor.checkpoints.watcher import CheckpointWatcher, to_event, to_ref
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import Unused
+from supervisor.observe.path_patterns import escaped, is_of, pattern_of, unit_of
 from supervisor.observe.progress_sampler import loads
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from supervisor.checkpoints.path_patterns import escaped, is_of, pattern_of
+from supervisor.observe.path_patterns import escaped, is_of, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

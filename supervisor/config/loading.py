@@ -185,7 +185,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
 
 def evict_on(settings: Settings) -> tuple[str, ...]:
     """Return the checks that end a healthy attempt. Raises SuperviseError for one that there is not, and for a wrong setting of health."""
-    from supervisor.node.health_config import healthset  # noqa: PLC0415  likewise
+    from supervisor.config.health import healthset  # noqa: PLC0415  likewise
 
     checks = healthset(settings).checks
     unknown = [name for name in settings.health.evict_on if name not in checks]

@@ -54,7 +54,7 @@ _NAMED = 3
 
 
 class ElasticSession:
-    """Runs our agent by `argv` (launch/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
+    """Runs our agent by `argv` (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
 
     `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change.
     """

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.probes.network.names import split
-from supervisor.knobs import syntax
-from supervisor.launch import torchrun
+from supervisor.knobs import syntax, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

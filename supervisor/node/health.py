@@ -25,10 +25,10 @@ from health.model import Ask, Readings, Result
 from health.nvidia.xid_history import Memory
 from health.probes.gpu import pci
 from health.probing.runner import OUTCOME, Runner, asked
+from supervisor.config.health import healthset
 from supervisor.core.model import Evidence, Finding
 from supervisor.launch import orphans, rendezvous
 from supervisor.node import gpu_changes
-from supervisor.node.health_config import healthset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

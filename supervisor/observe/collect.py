@@ -17,7 +17,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from supervisor.checkpoints.path_patterns import pattern_of, unit_of
 from supervisor.classify import exits as exits_of
 from supervisor.classify import match, redact
 from supervisor.classify.match import Reader
@@ -26,6 +25,7 @@ from supervisor.core.model import Evidence
 from supervisor.observe import error_files, heartbeats
 from supervisor.observe.launched_ranks import Vanished
 from supervisor.observe.log_watch import AGENT
+from supervisor.observe.path_patterns import pattern_of, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -13,12 +13,12 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.checkpoints.path_patterns import unit_of
 from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveWatched, StartCeilingPassed
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe import error_files, heartbeats
+from supervisor.observe.path_patterns import unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,8 +21,7 @@ from supervisor.cli import stdio
 from supervisor.config import loading
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
 from supervisor.errors import ExitCode, SuperviseError, nearest
-from supervisor.knobs import batch, job_knobs, programs, syntax
-from supervisor.launch import torchrun
+from supervisor.knobs import batch, job_knobs, programs, syntax, torchrun
 from supervisor.strategies import halve_batch, halve_workers, memory_knobs, skip_window
 from supervisor.strategies.situation import OF_BATCH, Situation
 

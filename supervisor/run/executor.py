@@ -39,12 +39,12 @@ from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import SHM, is_gone
 from supervisor.launch.session import Ground
-from supervisor.node.requests import NodeCare
 from supervisor.observe import collect, heartbeats, stack_dumps
 from supervisor.observe.attempt_watch import ANSWER_S, Launcher, Watch
 from supervisor.observe.launched_ranks import with_found
 from supervisor.observe.progress_sampler import Sampler
 from supervisor.observe.reconcile import weighed
+from supervisor.run.node_requests import NodeCare
 from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.config import signatures
+from supervisor.config.health import directories
 from supervisor.core.model import Gpu, Launcher
 from supervisor.guardian import process_tree
 from supervisor.guardian.libc import return_free_memory
 from supervisor.job import identity
-from supervisor.launch import orphans, plain, previous_processes, torchrun
+from supervisor.knobs import python_command, torchrun
+from supervisor.launch import orphans, previous_processes
 from supervisor.launch.elastic_session import ElasticSession
 from supervisor.launch.guardian_client import Guardian
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import ledger, listing
-from supervisor.node.health_config import directories
 from supervisor.node.ledger import Entry, GpuLedger
 from supervisor.observe import anchor_scanner
 
@@ -122,7 +123,7 @@ class Workshop:
         """Make the session that the command asks for."""
         command = self.torchrun
         if command is None:
-            return PlainSession(ground, lambda argv, _nproc: argv, self._shim(plain.shim_mode(self._job.command)))
+            return PlainSession(ground, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
         if command.interpreter is None:
             return self.stock_session(ground)
         argv = torchrun.agent_argv(

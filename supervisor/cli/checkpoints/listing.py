@@ -22,11 +22,12 @@ from checkpointing.rejections import Fences
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.verify import identity_of
 from checkpointing.verify import verify as verify_one
-from supervisor.checkpoints import discovery, numerics, path_patterns
+from supervisor.checkpoints import discovery, numerics
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.verify import as_dict, table
 from supervisor.cli.status import find_job, places_in, state_root
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.observe import path_patterns
 from supervisor.report.text import clean
 from supervisor.run import lock
 

@@ -23,13 +23,13 @@ from checkpointing.retention.copies import DIRECTORY as COPIES
 from checkpointing.retention.copies import Copies
 from supervisor.checkpoints import discovery
 from supervisor.checkpoints.order import CheckpointOrder
-from supervisor.checkpoints.path_patterns import pattern_of
 from supervisor.checkpoints.references import leads_to
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints import mirror
 from supervisor.cli.checkpoints.listing import DIRECTORY, refuse_while_running
 from supervisor.cli.status import find_job, state_root
 from supervisor.errors import SuperviseError
+from supervisor.observe.path_patterns import pattern_of
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:

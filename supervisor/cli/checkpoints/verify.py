@@ -24,9 +24,9 @@ from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
 from checkpointing.verify import Cache
 from supervisor.checkpoints.order import CheckpointOrder
-from supervisor.checkpoints.path_patterns import is_within
 from supervisor.cli import stdio
 from supervisor.errors import SuperviseError
+from supervisor.observe.path_patterns import is_within
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:

@@ -77,9 +77,9 @@ def _doctor(
             stdio.say(line)
     from health import doctor  # noqa: PLC0415
     from health.model import Ask  # noqa: PLC0415
+    from supervisor.config.health import directories, healthset  # noqa: PLC0415
     from supervisor.job import identity  # noqa: PLC0415
     from supervisor.launch import rendezvous  # noqa: PLC0415
-    from supervisor.node.health_config import directories, healthset  # noqa: PLC0415
 
     meeting = rendezvous.of(settings.job.command, os.environ)
     here = identity.working_directory()

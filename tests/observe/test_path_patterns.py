@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.checkpoints.path_patterns import is_of, pattern_of, unit_of
+from supervisor.observe.path_patterns import is_of, pattern_of, unit_of
 
 UNITS = {
     "/j/ckpt.pt": "/j/ckpt.pt",

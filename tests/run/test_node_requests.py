@@ -13,7 +13,7 @@ from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Finding, Gpu
 from supervisor.job.clock import Clock
-from supervisor.node.requests import NodeCare
+from supervisor.run.node_requests import NodeCare
 from supervisor.run.threads import Threads
 from tests.support.waiting import wait_for
 

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.launch.torchrun import (
-    AGENT_FILE,
-    FLAGS,
-    Torchrun,
-    agent_argv,
-    most_nodes,
-    recognise,
-    script_arguments,
-    size,
-    stock_argv,
-)
+from supervisor.knobs.torchrun import AGENT_FILE, FLAGS, Torchrun, agent_argv, most_nodes, recognise, script_arguments, size, stock_argv
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from supervisor.core.model import Launcher
 from supervisor.knobs import syntax
-from supervisor.launch.plain import first_line, is_interpreter, split_python
+from supervisor.knobs.python_command import first_line, is_interpreter, split_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

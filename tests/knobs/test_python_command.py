@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.launch.plain import PythonCommand, shim_mode, split_python
+from supervisor.knobs.python_command import PythonCommand, shim_mode, split_python
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from supervisor.instrument._supervise_shim.claim import Identity, claim
-from supervisor.instrument._supervise_shim.heartbeat import Beat
+from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe import heartbeats
 
 CALLS = 100_000
@@ -31,7 +31,7 @@ ROUNDS = 40
 STARTS = 10
 
 
-def own_ns(beat: Beat) -> dict[str, float]:
+def own_ns(beat: HeartbeatWriter) -> dict[str, float]:
     """Time the hook alone, with one optimizer and with two that alternate; best and median of seven."""
     parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
     one, two = (torch.optim.SGD([parameter], lr=0.1) for parameter in parameters)
@@ -47,7 +47,7 @@ def own_ns(beat: Beat) -> dict[str, float]:
     return {"best": min(single), "median": statistics.median(single), "two_optimizers_median": statistics.median(double)}
 
 
-def step_us(beat: Beat) -> dict[str, float]:
+def step_us(beat: HeartbeatWriter) -> dict[str, float]:
     """Time Adam's step on a small model, with and without the hook in turn; medians over the rounds."""
     layer = torch.nn.Linear(8, 8)
     layer(torch.ones(8)).sum().backward()
@@ -89,8 +89,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:  # noqa: S108 - where heartbeats live
         job_dir = Path(folder)
         heartbeats.create(job_dir / "attempt-0001" / "heartbeat", 1)
-        identity = Identity("", str(job_dir / "attempt-0001"), "rank")
-        beat = Beat(identity.pid, identity.start_ticks, identity.rank)
+        identity = ProcessIdentity("", str(job_dir / "attempt-0001"), "rank")
+        beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
         claim(identity, beat)
         print(json.dumps({"own_ns": own_ns(beat), "step_us": step_us(beat), "start_cpu_ms": start_cpu_ms(job_dir)}, indent=2))
 

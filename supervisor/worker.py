@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from checkpointing.training import save_agreement
 
 if TYPE_CHECKING:
-    from supervisor.instrument._supervise_shim import Instrument
+    from supervisor.instrument._supervise_shim import Instrumentation
 
 
 def heartbeat(step: int) -> None:
@@ -71,6 +71,6 @@ def resume_step() -> int | None:
         return None
 
 
-def _instrument() -> Instrument | None:
-    found: Instrument | None = save_agreement.instrument()
+def _instrument() -> Instrumentation | None:
+    found: Instrumentation | None = save_agreement.instrument()
     return found

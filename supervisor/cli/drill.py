@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.observe.heartbeats import Beat
+    from supervisor.observe.heartbeats import RankHeartbeat
 
 T = TypeVar("T")
 KINDS = ("kill", "hang", "oom", "nan", "bitrot", "preempt")
@@ -240,7 +240,7 @@ class _Drill:
                 return Struck(float(row["t"]), int(row["step"]), f"rank {path.name.rpartition('-')[2]} {what}")
         return None
 
-    def _beats(self) -> list[Beat]:
+    def _beats(self) -> list[RankHeartbeat]:
         attempts = sorted(self._scratch.glob("attempt-[0-9]*"))
         return list(heartbeats.read(attempts[-1] / "heartbeat")) if attempts else []
 
@@ -343,7 +343,7 @@ def _identity(path: Path) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _made(beat: Beat) -> int:
+def _made(beat: RankHeartbeat) -> int:
     return beat.steps if beat.step is None else beat.step
 
 

@@ -53,7 +53,7 @@ class HyperScanner:
         return found
 
 
-class Meanwhile:
+class UpgradingScanner:
     """The standard library's search until a faster scanner is there: nobody waits for it, and what is found is the same.
 
     Owns the child that makes the faster one; `close` ends it, so that it does not outlive us.
@@ -123,9 +123,9 @@ def scanner(anchors: Sequence[str]) -> Scanner:
     return HyperScanner(database)
 
 
-def made_apart(anchors: Sequence[str], python: str = sys.executable) -> Meanwhile:
+def made_apart(anchors: Sequence[str], python: str = sys.executable) -> UpgradingScanner:
     """Return a scanner at once that becomes the fastest one within a moment, compiled by a child, an interpreter `python`."""
-    meanwhile = Meanwhile(anchors)
+    meanwhile = UpgradingScanner(anchors)
 
     def improve() -> None:
         better = _compiled_apart(anchors, python, meanwhile)
@@ -152,7 +152,7 @@ sys.stdout.buffer.write(hyperscan.dumpb(database))
 _COMPILE_DEADLINE_S = 30.0
 
 
-def _compiled_apart(anchors: Sequence[str], python: str, meanwhile: Meanwhile) -> Scanner | None:
+def _compiled_apart(anchors: Sequence[str], python: str, meanwhile: UpgradingScanner) -> Scanner | None:
     """Have a child compile the database; None where it did not. hyperscan itself refuses what is cut off or altered."""
     asked = json.dumps({"path": sys.path, "expressions": _expressions(anchors)}).encode()
     # isolated and without site: whatever a user's environment adds to each interpreter's start is not wanted here

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Evidence
 from supervisor.observe import cgroup, collect, core_dumps, heartbeats, host_resources
-from supervisor.observe.job_processes import Ours
+from supervisor.observe.job_processes import JobProcesses
 from supervisor.observe.kernel_watch import KernelWatch
-from supervisor.observe.launched_ranks import RankEnds
+from supervisor.observe.launched_ranks import LaunchedRanks
 from supervisor.observe.log_watch import LogWatch
 
 if TYPE_CHECKING:
@@ -39,24 +39,24 @@ KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
+class LauncherFacts:
     """What those know who run the ranks: the guardian's last lines of each stream (waits for its answer), the launcher's own words."""
 
     tails: Callable[[], list[Mapping[str, Any]]]
     facts: Callable[[], tuple[Evidence, ...]]
 
 
-class Watch:
+class AttemptWatch:
     """The watchers of one job's current attempt."""
 
     def __init__(self, job: Job, signatures: Signatures, clock: Clock) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
-        self.ours = Ours(os.getpid())
+        self.ours = JobProcesses(os.getpid())
         self._shm = host_resources.SharedMemory()
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
-        self.rank_ends: RankEnds | None = None
-        self._kills: cgroup.Kills | None = None
+        self.rank_ends: LaunchedRanks | None = None
+        self._kills: cgroup.OomKillCounter | None = None
         self._problem = ""
 
     def begin(self, attempt: int, *, plain: bool = False) -> None:
@@ -64,7 +64,7 @@ class Watch:
         self.stop()
         self.ours.set_ranks(())
         self._problem = ""
-        self._kills = cgroup.Kills()  # files of the kernel's own: memory
+        self._kills = cgroup.OomKillCounter()  # files of the kernel's own: memory
         logs = LogWatch(Path(self._job.log_dir(attempt)), self._signatures, self._clock.now)
         kernel = KernelWatch(self._signatures, self.ours, self._clock)
         try:
@@ -73,7 +73,7 @@ class Watch:
         except (OSError, RuntimeError) as error:  # no descriptor or no thread to be had: counts are left
             self._problem = str(error)
         try:
-            self.rank_ends = RankEnds() if plain else None
+            self.rank_ends = LaunchedRanks() if plain else None
             logs.start()
             self._logs = logs
         except RuntimeError as error:  # tails are left
@@ -109,7 +109,9 @@ class Watch:
                 watcher.stop()
         self._logs = self._kernel = self.rank_ends = self._kills = None
 
-    def sources(self, attempt: int, ranks: Sequence[RankInfo], since_ns: int, deaths: Sequence[RankExit], launcher: Launcher) -> Sources:
+    def sources(
+        self, attempt: int, ranks: Sequence[RankInfo], since_ns: int, deaths: Sequence[RankExit], launcher: LauncherFacts
+    ) -> Sources:
         """Return who is to be asked about an attempt that has ended, and ends the watching. From any thread."""
         directory = self._job.attempt_dir(attempt)
         logs, kernel, self._logs, self._kernel = self._logs, self._kernel, None, None

@@ -4,7 +4,7 @@ In: /proc/self/cgroup, /proc/self/mountinfo, and the groups' files: memory.event
 version 1. Out: counts, and what has changed between two readings as evidence. A kill is counted in the group of the process that was
 killed (since Linux 4.13), so our own group's count is about us; a count above it may be about a neighbour and only goes with it. What
 cannot be read has no count. A count has no times, so it is read again and again while an attempt runs: a kill that training outlived is
-told from one that ended it (observe/reconcile.py). `Kills` owns the counts of one attempt; it may be used by several threads.
+told from one that ended it (observe/reconcile.py). `OomKillCounter` owns the counts of one attempt; it may be used by several threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class GroupCounts:
     """One group's figures. `own`: it is the one that we are in, and it holds no other job. `limit_hits`: how often memory ran short."""
 
     own: bool
@@ -41,7 +41,7 @@ class Counts:
     limit_hits: int
 
 
-class Kills:
+class OomKillCounter:
     """What is counted from now on, until an attempt has ended."""
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Kills:
             return (*self._found, *short(self._first, self._last))
 
 
-def read(cgroup_file: Path = Path("/proc/self/cgroup"), mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[str, Counts]:
+def read(cgroup_file: Path = Path("/proc/self/cgroup"), mountinfo: Path = Path("/proc/self/mountinfo")) -> dict[str, GroupCounts]:
     """Return the counts of our group and of those above it, by directory; nothing where there are none."""
-    found: dict[str, Counts] = {}
+    found: dict[str, GroupCounts] = {}
     for mount, directory, ours in _places(cgroup_file, mountinfo):
         level = directory
         for _ in range(MOST_LEVELS):
@@ -82,13 +82,13 @@ def read(cgroup_file: Path = Path("/proc/self/cgroup"), mountinfo: Path = Path("
     return found
 
 
-def again(counts: Mapping[str, Counts]) -> dict[str, Counts]:
+def again(counts: Mapping[str, GroupCounts]) -> dict[str, GroupCounts]:
     """Return the counts of the same groups now, but for those that are gone."""
     now = ((path, _counts(Path(path), own=was.own)) for path, was in counts.items())
     return {path: found for path, found in now if found is not None}
 
 
-def killed(before: Mapping[str, Counts], after: Mapping[str, Counts], t: float) -> tuple[Evidence, ...]:
+def killed(before: Mapping[str, GroupCounts], after: Mapping[str, GroupCounts], t: float) -> tuple[Evidence, ...]:
     """Return the kills that have been counted since, for groups that were there both times; `t` is the time of the later reading."""
     found = []
     for path, now in after.items():
@@ -102,7 +102,7 @@ def killed(before: Mapping[str, Counts], after: Mapping[str, Counts], t: float) 
     return tuple(found)
 
 
-def short(before: Mapping[str, Counts], after: Mapping[str, Counts]) -> tuple[Evidence, ...]:
+def short(before: Mapping[str, GroupCounts], after: Mapping[str, GroupCounts]) -> tuple[Evidence, ...]:
     """Return where memory of our own ran short in between, and nobody was killed for it."""
     found = []
     for path, now in after.items():
@@ -150,10 +150,10 @@ def _places(cgroup_file: Path, mountinfo: Path) -> list[tuple[Path, Path, bool]]
     return found
 
 
-def _counts(directory: Path, *, own: bool) -> Counts | None:
+def _counts(directory: Path, *, own: bool) -> GroupCounts | None:
     events = _table(directory / "memory.events")
     if "oom_kill" in events:
-        return Counts(own, events["oom_kill"], events.get("max", 0))
+        return GroupCounts(own, events["oom_kill"], events.get("max", 0))
     control = _table(directory / "memory.oom_control")
     if "oom_kill" not in control:
         return None
@@ -161,7 +161,7 @@ def _counts(directory: Path, *, own: bool) -> Counts | None:
         hits = int((directory / "memory.failcnt").read_text())
     except (OSError, ValueError):
         hits = 0
-    return Counts(own, control["oom_kill"], hits)
+    return GroupCounts(own, control["oom_kill"], hits)
 
 
 def _table(path: Path) -> dict[str, int]:

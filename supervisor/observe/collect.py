@@ -23,7 +23,7 @@ from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
 from supervisor.observe import error_files, heartbeats
-from supervisor.observe.launched_ranks import Vanished
+from supervisor.observe.launched_ranks import VanishedRank
 from supervisor.observe.log_watch import AGENT
 from supervisor.observe.path_patterns import pattern_of, unit_of
 
@@ -81,7 +81,7 @@ def exits(
     deaths: Iterable[RankExit],
     clock: Clock,
     grace_s: float,
-    ends: Iterable[RankExit | Vanished] = (),
+    ends: Iterable[RankExit | VanishedRank] = (),
     pids: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Evidence, ...]:
     """Return what the deaths themselves say. ends, pids: of ranks that the command started by itself; it then is their launcher.
@@ -91,7 +91,7 @@ def exits(
     found = []
     first: RankExit | None = None
     for death in sorted((*deaths, *ends), key=lambda death: death.at_ns):
-        if isinstance(death, Vanished):
+        if isinstance(death, VanishedRank):
             if first is None:  # after a failure, whoever goes was ended
                 found.append(Evidence("exit", "vanished", GONE, rank=death.rank, t=clock.at_monotonic_ns(death.at_ns)))
             continue

@@ -35,7 +35,7 @@ class ErrorReport:
 
     `local_rank` and `rank` are None for a process that was not known to be a rank: a launcher, a helper, or a rank under `bash
     run.sh` that had not trained yet. `step` is absolute, None where unknown; `steps` were counted. `t_ns` is CLOCK_MONOTONIC, `wall`
-    Unix seconds. `torch`: it had loaded torch. `programs`, `values`, `batchnorm`: see `Program`.
+    Unix seconds. `torch`: it had loaded torch. `programs`, `values`, `batchnorm`: see `ReportedProgram`.
     """
 
     path: str
@@ -58,7 +58,7 @@ class ErrorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class ReportedProgram:
     """What trains: rows of docs/programs.md, the outermost first, and what they hold of the knobs.
 
     batchnorm: the model has a batch norm whose statistics depend on the micro-batch.
@@ -70,7 +70,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class IgnoredErrorFile:
     """A file that was not taken as evidence, and why."""
 
     path: str
@@ -87,7 +87,7 @@ class ErrorScan:
 
     errors: tuple[ErrorReport, ...]
     unclaimed: tuple[ErrorReport, ...]
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[IgnoredErrorFile, ...]
 
 
 def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> ErrorScan:
@@ -99,19 +99,19 @@ def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> Er
     known = {(rank.pid, rank.start_ticks) for rank in ranks}
     known |= {(beat.pid, beat.start_ticks) for beat in heartbeats.read(directory / "heartbeat")}
     reports: list[ErrorReport] = []
-    ignored: list[Ignored] = []
+    ignored: list[IgnoredErrorFile] = []
     for path in sorted(directory.glob("error-*.json"))[:MOST_FILES]:
         try:
             report = _report(path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            ignored.append(Ignored(str(path), f"not readable as an error file: {str(error) or type(error).__name__}"))
+            ignored.append(IgnoredErrorFile(str(path), f"not readable as an error file: {str(error) or type(error).__name__}"))
             continue
         if path.name != file_name("error", report.local_rank, report.pid):
-            ignored.append(Ignored(str(path), f"its name is not that of what it holds (process {report.pid})"))
+            ignored.append(IgnoredErrorFile(str(path), f"its name is not that of what it holds (process {report.pid})"))
         elif report.t_ns < since_ns:
-            ignored.append(Ignored(str(path), "it was written before this attempt began"))
+            ignored.append(IgnoredErrorFile(str(path), "it was written before this attempt began"))
         elif report.local_rank is not None and (report.pid, report.start_ticks) not in known:
-            ignored.append(Ignored(str(path), f"process {report.pid} was no rank of this attempt"))
+            ignored.append(IgnoredErrorFile(str(path), f"process {report.pid} was no rank of this attempt"))
         else:
             reports.append(report)
     reports.sort(key=lambda report: report.t_ns)
@@ -119,7 +119,7 @@ def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> Er
     return ErrorScan(tuple(report for report in reports if report.local_rank is not None) or unclaimed, unclaimed, tuple(ignored))
 
 
-def programs(directory: Path) -> Program | None:
+def programs(directory: Path) -> ReportedProgram | None:
     """Read what the attempt's processes saw of themselves, also out of their error files; None where nobody saw anything.
 
     Where two tell different values of one knob, that of the lower local rank holds.
@@ -129,13 +129,13 @@ def programs(directory: Path) -> Program | None:
     batchnorm = False
     for path in (*_in_order(directory, "program-*.json"), *_in_order(directory, "error-*.json")):
         try:
-            seen = Program(**_program(_row(path)))
+            seen = ReportedProgram(**_program(_row(path)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
         names |= dict.fromkeys(seen.programs)
         values = {knob: value for knob, value in seen.values if len(value) <= MOST_VALUE} | values
         batchnorm |= seen.batchnorm
-    return Program(tuple(names), tuple(sorted(values.items())), batchnorm) if names or values or batchnorm else None
+    return ReportedProgram(tuple(names), tuple(sorted(values.items())), batchnorm) if names or values or batchnorm else None
 
 
 def _in_order(directory: Path, pattern: str) -> list[Path]:
@@ -144,7 +144,7 @@ def _in_order(directory: Path, pattern: str) -> list[Path]:
 
 
 def _program(row: dict[str, Any]) -> dict[str, Any]:
-    """Give the fields of `Program`; a file of an instrumentation that could not look has none of them."""
+    """Give the fields of `ReportedProgram`; a file of an instrumentation that could not look has none of them."""
     values = row.get("values") or {}
     return {
         "programs": tuple(str(name) for name in row.get("programs") or ()),

@@ -23,7 +23,7 @@ WORDS = shim.SLOT_BYTES // 8
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class RankHeartbeat:
     """What a rank said of itself: all of its slot (docs/instrumentation.md). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
 
     `steps` counts training steps seen in this process: 0 says that none was seen, not that none was made. `step` is absolute, as
@@ -69,7 +69,7 @@ def create(path: Path, slots: int) -> None:
     half.rename(path)  # a rank sees a whole file or none
 
 
-def read(path: Path, *, now_ns: int | None = None) -> tuple[Beat, ...]:
+def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
     """Give the beats of the slots that are claimed, by local rank; nothing where the file is gone, cannot be read or is none of ours."""
     now = time.monotonic_ns() if now_ns is None else now_ns
     try:
@@ -84,13 +84,13 @@ def read(path: Path, *, now_ns: int | None = None) -> tuple[Beat, ...]:
     return tuple(beat for beat in beats if beat is not None)
 
 
-def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> Beat | None:
+def _beat(index: int, slot: tuple[int, ...], now_ns: int) -> RankHeartbeat | None:
     if not slot[shim.PID]:
         return None
     flags = slot[shim.FLAGS]
     stored, since_ns = shim.split_phase(slot[shim.PHASE])
     step, source = shim.split_step(slot[shim.STEP], slot[shim.STEPS])
-    return Beat(
+    return RankHeartbeat(
         local_rank=index,
         rank=slot[shim.RANK],
         pid=slot[shim.PID],

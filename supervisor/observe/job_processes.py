@@ -32,7 +32,7 @@ MOST_KNOWN = 20_000
 _CONTAINER = re.compile(r"[0-9a-f]{64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}")
 
 
-class Whose(enum.Enum):
+class ProcessOwner(enum.Enum):
     """To whom something belongs."""
 
     OURS = enum.auto()
@@ -41,19 +41,19 @@ class Whose(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _AttemptProcesses:
     """The ranks of one attempt by pid, and whose each process was that descended from them."""
 
     ranks: Mapping[int, int]
     known: Mapping[int, int | None]
 
 
-class Ours:
+class JobProcesses:
     """The processes of one job. `root`: the process from which all of them descend, besides the guardian."""
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._attempt = _Attempt({}, {})
+        self._attempt = _AttemptProcesses({}, {})
         self._lock = threading.Lock()  # of who replaces it; who reads takes it once
         self._comparable = _text_of_link("/proc/self/ns/pid") == FIRST_NAMESPACE
         self._containers = frozenset(_CONTAINER.findall(_head("/proc/self/cgroup") + _head("/proc/self/mountinfo")))
@@ -63,7 +63,7 @@ class Ours:
         by_pid = {info.pid: info.rank for info in ranks}
         with self._lock:
             if by_pid != self._attempt.ranks or not by_pid:
-                self._attempt = _Attempt(by_pid, {})
+                self._attempt = _AttemptProcesses(by_pid, {})
 
     def learn(self, found: Iterable[process_tree.Process]) -> None:
         """Take what descends from the guardian now. Those of earlier are remembered: they may have died since."""
@@ -78,32 +78,32 @@ class Ours:
             known[pid] = attempt.ranks.get(at)
         with self._lock:
             if self._attempt is attempt:  # else another has begun meanwhile, and these pids are none of its
-                self._attempt = _Attempt(attempt.ranks, known)
+                self._attempt = _AttemptProcesses(attempt.ranks, known)
 
-    def whose(self, pid: int) -> tuple[Whose, int | None]:
+    def whose(self, pid: int) -> tuple[ProcessOwner, int | None]:
         """Tell whose process this is, as the kernel's log names it, and of which rank."""
         if not self._comparable:
-            return Whose.UNKNOWN, None
+            return ProcessOwner.UNKNOWN, None
         attempt, at = self._attempt, pid
         for _ in range(DEEPEST):
             if at in attempt.ranks:
-                return Whose.OURS, attempt.ranks[at]
+                return ProcessOwner.OURS, attempt.ranks[at]
             if at in attempt.known:
-                return Whose.OURS, attempt.known[at]
+                return ProcessOwner.OURS, attempt.known[at]
             if at == self._root:
-                return Whose.OURS, None
+                return ProcessOwner.OURS, None
             process = process_tree.read(at)
             if process is None or process.ppid <= 1:
                 break
             at = process.ppid
-        return Whose.STRANGERS, None
+        return ProcessOwner.STRANGERS, None
 
-    def whose_cgroup(self, text: str) -> Whose:
+    def whose_cgroup(self, text: str) -> ProcessOwner:
         """Tell whether a record speaks of our container, by the ids in the paths of cgroups that it names."""
         named = _CONTAINER.findall(text)
         if not named or not self._containers:
-            return Whose.UNKNOWN
-        return Whose.OURS if self._containers.intersection(named) else Whose.STRANGERS
+            return ProcessOwner.UNKNOWN
+        return ProcessOwner.OURS if self._containers.intersection(named) else ProcessOwner.STRANGERS
 
 
 def _text_of_link(path: str) -> str:

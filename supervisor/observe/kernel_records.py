@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from health.nvidia import xids
 from supervisor.classify.match import claims
 from supervisor.core.model import Cause, Evidence
-from supervisor.observe.job_processes import Whose
+from supervisor.observe.job_processes import ProcessOwner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.observe.job_processes import Ours
+    from supervisor.observe.job_processes import JobProcesses
     from supervisor.observe.log_watch import Signatures
 
 NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
@@ -39,7 +39,7 @@ _CONTAINED = 94
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class KernelRecord:
     """One record of the kernel's log. `t`: the job's clock. `sure`: that it is the kernel's own word is certain."""
 
     text: str
@@ -47,7 +47,7 @@ class Record:
     sure: bool = True
 
 
-class Kept:
+class BoundedFacts:
     """The first and the last facts of each kind. Not for several threads at once."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Kept:
         return (*(fact for _, fact in kept), *told)
 
 
-def evidence(record: Record, signatures: Signatures, ours: Ours) -> Sequence[Evidence]:
+def evidence(record: KernelRecord, signatures: Signatures, ours: JobProcesses) -> Sequence[Evidence]:
     """Return what a record says: claims by the kernel's rows, or that it was said of others."""
     catalogue, scanner = signatures()
     if not scanner.hits(record.text.encode()):
@@ -82,26 +82,28 @@ def evidence(record: Record, signatures: Signatures, ours: Ours) -> Sequence[Evi
     for fact in found:
         whose, rank = _whose(fact, ours)
         oom = fact.claim is not None and fact.claim.cause is Cause.HOST_OOM
-        if whose is Whose.STRANGERS:
+        if whose is ProcessOwner.STRANGERS:
             kept.append(replace(fact, name="of_others", claim=None, fields=()))
-        elif oom and whose is Whose.UNKNOWN:  # whoever was killed: our own count of kills (cgroup.py) says whether it was one of ours
+        elif (
+            oom and whose is ProcessOwner.UNKNOWN
+        ):  # whoever was killed: our own count of kills (cgroup.py) says whether it was one of ours
             kept.append(replace(fact, name="nearby", claim=None, fields=()))
         else:
             kept.append(replace(fact, rank=rank))
     return kept
 
 
-def _whose(fact: Evidence, ours: Ours) -> tuple[Whose, int | None]:
+def _whose(fact: Evidence, ours: JobProcesses) -> tuple[ProcessOwner, int | None]:
     """Tell whose a record is: of a process's own error that process's, of a GPU's whoever's the GPU can be."""
     match, pci = _PID.search(fact.text), _PCI.search(fact.text)
     if match is not None:
         whose, rank = ours.whose(int(next(group for group in match.groups() if group)))
-        if whose is Whose.OURS or (whose is Whose.STRANGERS and (pci is None or _is_of_a_process(fact))):
+        if whose is ProcessOwner.OURS or (whose is ProcessOwner.STRANGERS and (pci is None or _is_of_a_process(fact))):
             return whose, rank
     cgroup = ours.whose_cgroup(fact.text)
-    if cgroup is not Whose.UNKNOWN:
+    if cgroup is not ProcessOwner.UNKNOWN:
         return cgroup, None
-    return (_whose_gpu(pci[1]) if pci is not None else Whose.UNKNOWN), None
+    return (_whose_gpu(pci[1]) if pci is not None else ProcessOwner.UNKNOWN), None
 
 
 def _is_of_a_process(fact: Evidence) -> bool:
@@ -111,11 +113,11 @@ def _is_of_a_process(fact: Evidence) -> bool:
     return known is not None and (known.origin in {xids.Origin.APP, xids.Origin.EITHER} or known.code == _CONTAINED)
 
 
-def _whose_gpu(pci: str) -> Whose:
+def _whose_gpu(pci: str) -> ProcessOwner:
     """Tell whether a GPU can be one of ours: a container sees its own only."""
     try:
         seen = [path.name for path in Path(NVIDIA_GPUS).iterdir()]
     except OSError:
-        return Whose.UNKNOWN
+        return ProcessOwner.UNKNOWN
     wanted = pci.lower()[-10:]
-    return Whose.UNKNOWN if not seen or any(wanted in name.lower() for name in seen) else Whose.STRANGERS
+    return ProcessOwner.UNKNOWN if not seen or any(wanted in name.lower() for name in seen) else ProcessOwner.STRANGERS

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from health.kernellog import kmsg_reader, sources
 from health.kernellog.kmsg_reader import Device, Joiner
 from supervisor.core.model import Evidence
-from supervisor.observe.kernel_records import Kept, Record, evidence
+from supervisor.observe.kernel_records import BoundedFacts, KernelRecord, evidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from health.kernellog.kmsg_reader import Kmsg
     from supervisor.job.clock import Clock
-    from supervisor.observe.job_processes import Ours
+    from supervisor.observe.job_processes import JobProcesses
     from supervisor.observe.log_watch import Signatures
 
 AT_ONCE = 512  # records between two looks at whether anybody waits
@@ -37,14 +37,14 @@ LAST_S = 0.5  # what is read once somebody waits
 class KernelWatch:
     """Follows the kernel's log during one attempt, in a thread of its own."""
 
-    def __init__(self, signatures: Signatures, ours: Ours, clock: Clock, open_kmsg: Callable[[], Kmsg] = Device) -> None:
+    def __init__(self, signatures: Signatures, ours: JobProcesses, clock: Clock, open_kmsg: Callable[[], Kmsg] = Device) -> None:
         """Prepare; `ours` tells whose a pid is."""
         self._signatures, self._ours, self._clock, self._open = signatures, ours, clock, open_kmsg
         self._since = clock.now()
         self._answered = threading.Event()
         self._lock = threading.Lock()  # guards all below: who asks does not wait for the thread's end
         self._wake = -1
-        self._found = Kept()
+        self._found = BoundedFacts()
         self._told: list[Evidence] = []
         self._lost = 0
         self._joiner = Joiner()  # the thread's own
@@ -96,7 +96,7 @@ class KernelWatch:
             except OSError as error:
                 self._elsewhere(f"{kmsg_reader.KMSG}: {error.strerror}")
             for record in self._joiner.rest():
-                self._judge(Record(record.text, self._clock.now()))
+                self._judge(KernelRecord(record.text, self._clock.now()))
         except Exception as error:  # noqa: BLE001 (told with the evidence; a thread that dies in silence would be waited for)
             self._add(Evidence("observer", "failed", f"kernel: {error}"))
         finally:
@@ -141,10 +141,10 @@ class KernelWatch:
             parsed = kmsg_reader.parse(data)
             for record in self._joiner.take(parsed) if parsed is not None else ():
                 # not the record's own time: the kernel's clock for it is not disciplined, and is seconds off after some weeks
-                self._judge(Record(record.text, self._clock.now()))
+                self._judge(KernelRecord(record.text, self._clock.now()))
         return True
 
-    def _judge(self, record: Record) -> None:
+    def _judge(self, record: KernelRecord) -> None:
         found = evidence(record, self._signatures, self._ours)
         with self._lock:
             for fact in found:
@@ -168,6 +168,6 @@ class KernelWatch:
                 reasons.append(records)
                 continue
             for text, t, sure in records:
-                self._judge(Record(text, t, sure))
+                self._judge(KernelRecord(text, t, sure))
             return
         self._add(Evidence("kernel", "not_observed", "; ".join(reasons)))

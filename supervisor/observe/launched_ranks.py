@@ -32,7 +32,7 @@ _RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
 
 
 @dataclass(frozen=True, slots=True)
-class Vanished:
+class VanishedRank:
     """A rank that is gone, and its parent has reaped it before anybody could see how it ended."""
 
     rank: int
@@ -40,7 +40,7 @@ class Vanished:
     at_ns: int
 
 
-class RankEnds:
+class LaunchedRanks:
     """The ranks that one attempt's command started. Made for one attempt; its thread ends with `stop`."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class RankEnds:
         self._alive: dict[int, RankInfo] = {}  # by pidfd
         self._newest: dict[int, RankInfo] = {}  # the newest process of each rank; replaced, never changed: the loop reads it
         self.world_size = 0  # as the newest one's environment says
-        self._ends: dict[int, RankExit | Vanished] = {}
+        self._ends: dict[int, RankExit | VanishedRank] = {}
         try:
             threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
         except RuntimeError:
@@ -77,7 +77,7 @@ class RankEnds:
         return {rank: info.pid for rank, info in self._newest.items()}
 
     @property
-    def ends(self) -> tuple[RankExit | Vanished, ...]:
+    def ends(self) -> tuple[RankExit | VanishedRank, ...]:
         """How ranks ended so far; of a rank that was started again, the newest process counts. An end in order is none."""
         return tuple(sorted(self._ends.values(), key=lambda end: end.at_ns))
 
@@ -141,7 +141,7 @@ class RankEnds:
         rank, pid = info.rank, info.pid
         fields = _stat(pid)
         if len(fields) <= _STATUS or fields[_START] != str(info.start_ticks) or fields[_STATE] not in {"Z", "X"}:
-            self._ends[rank] = Vanished(rank, pid, at_ns)
+            self._ends[rank] = VanishedRank(rank, pid, at_ns)
             return
         status = int(fields[_STATUS])
         if os.WIFSIGNALED(status):

@@ -84,7 +84,7 @@ class LogWatch:
         self._directory = directory
         self._signatures = signatures
         self._now = now
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _WatchedStream] = {}
         self._wake = threading.Event()
         self._over = threading.Event()
         self._answered = threading.Event()
@@ -125,11 +125,11 @@ class LogWatch:
             self._signatures()  # made now, while the ranks start, and not when the first of them has died
             while not self._over.is_set():
                 began = time.monotonic()
-                self._look(_Turn(began + LOOK_S, self._over))
+                self._look(_TimeSlice(began + LOOK_S, self._over))
                 took = time.monotonic() - began
                 self._wake.wait(max(PAUSE_S, PAUSE_PER_LOOK * took))
                 self._wake.clear()
-            self._look(_Turn(time.monotonic() + LAST_S))
+            self._look(_TimeSlice(time.monotonic() + LAST_S))
             self._answer = tuple(stream.finish(self._now()) for stream in self._streams.values())
         except Exception as error:  # noqa: BLE001 (told to whoever asks; a thread that dies in silence would be waited for)
             self._failure = error
@@ -138,7 +138,7 @@ class LogWatch:
                 stream.close()
             self._answered.set()
 
-    def _look(self, turn: _Turn) -> None:
+    def _look(self, turn: _TimeSlice) -> None:
         self._find()
         most = max(LEAST_BYTES, min(FILE_BYTES, LOOK_BYTES // max(1, len(self._streams))))
         streams = list(self._streams.values())
@@ -158,11 +158,11 @@ class LogWatch:
                 continue
             rank = int(match["rank"]) if match["rank"] else AGENT
             reader = Reader(*self._signatures())
-            self._streams[name] = _Stream(str(self._directory / name), rank, _STREAMS[match["kind"]], reader)
+            self._streams[name] = _WatchedStream(str(self._directory / name), rank, _STREAMS[match["kind"]], reader)
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _TimeSlice:
     """How long a look may take. The last one knows no `over`: nothing will be left for another."""
 
     until: float
@@ -177,7 +177,7 @@ class _Turn:
         return time.monotonic() >= self.until or (self.over is not None and self.over.is_set())
 
 
-class _Stream:
+class _WatchedStream:
     """One stream: a file, and those that took its name before and after."""
 
     def __init__(self, path: str, rank: int, name: str, reader: Reader) -> None:
@@ -194,7 +194,7 @@ class _Stream:
         self._problem = ""
         self.bytes_read = 0
 
-    def read(self, most: int, now: float, turn: _Turn) -> None:
+    def read(self, most: int, now: float, turn: _TimeSlice) -> None:
         """Take in what is new, `most` bytes of a file, until the turn is up."""
         try:
             if self._fd < 0:
@@ -221,7 +221,7 @@ class _Stream:
                 os.close(self._fd)
             self._fd = -1
 
-    def _take(self, most: int, now: float, turn: _Turn) -> None:
+    def _take(self, most: int, now: float, turn: _TimeSlice) -> None:
         info = os.fstat(self._fd)
         # when its last byte was written, as far as clocks agree; what is read now was not there at the last look
         written = now - max(0.0, time.time() - info.st_mtime)
@@ -241,7 +241,7 @@ class _Stream:
             self._skip_to(max(self._at, info.st_size - LAST_BYTES))
             self._feed(info.st_size, None)
 
-    def _feed(self, upto: int, turn: _Turn | None) -> None:
+    def _feed(self, upto: int, turn: _TimeSlice | None) -> None:
         """Read up to there, in blocks as large as take no longer than BLOCK_S. At the end of the turn it stops."""
         while self._at < upto and not (turn is not None and turn.up):
             began = time.monotonic()

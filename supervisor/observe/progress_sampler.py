@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from supervisor.core.events import Event
     from supervisor.core.model import CheckpointRef, RankInfo
-    from supervisor.observe.heartbeats import Beat
+    from supervisor.observe.heartbeats import RankHeartbeat
 
 REPORT_S = 10.0
 #: A phase that changes with every step (train, checkpoint, train) is told this often at most.
 PHASE_S = 1.0
 
 
-class Sampler:
+class ProgressSampler:
     """Watches one attempt at a time. One look at a time."""
 
     def __init__(self, post: Callable[[Event], None], ceiling_s: float, is_ours: Callable[[str], bool] = lambda _: True) -> None:
@@ -91,7 +91,7 @@ class Sampler:
             self._program_told = True
             self._post(ProgramSeen(t, self._attempt, found.programs, found.values, found.batchnorm))
 
-    def _look_for_saves(self, t: float, beats: Sequence[Beat]) -> None:
+    def _look_for_saves(self, t: float, beats: Sequence[RankHeartbeat]) -> None:
         """Tell that the script saves when it is told to, and that it has."""
         asking = [beat for beat in beats if beat.asks]
         if asking and not self._asking_told:
@@ -101,7 +101,7 @@ class Sampler:
             self._saved_told = True
             self._post(Saved(t, self._attempt))
 
-    def _look_for_silence(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[Beat]) -> None:
+    def _look_for_silence(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> None:
         if self._ceiling_told or not ranks or t - self._began < self._ceiling_s:
             return
         self._ceiling_told = True
@@ -125,7 +125,7 @@ class Sampler:
         return ours[-1] if ours else None, others[-1] if others else None
 
 
-def is_saved(asking: Sequence[Beat]) -> bool:
+def is_saved(asking: Sequence[RankHeartbeat]) -> bool:
     """Return whether the checkpoint that was asked for is made, as far as this node's ranks that ask can show.
 
     Each of them went on after it was told (or is gone), and one saw its save end. On a node without rank 0 none need have saved: often

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.model import Claim, RankExit
     from supervisor.job.clock import Clock
-    from supervisor.observe.heartbeats import Beat
+    from supervisor.observe.heartbeats import RankHeartbeat
 
 #: Steps of a rank that goes on for a moment after another has failed prove nothing yet.
 STILL_GOING_S = 10.0
@@ -44,7 +44,7 @@ OF_A_KILLED_CHILD = exits.OF_A_GONE_WORKER | {"BrokenProcessPool", "TerminatedWo
 MOST_OF_LOGS = 256
 
 
-def weighed(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Sequence[Beat], clock: Clock) -> tuple[Evidence, ...]:
+def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Sequence[RankHeartbeat], clock: Clock) -> tuple[Evidence, ...]:
     """Return the facts as they are worth."""
     failed = [death for death in deaths if death.failed and death.at_ns]
     died = {death.rank: clock.at_monotonic_ns(death.at_ns) for death in failed}
@@ -121,7 +121,7 @@ def _is_printed(fact: Evidence) -> bool:
     return fact.free_text and fact.claim is not None and fact.claim.cause in JOB_CHANGING and ONE_LINE.fullmatch(fact.text) is not None
 
 
-def _trained_until(beats: Sequence[Beat], clock: Clock) -> float:
+def _trained_until(beats: Sequence[RankHeartbeat], clock: Clock) -> float:
     """Until when every rank surely trained; 0 where that is not known of one of them."""
     steps = [beat.last_step_ns for beat in beats]
     known = [step for step in steps if step is not None]

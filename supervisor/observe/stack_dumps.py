@@ -20,7 +20,7 @@ QUIET_POLLS = 3  # the handler writes a line at a time: the dump is whole when i
 MOST_BYTES = 1024 * 1024
 
 
-class _NotAsked(Exception):  # noqa: N818 - an answer, not an error
+class _NoStacks(Exception):  # noqa: N818 - an answer, not an error
     """Why a process is not asked for its stacks."""
 
 
@@ -30,7 +30,7 @@ def request(pid: int, start_ticks: int, directory: Path, *, deadline_s: float = 
         path = _stacks_file(directory, pid)
         begin = _size(path)
         _ask(pid, start_ticks)
-    except (_NotAsked, OSError) as error:
+    except (_NoStacks, OSError) as error:
         return f"no stacks: process {pid}: {error.strerror if isinstance(error, OSError) else error}"
     _wait_written(path, begin, time.monotonic() + deadline_s)
     with path.open("rb") as file:
@@ -43,7 +43,7 @@ def _stacks_file(directory: Path, pid: int) -> Path:
     path = next(iter(sorted(directory.glob(f"stacks-*-{pid}.txt"))), None)
     if path is None:
         reason = "it is not instrumented"
-        raise _NotAsked(reason)
+        raise _NoStacks(reason)
     return path
 
 
@@ -53,15 +53,15 @@ def _ask(pid: int, start_ticks: int) -> None:
     try:
         if start_ticks_of(pid) != start_ticks:  # behind the pidfd: from here on the pid cannot become another's
             reason = "it is gone"
-            raise _NotAsked(reason)
+            raise _NoStacks(reason)
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         if fields["State"][0] in "tT":
             reason = "it is stopped"
-            raise _NotAsked(reason)
+            raise _NoStacks(reason)
         if not int(fields["SigCgt"], 16) >> (STACKS_SIGNAL - 1) & 1:
             reason = "it does not catch the signal"
-            raise _NotAsked(reason)
+            raise _NoStacks(reason)
         signal.pidfd_send_signal(pidfd, STACKS_SIGNAL)
     finally:
         os.close(pidfd)

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     Item = tuple[Callable[[], Path], str, str]
 
 
-class Keeper:
+class IncidentFiles:
     """One writer of small files."""
 
     def __init__(self, failed: Callable[[str, str], None]) -> None:
         """Start the thread. `failed(name, cause)` is called in it."""
         self._failed = failed
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="incident-files", daemon=True)
         self._thread.start()
 
     def keep(self, directory: Callable[[], Path], name: str, text: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from supervisor.report.event_log import EventLog
-    from supervisor.report.reporter import Narrator
+    from supervisor.report.reporter import Reporter
 
 #: Told to nobody but the log: they are many.
 _QUIET = frozenset({"ready", "spooled", "progress", "idle", "stopped", "pruned", "swept", "uploaded"})
@@ -24,12 +24,12 @@ STALLED_S: Final = 600.0
 _HOLDS_UP: Final = frozenset({"stalled", "away", "damaged", "expired", "clock", "denied", "disk", "held", "process"})
 
 
-class MirrorNews:
+class MirrorReport:
     """The news of one run."""
 
-    def __init__(self, narrator: Narrator, log: EventLog, attempt: Callable[[], int]) -> None:
+    def __init__(self, reporter: Reporter, log: EventLog, attempt: Callable[[], int]) -> None:
         """`attempt` gives the number of the current one."""
-        self._narrator = narrator
+        self._reporter = reporter
         self._log = log
         self._attempt = attempt
         self._troubled: set[tuple[str, str]] = set()
@@ -79,7 +79,7 @@ class MirrorNews:
             )
 
     def _alert(self, kind: str, text: str) -> None:
-        self._narrator.alerted(act.Alert(kind, self._attempt(), text))
+        self._reporter.alerted(act.Alert(kind, self._attempt(), text))
 
 
 def _renamed(told: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 In: the core's reporting actions, and each event that the core took. Out: lines on stderr (few), a card and the evidence in the incident's
 directory, log events from the closed list, alerts. Nothing in here blocks or fails: the terminal, the log and the alerts have
-threads of their own, and so have the incident's files (keeper.py). It owns what the open incident has told so far, and the
+threads of their own, and so have the incident's files (incident_files.py). It owns what the open incident has told so far, and the
 card that is printed last.
 """
 
@@ -19,7 +19,7 @@ from supervisor.node.ledger import clear_command
 from supervisor.observe import core_dumps
 from supervisor.report import card as cards
 from supervisor.report.event_log import LogEvent
-from supervisor.report.incident_files import Keeper
+from supervisor.report.incident_files import IncidentFiles
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ NOTED: dict[str, LogEvent] = {
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _AttemptSummary:
     """What the line that sums an attempt up says of it. `first_dead` is the rank that failed first; None where none is known."""
 
     attempt: int = 0
@@ -107,7 +107,7 @@ class _Attempt:
         return told | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}
 
 
-class Narrator:
+class Reporter:
     """Tells people about one run. Its methods are called on the loop's thread."""
 
     def __init__(self, job: Job, clock: Clock, terminal: Terminal, log: EventLog, notifier: Notifier) -> None:
@@ -123,13 +123,13 @@ class Narrator:
         self._beside: list[act.Alert] = []  # told with the decision
         self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
         self._mended: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
-        self._attempt = _Attempt()
+        self._attempt = _AttemptSummary()
         self._opened_t: dict[int, float] = {}
         self._opened: set[int] = set()
         self._began_t: float | None = None
         self._began = "restart"  # how the last restart began, in the alerts' words, where it was seen
         self._closed_streams: set[int] = set()
-        self._keeper = Keeper(self._not_kept)
+        self._incident_files = IncidentFiles(self._not_kept)
 
     # the run
 
@@ -179,7 +179,7 @@ class Narrator:
 
     def gathering(self, action: act.GatherNodes) -> None:
         """Note that an attempt begins with a meeting of its nodes: if it ends there, nothing of the attempt before is told of it."""
-        self._attempt = _Attempt(action.attempt)
+        self._attempt = _AttemptSummary(action.attempt)
 
     def beginning(self, action: act.BeginAttempt) -> None:
         """Note that an attempt was ordered."""
@@ -188,7 +188,7 @@ class Narrator:
         self._began_t, self._began = self._clock.now(), "restart"
         resume = action.resume
         path, step = (resume.path, resume.step) if resume else (None, None)
-        self._attempt = _Attempt(action.attempt, action.reason, path, step)
+        self._attempt = _AttemptSummary(action.attempt, action.reason, path, step)
         self._log.write(
             LogEvent.ATTEMPT_BEGUN,
             attempt=action.attempt,
@@ -380,7 +380,7 @@ class Narrator:
 
     def close(self, deadline_s: float) -> None:
         """Give the incident's files a moment before we leave."""
-        self._keeper.close(deadline_s)
+        self._incident_files.close(deadline_s)
 
     def close_alerts(self, deadline_s: float) -> None:
         """Try once more what waits to be sent, and say what nobody will have heard."""
@@ -433,7 +433,7 @@ class Narrator:
         )
 
     def _keep(self, incident: int, name: str, text: str) -> None:
-        self._keeper.keep(lambda: self._job.incident_dir(incident), name, text)
+        self._incident_files.keep(lambda: self._job.incident_dir(incident), name, text)
 
     def _not_kept(self, name: str, cause: str) -> None:
         self._log.write(LogEvent.LOG_LOST, file=name, error=cause)

@@ -1,6 +1,6 @@
 """The hands: one function for each action of the core (core/actions.py).
 
-In: actions, from the loop's thread. Out: calls to the session, the guardian, the observers, the checkpoint selection and the narrator;
+In: actions, from the loop's thread. Out: calls to the session, the guardian, the observers, the checkpoint selection and the reporter;
 what they answer comes back as events. Whatever can wait for a disk runs in a worker thread. Owns the guardian's handle, the session and
 the current attempt's bookkeeping; decides nothing. What is done about the node and its GPUs is in nodecare.py.
 """
@@ -33,17 +33,16 @@ from supervisor.core.events import (
     TimerFired,
 )
 from supervisor.core.gathering import began_text
-from supervisor.core.model import Cause
-from supervisor.core.model import Launcher as LauncherKind
+from supervisor.core.model import Cause, Launcher
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import SHM, is_gone
 from supervisor.launch.session import Ground
 from supervisor.observe import collect, heartbeats, stack_dumps
-from supervisor.observe.attempt_watch import ANSWER_S, Launcher, Watch
+from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
 from supervisor.observe.launched_ranks import with_found
-from supervisor.observe.progress_sampler import Sampler
-from supervisor.observe.reconcile import weighed
+from supervisor.observe.progress_sampler import ProgressSampler
+from supervisor.observe.reconcile import reconciled
 from supervisor.run.node_requests import NodeCare
 from supervisor.run.threads import Threads
 
@@ -57,8 +56,8 @@ if TYPE_CHECKING:
     from supervisor.knobs.job_knobs import Applied
     from supervisor.launch.guardian_client import Guardian
     from supervisor.launch.session import Session
-    from supervisor.observe.heartbeats import Beat
-    from supervisor.report.reporter import Narrator
+    from supervisor.observe.heartbeats import RankHeartbeat
+    from supervisor.report.reporter import Reporter
     from supervisor.run.factory import Workshop
     from supervisor.run.loop import Loop
 
@@ -84,15 +83,15 @@ AGREE_LOOK_S = 0.5
 class Executor:
     """Carries actions out for one job. Its public methods are called on the loop's thread."""
 
-    def __init__(self, job: Job, loop: Loop, narrator: Narrator, sampler: Sampler, workshop: Workshop) -> None:
+    def __init__(self, job: Job, loop: Loop, reporter: Reporter, sampler: ProgressSampler, workshop: Workshop) -> None:
         self._job = job
         self._loop = loop
-        self._narrator = narrator
+        self._reporter = reporter
         self._sampler = sampler
         self._workshop = workshop
-        self.watch = Watch(job, workshop.signatures, loop.clock)
-        self.threads = Threads(loop, lambda text: narrator.said(act.Say("warning", text)))
-        self.node = NodeCare(job, loop, narrator, workshop, self.threads)
+        self.watch = AttemptWatch(job, workshop.signatures, loop.clock)
+        self.threads = Threads(loop, lambda text: reporter.said(act.Say("warning", text)))
+        self.node = NodeCare(job, loop, reporter, workshop, self.threads)
         self._guardian: Guardian | None = None
         self._session: Session | None = None
         self._current: act.BeginAttempt | act.GatherNodes | None = None
@@ -122,12 +121,12 @@ class Executor:
             act.Quarantine: self.node.quarantine,
             act.RequestSave: self._request_save,
             act.FindSave: self._find_save,
-            act.Alert: narrator.alerted,
-            act.OpenIncident: narrator.opened,
-            act.ReportDecision: narrator.decided,
-            act.ReportResume: narrator.resumed,
-            act.CloseIncident: narrator.closed,
-            act.Say: narrator.said,
+            act.Alert: reporter.alerted,
+            act.OpenIncident: reporter.opened,
+            act.ReportDecision: reporter.decided,
+            act.ReportResume: reporter.resumed,
+            act.CloseIncident: reporter.closed,
+            act.Say: reporter.said,
             act.Finish: self._finish,
         }
 
@@ -203,7 +202,7 @@ class Executor:
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):
             told = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
-            self._narrator.said(act.Say("warning", told))
+            self._reporter.said(act.Say("warning", told))
 
     def _prepared(
         self, action: act.BeginAttempt | act.GatherNodes, unmade: str, refused: tuple[str, str] | None, applied: Applied | None
@@ -213,21 +212,21 @@ class Executor:
             self._never_began(action.attempt)  # a stop came meanwhile
             return
         if unmade:
-            self._narrator.said(act.Say("warning", unmade))
+            self._reporter.said(act.Say("warning", unmade))
         self._began_ns = time.monotonic_ns()
         self._gone.clear()
         self._current, self._ranks, self._command = action, (), applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
         self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
-        self.watch.begin(action.attempt, plain=self._loop.state.policy.launcher is not LauncherKind.ELASTIC)
+        self.watch.begin(action.attempt, plain=self._loop.state.policy.launcher is not Launcher.ELASTIC)
         self.node.health.begin()
         if self._session is None:
             self._session = self._workshop.session(self._ground())
         if isinstance(action, act.BeginAttempt):
             self._workshop.checkpoints.began(action.attempt)
-            self._narrator.beginning(action)
+            self._reporter.beginning(action)
         else:
-            self._narrator.gathering(action)
+            self._reporter.gathering(action)
         if refused is not None:
             self._session.refuse(action.attempt, *refused)
         elif isinstance(action, act.GatherNodes):
@@ -245,7 +244,7 @@ class Executor:
             self._session.begin(self._current, self._command)
 
     def _ground(self) -> Ground:
-        return Ground(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._narrator.note)
+        return Ground(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._reporter.note)
 
     def look_back(self) -> bool:
         """Have the progress posted that a predecessor's ranks made until they died with it; False where their heartbeats are gone."""
@@ -254,7 +253,7 @@ class Executor:
         if not heartbeats.read(directory / "heartbeat"):
             return False
         found: list[Event] = []
-        looker = Sampler(found.append, math.inf, self._workshop.checkpoints.is_ours)
+        looker = ProgressSampler(found.append, math.inf, self._workshop.checkpoints.is_ours)
         looker.watch(state.attempt, directory, state.began_t, state.resume)
         looker.look(self._loop.clock.now(), (), last=True)
         for event in found:
@@ -308,7 +307,7 @@ class Executor:
         left = self._workshop.sweep_descendants()
         if left:
             said = act.Say("warning", f"still there after the guardian's death: {', '.join(f'{p.pid} ({p.why})' for p in left)}")
-            self._loop.call_soon(lambda: self._narrator.said(said))
+            self._loop.call_soon(lambda: self._reporter.said(said))
         self.ended()
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
 
@@ -330,10 +329,10 @@ class Executor:
             if answer is not None:
                 answer.put(message["tails"])
         elif kind == "survivors":
-            self._narrator.survivors(message["pids"])
+            self._reporter.survivors(message["pids"])
             self._leave()
         elif kind in {"output", "stdout_closed", "refused"}:
-            self._narrator.output(message)
+            self._reporter.output(message)
         elif kind == "ended" and self._finish_asked is not None:
             self._leave()
         elif self._session is not None:
@@ -363,7 +362,7 @@ class Executor:
             self._gone.wait(action.deadline_s)
             self._distrust()
             deaths = self._loop.state.deaths
-            launcher = Launcher(lambda: self._tails(action), lambda: session.facts if session else ())
+            launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else ())
             sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
             found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
             found = collect.without_secrets(found)
@@ -400,14 +399,16 @@ class Executor:
         except queue.Empty:
             return []
 
-    def _collected(self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[Beat, ...], session: Session | None) -> None:
+    def _collected(
+        self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[RankHeartbeat, ...], session: Session | None
+    ) -> None:
         deaths: tuple[RankExit, ...] = self._loop.state.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
         started = self.watch.rank_ends
         ends, pids = (started.ends, started.pids) if started is not None else ((), {})
         told = (*collect.exits(deaths, clock, grace_s, ends, pids), *found, *collect.without_secrets(session.facts if session else ()))
-        facts = weighed(told, deaths, beats, clock)
-        self._narrator.evidence(action.incident, facts)
+        facts = reconciled(told, deaths, beats, clock)
+        self._reporter.evidence(action.incident, facts)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
         self._loop.feed(event)
 
@@ -424,7 +425,7 @@ class Executor:
         permit = self._permit = Permit(alone=self._loop.state.policy.nodes == 1)
 
         def say(text: str) -> None:
-            self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", text)))
+            self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", text)))
 
         def work() -> None:
             self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect, permit=permit))
@@ -483,14 +484,14 @@ class Executor:
 
     def _request_save(self, action: act.RequestSave) -> None:
         """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""
-        self._narrator.saving(action)
+        self._reporter.saving(action)
 
         def work() -> None:
             try:
                 (self._job.scratch / "save-now").touch(mode=0o600)
             except OSError as error:
                 told = f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"
-                self._loop.call_soon(lambda: self._narrator.said(act.Say("warning", told)))
+                self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", told)))
 
         self.threads.start("save", work, awaited=False)
 
@@ -503,7 +504,7 @@ class Executor:
                 if beat.pid:
                     text = stack_dumps.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
                     found.append((beat.rank, text))
-            self._loop.call_soon(lambda: self._narrator.stacks(action.attempt, found))
+            self._loop.call_soon(lambda: self._reporter.stacks(action.attempt, found))
 
         self.threads.start("stacks", work, awaited=False)
 

@@ -58,7 +58,7 @@ class Workshop:
         self._ignored = ignored
         self._recorded: set[tuple[int, int]] = set()
         self._signatures: tuple[Catalogue, Scanner] | None = None
-        self._scanner: anchor_scanner.Meanwhile | None = None
+        self._scanner: anchor_scanner.UpgradingScanner | None = None
         self._reading = threading.Lock()
         self._heritage = orphans.Heritage(job.cookie)
         self._gpus: tuple[Gpu, ...] = ()

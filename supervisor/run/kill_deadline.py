@@ -11,7 +11,7 @@ What is believed, in this order:
   Slurm          a notice (USR1, USR2): until the job's end, for that is when TERM comes. TERM before the end: until the end that `scontrol`
                  tells now (a preempted job's end is moved to the end of its grace), or KillWait. TERM at the end: KillWait
   stop.left_s    for a notice of which nothing else is known: the TERM comes no sooner
-  systemd        TERM: the unit's TimeoutStopSec, from `systemctl show`. Where it is short the narrator extends it (EXTEND_TIMEOUT_USEC)
+  systemd        TERM: the unit's TimeoutStopSec, from `systemctl show`. Where it is short the reporter extends it (EXTEND_TIMEOUT_USEC)
 
 INT is a person's, who waits: it leaves all the time there is.
 """

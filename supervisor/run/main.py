@@ -43,12 +43,12 @@ from supervisor.journal.records import Ended, RunBegan
 from supervisor.journal.writer import open_journal
 from supervisor.knobs import job_knobs, programs
 from supervisor.launch.guardian_client import ignored_signals
-from supervisor.observe.progress_sampler import Sampler
+from supervisor.observe.progress_sampler import ProgressSampler
 from supervisor.report import card as cards
 from supervisor.report import event_log
 from supervisor.report.event_log import LogEvent
-from supervisor.report.mirror_report import MirrorNews
-from supervisor.report.reporter import Narrator
+from supervisor.report.mirror_report import MirrorReport
+from supervisor.report.reporter import Reporter
 from supervisor.report.terminal import Terminal
 from supervisor.run import kill_deadline, lock, previous_runs
 from supervisor.run.executor import Executor
@@ -152,12 +152,12 @@ class _Run:
         self.log = event_log.open_log(job.state, shown, log_format=settings.terminal.log_format).bind(run_id=job.run_id, node=job.node)
         self.notifier = Notifier(job.environ)
         self.loop.state = self.past.state
-        self.narrator = Narrator(job, self.clock, terminal, self.log, self.notifier)
+        self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         if self.continues:
-            self.narrator.goes_on(self.past.state.incident)
+            self.reporter.goes_on(self.past.state.incident)
         self.workshop = Workshop(job, ignored, lambda text: terminal.say(text, "warning"))
-        self.sampler = Sampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.is_ours)
-        self.executor = Executor(job, self.loop, self.narrator, self.sampler, self.workshop)
+        self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.is_ours)
+        self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.workshop)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.workshop.checkpoints.short = self._disk_is_filling
@@ -168,9 +168,9 @@ class _Run:
         self.workshop.checkpoints.pruned = self._was_pruned
         self.workshop.checkpoints.stumbled = self._watcher_stumbled
         self.mirror: MirrorLink | None = None
-        self.mirror_news: MirrorNews | None = None
+        self.mirror_news: MirrorReport | None = None
         if settings.checkpoints.mirror:
-            news = self.mirror_news = MirrorNews(self.narrator, self.log, lambda: self.loop.state.attempt)
+            news = self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt)
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
             self.workshop.checkpoints.bring = self.mirror.bring
             self.workshop.checkpoints.is_bringing = self.mirror.is_bringing
@@ -200,7 +200,7 @@ class _Run:
             self.mirror.start()
         if watcher is not None:
             watcher.start()
-        self.narrator.started(self._opening_lines())
+        self.reporter.started(self._opening_lines())
         knob = self.job.settings.knobs.resume
         if knob.hands_over and not self.job.settings.checkpoints.paths:
             self.terminal.say(_UNDECLARED.format(knob.args or knob.flag or f"${knob.env}"), "warning")
@@ -250,13 +250,13 @@ class _Run:
         self.loop.call_soon(lambda: self.terminal.say(f"watching the checkpoints goes on after a failure of its own: {text}", "warning"))
 
     def _disk_is_filling(self, text: str) -> None:
-        self.loop.call_soon(lambda: self.narrator.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
+        self.loop.call_soon(lambda: self.reporter.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
 
     def _numbers_turned(self, text: str) -> None:
-        self.loop.call_soon(lambda: self.narrator.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; the training goes on")))
+        self.loop.call_soon(lambda: self.reporter.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; the training goes on")))
 
     def _is_unprotected(self, text: str) -> None:
-        self.loop.call_soon(lambda: self.narrator.alerted(Alert("no_copy", self.loop.state.attempt, text)))
+        self.loop.call_soon(lambda: self.reporter.alerted(Alert("no_copy", self.loop.state.attempt, text)))
 
     # the journal's listener: from its thread
 
@@ -274,7 +274,7 @@ class _Run:
 
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
         """Take a decision down, in the journal and in the log (loop.Recorder)."""
-        self.narrator.took(event)
+        self.reporter.took(event)
         return self.journal.record(event, actions, state, durable=durable)
 
     def tick(self) -> None:
@@ -423,7 +423,7 @@ class _Run:
             if event in names:
                 self.log.write(names[event], **fields)
 
-        self.narrator.alerts = sender.start(self.job.state / "outbox", webhook.url, secret, webhook.deadline_s, log)
+        self.reporter.alerts = sender.start(self.job.state / "outbox", webhook.url, secret, webhook.deadline_s, log)
 
     def _opening_lines(self) -> list[str]:
         elastic = self.workshop.launcher is Launcher.ELASTIC
@@ -495,11 +495,11 @@ class _Run:
             self.terminal.say("the journal's last records did not reach the disk", "warning")
         if not self.executor.node.settle(CLOSE_DEADLINE_S):
             self.terminal.say(f"the ledger of GPUs does not answer: {self.workshop.ledger.path}", "warning")
-        self.narrator.close(CLOSE_DEADLINE_S)
-        self.narrator.close_alerts(CLOSE_DEADLINE_S)
+        self.reporter.close(CLOSE_DEADLINE_S)
+        self.reporter.close_alerts(CLOSE_DEADLINE_S)
         self.log.close()
-        if code != 0 and self.narrator.last_card is not None:
-            self.terminal.card(self.narrator.last_card)
+        if code != 0 and self.reporter.last_card is not None:
+            self.terminal.card(self.reporter.last_card)
         self.terminal.close()
         shutil.rmtree(self.job.scratch, ignore_errors=True)
         for signum in STOPS:  # handlers end with the interpreter, before the process does: one more TERM would be its exit status

@@ -21,7 +21,7 @@ from supervisor.node.health import HealthWatch, Looked, shown
 if TYPE_CHECKING:
     from supervisor.core.model import Finding, RankInfo
     from supervisor.job.job import Job
-    from supervisor.report.reporter import Narrator
+    from supervisor.report.reporter import Reporter
     from supervisor.run.factory import Workshop
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class NodeCare:
     """What is done about one node for one job. Its public methods are called on the loop's thread, or before the loop runs."""
 
-    def __init__(self, job: Job, loop: Loop, narrator: Narrator, workshop: Workshop, threads: Threads) -> None:
+    def __init__(self, job: Job, loop: Loop, reporter: Reporter, workshop: Workshop, threads: Threads) -> None:
         self._job = job
         self._loop = loop
-        self._narrator = narrator
+        self._reporter = reporter
         self._workshop = workshop
         self._threads = threads
         self.health = HealthWatch(job, workshop.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
@@ -68,7 +68,7 @@ class NodeCare:
             self._gpus_listed = True
             with contextlib.suppress(OSError):  # of the ledger: told by list_gpus
                 for entry in self._workshop.release(looked.readings):
-                    self._loop.call_soon(lambda entry=entry: self._narrator.released(entry))  # type: ignore[misc] # (a bound loop variable)
+                    self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
                 found = self._workshop.gpus_of(looked.readings) or self._workshop.gpus()
                 if found:
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
@@ -101,11 +101,11 @@ class NodeCare:
                 self._loop.post(GpusListed(self._loop.clock.now(), found))
 
     def _warn(self, text: str) -> None:
-        self._narrator.said(act.Say("warning", text))
+        self._reporter.said(act.Say("warning", text))
 
     def quarantine(self, action: act.Quarantine) -> None:
         """Put a GPU out of use, over restarts and requeues; answered by GpusListed."""
-        self._narrator.quarantined(action)
+        self._reporter.quarantined(action)
         written = threading.Event()
         self._ledger.append(written)
 
@@ -134,7 +134,7 @@ class NodeCare:
 
     def _say_unwritten(self) -> None:
         while not self._unwritten.empty():
-            self._narrator.said(self._unwritten.get())
+            self._reporter.said(self._unwritten.get())
 
     def ranks_on_gpus(self, ranks: tuple[RankInfo, ...]) -> dict[str, int]:
         """Return the rank that uses each GPU, by UUID, where each has one of its own."""

@@ -332,7 +332,7 @@ def test_a_url_that_cannot_be_one_is_said_at_start(tmp_path: Path, log: Log) -> 
 
 def test_each_event_told_is_in_the_closed_list() -> None:
     sent = set(re.findall(r'"(alert\.\w+)"', SOURCE.read_text()))
-    assert sent == {event.value for event in LogEvent if event.value.startswith("alert.")} - {LogEvent.ALERT_RAISED.value}  # the narrator's
+    assert sent == {event.value for event in LogEvent if event.value.startswith("alert.")} - {LogEvent.ALERT_RAISED.value}  # the reporter's
 
 
 def test_every_sink_of_the_table_can_be_made() -> None:

@@ -57,7 +57,7 @@ class Attempt:
             command, env=self.env() if env is None else env, cwd=cwd, capture_output=True, text=True, timeout=100, check=False
         )
 
-    def beats(self) -> tuple[heartbeats.Beat, ...]:
+    def beats(self) -> tuple[heartbeats.RankHeartbeat, ...]:
         """Read the heartbeats."""
         return heartbeats.read(self.directory / "heartbeat")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.instrument._supervise_shim.path_probes import LISTED, MISSING, PER_FOLDER, Looked
+from supervisor.instrument._supervise_shim.path_probes import LISTED, MISSING, PER_FOLDER, PathProbes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,11 +29,11 @@ ORIGINALS = {name: getattr(os, name) for name in NAMES}
 
 
 @pytest.fixture
-def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Looked]:
+def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PathProbes]:
     """The functions are wrapped, in the test's directory."""
     monkeypatch.chdir(tmp_path)
     identity: Any = SimpleNamespace(armed=True)
-    made = Looked(identity)
+    made = PathProbes(identity)
     made.begin()
     yield made
     made.end()
@@ -79,7 +79,9 @@ LISTS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("ask", IN_VAIN.values(), ids=IN_VAIN)
-def test_a_path_that_was_not_there_is_noted_and_one_that_was_is_not(looked: Looked, tmp_path: Path, ask: Callable[[Path], object]) -> None:
+def test_a_path_that_was_not_there_is_noted_and_one_that_was_is_not(
+    looked: PathProbes, tmp_path: Path, ask: Callable[[Path], object]
+) -> None:
     (tmp_path / "there.pt").touch()
     ask(tmp_path / "there.pt")
     ask(tmp_path / "ckpt.pt")
@@ -91,7 +93,7 @@ def test_a_path_that_was_not_there_is_noted_and_one_that_was_is_not(looked: Look
 
 
 @pytest.mark.parametrize("ask", LISTS.values(), ids=LISTS)
-def test_a_directory_that_was_listed_is_noted(looked: Looked, tmp_path: Path, ask: Callable[[Path], object]) -> None:
+def test_a_directory_that_was_listed_is_noted(looked: PathProbes, tmp_path: Path, ask: Callable[[Path], object]) -> None:
     (tmp_path / "out").mkdir()
     ask(tmp_path / "out")
     looked.end()
@@ -99,7 +101,7 @@ def test_a_directory_that_was_listed_is_noted(looked: Looked, tmp_path: Path, as
     assert looked.above(f"{tmp_path}/out").get("listed") in (None, [str(tmp_path)])
 
 
-def test_nothing_of_what_they_do_changes(looked: Looked, tmp_path: Path) -> None:
+def test_nothing_of_what_they_do_changes(looked: PathProbes, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory: 'missing'$") as told:
         os.stat("missing")
     assert (told.value.filename, told.value.__context__, told.value.__cause__) == ("missing", None, None)
@@ -128,7 +130,7 @@ def test_nothing_of_what_they_do_changes(looked: Looked, tmp_path: Path) -> None
     assert looked.above(f"{tmp_path}/b") == {"listed": [str(tmp_path)]}, "what is asked of another directory is none of this one's"
 
 
-def test_it_is_bounded(looked: Looked, tmp_path: Path) -> None:
+def test_it_is_bounded(looked: PathProbes, tmp_path: Path) -> None:
     for number in range(PER_FOLDER + 10):
         os.path.exists(f"d/{number}")
     os.path.exists("ckpt.pt")
@@ -146,7 +148,7 @@ def test_it_is_bounded(looked: Looked, tmp_path: Path) -> None:
     assert looked.above(f"{tmp_path}/{2 * MISSING - 1}/x") == {}
 
 
-def test_a_function_that_somebody_took_by_name_or_wrapped_hands_on_and_notes_nothing_more(looked: Looked, tmp_path: Path) -> None:
+def test_a_function_that_somebody_took_by_name_or_wrapped_hands_on_and_notes_nothing_more(looked: PathProbes, tmp_path: Path) -> None:
     taken = os.stat
     inner = os.listdir
 
@@ -165,7 +167,7 @@ def test_a_function_that_somebody_took_by_name_or_wrapped_hands_on_and_notes_not
     assert looked.above(f"{tmp_path}/late.pt") == {}
 
 
-def test_a_question_costs_next_to_nothing(looked: Looked, tmp_path: Path) -> None:  # noqa: ARG001  it wraps them
+def test_a_question_costs_next_to_nothing(looked: PathProbes, tmp_path: Path) -> None:  # noqa: ARG001  it wraps them
     def cost(ask: Callable[..., object], path: str) -> float:
         began = time.thread_time()
         for _ in range(5000):

@@ -12,16 +12,16 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.heartbeat import Beat, state_step
+from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter, state_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def beat() -> Iterator[Beat]:
+def beat() -> Iterator[HeartbeatWriter]:
     """A heartbeat that is hooked as in a rank."""
-    made = Beat(1, 2, 0)
+    made = HeartbeatWriter(1, 2, 0)
     handle = register_optimizer_step_post_hook(made.on_step)
     yield made
     handle.remove()
@@ -37,14 +37,14 @@ def _optimizer(kind: Any = torch.optim.SGD, **options: Any) -> Any:
     return kind([_parameter()], lr=0.01, **options)
 
 
-def test_one_optimizer(beat: Beat) -> None:
+def test_one_optimizer(beat: HeartbeatWriter) -> None:
     optimizer = _optimizer()
     for _ in range(10):
         optimizer.step()
     assert (beat.steps, beat.step, beat.phase) == (10, None, "train")
 
 
-def test_two_optimizers_of_a_gan_make_one_step(beat: Beat) -> None:
+def test_two_optimizers_of_a_gan_make_one_step(beat: HeartbeatWriter) -> None:
     generator, discriminator = _optimizer(torch.optim.Adam), _optimizer(torch.optim.Adam)
     for _ in range(10):
         discriminator.step()
@@ -52,7 +52,7 @@ def test_two_optimizers_of_a_gan_make_one_step(beat: Beat) -> None:
     assert (beat.steps, beat.step) == (10, 10)
 
 
-def test_five_critic_steps_per_generator_step_count_as_the_critics(beat: Beat) -> None:
+def test_five_critic_steps_per_generator_step_count_as_the_critics(beat: HeartbeatWriter) -> None:
     generator, critic = _optimizer(), _optimizer()
     for _ in range(4):
         for _ in range(5):
@@ -61,7 +61,7 @@ def test_five_critic_steps_per_generator_step_count_as_the_critics(beat: Beat) -
     assert beat.steps == 20
 
 
-def test_one_optimizer_per_parameter_makes_one_step_per_pass(beat: Beat) -> None:
+def test_one_optimizer_per_parameter_makes_one_step_per_pass(beat: HeartbeatWriter) -> None:
     optimizers = [_optimizer() for _ in range(7)]
     for _ in range(10):
         for optimizer in optimizers:
@@ -69,7 +69,7 @@ def test_one_optimizer_per_parameter_makes_one_step_per_pass(beat: Beat) -> None
     assert beat.steps == 10
 
 
-def test_a_new_optimizer_per_epoch_goes_on_counting(beat: Beat) -> None:
+def test_a_new_optimizer_per_epoch_goes_on_counting(beat: HeartbeatWriter) -> None:
     for _ in range(3):
         optimizer = _optimizer()
         for _ in range(10):
@@ -77,7 +77,7 @@ def test_a_new_optimizer_per_epoch_goes_on_counting(beat: Beat) -> None:
     assert 28 <= beat.steps <= 30  # the first step with a new one may be taken for a second optimizer of the same step
 
 
-def test_no_optimizer_is_kept_alive(beat: Beat) -> None:
+def test_no_optimizer_is_kept_alive(beat: HeartbeatWriter) -> None:
     optimizer = _optimizer()
     optimizer.step()
     gone = weakref.ref(optimizer)
@@ -87,7 +87,7 @@ def test_no_optimizer_is_kept_alive(beat: Beat) -> None:
     assert beat.steps == 1
 
 
-def test_an_optimizer_class_of_the_users_own(beat: Beat) -> None:
+def test_an_optimizer_class_of_the_users_own(beat: HeartbeatWriter) -> None:
     class Mine(torch.optim.Optimizer):
         def __init__(self, params: Any, lr: float) -> None:
             super().__init__(params, {"lr": lr})
@@ -104,7 +104,7 @@ def test_an_optimizer_class_of_the_users_own(beat: Beat) -> None:
     assert (beat.steps, beat.step) == (10, 110)
 
 
-def test_a_scaler_that_skips_steps_does_not_make_them(beat: Beat) -> None:
+def test_a_scaler_that_skips_steps_does_not_make_them(beat: HeartbeatWriter) -> None:
     optimizer = _optimizer(torch.optim.Adam)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for index in range(10):
@@ -116,7 +116,7 @@ def test_a_scaler_that_skips_steps_does_not_make_them(beat: Beat) -> None:
     assert (beat.steps, beat.step) == (5, 5)
 
 
-def test_a_resume_far_below_the_high_water_mark_says_where_it_is(beat: Beat) -> None:
+def test_a_resume_far_below_the_high_water_mark_says_where_it_is(beat: HeartbeatWriter) -> None:
     optimizer = _optimizer(torch.optim.Adam)
     for _ in range(50):
         optimizer.step()
@@ -130,7 +130,7 @@ def test_a_resume_far_below_the_high_water_mark_says_where_it_is(beat: Beat) -> 
     assert (beat.steps, beat.step) == (51, 8)
 
 
-def test_the_scripts_own_word_counts_for_more(beat: Beat) -> None:
+def test_the_scripts_own_word_counts_for_more(beat: HeartbeatWriter) -> None:
     optimizer = _optimizer(torch.optim.Adam)
     optimizer.step()
     assert beat.step == 1
@@ -139,11 +139,11 @@ def test_the_scripts_own_word_counts_for_more(beat: Beat) -> None:
     assert (beat.step, beat.steps) == (4000, 2)
 
 
-def _first_step(beat: Beat) -> int:
+def _first_step(beat: HeartbeatWriter) -> int:
     return beat._view[layout.BEGAN] - 1  # noqa: SLF001  what the supervisor reads
 
 
-def test_where_the_training_began_is_the_optimizers_count_or_the_scripts_first_word(beat: Beat) -> None:
+def test_where_the_training_began_is_the_optimizers_count_or_the_scripts_first_word(beat: HeartbeatWriter) -> None:
     optimizer = _optimizer(torch.optim.Adam)
     assert _first_step(beat) == -1  # not known
     optimizer.step()
@@ -160,7 +160,7 @@ def test_an_optimizer_that_was_loaded_says_where_the_training_began() -> None:
     optimizer.step()
     saved = optimizer.state_dict()
     saved["state"][0]["step"] = torch.tensor(40.0)
-    second = Beat(1, 2, 0)
+    second = HeartbeatWriter(1, 2, 0)
     optimizer.load_state_dict(saved)
     handle = register_optimizer_step_post_hook(second.on_step)
     optimizer.step()
@@ -169,7 +169,7 @@ def test_an_optimizer_that_was_loaded_says_where_the_training_began() -> None:
 
 
 @pytest.mark.parametrize("word", ["x", None, 1 << 70])
-def test_a_word_that_is_no_step_is_passed_over(beat: Beat, word: Any) -> None:
+def test_a_word_that_is_no_step_is_passed_over(beat: HeartbeatWriter, word: Any) -> None:
     beat.told(word)
     assert beat.step is None
     beat.told(3)
@@ -197,7 +197,7 @@ def test_the_optimizers_own_count(optimizer: _Held, step: int | None) -> None:
     assert state_step(optimizer) == step
 
 
-def test_an_optimizer_of_any_other_kind_costs_no_step(beat: Beat) -> None:
+def test_an_optimizer_of_any_other_kind_costs_no_step(beat: HeartbeatWriter) -> None:
     class Odd:
         @property
         def state(self) -> None:

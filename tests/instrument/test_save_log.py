@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.instrument._supervise_shim.save_log import Written
+from supervisor.instrument._supervise_shim.save_log import SaveLog
 
 if TYPE_CHECKING:
     from conftest import Attempt
@@ -184,7 +184,7 @@ with safetensors.safe_open('m.safetensors', framework='pt') as opened:
 
 def test_a_handler_that_saves_while_another_save_is_noted_waits_for_nobody(tmp_path: Path) -> None:
     me: Any = SimpleNamespace(armed=True, claimed=True, directory=str(tmp_path), local_rank=0)
-    written = Written(me)
+    written = SaveLog(me)
     looks = iter([True])
 
     class Looked:

@@ -19,7 +19,7 @@ import torch.distributed
 
 from checkpointing.training import save_agreement
 from supervisor.observe import heartbeats
-from supervisor.observe.heartbeats import Beat
+from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.progress_sampler import is_saved
 from tests.support.waiting import wait_for
 
@@ -142,11 +142,11 @@ def test_a_checkpoint_is_made_when_the_script_goes_on_after_its_save(
     assert (beat.went_on, beat.saved) == (went_on, saved)
 
 
-def beat(rank: int, *, told: bool = True, went_on: bool = False, saved: bool = False, alive: bool = True) -> Beat:
+def beat(rank: int, *, told: bool = True, went_on: bool = False, saved: bool = False, alive: bool = True) -> RankHeartbeat:
     """A rank that asks; one that is not alive has a pid that nobody has."""
     pid = os.getpid() if alive else 2**22 + 1
     ticks = int(Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19])
-    return Beat(rank, rank, pid, ticks, 0, None, 0, 1, None, None, None, True, True, True, told, True, went_on, saved)  # type: ignore[arg-type]  # noqa: FBT003
+    return RankHeartbeat(rank, rank, pid, ticks, 0, None, 0, 1, None, None, None, True, True, True, told, True, went_on, saved)  # type: ignore[arg-type]  # noqa: FBT003
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def beat(rank: int, *, told: bool = True, went_on: bool = False, saved: bool = F
         pytest.param([beat(0, alive=False)], False, id="it died of it"),
     ],
 )
-def test_when_the_nodes_checkpoint_counts_as_made(beats: list[Beat], *, made: bool) -> None:
+def test_when_the_nodes_checkpoint_counts_as_made(beats: list[RankHeartbeat], *, made: bool) -> None:
     assert is_saved(beats) is made
 
 

@@ -150,7 +150,7 @@ import sys
 class Legacy:  # like that of six before 1.16: it knows find_module, and no find_spec
     def find_module(self, name, path=None):
         return None
-assert sys.meta_path[0].__class__.__name__ == 'Watcher'
+assert sys.meta_path[0].__class__.__name__ == 'ImportWatcher'
 sys.meta_path.insert(1, Legacy())
 sys.path[:] = ['.']  # no jax here, whatever is installed
 try:

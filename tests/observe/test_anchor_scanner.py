@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from supervisor.classify.match import PlainScanner, read_text
 from supervisor.config import signatures
-from supervisor.observe.anchor_scanner import HyperScanner, Meanwhile, made_apart, scanner
+from supervisor.observe.anchor_scanner import HyperScanner, UpgradingScanner, made_apart, scanner
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ print(peak() - before)
 """
 
 
-def improved(made: Meanwhile) -> HyperScanner:
+def improved(made: UpgradingScanner) -> HyperScanner:
     until = time.monotonic() + 30
     while not isinstance(made.now, HyperScanner):
         assert time.monotonic() < until

@@ -14,7 +14,7 @@ from supervisor.job.clock import Clock
 from supervisor.job.job import Job
 from supervisor.observe import cgroup
 from supervisor.observe.anchor_scanner import scanner
-from supervisor.observe.attempt_watch import Launcher, Watch
+from supervisor.observe.attempt_watch import AttemptWatch, LauncherFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
     from supervisor.core.model import Evidence
 
-NOBODY = Launcher(list, tuple)
+NOBODY = LauncherFacts(list, tuple)
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Watch]:
+def watch(tmp_path: Path) -> Iterator[AttemptWatch]:
     catalogue, _ = signatures.read()
     pair = catalogue, scanner(catalogue.anchors)
     state, scratch = tmp_path / "state", tmp_path / "scratch"
     job = Job("train", "run-1", "node", ("true",), tmp_path, {}, Settings(), state, scratch, "cookie")
-    watching = Watch(job, lambda: pair, Clock.start())
+    watching = AttemptWatch(job, lambda: pair, Clock.start())
     yield watching
     watching.stop()
 
 
-def _asked(watch: Watch, *names: str) -> list[Evidence]:
+def _asked(watch: AttemptWatch, *names: str) -> list[Evidence]:
     sources = watch.sources(1, (), 0, (), NOBODY)
     return [fact for name in names for fact in sources[name]()]
 
 
-def test_without_a_descriptor_for_the_kernels_log_all_else_is_watched(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_descriptor_for_the_kernels_log_all_else_is_watched(watch: AttemptWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -53,12 +53,14 @@ def test_without_a_descriptor_for_the_kernels_log_all_else_is_watched(watch: Wat
     assert "Too many open files" in fact.text
 
 
-def test_kills_are_counted_while_the_attempt_runs_each_at_its_time(watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_are_counted_while_the_attempt_runs_each_at_its_time(
+    watch: AttemptWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def count(kills: int) -> None:
         (tmp_path / "memory.events").write_text(f"max 0\noom_kill {kills}\n")
 
     count(3)
-    monkeypatch.setattr(cgroup, "read", lambda: {str(tmp_path): cgroup.Counts(own=True, oom_kills=3, limit_hits=0)})
+    monkeypatch.setattr(cgroup, "read", lambda: {str(tmp_path): cgroup.GroupCounts(own=True, oom_kills=3, limit_hits=0)})
     watch.begin(1)
     count(4)
     watch.tick(())
@@ -69,7 +71,7 @@ def test_kills_are_counted_while_the_attempt_runs_each_at_its_time(watch: Watch,
     assert 0 < first.t < second.t
 
 
-def test_an_attempt_that_is_watched_leaves_no_descriptor(watch: Watch) -> None:
+def test_an_attempt_that_is_watched_leaves_no_descriptor(watch: AttemptWatch) -> None:
     watch.begin(1)
     _asked(watch, "logs", "kernel")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a count

@@ -8,9 +8,9 @@ from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Phase, RankExit, Verdict
 from supervisor.job.clock import Clock
 from supervisor.observe import collect
-from supervisor.observe.heartbeats import Beat
+from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.log_watch import StreamRead
-from supervisor.observe.reconcile import weighed
+from supervisor.observe.reconcile import reconciled
 from supervisor.strategies.consent import SURE, proves
 
 CATALOGUE, _ = signatures.read()
@@ -31,8 +31,8 @@ def judged(log: str, *wrote: Evidence, code: int = 3, hooked: bool = True, stepp
     facts = collect.logs([StreamRead(0, "err", reader.finish(1003.0), b"", 0, "")], launches=False)
     deaths = [RankExit(0, 100, 5_000_000_000, code, None)]
     stepped = None if stepped_s is None else int(stepped_s * 1e9)
-    beats = [Beat(0, 0, 100, 1, 0, Phase.TRAIN, 0, 30, stepped, 0, "", True, True, True, False)] if hooked else []  # noqa: FBT003  its form
-    return classify(weighed((*collect.exits(deaths, CLOCK, 5.0), *wrote, *facts), deaths, beats, CLOCK))
+    beats = [RankHeartbeat(0, 0, 100, 1, 0, Phase.TRAIN, 0, 30, stepped, 0, "", True, True, True, False)] if hooked else []  # noqa: FBT003  its form
+    return classify(reconciled((*collect.exits(deaths, CLOCK, 5.0), *wrote, *facts), deaths, beats, CLOCK))
 
 
 def written(text: str, trace: str = "") -> tuple[Evidence, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.observe import cgroup
-from supervisor.observe.cgroup import Counts
+from supervisor.observe.cgroup import GroupCounts
 from tests.support.memory_group import memory_group
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_our_group_and_those_above_it_are_counted_each_by_itself(tmp_path: Path,
     for level, kills in (("slurm/job_7", 1), ("slurm", 4)):
         _count(mount / level, version, kills, hits=10)
     before = cgroup.read(groups, mounts)
-    assert before == {str(mount / "slurm/job_7"): Counts(True, 1, 10), str(mount / "slurm"): Counts(False, 4, 10)}  # noqa: FBT003  as it is told
+    assert before == {str(mount / "slurm/job_7"): GroupCounts(True, 1, 10), str(mount / "slurm"): GroupCounts(False, 4, 10)}  # noqa: FBT003  as it is told
     assert cgroup.killed(before, before, 7.0) == cgroup.short(before, before) == ()
     assert cgroup.again(before) == before
     _count(mount / "slurm/job_7", version, 3, hits=25)
@@ -93,7 +93,7 @@ def test_a_root_is_our_own_group_unless_it_is_the_whole_machine(
 def test_a_group_that_the_mount_does_not_reach_is_not_the_mounts(tmp_path: Path) -> None:
     groups, mounts, mount = _machine(tmp_path, 2, path="/../elsewhere")
     _count(mount, 2, 1, hits=0)
-    assert cgroup.read(groups, mounts) == {str(mount): Counts(False, 1, 0)}  # noqa: FBT003  as it is told
+    assert cgroup.read(groups, mounts) == {str(mount): GroupCounts(False, 1, 0)}  # noqa: FBT003  as it is told
 
 
 def test_each_kill_has_the_time_at_which_it_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_each_kill_has_the_time_at_which_it_was_counted(tmp_path: Path, monkeypa
     _count(mount / "job", 2, 3, hits=1)
     found = cgroup.read(groups, mounts)
     monkeypatch.setattr(cgroup, "read", lambda: found)
-    kills = cgroup.Kills()
+    kills = cgroup.OomKillCounter()
     _count(mount / "job", 2, 4, hits=2)
     kills.look(1000.0)
     _count(mount / "job", 2, 6, hits=9)
@@ -123,7 +123,7 @@ def test_a_group_that_kills_without_end_is_no_list_without_end(tmp_path: Path, m
     _count(mount / "job", 2, 0, hits=0)
     found = cgroup.read(groups, mounts)
     monkeypatch.setattr(cgroup, "read", lambda: found)
-    kills = cgroup.Kills()
+    kills = cgroup.OomKillCounter()
     for n in range(1, 200):
         _count(mount / "job", 2, n, hits=n)
         kills.look(float(n), now=True)
@@ -162,7 +162,7 @@ def test_a_real_kill_is_counted(small_group: Path) -> None:
         "import os, subprocess, sys\n"
         "from supervisor.observe import cgroup\n"
         f"open({str(small_group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-        "kills = cgroup.Kills()\n"
+        "kills = cgroup.OomKillCounter()\n"
         "eats = 'x = b\"x\" * (200 << 20)'\n"
         "code = subprocess.run([sys.executable, '-c', eats]).returncode\n"
         "print(code, *(fact.name for fact in kills.finish(1.0)))\n"

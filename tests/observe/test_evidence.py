@@ -17,10 +17,10 @@ from supervisor.core.model import Cause, Claim, Evidence, Phase, RankExit
 from supervisor.job.clock import Clock
 from supervisor.observe import cgroup, collect, host_resources
 from supervisor.observe.anchor_scanner import scanner
-from supervisor.observe.heartbeats import Beat
-from supervisor.observe.launched_ranks import Vanished
+from supervisor.observe.heartbeats import RankHeartbeat
+from supervisor.observe.launched_ranks import VanishedRank
 from supervisor.observe.log_watch import StreamRead
-from supervisor.observe.reconcile import MOST_OF_LOGS, weighed
+from supervisor.observe.reconcile import MOST_OF_LOGS, reconciled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,9 +36,9 @@ def death(rank: int, at_s: float, *, code: int | None = None, signum: int | None
     return RankExit(rank, 100 + rank, int(at_s * 1e9), code, signum)
 
 
-def beat(rank: int, last_step_s: float | None) -> Beat:
+def beat(rank: int, last_step_s: float | None) -> RankHeartbeat:
     last = None if last_step_s is None else int(last_step_s * 1e9)
-    return Beat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 5, last, 5, "optimizer", True, True, True, False)  # noqa: FBT003  its form
+    return RankHeartbeat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 5, last, 5, "optimizer", True, True, True, False)  # noqa: FBT003  its form
 
 
 def log(name: str, *, rank: int | None = 0, t: float = 1005.0, claim: Claim | None = None, final: bool = False) -> Evidence:
@@ -56,10 +56,10 @@ def known() -> Signatures:
 
 
 def test_every_fact_that_means_a_cause_by_itself_is_told_by_an_observer() -> None:
-    none, one = (cgroup.Counts(own=True, oom_kills=n, limit_hits=n) for n in (0, 1))
+    none, one = (cgroup.GroupCounts(own=True, oom_kills=n, limit_hits=n) for n in (0, 1))
     counted = cgroup.killed({"/job": none}, {"/job": one}, 7.0)
     seen = host_resources.evidence((), 0, (death(0, 7.0, signum=7),))
-    gone = collect.exits((), CLOCK, 5.0, [Vanished(1, 101, 7)])
+    gone = collect.exits((), CLOCK, 5.0, [VanishedRank(1, 101, 7)])
     assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *seen, *gone)}
 
 
@@ -151,13 +151,13 @@ def test_last_words_that_no_disk_took_are_read_from_memory(known: Signatures) ->
 
 
 def test_what_was_written_is_not_later_than_its_writers_death() -> None:
-    (fact,) = weighed([log("x", rank=1, t=1006.0)], [death(1, 5.5, code=1)], [], CLOCK)
+    (fact,) = reconciled([log("x", rank=1, t=1006.0)], [death(1, 5.5, code=1)], [], CLOCK)
     assert fact.t == 1005.5
 
 
 def test_steps_after_the_first_failure_prove_nothing() -> None:
     facts = [log("progress", rank=2, t=1003.0), log("progress", rank=2, t=1005.0), log("recent_progress", rank=2, t=1006.0)]
-    assert [fact.t for fact in weighed(facts, [death(1, 4.0, code=1)], [], CLOCK)] == [1003.0]
+    assert [fact.t for fact in reconciled(facts, [death(1, 4.0, code=1)], [], CLOCK)] == [1003.0]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_steps_after_the_first_failure_prove_nothing() -> None:
 def test_no_error_message_explains_a_kill(cause: Cause, kept: bool) -> None:  # noqa: FBT001  a parameter
     said = [log("line", claim=Claim(cause, 0.97)), log("exception", final=True), log("exception"), log("traceback")]
     deaths = [death(0, 6.0, signum=9)]
-    left = weighed([*collect.exits(deaths, CLOCK, 5.0), *said], deaths, [], CLOCK)
+    left = reconciled([*collect.exits(deaths, CLOCK, 5.0), *said], deaths, [], CLOCK)
     assert [(fact.name, fact.free_text) for fact in left] == [("signal", False), *([("line", True)] if kept else [])]
 
 
@@ -174,13 +174,13 @@ def test_no_error_message_explains_a_kill(cause: Cause, kept: bool) -> None:  # 
 def test_a_last_traceback_stands_however_its_process_came_to_its_end(how: dict[str, int]) -> None:
     said = (log("exception", final=True), log("line", claim=OOM))
     deaths = [death(1, 5.9, code=1), death(0, 6.0, **how)]
-    assert weighed(said, deaths, [], CLOCK) == said
+    assert reconciled(said, deaths, [], CLOCK) == said
 
 
 def test_who_was_killed_by_us_had_its_own_reasons() -> None:
     said = (log("exception", final=True),)
     deaths = [death(1, 2.0, code=1), death(0, 8.0, signum=9)]
-    left = weighed([*collect.exits(deaths, CLOCK, 5.0), *said], deaths, [], CLOCK)
+    left = reconciled([*collect.exits(deaths, CLOCK, 5.0), *said], deaths, [], CLOCK)
     assert [fact.name for fact in left] == ["exit_code", "ended_by_us", "exception"]
 
 
@@ -188,10 +188,10 @@ def test_what_every_rank_trained_on_after_was_no_cause() -> None:
     xid = Evidence("kernel", "gpu_lost.xid", "NVRM: Xid", t=1005.0, claim=Claim(Cause.GPU_LOST, 0.95))
     facts = [xid, log("line", claim=OOM), log("exception", claim=OOM, final=True)]
     ends = [death(0, 60.0, code=1)]
-    later = weighed(facts, ends, [beat(0, 40.0), beat(1, 30.0)], CLOCK)
+    later = reconciled(facts, ends, [beat(0, 40.0), beat(1, 30.0)], CLOCK)
     assert [(fact.name, fact.claim is not None) for fact in later] == [("survived", False), ("exception", True)]
     for beats in ([], [beat(0, 40.0), beat(1, 5.5)], [beat(0, 40.0), beat(1, None)]):
-        assert weighed(facts, ends, beats, CLOCK) == tuple(facts)
+        assert reconciled(facts, ends, beats, CLOCK) == tuple(facts)
 
 
 def counted(t: float) -> Evidence:
@@ -220,20 +220,20 @@ POOL = Evidence("error_file", "exception", "concurrent.futures.process.BrokenPro
 )
 def test_a_counted_kill_is_the_cause_where_it_is_told_of_a_process_that_was_killed_then(facts: tuple[Evidence, ...], cause: Cause) -> None:
     deaths = [death(1, 60.0, code=1)]
-    verdict = classify(weighed(facts, deaths, [], CLOCK))
+    verdict = classify(reconciled(facts, deaths, [], CLOCK))
     assert verdict.cause is cause
 
 
 def test_a_counted_kill_that_training_outlived_was_no_cause() -> None:
     facts = (Evidence("exit", "signal", "9", rank=0, t=1060.0), counted(1005.0))
-    assert [fact.name for fact in weighed(facts, [death(0, 60.0, signum=9)], [beat(0, 40.0)], CLOCK)] == ["signal", "oom_kill_survived"]
-    assert [fact.name for fact in weighed(facts, [death(0, 60.0, signum=9)], [beat(0, 10.0)], CLOCK)] == ["signal", "oom_kill"]
+    assert [fact.name for fact in reconciled(facts, [death(0, 60.0, signum=9)], [beat(0, 40.0)], CLOCK)] == ["signal", "oom_kill_survived"]
+    assert [fact.name for fact in reconciled(facts, [death(0, 60.0, signum=9)], [beat(0, 10.0)], CLOCK)] == ["signal", "oom_kill"]
 
 
 def test_a_journal_holds_the_most_telling_of_many_findings() -> None:
     many = [log(f"noise {i}", t=1001 + i / 1e6) for i in range(5000)]
     facts = [*many, log("cuda_oom.torch", claim=OOM, t=1004.0), log("exception", final=True, t=1004.5)]
-    kept = weighed(facts, [death(0, 6.0, code=1)], [], CLOCK)
+    kept = reconciled(facts, [death(0, 6.0, code=1)], [], CLOCK)
     assert len(kept) == MOST_OF_LOGS + 1
     assert {"cuda_oom.torch", "exception", "left_out"} <= {fact.name for fact in kept}
 
@@ -298,5 +298,5 @@ def test_an_exception_is_judged_by_the_frames_that_it_came_through(known: Signat
 @pytest.mark.parametrize(("pid", "cause"), [(100, Cause.USER_CODE), (999, Cause.KILLED_UNKNOWN)], ids=["its own", "a shell's"])
 def test_an_exit_code_of_137_is_a_signal_only_where_a_shell_says_it(pid: int, cause: Cause) -> None:
     told = (Evidence("exit", "exit_code", "137", rank=0, t=1007.0),)
-    facts = weighed(told, (death(0, 7.0, code=137),), (replace(beat(0, None), pid=pid),), CLOCK)
+    facts = reconciled(told, (death(0, 7.0, code=137),), (replace(beat(0, None), pid=pid),), CLOCK)
     assert classify(facts).cause is cause

@@ -12,8 +12,8 @@ import pytest
 
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.claim import Identity, claim
-from supervisor.instrument._supervise_shim.heartbeat import Beat
+from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe import heartbeats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,12 +27,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def beat(path: Path, monkeypatch: pytest.MonkeyPatch) -> Beat:
+def beat(path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
     """A rank's own end of slot 1, in this process."""
     monkeypatch.setenv("RANK", "9")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    identity = Identity("/nowhere", str(path.parent), "rank")
-    made = Beat(identity.pid, identity.start_ticks, identity.rank)
+    identity = ProcessIdentity("/nowhere", str(path.parent), "rank")
+    made = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
     assert claim(identity, made)
     return made
 
@@ -45,7 +45,7 @@ def test_a_new_file_is_allocated_and_has_no_beats(path: Path) -> None:
     assert heartbeats.read(path) == ()
 
 
-def test_a_rank_s_slot_says_who_it_is_and_what_it_does(path: Path, beat: Beat) -> None:
+def test_a_rank_s_slot_says_who_it_is_and_what_it_does(path: Path, beat: HeartbeatWriter) -> None:
     (seen,) = heartbeats.read(path)
     assert (seen.local_rank, seen.rank, seen.pid, seen.start_ticks) == (1, 9, os.getpid(), layout.start_ticks_of(os.getpid()))
     assert (seen.phase, seen.steps, seen.step, seen.step_source, seen.last_step_ns) == (Phase.IMPORT, 0, None, None, None)
@@ -57,7 +57,7 @@ def test_a_rank_s_slot_says_who_it_is_and_what_it_does(path: Path, beat: Beat) -
     assert seen.hello_ns <= seen.phase_since_ns
 
 
-def test_between_two_looks_at_the_optimizer_its_steps_are_counted_on(path: Path, beat: Beat) -> None:
+def test_between_two_looks_at_the_optimizer_its_steps_are_counted_on(path: Path, beat: HeartbeatWriter) -> None:
     class Optimizer:
         state = {0: {"step": 500}}  # noqa: RUF012 - torch's shape
 
@@ -67,7 +67,7 @@ def test_between_two_looks_at_the_optimizer_its_steps_are_counted_on(path: Path,
     assert (seen.steps, seen.step, seen.step_source) == (4, 503, "optimizer")
 
 
-def test_import_proves_nothing_after_a_minute_without_torch(path: Path, beat: Beat) -> None:
+def test_import_proves_nothing_after_a_minute_without_torch(path: Path, beat: HeartbeatWriter) -> None:
     (seen,) = heartbeats.read(path)
     late = seen.hello_ns + 61 * 10**9
     assert heartbeats.read(path, now_ns=late)[0].phase is Phase.UNKNOWN

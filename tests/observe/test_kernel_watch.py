@@ -21,7 +21,7 @@ from supervisor.guardian import process_tree
 from supervisor.job.clock import Clock
 from supervisor.observe import kernel_records, kernel_watch
 from supervisor.observe.anchor_scanner import scanner
-from supervisor.observe.job_processes import Ours, Whose
+from supervisor.observe.job_processes import JobProcesses, ProcessOwner
 from supervisor.observe.kernel_watch import KernelWatch
 from tests.support.waiting import wait_for
 
@@ -81,7 +81,7 @@ def _record(text: str, flags: str = "-") -> bytes:
     return f"3,1234,449410332316,{flags};{text}\n".encode()
 
 
-def _watched(known: Signatures, ours: Ours, *records: bytes | None) -> tuple[Evidence, ...]:
+def _watched(known: Signatures, ours: JobProcesses, *records: bytes | None) -> tuple[Evidence, ...]:
     kmsg = FakeKmsg()
     watch = KernelWatch(known, ours, Clock.start(), lambda: kmsg)
     watch.start()
@@ -113,12 +113,14 @@ def test_what_is_not_the_kernels_own_is_nothing(data: bytes) -> None:
 
 
 def test_a_line_that_comes_in_parts_is_one(known: Signatures) -> None:
-    found = _watched(known, Ours(os.getpid()), _record(XID[:20], flags="c"), _record(XID[20:60], flags="+"), _record(XID[60:], flags="+"))
+    found = _watched(
+        known, JobProcesses(os.getpid()), _record(XID[:20], flags="c"), _record(XID[20:60], flags="+"), _record(XID[60:], flags="+")
+    )
     assert [(fact.text, fact.claim and fact.claim.cause) for fact in found] == [(XID, Cause.GPU_LOST)]
 
 
 def test_overruns_are_told(known: Signatures) -> None:
-    found = _watched(known, Ours(os.getpid()), None, _record("nothing at all"), None, _record(XID))
+    found = _watched(known, JobProcesses(os.getpid()), None, _record("nothing at all"), None, _record(XID))
     assert [(fact.source, fact.name) for fact in found] == [("kernel", "gpu_lost.xid"), ("kernel", "overrun")]
     assert "2 times" in found[1].text
     assert dict(found[0].fields)["pci"].endswith("3d:00")
@@ -126,7 +128,7 @@ def test_overruns_are_told(known: Signatures) -> None:
 
 def test_a_storm_is_counted_and_its_first_and_last_are_kept(known: Signatures) -> None:
     pci = "0000:{:02x}:00"
-    found = _watched(known, Ours(os.getpid()), *(_record(XID.replace("0000:3d:00", pci.format(n % 200))) for n in range(400)))
+    found = _watched(known, JobProcesses(os.getpid()), *(_record(XID.replace("0000:3d:00", pci.format(n % 200))) for n in range(400)))
     kept = kernel_records.KEPT_FIRST + kernel_records.KEPT_LAST
     assert (found[-1].name, found[-1].text.split()[0]) == ("more", str(400 - kept))
     told = [dict(fact.fields)["pci"] for fact in found[:-1]]
@@ -135,7 +137,7 @@ def test_a_storm_is_counted_and_its_first_and_last_are_kept(known: Signatures) -
 
 def test_a_storm_of_one_kind_takes_no_room_from_another(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.observe.job_processes.FIRST_NAMESPACE", "pid:[0]")
-    found = _watched(known, Ours(os.getpid()), *(_record(KILLED.format(pid=n)) for n in range(250)), _record(XID))
+    found = _watched(known, JobProcesses(os.getpid()), *(_record(KILLED.format(pid=n)) for n in range(250)), _record(XID))
     assert "gpu_lost.xid" in {fact.name for fact in found if fact.claim is not None}
 
 
@@ -155,7 +157,7 @@ class _Flood(FakeKmsg):
 
 def test_a_flood_without_end_is_not_awaited(known: Signatures) -> None:
     flood = _Flood()
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), lambda: flood)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), lambda: flood)
     watch.start()
     wait_for(lambda: flood.reads > 2 * kernel_watch.AT_ONCE, "some of the flood is read", 10)
     found = watch.finish(10)
@@ -176,7 +178,7 @@ def test_what_was_found_by_the_deadline_is_told_whoever_does_not_answer(known: S
                 raise
 
     kmsg = Stuck()
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), lambda: kmsg)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), lambda: kmsg)
     watch.start()
     kmsg.put(_record(XID))
     assert stuck.wait(10)
@@ -189,7 +191,7 @@ def test_what_was_read_before_the_log_broke_is_told(known: Signatures, tmp_path:
     """A line that was held for its continuation, what was overwritten, and that nothing else could be asked."""
     monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = _watched(known, Ours(os.getpid()), None, _record(XID, flags="c"), b"")
+    found = _watched(known, JobProcesses(os.getpid()), None, _record(XID, flags="c"), b"")
     assert {fact.name for fact in found} == {"gpu_lost.xid", "overrun", "not_observed"}
 
 
@@ -205,7 +207,7 @@ def test_what_wakes_the_thread_is_not_closed_while_it_is_written_to(known: Signa
         name = f"/proc/self/fd/{fd}"
         written.append((name, os.readlink(name)))  # noqa: PTH115  a name that is no path
 
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), _refused)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), _refused)
     watch.start()
     threads = [thread for thread in threading.enumerate() if thread.name == "kernel"]
     assert threads
@@ -218,7 +220,7 @@ def test_what_wakes_the_thread_is_not_closed_while_it_is_written_to(known: Signa
 
 def test_no_descriptor_is_held_before_the_start_nor_after_the_end(known: Signatures) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  a count
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), _refused)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), _refused)
     watch.stop()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208  a count
     watch.start()
@@ -244,14 +246,14 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper: subprocess.Popen[bytes]) -> None:
-    ours = Ours(root=2**22 + 1)  # nobody: this test's own parent is no supervisor
-    if ours.whose(os.getpid())[0] is Whose.UNKNOWN:
+    ours = JobProcesses(root=2**22 + 1)  # nobody: this test's own parent is no supervisor
+    if ours.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     ours.set_ranks([RankInfo(5, 5, sleeper.pid, 0)])
     child = process_tree.below(sleeper.pid, process_tree.snapshot())[0].pid
-    assert ours.whose(sleeper.pid) == (Whose.OURS, 5)
-    assert ours.whose(child) == (Whose.OURS, 5)  # by its parents, who are there
-    assert ours.whose(os.getpid()) == (Whose.STRANGERS, None)
+    assert ours.whose(sleeper.pid) == (ProcessOwner.OURS, 5)
+    assert ours.whose(child) == (ProcessOwner.OURS, 5)  # by its parents, who are there
+    assert ours.whose(os.getpid()) == (ProcessOwner.STRANGERS, None)
     found = _watched(known, ours, _record(KILLED.format(pid=child)), _record(KILLED.format(pid=os.getpid())))
     assert [(fact.name, fact.rank, fact.claim and fact.claim.cause) for fact in found] == [
         ("host_oom.kernel_killed", 5, Cause.HOST_OOM),
@@ -260,8 +262,8 @@ def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper:
 
 
 def test_a_process_that_was_recorded_is_known_when_it_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
-    ours = Ours(root=2**22 + 1)
-    if ours.whose(os.getpid())[0] is Whose.UNKNOWN:
+    ours = JobProcesses(root=2**22 + 1)
+    if ours.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     ours.set_ranks([RankInfo(2, 2, sleeper.pid, 0)])
     snapshot = process_tree.snapshot()
@@ -269,9 +271,9 @@ def test_a_process_that_was_recorded_is_known_when_it_is_gone(sleeper: subproces
     ours.learn([snapshot[sleeper.pid], child])
     os.kill(child.pid, signal.SIGKILL)
     wait_for(lambda: process_tree.read(child.pid) is None, "its end", 5)
-    assert ours.whose(child.pid) == (Whose.OURS, 2)
+    assert ours.whose(child.pid) == (ProcessOwner.OURS, 2)
     ours.set_ranks([])
-    assert ours.whose(child.pid) == (Whose.STRANGERS, None)
+    assert ours.whose(child.pid) == (ProcessOwner.STRANGERS, None)
 
 
 def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_its_id(
@@ -279,7 +281,7 @@ def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_
 ) -> None:
     container = "3f4e" * 16
     monkeypatch.setattr("supervisor.observe.job_processes.FIRST_NAMESPACE", "pid:[0]")
-    ours = Ours(os.getpid())
+    ours = JobProcesses(os.getpid())
     monkeypatch.setattr(ours, "_containers", frozenset({container}))
     constraint = (
         "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg={0},task_memcg={0},task=python,pid=9,uid=0"
@@ -301,9 +303,9 @@ def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_
 def test_a_container_that_sees_other_gpus_has_not_lost_this_one(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
     (tmp_path / "0000:5e:00.0").mkdir()
-    assert [fact.name for fact in _watched(known, Ours(os.getpid()), _record(XID))] == ["of_others"]
+    assert [fact.name for fact in _watched(known, JobProcesses(os.getpid()), _record(XID))] == ["of_others"]
     (tmp_path / "0000:3d:00.0").mkdir()
-    assert [fact.name for fact in _watched(known, Ours(os.getpid()), _record(XID))] == ["gpu_lost.xid"]
+    assert [fact.name for fact in _watched(known, JobProcesses(os.getpid()), _record(XID))] == ["gpu_lost.xid"]
 
 
 XID_OF = "NVRM: Xid (PCI:0000:3d:00): {code}, pid={pid}, name=python, Ch 00000008"
@@ -318,25 +320,25 @@ def test_a_strangers_pid_excludes_what_is_a_processs_own_and_the_gpu_decides_the
     ours: bool,  # noqa: FBT001  a parameter
 ) -> None:
     monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
-    monkeypatch.setattr(Ours, "whose", lambda *_: (Whose.STRANGERS, None))  # as of a monitor, or of who is gone
+    monkeypatch.setattr(JobProcesses, "whose", lambda *_: (ProcessOwner.STRANGERS, None))  # as of a monitor, or of who is gone
     (tmp_path / "0000:3d:00.0").mkdir()
     line = XID_OF.format(code=code, pid=4242)
-    (fact,) = _watched(known, Ours(os.getpid()), _record(line))
+    (fact,) = _watched(known, JobProcesses(os.getpid()), _record(line))
     assert (fact.name != "of_others") is ours
     (tmp_path / "0000:3d:00.0").rename(tmp_path / "0000:5e:00.0")
-    assert [fact.name for fact in _watched(known, Ours(os.getpid()), _record(line))] == ["of_others"]
+    assert [fact.name for fact in _watched(known, JobProcesses(os.getpid()), _record(line))] == ["of_others"]
 
 
 def test_a_switch_is_no_gpu_and_everybodys(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
     (tmp_path / "0000:3d:00.0").mkdir()
     line = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
-    assert [fact.name for fact in _watched(known, Ours(os.getpid()), _record(line))] == ["nvlink.sxid"]
+    assert [fact.name for fact in _watched(known, JobProcesses(os.getpid()), _record(line))] == ["nvlink.sxid"]
 
 
 def test_what_was_recorded_of_an_earlier_attempt_is_not_written_back_into_the_next() -> None:
-    ours = Ours(root=2**22 + 1)
-    if ours.whose(os.getpid())[0] is Whose.UNKNOWN:
+    ours = JobProcesses(root=2**22 + 1)
+    if ours.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     ours.set_ranks([RankInfo(2, 2, 2**22 + 2, 0)])
     gone = process_tree.Process(2**22 + 3, 2**22 + 2, 1, "S", 1)
@@ -346,8 +348,8 @@ def test_what_was_recorded_of_an_earlier_attempt_is_not_written_back_into_the_ne
         ours.set_ranks([RankInfo(2, 2, 2**22 + 4, 0)])  # the next attempt begins while this one is taken down
 
     ours.learn(meanwhile())
-    assert ours.whose(gone.pid) == (Whose.STRANGERS, None)
-    assert ours.whose(2**22 + 4) == (Whose.OURS, 2)
+    assert ours.whose(gone.pid) == (ProcessOwner.STRANGERS, None)
+    assert ours.whose(2**22 + 4) == (ProcessOwner.OURS, 2)
 
 
 def _refused() -> Device:
@@ -357,7 +359,7 @@ def _refused() -> Device:
 def test_a_log_that_nobody_may_read_is_not_healthy(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "SYSLOG_FILES", (str(tmp_path / "kern.log"),))
     monkeypatch.setenv("PATH", str(tmp_path))
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), _refused)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), _refused)
     watch.start()
     (fact,) = watch.finish(5)
     assert (fact.source, fact.name) == ("kernel", "not_observed")
@@ -370,7 +372,7 @@ def test_a_device_that_is_only_called_so_is_told(known: Signatures, tmp_path: Pa
     monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(kmsg_reader, "KMSG", "/dev/null")
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start())
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start())
     watch.start()
     (fact,) = watch.finish(5)
     assert fact.name == "not_observed"
@@ -396,7 +398,7 @@ def test_syslog_is_read_from_the_attempts_start_and_trusted_as_far_as_it_can_be(
         asked.set()  # by now the thread has looked how large the file is
         return _refused()
 
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), refused)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), refused)
     watch.start()
     assert asked.wait(5)
     with file.open("a") as log:
@@ -421,7 +423,7 @@ def test_the_journal_is_asked_for_records_of_facility_0(known: Signatures, tmp_p
     script.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(rows) + "\nEND\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), _refused)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), _refused)
     watch.start()
     (fact,) = watch.finish(5)
     assert (fact.name, fact.text, fact.free_text) == ("gpu_lost.xid", XID, False)
@@ -432,7 +434,7 @@ def test_nothing_is_asked_of_a_watch_that_was_stopped(known: Signatures, tmp_pat
     script.write_text(f"#!/bin/sh\n: > {tmp_path}/asked\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    watch = KernelWatch(known, Ours(os.getpid()), Clock.start(), _refused)
+    watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), _refused)
     watch.start()
     watch.stop()
     assert watch.finish(5) == ()
@@ -452,7 +454,7 @@ def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_fou
         writer = os.open(kmsg_reader.KMSG, os.O_WRONLY)
     except OSError as error:
         pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
-    ours = Ours(os.getpid())
+    ours = JobProcesses(os.getpid())
     watch = KernelWatch(known, ours, Clock.start())
     watch.start()
     os.write(writer, f"<3>{XID}".encode())

@@ -14,7 +14,7 @@ from supervisor.core.model import RankExit, RankInfo
 from supervisor.guardian import process_tree
 from supervisor.job.clock import Clock
 from supervisor.observe.collect import exits
-from supervisor.observe.launched_ranks import RankEnds, Vanished, with_found
+from supervisor.observe.launched_ranks import LaunchedRanks, VanishedRank, with_found
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -53,20 +53,20 @@ def started() -> Iterator[Callable[[int], subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def seen() -> Iterator[RankEnds]:
-    made = RankEnds()
+def seen() -> Iterator[LaunchedRanks]:
+    made = LaunchedRanks()
     yield made
     made.stop()
 
 
-def learned(seen: RankEnds, *pids: int) -> None:
+def learned(seen: LaunchedRanks, *pids: int) -> None:
     """Have it learn of these, and of what is below this process."""
     seen.learn(process_tree.below(os.getpid(), process_tree.snapshot()))
     wait_for(lambda: set(pids) <= set(seen.pids.values()), "the ranks to be known", 10)
 
 
 def test_a_rank_that_is_killed_and_not_reaped_tells_the_signal_and_its_loaders_are_no_ranks(
-    seen: RankEnds, started: Callable[[int], subprocess.Popen[str]]
+    seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     one, two = started(0), started(1)
     learned(seen, one.pid, two.pid)
@@ -81,7 +81,7 @@ def test_a_rank_that_is_killed_and_not_reaped_tells_the_signal_and_its_loaders_a
 
 
 def test_an_end_in_order_is_none_a_code_is_told_and_a_rank_that_is_started_again_lives(
-    seen: RankEnds, started: Callable[[int], subprocess.Popen[str]]
+    seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     one, two = started(0), started(1)
     learned(seen, one.pid, two.pid)
@@ -98,9 +98,9 @@ def test_an_end_in_order_is_none_a_code_is_told_and_a_rank_that_is_started_again
 
 def test_who_is_killed_before_the_others_fail_failed_first_and_who_goes_after_them_was_ended() -> None:
     command = RankExit(0, 70, 30, code=1)
-    told = exits([command], Clock.start(), 5.0, [RankExit(1, 71, 10, signal=9), Vanished(2, 72, 40)], {1: 71, 2: 72})
+    told = exits([command], Clock.start(), 5.0, [RankExit(1, 71, 10, signal=9), VanishedRank(2, 72, 40)], {1: 71, 2: 72})
     assert [(fact.source, fact.name, fact.text, fact.rank) for fact in told] == [("exit", "signal", "9", 1), ("exit", "exit_code", "1", 0)]
-    told = exits([command], Clock.start(), 5.0, [Vanished(1, 71, 10)], {0: 69, 1: 71})
+    told = exits([command], Clock.start(), 5.0, [VanishedRank(1, 71, 10)], {0: 69, 1: 71})
     assert [(fact.source, fact.name, fact.rank) for fact in told] == [
         ("exit", "vanished", 1),
         ("launcher", "exit_code", None),

@@ -9,10 +9,10 @@ import pytest
 
 from supervisor.core.events import Event, ProgressObserved
 from supervisor.core.model import CheckpointRef, RankInfo
-from supervisor.instrument._supervise_shim.claim import Identity, claim
-from supervisor.instrument._supervise_shim.heartbeat import Beat
+from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
 from supervisor.observe import heartbeats
-from supervisor.observe.progress_sampler import Sampler
+from supervisor.observe.progress_sampler import ProgressSampler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,12 +50,12 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     heartbeats.create(tmp_path / "heartbeat", 1)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    identity = Identity("/nowhere", str(tmp_path), "rank")
-    beat = Beat(identity.pid, identity.start_ticks, identity.rank)
+    identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
+    beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
     assert claim(identity, beat)
     (tmp_path / "loads-0.jsonl").write_text("".join(json.dumps({"path": path}) + "\n" for path in loads))
     posted: list[Event] = []
-    sampler = Sampler(posted.append, 60.0)
+    sampler = ProgressSampler(posted.append, 60.0)
     sampler.watch(2, tmp_path, 1.0, resume)
     sampler.look(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
     assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [told]

@@ -10,9 +10,9 @@ from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Phase, RankExit
 from supervisor.job.clock import Clock
 from supervisor.observe import collect
-from supervisor.observe.heartbeats import Beat
+from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.log_watch import StreamRead
-from supervisor.observe.reconcile import weighed
+from supervisor.observe.reconcile import reconciled
 
 CATALOGUE, _ = signatures.read()
 CLOCK = Clock(wall_at_start=1000.0, monotonic_at_start=0.0)
@@ -33,12 +33,12 @@ def death(rank: int, at_s: float, *, code: int | None = None, signum: int | None
     return RankExit(rank, 100 + rank, int(at_s * 1e9), code, signum)
 
 
-def beat(rank: int) -> Beat:
-    return Beat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 0, None, 0, "", True, True, True, False)  # noqa: FBT003  its form
+def beat(rank: int) -> RankHeartbeat:
+    return RankHeartbeat(rank, rank, 100 + rank, 1, 0, Phase.TRAIN, 0, 0, None, 0, "", True, True, True, False)  # noqa: FBT003  its form
 
 
-def cause_of(facts: tuple[Evidence, ...], deaths: list[RankExit], beats: list[Beat]) -> tuple[Cause, int | None]:
-    verdict = classify(weighed((*collect.exits(deaths, CLOCK, 5.0), *facts), deaths, beats, CLOCK))
+def cause_of(facts: tuple[Evidence, ...], deaths: list[RankExit], beats: list[RankHeartbeat]) -> tuple[Cause, int | None]:
+    verdict = classify(reconciled((*collect.exits(deaths, CLOCK, 5.0), *facts), deaths, beats, CLOCK))
     return verdict.cause, verdict.rank
 
 

@@ -17,9 +17,9 @@ from supervisor.core import events
 from supervisor.core.actions import BeginAttempt, CloseIncident, OpenIncident, ReportDecision
 from supervisor.core.model import Cause, CheckpointRef, Phase, Plan, PlanKind, RankExit, RankInfo, Verdict
 from supervisor.job.clock import Clock
-from supervisor.report import reporter as narrator_module
+from supervisor.report import reporter as reporter_module
 from supervisor.report.event_log import FILE_NAME, LEVELS, EventLog, LogEvent, open_log
-from supervisor.report.reporter import NOTED, Narrator
+from supervisor.report.reporter import NOTED, Reporter
 from supervisor.report.terminal import Terminal
 
 
@@ -138,16 +138,16 @@ def written() -> Written:
 
 
 @pytest.fixture
-def narrator(written: Written) -> Narrator:  # what it tells elsewhere is no matter here
-    return Narrator(MagicMock(), Clock.start(), MagicMock(), cast("EventLog", written), MagicMock())
+def reporter(written: Written) -> Reporter:  # what it tells elsewhere is no matter here
+    return Reporter(MagicMock(), Clock.start(), MagicMock(), cast("EventLog", written), MagicMock())
 
 
-def test_every_fact_that_is_noted_is_logged(narrator: Narrator, written: Written) -> None:
-    sources = "".join(path.read_text(encoding="utf-8") for path in Path(narrator_module.__file__).parents[1].rglob("*.py"))
+def test_every_fact_that_is_noted_is_logged(reporter: Reporter, written: Written) -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(reporter_module.__file__).parents[1].rglob("*.py"))
     names = set(re.findall(r"""\bnote\("([a-z_]+\.[a-z_]+)",""", sources))
     assert names == {*NOTED, "agent.said"}
     for name in sorted(names):
-        narrator.note(name, {"ev": "rendezvous", "do": "go", "attempt": 2})
+        reporter.note(name, {"ev": "rendezvous", "do": "go", "attempt": 2})
     told = {"request": "go", "attempt": 2}
     assert written.lines == [
         ("request.lost", "warning", told),
@@ -157,18 +157,18 @@ def test_every_fact_that_is_noted_is_logged(narrator: Narrator, written: Written
     ]
 
 
-def test_a_request_that_the_guardian_refused_is_no_end_of_the_launcher(narrator: Narrator, written: Written) -> None:
-    narrator.output({"ev": "refused", "do": "spawn", "text": "KeyError('argv')"})
+def test_a_request_that_the_guardian_refused_is_no_end_of_the_launcher(reporter: Reporter, written: Written) -> None:
+    reporter.output({"ev": "refused", "do": "spawn", "text": "KeyError('argv')"})
     assert written.lines == [("request.refused", "error", {"request": "spawn", "text": "KeyError('argv')"})]
 
 
-def test_an_attempts_last_line_sums_it_up(narrator: Narrator, written: Written) -> None:
-    narrator.beginning(BeginAttempt(2, "failure", CheckpointRef("ckpt/80.pt", 80, "structure")))
-    narrator.took(events.AttemptStarted(10.0, 2, (RankInfo(4, 0, 41, 7), RankInfo(5, 1, 42, 7)), 8))
-    narrator.took(events.ProgressObserved(14.0, 2, 95, 15, Phase.TRAIN))
-    narrator.took(events.RankExited(15.0, 2, RankExit(5, 42, 1, signal=9)))
-    narrator.took(events.RankExited(15.5, 2, RankExit(4, 41, 2, code=1)))
-    narrator.took(events.AttemptEnded(16.0, 2, "failed"))
+def test_an_attempts_last_line_sums_it_up(reporter: Reporter, written: Written) -> None:
+    reporter.beginning(BeginAttempt(2, "failure", CheckpointRef("ckpt/80.pt", 80, "structure")))
+    reporter.took(events.AttemptStarted(10.0, 2, (RankInfo(4, 0, 41, 7), RankInfo(5, 1, 42, 7)), 8))
+    reporter.took(events.ProgressObserved(14.0, 2, 95, 15, Phase.TRAIN))
+    reporter.took(events.RankExited(15.0, 2, RankExit(5, 42, 1, signal=9)))
+    reporter.took(events.RankExited(15.5, 2, RankExit(4, 41, 2, code=1)))
+    reporter.took(events.AttemptEnded(16.0, 2, "failed"))
     event, level, fields = written.lines[-1]
     resumed = {"reason": "failure", "resume_from": "ckpt/80.pt", "resume_step": 80}
     progress = {"step": 95, "steps_seen": 15, "phase": "train", "ran_s": 6.0}
@@ -177,11 +177,11 @@ def test_an_attempts_last_line_sums_it_up(narrator: Narrator, written: Written) 
     assert fields == {"attempt": 2, "outcome": "failed", "ranks": 2, "world_size": 8, **resumed, **progress, **first}
 
 
-def test_an_end_that_is_well_is_told_softly(narrator: Narrator, written: Written) -> None:
-    narrator.beginning(BeginAttempt(1, "start", None))
+def test_an_end_that_is_well_is_told_softly(reporter: Reporter, written: Written) -> None:
+    reporter.beginning(BeginAttempt(1, "start", None))
     for rank, code in enumerate((0, 3)):
-        narrator.took(events.RankExited(15.0, 1, RankExit(rank, 41, 1, code=code)))
-    narrator.took(events.AttemptEnded(16.0, 1, "succeeded"))
+        reporter.took(events.RankExited(15.0, 1, RankExit(rank, 41, 1, code=code)))
+    reporter.took(events.AttemptEnded(16.0, 1, "succeeded"))
     assert [(event, level) for event, level, _ in written.lines[1:]] == [
         ("rank.exited", "info"),
         ("rank.exited", "warning"),
@@ -190,18 +190,18 @@ def test_an_end_that_is_well_is_told_softly(narrator: Narrator, written: Written
 
 
 @pytest.mark.parametrize(("outcome", "level"), [("resolved", "info"), ("given_up", "error"), ("withdrawn", "info")])
-def test_an_incidents_last_line_sums_it_up(narrator: Narrator, written: Written, outcome: str, level: str) -> None:
+def test_an_incidents_last_line_sums_it_up(reporter: Reporter, written: Written, outcome: str, level: str) -> None:
     verdict = Verdict(Cause.SEGFAULT, 0.9, "rank 5 was killed by SIGSEGV", "f", rank=5)
     plan = Plan(PlanKind.RESTART, "from the newest", "stop", "restart_within_budget")
-    narrator.opened(OpenIncident(1, 2, 5, "rank 5: killed by signal 11"))
-    narrator.decided(ReportDecision(1, 2, verdict, plan, 95))
-    narrator.closed(CloseIncident(1, 3, outcome, 96))
+    reporter.opened(OpenIncident(1, 2, 5, "rank 5: killed by signal 11"))
+    reporter.decided(ReportDecision(1, 2, verdict, plan, 95))
+    reporter.closed(CloseIncident(1, 3, outcome, 96))
     *_, (_, _, decided), (event, told, fields) = written.lines
     assert decided["next"] == "stop"
     assert (event, told) == ("incident.closed", level)
     assert fields.pop("took_s") >= 0
     judged = {"cause": "segfault", "confidence": 0.9, "rank": 5, "plan": "restart", "strategy": "restart_within_budget", "exit_code": None}
     assert fields == {"incident": 1, "attempt": 3, "outcome": outcome, "step": 96, **judged}
-    narrator.opened(OpenIncident(2, 3, None, "another"))
-    narrator.closed(CloseIncident(2, 3, "withdrawn", None))
+    reporter.opened(OpenIncident(2, 3, None, "another"))
+    reporter.closed(CloseIncident(2, 3, "withdrawn", None))
     assert written.lines[-1][2]["cause"] is None  # nothing was decided about this one

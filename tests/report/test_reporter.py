@@ -16,7 +16,7 @@ from supervisor.core.model import Cause, Change, Evidence, Gpu, Plan, PlanKind, 
 from supervisor.core.state import Incident
 from supervisor.job.clock import Clock
 from supervisor.report.event_log import LogEvent
-from supervisor.report.reporter import Narrator
+from supervisor.report.reporter import Reporter
 
 if TYPE_CHECKING:
     from supervisor.alerts.model import Alert
@@ -26,15 +26,15 @@ PLAN = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
 
 
 @pytest.fixture
-def narrator() -> Narrator:
+def reporter() -> Reporter:
     job = SimpleNamespace(name="train", run_id="r", node="n", settings=Settings(), state="s", incident_dir=MagicMock())
-    made = Narrator(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no files, no terminal
+    made = Reporter(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no files, no terminal
     made.alerts = MagicMock()
     return made
 
 
-def sent(narrator: Narrator) -> list[Alert]:
-    alerts: Any = narrator.alerts
+def sent(reporter: Reporter) -> list[Alert]:
+    alerts: Any = reporter.alerts
     return [call.args[0] for call in alerts.enqueue.call_args_list]
 
 
@@ -44,19 +44,19 @@ def sent(narrator: Narrator) -> list[Alert]:
     ids=["decided by the predecessor", "opened, and not told", "none open"],
 )
 def test_who_heard_of_an_incident_from_a_predecessor_hears_of_its_end(
-    narrator: Narrator, incident: Incident | None, told: list[str]
+    reporter: Reporter, incident: Incident | None, told: list[str]
 ) -> None:
-    narrator.goes_on(incident)
-    narrator.closed(CloseIncident(7, 3, "resolved", 120))
-    assert [(alert.event.value, alert.incident, alert.cause, alert.rank) for alert in sent(narrator)] == [
+    reporter.goes_on(incident)
+    reporter.closed(CloseIncident(7, 3, "resolved", 120))
+    assert [(alert.event.value, alert.incident, alert.cause, alert.rank) for alert in sent(reporter)] == [
         (event, 7, Cause.SEGFAULT, 3) for event in told
     ]
 
 
-def test_what_outlives_the_job_is_listed_without_its_secrets(narrator: Narrator) -> None:
-    narrator.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
-    terminal: Any = narrator._terminal  # noqa: SLF001  the mock that was given
-    log: Any = narrator._log  # noqa: SLF001  likewise
+def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter) -> None:
+    reporter.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
+    terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
+    log: Any = reporter._log  # noqa: SLF001  likewise
     said = f"{terminal.say.call_args_list} {log.write.call_args_list}"
     assert "41 (upload --hf-token" in said
     assert "SECRETVALUE123" not in said
@@ -66,40 +66,40 @@ CHANGES = (Change("batch_size", "32", "16", "--batch-size"), Change("env:A", "",
 HALVED = Plan(PlanKind.RESTART, "why", "stop", "halve_batch", changes=CHANGES, nproc=2, told=("the global batch stays: 64", "and more"))
 
 
-def said(narrator: Narrator) -> list[str]:
-    terminal: Any = narrator._terminal  # noqa: SLF001  the mock that was given
+def said(reporter: Reporter) -> list[str]:
+    terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     return [call.args[0] for call in terminal.say.call_args_list]
 
 
-def logged(narrator: Narrator, event: LogEvent) -> list[dict[str, Any]]:
-    log: Any = narrator._log  # noqa: SLF001  likewise
+def logged(reporter: Reporter, event: LogEvent) -> list[dict[str, Any]]:
+    log: Any = reporter._log  # noqa: SLF001  likewise
     return [call.kwargs for call in log.write.call_args_list if call.args[0] is event]
 
 
-def test_a_change_is_told_old_and_new_on_the_terminal_in_the_log_and_on_a_card_of_twelve_lines(narrator: Narrator) -> None:
-    narrator.decided(ReportDecision(1, 1, VERDICT, HALVED, 7))
+def test_a_change_is_told_old_and_new_on_the_terminal_in_the_log_and_on_a_card_of_twelve_lines(reporter: Reporter) -> None:
+    reporter.decided(ReportDecision(1, 1, VERDICT, HALVED, 7))
     changed = "--batch-size 32 -> 16, $A -> secret, 2 ranks on this node"
-    assert said(narrator)[0].endswith(f"restarting as attempt 2 with {changed}")
-    assert said(narrator)[1:] == ["the global batch stays: 64", "and more"]
-    (line,) = logged(narrator, LogEvent.PLAN_DECIDED)
+    assert said(reporter)[0].endswith(f"restarting as attempt 2 with {changed}")
+    assert said(reporter)[1:] == ["the global batch stays: 64", "and more"]
+    (line,) = logged(reporter, LogEvent.PLAN_DECIDED)
     assert (line["changes"], line["nproc"]) == (["--batch-size 32 -> 16", "$A -> secret"], 2)
-    assert narrator.last_card is not None
-    lines = [" ".join(line.split()) for line in narrator.last_card.splitlines()]
+    assert reporter.last_card is not None
+    lines = [" ".join(line.split()) for line in reporter.last_card.splitlines()]
     assert len(lines) <= 12
     assert [f"changed {changed}", "note the global batch stays: 64", "and and more"] == [line for line in lines if line[0] in "cna"][-4:-1]
 
 
-def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_webhook(narrator: Narrator) -> None:
-    narrator.alerted(act.Alert("batch_changed", 1, "32 -> 16"))
-    narrator.alerted(act.Alert("recurring_failure", 1, "the third time\x1b[31m"))
-    assert [line["kind"] for line in logged(narrator, LogEvent.ALERT_RAISED)] == ["batch_changed", "recurring_failure"]
-    assert said(narrator) == []
-    narrator.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
-    assert said(narrator)[-1] == "the third time"
-    assert "32 -> 16" not in said(narrator)  # the decision's own line says what was changed
-    narrator.alerted(act.Alert("memory_held", 1, "by another"))
-    assert said(narrator)[-1] == "by another"
-    assert [(alert.event.value, alert.incident) for alert in sent(narrator)] == [
+def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_webhook(reporter: Reporter) -> None:
+    reporter.alerted(act.Alert("batch_changed", 1, "32 -> 16"))
+    reporter.alerted(act.Alert("recurring_failure", 1, "the third time\x1b[31m"))
+    assert [line["kind"] for line in logged(reporter, LogEvent.ALERT_RAISED)] == ["batch_changed", "recurring_failure"]
+    assert said(reporter) == []
+    reporter.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
+    assert said(reporter)[-1] == "the third time"
+    assert "32 -> 16" not in said(reporter)  # the decision's own line says what was changed
+    reporter.alerted(act.Alert("memory_held", 1, "by another"))
+    assert said(reporter)[-1] == "by another"
+    assert [(alert.event.value, alert.incident) for alert in sent(reporter)] == [
         ("opened", 3),
         ("batch_changed", 3),
         ("recurring_failure", 3),
@@ -109,101 +109,101 @@ def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_
 
 @pytest.mark.parametrize("resolved", [False, True], ids=["incident open", "incident over"])
 def test_a_change_that_did_not_reach_the_script_is_told_at_once_though_it_is_of_the_attempt_after_the_decision(
-    narrator: Narrator, *, resolved: bool
+    reporter: Reporter, *, resolved: bool
 ) -> None:
-    narrator.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
-    narrator.beginning(BeginAttempt(2, "failure", None))
+    reporter.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
+    reporter.beginning(BeginAttempt(2, "failure", None))
     if resolved:
-        narrator.closed(CloseIncident(3, 2, "resolved", 8))
-    narrator.alerted(act.Alert("change_ignored", 2, "a rank trains with batch_size 32, and was to have 16"))
-    assert said(narrator)[-1] == "a rank trains with batch_size 32, and was to have 16"
-    last = sent(narrator)[-1]
+        reporter.closed(CloseIncident(3, 2, "resolved", 8))
+    reporter.alerted(act.Alert("change_ignored", 2, "a rank trains with batch_size 32, and was to have 16"))
+    assert said(reporter)[-1] == "a rank trains with batch_size 32, and was to have 16"
+    last = sent(reporter)[-1]
     assert (last.event.value, last.incident, last.attempt, last.action.value) == ("change_ignored", 3, 2, "restart")
 
 
-def test_an_alert_without_any_incident_in_this_process_is_told_too(narrator: Narrator) -> None:
-    narrator.alerted(act.Alert("change_ignored", 1, "a rank trains with batch_size 32, and was to have 16"))
-    (alert,) = sent(narrator)
+def test_an_alert_without_any_incident_in_this_process_is_told_too(reporter: Reporter) -> None:
+    reporter.alerted(act.Alert("change_ignored", 1, "a rank trains with batch_size 32, and was to have 16"))
+    (alert,) = sent(reporter)
     assert (alert.incident, alert.cause, alert.rank) == (0, Cause.NONE, None)
 
 
-def test_two_alerts_of_one_kind_in_one_attempt_are_two_to_the_receiver(narrator: Narrator) -> None:
+def test_two_alerts_of_one_kind_in_one_attempt_are_two_to_the_receiver(reporter: Reporter) -> None:
     for gpu in ("GPU-a", "GPU-b"):
-        narrator.alerted(act.Alert("gpu_quarantined", 1, f"{gpu} is taken out of use"))
-    narrator.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
-    ids = [alert.event_id for alert in sent(narrator) if alert.event.value == "gpu_quarantined"]
+        reporter.alerted(act.Alert("gpu_quarantined", 1, f"{gpu} is taken out of use"))
+    reporter.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
+    ids = [alert.event_id for alert in sent(reporter) if alert.event.value == "gpu_quarantined"]
     assert len(set(ids)) == len(ids) == 2
 
 
 @pytest.mark.parametrize(("left_s", "extended"), [(600.0, 625.0), (6.0, 50.0)], ids=["longer than the stop deadline", "shorter"])
-def test_systemd_is_asked_for_the_time_that_a_save_gets(narrator: Narrator, left_s: float, extended: float) -> None:
-    notifier: Any = narrator._notifier  # noqa: SLF001  the mock that was given
-    narrator.saving(act.RequestSave(1, left_s))
+def test_systemd_is_asked_for_the_time_that_a_save_gets(reporter: Reporter, left_s: float, extended: float) -> None:
+    notifier: Any = reporter._notifier  # noqa: SLF001  the mock that was given
+    reporter.saving(act.RequestSave(1, left_s))
     notifier.extend_timeout.assert_called_once_with(extended)
 
 
-def test_a_gpu_that_is_put_out_of_use_is_told_with_the_command_that_puts_it_back(narrator: Narrator) -> None:
-    narrator.quarantined(act.Quarantine(2, Gpu(1, "GPU-b", "0000:5e:00.0"), "xid 79", "NVRM: Xid"))
-    assert said(narrator) == ["GPU GPU-b is left out on this node for 7 days; once it is repaired: supervise gpus clear GPU-b"]
-    (line,) = logged(narrator, LogEvent.GPU_QUARANTINED)
+def test_a_gpu_that_is_put_out_of_use_is_told_with_the_command_that_puts_it_back(reporter: Reporter) -> None:
+    reporter.quarantined(act.Quarantine(2, Gpu(1, "GPU-b", "0000:5e:00.0"), "xid 79", "NVRM: Xid"))
+    assert said(reporter) == ["GPU GPU-b is left out on this node for 7 days; once it is repaired: supervise gpus clear GPU-b"]
+    (line,) = logged(reporter, LogEvent.GPU_QUARANTINED)
     assert (line["index"], line["uuid"], line["reason"]) == (1, "GPU-b", "xid 79")
 
 
 CORE = Evidence("host", "core_file", "dumped core: /work dir/core.4242", rank=3)
 
 
-def dumped(narrator: Narrator, *cores: Evidence) -> str:
-    narrator.beginning(BeginAttempt(2, "failure", None))
-    narrator.evidence(7, (Evidence("exit", "signal", "11", 3), *cores))
-    narrator.decided(ReportDecision(7, 2, VERDICT, PLAN, 12))
-    assert narrator.last_card is not None
-    return narrator.last_card
+def dumped(reporter: Reporter, *cores: Evidence) -> str:
+    reporter.beginning(BeginAttempt(2, "failure", None))
+    reporter.evidence(7, (Evidence("exit", "signal", "11", 3), *cores))
+    reporter.decided(ReportDecision(7, 2, VERDICT, PLAN, 12))
+    assert reporter.last_card is not None
+    return reporter.last_card
 
 
-def test_the_card_says_where_the_core_of_the_culprit_is(narrator: Narrator) -> None:
+def test_the_card_says_where_the_core_of_the_culprit_is(reporter: Reporter) -> None:
     another = Evidence("host", "core_file", "dumped core", rank=0)
-    lines = dumped(narrator, another, CORE).splitlines()
+    lines = dumped(reporter, another, CORE).splitlines()
     assert "  core        rank 3 dumped core: /work dir/core.4242 (and of 1 more)" in lines
-    assert not [line for line in dumped(narrator).splitlines() if line.startswith("  core")]
+    assert not [line for line in dumped(reporter).splitlines() if line.startswith("  core")]
 
 
-def test_a_card_with_a_core_is_no_longer(narrator: Narrator) -> None:
+def test_a_card_with_a_core_is_no_longer(reporter: Reporter) -> None:
     facts = tuple(Evidence("log", f"fact{i}", f"line {i}", 3) for i in range(5))
     decision = ReportDecision(7, 2, Verdict(Cause.SEGFAULT, 0.9, "killed", "f", 3, because=facts), PLAN, 12)
-    narrator.beginning(BeginAttempt(2, "failure", None))
-    narrator.evidence(7, (*facts, CORE))
-    narrator.decided(decision)
-    narrator.beginning(BeginAttempt(3, "failure", None))
-    text = narrator._card(decision, ReportResume(7, 3, 10, "ckpt/10.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
+    reporter.beginning(BeginAttempt(2, "failure", None))
+    reporter.evidence(7, (*facts, CORE))
+    reporter.decided(decision)
+    reporter.beginning(BeginAttempt(3, "failure", None))
+    text = reporter._card(decision, ReportResume(7, 3, 10, "ckpt/10.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
     assert "rank 3 dumped core" in text
     assert len(text.splitlines()) <= 12
 
 
-def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_and_only_then(narrator: Narrator) -> None:
+def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_and_only_then(reporter: Reporter) -> None:
     def card(attempt: int) -> str:
-        return narrator._card(ReportDecision(7, attempt, VERDICT, PLAN, 12), ReportResume(7, attempt + 1, 9, "9.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
+        return reporter._card(ReportDecision(7, attempt, VERDICT, PLAN, 12), ReportResume(7, attempt + 1, 9, "9.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
 
-    narrator.took(CheckpointSelected(1.0, 2, None, 1, mended=(("9.pt", "torn: moved to 9.pt.torn-1"),)))
-    narrator.took(CheckpointSelected(2.0, 2, None, 1, mended=(("8.pt", "torn"),)))  # it was looked again
+    reporter.took(CheckpointSelected(1.0, 2, None, 1, mended=(("9.pt", "torn: moved to 9.pt.torn-1"),)))
+    reporter.took(CheckpointSelected(2.0, 2, None, 1, mended=(("8.pt", "torn"),)))  # it was looked again
     assert "  mended      9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
     assert "mended" not in card(3)
-    narrator.took(CheckpointSelected(3.0, 3, None, 1))
+    reporter.took(CheckpointSelected(3.0, 3, None, 1))
     assert "mended" not in card(3)
 
 
-def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(narrator: Narrator) -> None:
-    dumped(narrator, CORE)
-    narrator.beginning(BeginAttempt(3, "failure", None))
-    narrator.decided(ReportDecision(7, 3, VERDICT, PLAN, 12))  # the observers did not answer
-    assert narrator.last_card is not None
-    assert "dumped core" not in narrator.last_card
+def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(reporter: Reporter) -> None:
+    dumped(reporter, CORE)
+    reporter.beginning(BeginAttempt(3, "failure", None))
+    reporter.decided(ReportDecision(7, 3, VERDICT, PLAN, 12))  # the observers did not answer
+    assert reporter.last_card is not None
+    assert "dumped core" not in reporter.last_card
 
 
-def test_what_the_verdict_stands_on_is_the_first_line_of_evidence(narrator: Narrator) -> None:
+def test_what_the_verdict_stands_on_is_the_first_line_of_evidence(reporter: Reporter) -> None:
     kernel = Evidence("kernel", "oom_kill", "Out of memory: Killed process 4242 (python)", 3)
     beside = Evidence("error_file", "exception", "RuntimeError: Connection closed by peer", 0)
     verdict = Verdict(Cause.HOST_OOM, 0.97, "the kernel reports", "f", 3, because=(kernel, Evidence("exit", "signal", "9", 3), beside))
-    narrator.decided(ReportDecision(7, 2, verdict, PLAN, 12))
-    assert narrator.last_card is not None
-    evidence = next(line for line in narrator.last_card.splitlines() if line.startswith("  evidence"))
+    reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
+    assert reporter.last_card is not None
+    evidence = next(line for line in reporter.last_card.splitlines() if line.startswith("  evidence"))
     assert evidence == "  evidence    kernel of rank 3: Out of memory: Killed process 4242 (python)"

@@ -24,18 +24,18 @@ GPU = Gpu(0, "GPU-a", "")
 
 
 class _Parts:
-    """The care of a node whose loop keeps what it is given, and whose narrator notes the thread that speaks."""
+    """The care of a node whose loop keeps what it is given, and whose reporter notes the thread that speaks."""
 
     def __init__(self, quarantine: Callable[[act.Quarantine, int], tuple[Gpu, ...]]) -> None:
         self.soon: list[Callable[[], None]] = []
         self.posted: list[Any] = []
         self.said: list[tuple[str, str]] = []
         loop: Any = SimpleNamespace(clock=Clock.start(), call_soon=self.soon.append, post=self.posted.append)
-        narrator: Any = MagicMock()
-        narrator.said = lambda action: self.said.append((threading.current_thread().name, action.text))
+        reporter: Any = MagicMock()
+        reporter.said = lambda action: self.said.append((threading.current_thread().name, action.text))
         workshop: Any = MagicMock()
         workshop.quarantine = quarantine
-        self.node = NodeCare(MagicMock(), loop, narrator, workshop, Threads(loop, lambda _text: None))
+        self.node = NodeCare(MagicMock(), loop, reporter, workshop, Threads(loop, lambda _text: None))
         self.node.quarantine(act.Quarantine(1, GPU, "xid 79", "NVRM"))
 
 

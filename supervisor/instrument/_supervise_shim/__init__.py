@@ -19,29 +19,29 @@ from __future__ import annotations
 import os
 import sys
 
-from .claim import Identity, claim
+from .claim import ProcessIdentity, claim
 from .drill import ordered
-from .heartbeat import Beat
+from .heartbeat import HeartbeatWriter
 from .layout import quiet
-from .load_log import Loads
-from .programs import Programs
-from .report import Reporter
-from .save_log import Written
-from .save_request import Saves
-from .torchhooks import TorchHooks, Watcher
+from .load_log import LoadLog
+from .programs import ProgramRecognition
+from .report import ExceptionReporter
+from .save_log import SaveLog
+from .save_request import SaveRequests
+from .torchhooks import ImportWatcher, TorchHooks
 
 
-class Instrument:
+class Instrumentation:
     """All that is ours in this process."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
-        self._beat = Beat(identity.pid, identity.start_ticks, identity.rank)
-        self._loads = Loads(identity, self._beat)
-        self._written = Written(identity)
-        self._programs = Programs(identity)
-        self._saves = Saves(self._beat)
-        self._reporter = Reporter(identity, self._beat, self._programs)
+        self._beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
+        self._loads = LoadLog(identity, self._beat)
+        self._written = SaveLog(identity)
+        self._programs = ProgramRecognition(identity)
+        self._saves = SaveRequests(self._beat)
+        self._reporter = ExceptionReporter(identity, self._beat, self._programs)
 
     def install(self) -> None:
         """Claim if this is known to be a rank, and set every hook but the one for exceptions."""
@@ -52,7 +52,7 @@ class Instrument:
             self._claim()
         os.register_at_fork(after_in_child=self._disarm)
         drill = ordered(self._identity, self._beat)
-        Watcher(TorchHooks(self._beat, self._loads, self._saves, self._written, self._programs, drill).table()).install()
+        ImportWatcher(TorchHooks(self._beat, self._loads, self._saves, self._written, self._programs, drill).table()).install()
 
     def catch_exceptions(self) -> None:
         """Take the exception hook."""
@@ -97,7 +97,7 @@ class Instrument:
         self._reporter.disarm()
 
 
-instrument: Instrument | None = None  # one per process, as the process has one environment and one exception hook
+instrument: Instrumentation | None = None  # one per process, as the process has one environment and one exception hook
 
 
 @quiet
@@ -111,7 +111,7 @@ def start(folder: str) -> None:
     _buffer_lines()
     attempt = int(os.environ["SUPERVISE_JOB_ATTEMPT"])
     directory = os.path.join(os.environ["SUPERVISE_JOB_DIR"], f"attempt-{attempt:04d}")  # noqa: PTH118 - pathlib costs 5 ms of start-up
-    instrument = Instrument(Identity(folder, directory, mode))
+    instrument = Instrumentation(ProcessIdentity(folder, directory, mode))
     instrument.install()
 
 

@@ -16,10 +16,10 @@ from .layout import quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .heartbeat import Beat
+    from .heartbeat import HeartbeatWriter
 
 
-class Identity:
+class ProcessIdentity:
     """This process, as far as files and rules need it. `folder` is the one that PYTHONPATH names us by, `directory` the attempt's.
 
     `known_rank`: told by the supervisor (mode rank) or by RANK and LOCAL_RANK together. RANK alone is not enough: in a pod of
@@ -44,7 +44,7 @@ class Identity:
         return os.path.join(self.directory, layout.file_name(kind, self.local_rank if self.claimed else None, self.pid))  # noqa: PTH118 - pathlib costs 5 ms of start-up
 
 
-def claim(identity: Identity, beat: Beat) -> bool:
+def claim(identity: ProcessIdentity, beat: HeartbeatWriter) -> bool:
     """Take the rank's slot, if nobody alive has it. One try per process: after it the beat wants no slot any more."""
     beat.wants_slot = None
     if not _take(os.path.join(identity.directory, f"claim-{identity.local_rank}"), identity.pid, identity.start_ticks):  # noqa: PTH118 - see above
@@ -84,7 +84,7 @@ def _take(path: str, pid: int, start_ticks: int) -> bool:
     return True
 
 
-def _move_in(identity: Identity, beat: Beat) -> None:
+def _move_in(identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
     fd = os.open(os.path.join(identity.directory, "heartbeat"), os.O_RDWR | os.O_CLOEXEC)  # noqa: PTH118 - see above
     try:
         memory = memoryview(mmap.mmap(fd, 0)).cast("q")

@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .claim import Identity
-    from .heartbeat import Beat
+    from .claim import ProcessIdentity
+    from .heartbeat import HeartbeatWriter
 
 #: As torch's allocator words it.
 MESSAGE = (
@@ -28,10 +28,10 @@ MESSAGE = (
 )
 
 
-class Drill:
+class DrillFault:
     """The fault of this process. `order` is what stands in the file."""
 
-    def __init__(self, identity: Identity, beat: Beat, job_dir: str, order: dict[str, Any]) -> None:
+    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, job_dir: str, order: dict[str, Any]) -> None:
         self._identity = identity
         self._beat = beat
         self._job_dir = job_dir
@@ -74,7 +74,7 @@ class Drill:
 
 
 @quiet
-def ordered(identity: Identity, beat: Beat) -> Drill | None:
+def ordered(identity: ProcessIdentity, beat: HeartbeatWriter) -> DrillFault | None:
     """Give the fault that was ordered for this job; None nearly always, after one look."""
     job_dir = os.environ["SUPERVISE_JOB_DIR"]
     path = os.path.join(job_dir, "drill")  # noqa: PTH118 - see above
@@ -83,4 +83,4 @@ def ordered(identity: Identity, beat: Beat) -> Drill | None:
     import json  # noqa: PLC0415 - not at every start
 
     with open(path, encoding="ascii") as file:  # noqa: PTH123 - see above
-        return Drill(identity, beat, job_dir, json.load(file))
+        return DrillFault(identity, beat, job_dir, json.load(file))

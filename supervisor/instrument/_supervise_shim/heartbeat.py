@@ -22,7 +22,7 @@ ATTEND_EVERY_NS = 200_000_000  # how often the optimizer's own step count is loo
 STATE_ENTRIES = 4  # parameters whose state is looked at: one may be unused and lag behind
 
 
-class Beat:
+class HeartbeatWriter:
     """The slot of one process. `wants_slot` is called when it is seen to train, until it has a slot."""
 
     __slots__ = ("_counted", "_due_ns", "_main_thread", "_seen", "_spoke", "_steps", "_view", "after_save", "at_first_step", "wants_slot")

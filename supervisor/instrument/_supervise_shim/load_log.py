@@ -17,17 +17,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .claim import Identity
-    from .heartbeat import Beat
+    from .claim import ProcessIdentity
+    from .heartbeat import HeartbeatWriter
 
 PER_FOLDER = 16
 FOLDERS = 256
 
 
-class Loads:
+class LoadLog:
     """Owns the lines that are not written yet."""
 
-    def __init__(self, identity: Identity, beat: Beat) -> None:
+    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
         self._identity = identity
         self._beat = beat
         self._lines: list[str] = []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .claim import Identity
+    from .claim import ProcessIdentity
 
 MISSING = 8192
 PER_FOLDER = 64
@@ -28,10 +28,10 @@ LISTED = 1024
 ABOVE = 3
 
 
-class Looked:
+class PathProbes:
     """Owns what was asked for, and the wrapped functions until `end`."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
         self._over = False
         self._missing: set[int] = set()

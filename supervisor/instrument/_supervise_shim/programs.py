@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
     from typing import Any
 
-    from .claim import Identity
+    from .claim import ProcessIdentity
 
 MOST_FRAMES = 200
 MOST_NAMES = 1000  # of one frame's variables that are looked at for an Accelerator
 MOST_NORMS = 1024
 
 
-class Seen:
+class ProgramFindings:
     """What was found. `programs` with the outermost first: a Trainer before the Accelerator that it drives, whose values it sets."""
 
     __slots__ = ("programs", "values")
@@ -47,7 +47,7 @@ class Seen:
                 self.values.setdefault(knob, str(value))
 
 
-def _hf_trainer(seen: Seen, frame: FrameType) -> None:
+def _hf_trainer(seen: ProgramFindings, frame: FrameType) -> None:
     trainer: Any = frame.f_locals.get("self")
     if not _is_a(trainer, "transformers.trainer", "Trainer"):
         return
@@ -60,7 +60,7 @@ def _hf_trainer(seen: Seen, frame: FrameType) -> None:
     )
 
 
-def _lightning(seen: Seen, frame: FrameType) -> None:
+def _lightning(seen: ProgramFindings, frame: FrameType) -> None:
     trainer: Any = frame.f_locals.get("self")
     if type(trainer).__name__ != "Trainer" or not hasattr(type(trainer), "fit"):
         return
@@ -73,19 +73,19 @@ def _lightning(seen: Seen, frame: FrameType) -> None:
     )
 
 
-def _torchtitan(seen: Seen, frame: FrameType) -> None:
+def _torchtitan(seen: ProgramFindings, frame: FrameType) -> None:
     trainer = frame.f_locals.get("self")
     config = _get(_get(trainer, "job_config"), "training")
     batch = _get(config, "local_batch_size")
     seen.add("torchtitan", batch_size=_get(config, "batch_size") if batch is None else batch)
 
 
-def _megatron(seen: Seen, _frame: FrameType) -> None:
+def _megatron(seen: ProgramFindings, _frame: FrameType) -> None:
     args = _get(sys.modules.get("megatron.training.global_vars"), "_GLOBAL_ARGS")
     seen.add("megatron", batch_size=_get(args, "micro_batch_size"), num_workers=_get(args, "num_workers"))
 
 
-def _deepspeed(seen: Seen, frame: FrameType) -> None:
+def _deepspeed(seen: ProgramFindings, frame: FrameType) -> None:
     engine = frame.f_locals.get("self")
     if not _is_a(engine, "deepspeed.runtime.engine", "DeepSpeedEngine"):
         return
@@ -97,7 +97,7 @@ def _deepspeed(seen: Seen, frame: FrameType) -> None:
     )
 
 
-def _accelerate(seen: Seen, frame: FrameType) -> None:
+def _accelerate(seen: ProgramFindings, frame: FrameType) -> None:
     inner = frame.f_locals.get("self")
     state = _get(inner, "gradient_state")  # of an Accelerator and of an AcceleratedOptimizer
     if state is not None:
@@ -105,7 +105,7 @@ def _accelerate(seen: Seen, frame: FrameType) -> None:
 
 
 #: Module of a frame (a package where it ends with a dot) -> who reads it.
-FRAMES: tuple[tuple[str, Callable[[Seen, FrameType], None]], ...] = (
+FRAMES: tuple[tuple[str, Callable[[ProgramFindings, FrameType], None]], ...] = (
     ("transformers.trainer", _hf_trainer),
     ("lightning.pytorch.trainer.trainer", _lightning),
     ("pytorch_lightning.trainer.trainer", _lightning),
@@ -119,10 +119,10 @@ FRAMES: tuple[tuple[str, Callable[[Seen, FrameType], None]], ...] = (
 PACKAGES = frozenset(name.partition(".")[0] for name, _ in FRAMES)
 
 
-class Programs:
+class ProgramRecognition:
     """Owns the weak references to the batch norms, and whether the file is written."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
         self._norms: list[Any] = []
         self._written = False
@@ -157,7 +157,7 @@ class Programs:
         return found
 
     def _look(self, frames: Iterable[FrameType]) -> dict[str, Any]:
-        seen = Seen()
+        seen = ProgramFindings()
         for frame in frames:
             quiet(_one)(seen, frame)
         norms = [norm for norm in (made() for made in self._norms) if norm is not None]
@@ -179,7 +179,7 @@ class Programs:
         os.rename(path + ".half", path)  # noqa: PTH104 - see above
 
 
-def _one(seen: Seen, frame: FrameType) -> None:
+def _one(seen: ProgramFindings, frame: FrameType) -> None:
     """Take one frame for what its module says that it is; a framework that is run with `python -m` is `__main__` with a spec."""
     name = frame.f_globals.get("__name__")
     if name == "__main__":
@@ -192,7 +192,7 @@ def _one(seen: Seen, frame: FrameType) -> None:
             read(seen, frame)
 
 
-def _script(seen: Seen, frame: FrameType) -> None:
+def _script(seen: ProgramFindings, frame: FrameType) -> None:
     """Look for what a script that drives the loop itself has in its hands: an Accelerator, or nanoGPT's configuration."""
     accelerator = _get(sys.modules.get("accelerate.accelerator"), "Accelerator")
     if accelerator is not None:

@@ -21,9 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .claim import Identity
-    from .heartbeat import Beat
-    from .programs import Programs
+    from .claim import ProcessIdentity
+    from .heartbeat import HeartbeatWriter
+    from .programs import ProgramRecognition
 
 MESSAGE_CHARS = 2048
 TRACEBACK_CHARS = 16384
@@ -31,10 +31,10 @@ SIGQUIT = 3
 LOW_FDS = 100  # our descriptor is kept above, so that the script gets the numbers that it would get without us
 
 
-class Reporter:
+class ExceptionReporter:
     """Owns the stacks file's descriptor, and the exception hook from `catch_exceptions` on."""
 
-    def __init__(self, identity: Identity, beat: Beat, programs: Programs) -> None:
+    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, programs: ProgramRecognition) -> None:
         self._identity = identity
         self._beat = beat
         self._programs = programs

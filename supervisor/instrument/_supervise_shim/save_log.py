@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .claim import Identity
-    from .path_probes import Looked
+    from .claim import ProcessIdentity
+    from .path_probes import PathProbes
 
 PATHS = 128
 DIRECTORIES = 256
@@ -33,10 +33,10 @@ PARTS = (".distcp", ".metadata", ".metadata.tmp")
 _KIND, _DIRECTORY = 0o170000, 0o040000
 
 
-class Written:
+class SaveLog:
     """Owns the lines that are not written yet, and the newest of each path."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
         self._lines: list[str] = []
         self._lock = RLock()  # saves in the background end in other threads; a forked child, being disarmed, never comes to it
@@ -46,7 +46,7 @@ class Written:
         self._bytes = 0
         self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
         self._made: dict[str, tuple[int, int]] = {}  # directory → device and inode, of the newest that were made here
-        self._looked: Looked | None = None
+        self._looked: PathProbes | None = None
         self._rename: Callable[..., None] = os.replace  # ours must not be noted
 
     @quiet
@@ -115,9 +115,9 @@ class Written:
         self._rename = os.replace
         for name, tell, given in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
             setattr(os, name, self._telling(getattr(os, name), tell, given))
-        from .path_probes import Looked  # noqa: PLC0415 - for processes that import torch only
+        from .path_probes import PathProbes  # noqa: PLC0415 - for processes that import torch only
 
-        self._looked = Looked(self._identity)
+        self._looked = PathProbes(self._identity)
         self._looked.begin()
 
     @quiet

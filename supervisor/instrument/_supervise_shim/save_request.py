@@ -14,13 +14,13 @@ from .layout import quiet
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .heartbeat import Beat
+    from .heartbeat import HeartbeatWriter
 
 
-class Saves:
+class SaveRequests:
     """Counts of one process. `under_way` are saves that have begun and not ended, in any thread."""
 
-    def __init__(self, beat: Beat) -> None:
+    def __init__(self, beat: HeartbeatWriter) -> None:
         self._beat = beat
         self._told = False
         self._ended = 0

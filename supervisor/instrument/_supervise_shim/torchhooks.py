@@ -20,18 +20,26 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
     from typing import Any
 
-    from .drill import Drill
-    from .heartbeat import Beat
-    from .load_log import Loads
-    from .programs import Programs
-    from .save_log import Written
-    from .save_request import Saves
+    from .drill import DrillFault
+    from .heartbeat import HeartbeatWriter
+    from .load_log import LoadLog
+    from .programs import ProgramRecognition
+    from .save_log import SaveLog
+    from .save_request import SaveRequests
 
 
 class TorchHooks:
     """The table of modules, and what each hook does."""
 
-    def __init__(self, beat: Beat, loads: Loads, saves: Saves, written: Written, programs: Programs, drill: Drill | None) -> None:  # noqa: PLR0913,PLR0917 - whom the hooks tell
+    def __init__(  # noqa: PLR0913,PLR0917 - whom the hooks report to
+        self,
+        beat: HeartbeatWriter,
+        loads: LoadLog,
+        saves: SaveRequests,
+        written: SaveLog,
+        programs: ProgramRecognition,
+        drill: DrillFault | None,
+    ) -> None:
         self._beat = beat
         self._loads = loads
         self._saves = saves
@@ -200,7 +208,7 @@ def _dcp_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return told if told is not None else getattr(storage, "path", None)
 
 
-class Watcher:
+class ImportWatcher:
     """A finder for sys.meta_path that finds nothing itself, but lets a hook see a module right after it ran."""
 
     def __init__(self, table: dict[str, Callable[[Any], None]]) -> None:

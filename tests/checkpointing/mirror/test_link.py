@@ -15,7 +15,7 @@ from supervisor.checkpoints import restore_process
 from supervisor.checkpoints.mirror_process import MirrorLink
 from supervisor.config.settings import Settings
 from supervisor.job.job import Job
-from supervisor.report.mirror_report import MirrorNews
+from supervisor.report.mirror_report import MirrorReport
 from tests.checkpointing.mirror.process import ROOT, save
 from tests.support.waiting import wait_for
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import Alert
     from supervisor.report.event_log import EventLog
-    from supervisor.report.reporter import Narrator
+    from supervisor.report.reporter import Reporter
 
 pytestmark = pytest.mark.process
 
@@ -134,7 +134,7 @@ class Heard:
 
 def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
     heard = Heard()
-    news = MirrorNews(cast("Narrator", heard), cast("EventLog", heard), lambda: 1)
+    news = MirrorReport(cast("Reporter", heard), cast("EventLog", heard), lambda: 1)
     for seconds in (0.0, 599.0, 600.0, 700.0):
         news.waited(seconds)
     assert [kind for kind, _ in heard.alerts] == ["mirror_failing"]

@@ -16,7 +16,7 @@ from health.thresholds import Thresholds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from health.model import Readings
+    from health.model import Check, Readings
 
 _DEFAULT = Thresholds()
 
@@ -25,7 +25,7 @@ FAILED_ITSELF = "the check itself failed"
 
 
 def judge(
-    now: Readings, before: Readings | None = None, limits: Thresholds = _DEFAULT, checks: Mapping[str, registry.Check] | None = None
+    now: Readings, before: Readings | None = None, limits: Thresholds = _DEFAULT, checks: Mapping[str, Check] | None = None
 ) -> tuple[CheckResult, ...]:
     """Return what every check says, worst first. before: the readings at the job's start. checks: default all of ours.
 
@@ -33,11 +33,11 @@ def judge(
     """
     there = asked(now)
     results: list[CheckResult] = []
-    for name, module in (registry.checks() if checks is None else checks).items():
-        if not there.issuperset(module.NEEDS):
+    for name, row in (registry.checks() if checks is None else checks).items():
+        if not there.issuperset(row.needs):
             continue
         try:
-            results += module.check(now, before, limits)
+            results += row.check(now, before, limits)
         except Exception as error:  # noqa: BLE001  a check that trips over a reading costs its own row only
             why = f"{FAILED_ITSELF}: {type(error).__name__}: {error}"
             results.append(CheckResult(name, HOST, Result.UNKNOWN, why[:300]))

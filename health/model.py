@@ -12,14 +12,17 @@ A subject is named `gpu:UUID`, `pci:0000:3b:00.0`, `port:mlx5_0/1`, `nic:eth0`, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from health.thresholds import Thresholds
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
+
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
@@ -151,6 +154,18 @@ class CheckResult:
             "command": self.command,
             "blocks": self.blocks,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: a pure function of the readings now, of those at the job's start, and of the thresholds.
+
+    needs: the probes whose readings it judges. It answers for every subject it knows of, also when all is well: UNKNOWN for one that cannot
+    be judged, SKIPPED where there is nothing of the kind here.
+    """
+
+    needs: tuple[str, ...]
+    check: Callable[[Readings, Readings | None, Thresholds], Iterable[CheckResult]]
 
 
 class Readings:

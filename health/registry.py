@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from health.model import Check
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import ModuleType
 
-    from health.model import Ask, CheckResult, Reading, Readings
-    from health.thresholds import Thresholds
+    from health.model import Ask, Reading
 
 PROBE_GROUP: Final = "supervise.probes"
 CHECK_GROUP: Final = "supervise.checks"
@@ -68,53 +70,57 @@ PROBES: Final[Mapping[str, ProbeRow]] = {
 CHECKS: Final[Mapping[str, str]] = {
     "probes": "health.checks.probes",
     "kernel_log": "health.checks.kernel_log",
-    "gpu_driver": "health.checks.gpu_driver",
-    "gpu_errors": "health.checks.gpu_errors",
-    "gpu_recovery": "health.checks.gpu_recovery",
-    "gpu_count": "health.checks.gpu_count",
-    "gpu_events": "health.checks.gpu_events",
-    "gpu_ecc": "health.checks.gpu_ecc",
-    "gpu_sram": "health.checks.gpu_sram",
-    "gpu_remap": "health.checks.gpu_remap",
-    "gpu_retired": "health.checks.gpu_retired",
-    "gpu_nvlink": "health.checks.gpu_nvlink",
-    "gpu_fabric": "health.checks.gpu_fabric",
-    "gpu_pairs": "health.checks.gpu_pairs",
-    "gpu_pcie": "health.checks.gpu_pcie",
-    "gpu_replays": "health.checks.gpu_replays",
-    "gpu_temperature": "health.checks.gpu_temperature",
-    "gpu_throttle": "health.checks.gpu_throttle",
-    "gpu_clocks": "health.checks.gpu_clocks",
-    "gpu_power": "health.checks.gpu_power",
-    "gpu_persistence": "health.checks.gpu_persistence",
-    "gpu_mig": "health.checks.gpu_mig",
-    "gpu_vbios": "health.checks.gpu_vbios",
-    "gpu_memory": "health.checks.gpu_memory",
-    "host_memory": "health.checks.host_memory",
-    "host_shm": "health.checks.host_shm",
-    "host_limits": "health.checks.host_limits",
-    "host_clock": "health.checks.host_clock",
-    "host_processes": "health.checks.host_processes",
-    "host_cpu": "health.checks.host_cpu",
-    "host_cgroup": "health.checks.host_cgroup",
-    "host_core": "health.checks.host_core",
-    "disk_paths": "health.checks.disk_paths",
-    "disk_space": "health.checks.disk_space",
-    "disk_writes": "health.checks.disk_writes",
-    "disk_nvme": "health.checks.disk_nvme",
-    "net_infiniband": "health.checks.net_infiniband",
-    "net_counters": "health.checks.net_counters",
-    "net_ethernet": "health.checks.net_ethernet",
-    "net_mtu": "health.checks.net_mtu",
-    "net_names": "health.checks.net_names",
-    "net_reach": "health.checks.net_reach",
-    "net_ports": "health.checks.net_ports",
-    "net_interfaces": "health.checks.net_interfaces",
-    "env_versions": "health.checks.env_versions",
-    "env_variables": "health.checks.env_variables",
-    "env_code": "health.checks.env_code",
-    "env_nodes": "health.checks.env_nodes",
+    "gpu_driver": "health.checks.gpu.presence",
+    "gpu_errors": "health.checks.gpu.presence",
+    "gpu_recovery": "health.checks.gpu.presence",
+    "gpu_count": "health.checks.gpu.presence",
+    "gpu_events": "health.checks.gpu.presence",
+    "gpu_ecc": "health.checks.gpu.memory",
+    "gpu_sram": "health.checks.gpu.memory",
+    "gpu_remap": "health.checks.gpu.memory",
+    "gpu_retired": "health.checks.gpu.memory",
+    "gpu_nvlink": "health.checks.gpu.links",
+    "gpu_fabric": "health.checks.gpu.links",
+    "gpu_pairs": "health.checks.gpu.links",
+    "gpu_pcie": "health.checks.gpu.links",
+    "gpu_replays": "health.checks.gpu.links",
+    "gpu_temperature": "health.checks.gpu.speed",
+    "gpu_throttle": "health.checks.gpu.speed",
+    "gpu_clocks": "health.checks.gpu.speed",
+    "gpu_power": "health.checks.gpu.speed",
+    "gpu_persistence": "health.checks.gpu.configuration",
+    "gpu_mig": "health.checks.gpu.configuration",
+    "gpu_vbios": "health.checks.gpu.configuration",
+    "gpu_memory": "health.checks.gpu.memory",
+    "host_memory": "health.checks.host.resources",
+    "host_shm": "health.checks.host.resources",
+    "host_limits": "health.checks.host.resources",
+    "host_clock": "health.checks.host.system",
+    "host_processes": "health.checks.host.system",
+    "host_cpu": "health.checks.host.system",
+    "host_cgroup": "health.checks.host.resources",
+    "host_core": "health.checks.host.system",
+    "disk_paths": "health.checks.storage",
+    "disk_space": "health.checks.storage",
+    "disk_writes": "health.checks.storage",
+    "disk_nvme": "health.checks.storage",
+    "net_infiniband": "health.checks.network.infiniband",
+    "net_counters": "health.checks.network.infiniband",
+    "net_ethernet": "health.checks.network.ethernet",
+    "net_mtu": "health.checks.network.ethernet",
+    "net_names": "health.checks.network.peers",
+    "net_reach": "health.checks.network.peers",
+    "net_ports": "health.checks.network.peers",
+    "net_interfaces": "health.checks.network.ethernet",
+    "env_versions": "health.checks.environment",
+    "env_variables": "health.checks.environment",
+    "env_code": "health.checks.environment",
+    "env_nodes": "health.checks.environment",
 }
+
+
+class NoCheckError(Exception):
+    """A module that a package offers as a check has no check in it."""
 
 
 class Session(Protocol):
@@ -134,15 +140,6 @@ class Probe(Protocol):
         """Yield what is read."""
 
 
-class Check(Protocol):
-    """A check's module."""
-
-    NEEDS: tuple[str, ...]
-
-    def check(self, now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-        """Judge."""
-
-
 def probe(name: str, plugged: Mapping[str, str] | None = None) -> Probe:
     """Return a probe's module. plugged: MODULE by name of those that the caller lists. Raises KeyError, ImportError."""
     row = PROBES.get(name)
@@ -150,8 +147,18 @@ def probe(name: str, plugged: Mapping[str, str] | None = None) -> Probe:
 
 
 def checks(plugged: Mapping[str, str] | None = None) -> dict[str, Check]:
-    """Return every check by name, those of packages that the caller lists behind ours. Raises ImportError."""
-    return {name: cast("Check", import_module(module)) for name, module in {**CHECKS, **(plugged or {})}.items()}
+    """Return every check by name, those of packages that the caller lists behind ours. Raises ImportError, NoCheckError."""
+    return {name: check_in(import_module(module), name) for name, module in {**CHECKS, **(plugged or {})}.items()}
+
+
+def check_in(module: ModuleType, name: str) -> Check:
+    """Return a check of a module: a row of its table CHECKS, else its NEEDS and check(). Raises NoCheckError if it has neither."""
+    family = getattr(module, "CHECKS", {})
+    if name in family:
+        return cast("Check", family[name])
+    if not hasattr(module, "NEEDS") or not hasattr(module, "check"):
+        raise NoCheckError(f"{name}: its module has no NEEDS, or no check()")
+    return Check(module.NEEDS, module.check)
 
 
 def plugged(listed: Iterable[str]) -> Plugged:

@@ -1,6 +1,5 @@
-"""Checks: each judges readings, and is a pure function of them, of those at the job's start, and of the thresholds.
+"""Checks: pure functions that judge readings, in families by subject.
 
-A check is a module with `NEEDS`, the probes whose readings it judges, and
-`check(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]`. It answers for every subject it knows of, also
-when all is well; for one that cannot be judged it answers UNKNOWN, and SKIPPED where there is nothing of the kind here.
+A family's table `CHECKS` names its checks and the probes that each one needs. A module with a single check has `NEEDS` and
+`check(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]` instead; so does a package's plug-in.
 """

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from health import judge as health_judge
-from health.checks import env_nodes
+from health.checks import environment
 from health.model import HOST, CheckResult, Readings, Repair, Result, worst
 from health.nodecheck.judge import DEFAULT, judge, meetings
 from health.nodecheck.model import Kind
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from health.model import Json
     from health.nodecheck.judge import Limits, Slow
     from health.nodecheck.model import Evidence, Pair
-    from health.registry import Check
 
 VERSION: Final = 1
 UNFIT: Final = 69
@@ -30,6 +29,7 @@ PRESENCE: Final = "node_presence"
 FAILURES: Final = "node_failures"
 COMPUTE: Final = "node_compute"
 LINKS: Final = "node_links"
+_NODES: Final = "env_nodes"
 
 
 def results(known: Evidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...]:
@@ -169,9 +169,9 @@ def _environments(known: Evidence) -> Iterator[CheckResult]:
         if readings.one("env.versions") is None:
             told = readings.table(OUTCOME, "probe:environment")
             why = f"{told.get('state', 'no answer')} {told.get('why', '')}".strip()
-            yield CheckResult(env_nodes.NAME, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
+            yield CheckResult(_NODES, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
     asked = Readings(one for readings in nodes.values() for one in readings.of(OUTCOME))
-    said = health_judge.judge(asked + env_nodes.gathered(nodes), checks={env_nodes.NAME: cast("Check", env_nodes)})
+    said = health_judge.judge(asked + environment.merge_nodes(nodes), checks={_NODES: environment.CHECKS[_NODES]})
     yield from (one for one in said if one.result is not Result.SKIPPED)
 
 

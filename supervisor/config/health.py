@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from health import registry
+from health.model import Check
 from health.thresholds import Thresholds, thresholds
 from supervisor.errors import SuperviseError
 
@@ -28,7 +29,7 @@ class HealthSet:
 
     limits: Thresholds
     plugged: registry.Plugged
-    checks: Mapping[str, registry.Check]
+    checks: Mapping[str, Check]
 
 
 def healthset(settings: Settings) -> HealthSet:
@@ -39,17 +40,18 @@ def healthset(settings: Settings) -> HealthSet:
         raise _wrong(settings, "thresholds", str(error), "Write NAME=NUMBER, with a name of health/thresholds.py.") from error
     try:
         plugged = registry.plugged(settings.health.plugins)
-        modules = {name: import_module(module) for name, module in {**plugged.probes, **plugged.checks}.items()}
+        for module in plugged.probes.values():
+            import_module(module)
+        checks = registry.checks(plugged.checks)
+    except registry.NoCheckError as error:
+        raise _wrong(settings, "plugins", str(error), "Repair the package, or leave it out.") from error
     except LookupError as error:
         hint = "Install the package, and name an entry point of its group supervise.checks or supervise.probes."
         raise _wrong(settings, "plugins", str(error.args[0]), hint) from error
     except Exception as error:  # whatever a package does when it is imported
         why = f"{', '.join(settings.health.plugins)}: {type(error).__name__}: {error}"
         raise _wrong(settings, "plugins", why, "Repair the package, or leave it out.") from error
-    for name in plugged.checks:
-        if not hasattr(modules[name], "NEEDS") or not hasattr(modules[name], "check"):
-            raise _wrong(settings, "plugins", f"{name}: its module has no NEEDS, or no check()", "Repair the package, or leave it out.")
-    return HealthSet(limits, plugged, registry.checks(plugged.checks))
+    return HealthSet(limits, plugged, checks)
 
 
 def directories(patterns: Iterable[str], cwd: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from health.checks import gpus
+from health.checks.gpu import gpus
 from health.model import Readings, delta
 from health.nvidia import recovery_actions, xids
 from health.nvidia.xid_history import REPEATED, Event, Memory

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health import registry
-from health.checks import gpus
+from health.checks.gpu import gpus
 from health.judge import FAILED_ITSELF, judge
 from health.model import Ask, Readings, Result
 from health.nvidia.xid_history import Memory

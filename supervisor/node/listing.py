@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from health.checks.gpus import all_named
+from health.checks.gpu.gpus import all_named
 from supervisor.launch import system_command
 
 if TYPE_CHECKING:

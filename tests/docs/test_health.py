@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import click
 import pytest
 
-from health import registry
+from health import checks, registry
 from health.model import Repair, Result
 from supervisor.cli.main import command_tree
 
@@ -28,11 +30,17 @@ def test_a_check_is_held_by_the_test_that_its_row_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", registry.CHECKS)
-def test_a_check_is_a_file_of_its_own_name_and_needs_probes_that_there_are(name: str) -> None:
-    module = registry.checks()[name]
-    assert registry.CHECKS[name] == f"health.checks.{name}"
-    assert vars(module).get("NAME", name) == name
-    assert set(module.NEEDS) <= set(registry.PROBES)
+def test_a_check_is_in_the_table_of_its_module_and_needs_probes_that_there_are(name: str) -> None:
+    module = import_module(registry.CHECKS[name])
+    assert name in getattr(module, "CHECKS", (vars(module).get("NAME"),))
+    assert set(registry.checks()[name].needs) <= set(registry.PROBES)
+
+
+def test_the_registry_names_every_row_of_every_table_and_every_module() -> None:
+    rows = {name for module in set(registry.CHECKS.values()) for name in getattr(import_module(module), "CHECKS", ())}
+    assert rows <= set(registry.CHECKS)
+    names = {found.name for found in walk_packages(checks.__path__, "health.checks.") if not found.ispkg}
+    assert names - set(registry.CHECKS.values()) == {"health.checks.common", "health.checks.gpu.gpus"}, "what the checks share"
 
 
 @pytest.mark.parametrize("name", registry.PROBES)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from health import registry
-from health.checks import env_nodes, env_variables
+from health.checks import environment as checked
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes import environment
 from health.thresholds import Thresholds
@@ -122,13 +122,13 @@ def node(mtu: int = 9000, **changes: Json) -> Readings:
 )
 def test_what_differs_across_nodes_is_shown_with_who_differs(other: Readings, result: Result, words: str) -> None:
     nodes = {f"n{at}": node() for at in range(3)}
-    [found] = said("env_nodes", node() + env_nodes.gathered({**nodes, "n3": other}))
+    [found] = said("env_nodes", node() + checked.merge_nodes({**nodes, "n3": other}))
     assert (found.result, found.subject) == (result, HOST)
     assert words in found.reason
 
 
 def test_a_node_alone_is_not_compared() -> None:
-    [found] = said("env_nodes", node() + env_nodes.gathered({"n0": node()}))
+    [found] = said("env_nodes", node() + checked.merge_nodes({"n0": node()}))
     assert found.result is SKIPPED
 
 
@@ -160,11 +160,11 @@ def test_variables_that_torch_is_said_to_ignore_are_in_none_of_its_files() -> No
     sources = [header, *root.joinpath("distributed").glob("*.py"), root / "lib/libtorch_python.so"]
     for file in filter(Path.exists, sources):
         data = file.read_bytes()
-        for name in env_variables.NOTHING:
+        for name in checked.UNREAD_VARIABLES:
             assert f'"{name}"'.encode() not in data
             assert f"\0{name}\0".encode() not in data
     told = header.read_text("utf-8")
-    for name in env_variables.RENAMED:
+    for name in checked.RENAMED_VARIABLES:
         assert f'"{name}"' in told, "read under its old name still"
         assert f'"TORCH_{name}"' in told
 

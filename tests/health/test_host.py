@@ -182,7 +182,7 @@ def test_every_check_of_the_host_has_each_of_its_answers_held_here() -> None:
 
 
 def test_what_takes_two_minutes_to_tell_is_looked_at_while_a_job_runs() -> None:
-    assert set(registry.checks()["host_processes"].NEEDS) <= set(registry.sampled())
+    assert set(registry.checks()["host_processes"].needs) <= set(registry.sampled())
 
 
 def tree(root: Path, files: Mapping[str, str]) -> Ask:

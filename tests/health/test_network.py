@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health import registry
-from health.checks import net_counters
+from health.checks.network.infiniband import COUNTER_RULES
 from health.model import HOST, NOT_SUPPORTED, Ask, CheckResult, Json, Reading, Readings, Repair, Result
 from health.probes.network import ethernet, infiniband, names, ports, reach
 from health.thresholds import Thresholds
@@ -257,7 +257,7 @@ def test_a_port_whose_reading_makes_the_kernel_complain_is_not_touched(how: str,
 
 
 def test_every_counter_that_is_judged_is_read() -> None:
-    assert {rule.counter for rule in net_counters._RULES} == infiniband.COUNTERS  # noqa: SLF001 -- its table
+    assert {rule.counter for rule in COUNTER_RULES} == infiniband.COUNTERS
 
 
 def test_a_port_that_answers_einval_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from health import doctor
 from health.checks import probes
 from health.judge import blocking, judge
-from health.model import Ask, CheckResult, Reading, Readings, Repair, Result, worst
+from health.model import Ask, Check, CheckResult, Reading, Readings, Repair, Result, worst
 from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
 from tests.support.waiting import wait_for
@@ -194,20 +194,17 @@ def _state(pid: str) -> str:
     return _stat(Path("/proc") / pid)[0]
 
 
-class _Check:
-    def __init__(self, needs: tuple[str, ...], *, fails: bool = False) -> None:
-        self.NEEDS = needs
-        self._fails = fails
+def _answers(_now: Readings, _before: Readings | None, _limits: Thresholds) -> list[CheckResult]:
+    return [CheckResult("said", "host", Result.DEGRADED, "so", blocks=True)]
 
-    def check(self, _now: Readings, _before: Readings | None, _limits: Thresholds) -> list[CheckResult]:
-        if self._fails:
-            raise KeyError("x")
-        return [CheckResult("said", "host", Result.DEGRADED, "so", blocks=True)]
+
+def _fails(_now: Readings, _before: Readings | None, _limits: Thresholds) -> list[CheckResult]:
+    raise KeyError("x")
 
 
 def test_a_check_says_nothing_where_its_probe_was_not_asked_and_one_that_fails_is_told() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered"})])
-    given = {"here": _Check(("a",)), "not asked": _Check(("a", "b")), "broken": _Check((), fails=True)}
+    given = {"here": Check(("a",), _answers), "not asked": Check(("a", "b"), _answers), "broken": Check((), _fails)}
     results = judge(now, checks=given)
     assert [(one.check, one.result) for one in results] == [("said", Result.DEGRADED), ("broken", Result.UNKNOWN)]
     assert [one.check for one in blocking(results)] == ["said"]

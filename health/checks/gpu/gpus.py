@@ -15,7 +15,7 @@ _UNKNOWN: Final = 999
 _LOOKED_UP: Final = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
 
 
-def all_of(now: Readings) -> Iterator[str]:
+def subjects(now: Readings) -> Iterator[str]:
     """Yield the subjects of all GPUs, in the driver's order."""
     for reading in now.of("gpu.identity"):
         yield reading.subject
@@ -26,7 +26,7 @@ def all_named(now: Readings) -> bool:
     return now.count("nvml.count") == len(now.of("gpu.identity"))
 
 
-def called(now: Readings, subject: str) -> str:
+def label(now: Readings, subject: str) -> str:
     """Return what people call a GPU: its number and PCI address."""
     identity = now.table("gpu.identity", subject)
     pci = identity.get("pci")

@@ -23,13 +23,13 @@ def unread(check: str, now: Readings, name: str, what: str, subject: str = HOST)
     return CheckResult(check, subject, Result.UNKNOWN, f"{what}: {words}")
 
 
-def figure(row: dict[str, Json], key: str) -> float | None:
+def number(row: dict[str, Json], key: str) -> float | None:
     """Return a number of a table, None where it has none."""
     value = row.get(key)
     return float(value) if isinstance(value, int | float) else None
 
 
-def mib(count: float) -> str:
+def size(count: float) -> str:
     """Return bytes as people read them."""
     size, unit = count / (1 << 20), "MiB"
     if size >= 10240:  # noqa: PLR2004 -- five digits are too many

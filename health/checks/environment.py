@@ -1,0 +1,186 @@
+"""Checks of versions, variables and the code's revision, on this node and between nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from health.checks import common
+from health.model import HOST, Check, CheckResult, Reading, Readings, Repair, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from health.model import Json
+    from health.thresholds import Thresholds
+
+_MAIN_VERSIONS = ("python", "torch", "cuda", "nccl", "driver", "kernel")
+#: The oldest driver for each CUDA (minor version compatibility; CUDA release notes, table 2).
+_OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
+
+
+def env_versions(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Which Python, torch, CUDA, NCCL and driver will the job run with? Also whether the driver is new enough for torch's CUDA."""
+    unread = common.unread("env_versions", now, "env.versions", "versions")
+    if unread is not None:
+        yield unread
+        return
+    row = now.table("env.versions")
+    evidence = tuple(f"{name} {row[name]}" for name in _MAIN_VERSIONS if row.get(name))
+    cuda, driver = _major(row.get("cuda")), _major(row.get("driver"))
+    oldest = _OLDEST_DRIVER.get(cuda) if cuda is not None else None
+    if "torch" not in row:
+        why = f"torch is not installed for {now.text('env.python')}: the job may have an interpreter of its own"
+        yield CheckResult("env_versions", HOST, Result.UNKNOWN, why, evidence)
+    elif driver is not None and oldest is not None and driver < oldest:
+        why = f"torch is built for CUDA {row['cuda']}, which needs driver {oldest} or newer, and {row['driver']} is loaded"
+        compat = now.text("env.compat")
+        if (_major(compat.rpartition("/libcuda.so.")[2]) or 0) >= oldest:  # on GPUs of data centres, and not with every older driver
+            look = 'python -c "import torch; torch.cuda.init()"'
+            yield CheckResult("env_versions", HOST, Result.UNKNOWN, f"{why}; {compat} may stand in for it", evidence, command=look)
+            return
+        yield CheckResult(
+            "env_versions", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, "install a newer driver, or a torch for an older CUDA"
+        )
+    elif driver is not None and cuda is None and not row.get("hip"):
+        why = f"a GPU driver is loaded, and torch {row['torch']} is built without CUDA"
+        yield CheckResult("env_versions", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, "pip install torch (a build with CUDA)")
+    else:
+        yield CheckResult("env_versions", HOST, Result.OK, ", ".join(evidence), evidence)
+
+
+def _major(word: object) -> int | None:
+    first = str(word).partition(".")[0] if isinstance(word, str) else ""
+    return int(first) if first.isdecimal() else None
+
+
+_TIMEOUT = "init_process_group(timeout=...) sets the time after which a collective is given up"
+#: Neither torch nor NCCL reads these; people set them all the same.
+UNREAD_VARIABLES = {
+    "NCCL_TIMEOUT": _TIMEOUT,
+    "TORCH_DISTRIBUTED_TIMEOUT": _TIMEOUT,
+}
+#: torch reads the old name with a warning (ProcessGroupNCCL.hpp), until it does not.
+RENAMED_VARIABLES = ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_BLOCKING_WAIT", "NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING")
+
+
+def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Do the job's variables do what they seem to? Those that nothing reads are named, and those that were renamed."""
+    unread = common.unread("env_variables", now, "env.variables", "variables")
+    if unread is not None:
+        yield unread
+        return
+    row = now.table("env.variables")
+    found: list[CheckResult] = []
+    for key, instead in UNREAD_VARIABLES.items():
+        if key in row:
+            why = f"{key}={row[key]} does nothing: neither torch nor NCCL reads it; {instead}"
+            found.append(CheckResult("env_variables", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, f"unset {key}"))
+    for key in RENAMED_VARIABLES:
+        if key in row:
+            why = f"{key}={row[key]} has an old name: torch's is TORCH_{key}"
+            found.append(
+                CheckResult(
+                    "env_variables", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, f"export TORCH_{key}={row[key]}; unset {key}"
+                )
+            )
+    told = tuple(f"{key}={value}" for key, value in row.items())
+    yield from found or [
+        CheckResult("env_variables", HOST, Result.OK, f"{len(told)} variables of NCCL, torch and their like are set", told)
+    ]
+
+
+def env_code(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Which revision of the code will run, and is it the same as at the job's start? A restart on other code is another experiment."""
+    unread = common.unread("env_code", now, "env.code", "the code's revision")
+    if unread is not None:
+        yield unread
+        return
+    row, was = now.table("env.code"), before.table("env.code") if before is not None else {}
+    head, dirty = str(row.get("head"))[:12], common.number(row, "dirty") or 0
+    state = f"{head} ({row.get('branch')})" + (f" and {dirty:.0f} files changed since" if dirty else "")
+    evidence = (f"root {row.get('root')}",)
+    if was and (was.get("head"), was.get("changed")) != (row.get("head"), row.get("changed")):
+        why = f"the code is {state}, and was another when the job started ({str(was.get('head'))[:12]})"
+        yield CheckResult("env_code", HOST, Result.DEGRADED, why, evidence, Repair.NONE, f"git -C {row.get('root')} diff {was.get('head')}")
+    else:
+        yield CheckResult("env_code", HOST, Result.OK, f"the code is {state}", evidence)
+
+
+#: What must be alike, and what is worth a word only. Ranks of different versions of these fail in each other's collectives, or hang.
+_STRICT_VERSIONS = ("torch", "cuda", "nccl", "hip")
+#: Variables that are meant to differ.
+_NODE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+_NODE = "node:"
+
+
+def merge_nodes(nodes: Mapping[str, Readings]) -> Readings:
+    """Return the environments of nodes as readings of one sweep, each with the subject `node:NAME`."""
+    made: list[Reading] = []
+    for node, readings in nodes.items():
+        for name in ("env.versions", "env.variables", "env.code"):
+            one = readings.one(name)
+            if one is not None:
+                made.append(Reading(one.probe, f"{_NODE}{node}", name, one.value, one.problem, one.t))
+        mtus: dict[str, Json] = {
+            one.subject.removeprefix("nic:"): row.get("mtu")
+            for one in readings.of("nic.state")
+            if (row := readings.table("nic.state", one.subject)).get("carrier") is True and row.get("virtual") is False
+        }
+        made.append(Reading("ethernet", f"{_NODE}{node}", "env.mtus", mtus))
+    return Readings(made)
+
+
+def env_nodes(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Is the environment the same on all nodes? It shows which versions, variables, code or MTU differ, and on which nodes.
+
+    The node check puts the readings of several nodes together with `merge_nodes`. Readings of one node alone are SKIPPED.
+    """
+    nodes = tuple(one.subject for one in now.of("env.versions") if one.subject.startswith(_NODE))
+    if len(nodes) < 2:  # noqa: PLR2004 -- to be alike takes two
+        yield CheckResult("env_nodes", HOST, Result.SKIPPED, "readings of one node only")
+        return
+    found = [*_different_tables(now, nodes), *_different_code(now, nodes)]
+    yield from found or [CheckResult("env_nodes", HOST, Result.OK, f"{len(nodes)} nodes have the same environment")]
+
+
+def _different_tables(now: Readings, nodes: tuple[str, ...]) -> Iterator[CheckResult]:
+    for name, what in (("env.versions", "version of "), ("env.variables", ""), ("env.mtus", "MTU of ")):
+        tables = {node: now.table(name, node) for node in nodes if now.one(name, node) is not None and not now.problem(name, node)}
+        for key in sorted({key for table in tables.values() for key in table}):
+            values = {node: "unset" if key not in table else str(table[key]) for node, table in tables.items()}
+            if name == "env.mtus":  # a node need not have every port of the others
+                values = {node: value for node, value in values.items() if value != "unset"}
+            if key in _NODE_VARIABLES or len(set(values.values())) < 2:  # noqa: PLR2004 -- two differ
+                continue
+            result = Result.FAILED if name == "env.versions" and key in _STRICT_VERSIONS else Result.DEGRADED
+            yield _difference(f"{what}{key}", values, result)
+
+
+def _different_code(now: Readings, nodes: tuple[str, ...]) -> Iterator[CheckResult]:
+    heads: dict[str, str] = {}
+    for node in nodes:
+        row = now.table("env.code", node)
+        if row:
+            heads[node] = f"{str(row.get('head'))[:12]}{' changed ' + str(row['changed']) if row.get('changed') else ''}"
+    if len(set(heads.values())) > 1:
+        yield _difference("the code's revision", heads, Result.DEGRADED)
+
+
+def _difference(what: str, values: dict[str, str], result: Result) -> CheckResult:
+    counts = Counter(values.values())
+    usual = max(counts, key=lambda value: (counts[value], value))
+    others = {node.removeprefix(_NODE): value for node, value in values.items() if value != usual}
+    told = ", ".join(f"{node}: {value}" for node, value in list(others.items())[:8])
+    more = f" and {len(others) - 8} more" if len(others) > 8 else ""  # noqa: PLR2004 -- a line's worth
+    why = f"{what} is not the same on all nodes: {told}{more}; {counts[usual]} of {len(values)} have {usual}"
+    evidence = tuple(f"{node.removeprefix(_NODE)}: {value}" for node, value in values.items())
+    return CheckResult("env_nodes", HOST, result, why, evidence, Repair.CONFIGURE, "supervise doctor --json on each node")
+
+
+CHECKS: Final = {
+    "env_versions": Check(("environment",), env_versions),
+    "env_variables": Check(("environment",), env_variables),
+    "env_code": Check(("environment",), env_code),
+    "env_nodes": Check(("environment",), env_nodes),
+}

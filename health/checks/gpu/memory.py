@@ -1,0 +1,182 @@
+"""Checks of GPU memory: its errors, its spare rows and pages, and who holds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from health.checks.gpu import gpus
+from health.model import Check, CheckResult, Repair, Result, delta, elapsed_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from health.model import Json, Readings
+    from health.thresholds import Thresholds
+
+_HOUR_S = 3600.0
+
+
+def gpu_ecc(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Memory errors since the job's start, or since the driver was loaded.
+
+    Totals of a GPU's life never go back, so that only what moved is judged.
+    """
+    for subject in gpus.subjects(now):
+        if not gpus.answers(now, subject):
+            continue
+        who = gpus.label(now, subject)
+        mode = now.value("gpu.ecc_mode", subject)
+        if isinstance(mode, list) and mode[0] == 0:
+            yield CheckResult("gpu_ecc", subject, Result.SKIPPED, f"{who}: ECC is off")
+            continue
+        unread = gpus.unread("gpu_ecc", now, "gpu.ecc_uncorrected_volatile", subject)
+        yield unread if unread is not None else _ecc(now, before, limits, subject, who)
+
+
+def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: str, who: str) -> CheckResult:
+    volatile = now.count("gpu.ecc_uncorrected_volatile", subject) or 0
+    aggregate = now.count("gpu.ecc_uncorrected_aggregate", subject)
+    new = max(
+        delta(now, before, "gpu.ecc_uncorrected_volatile", subject) or 0, delta(now, before, "gpu.ecc_uncorrected_aggregate", subject) or 0
+    )
+    evidence = (f"uncorrectable since the driver was loaded: {volatile}", f"in its life: {aggregate}")
+    command = gpus.reset_command(now, subject)
+    if new >= limits.ecc_uncorrected_delta:
+        why = f"{who}: {new:.0f} uncorrectable memory error{'s' if new != 1 else ''} since the job's start"
+        return CheckResult("gpu_ecc", subject, Result.FAILED, why, evidence, Repair.RESET_GPU, command)
+    if volatile >= limits.ecc_uncorrected_delta:
+        why = f"{who}: {volatile} uncorrectable memory error{'s' if volatile != 1 else ''} since the driver was loaded"
+        return CheckResult("gpu_ecc", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, command)
+    corrected, seconds = (
+        delta(now, before, "gpu.ecc_corrected_volatile", subject),
+        elapsed_s(now, before, "gpu.ecc_corrected_volatile", subject),
+    )
+    # an hour at least: a burst that is corrected costs nothing
+    if corrected and seconds and corrected / max(1.0, seconds / _HOUR_S) > limits.ecc_corrected_per_hour:
+        why = f"{who}: {corrected:.0f} memory errors corrected in {seconds:.0f} s"
+        return CheckResult(
+            "gpu_ecc", subject, Result.DEGRADED, why, evidence, Repair.NONE, f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}"
+        )
+    return CheckResult("gpu_ecc", subject, Result.OK, f"{who}: no uncorrectable memory error", evidence)
+
+
+def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Has the on-chip memory had more errors than the vendor allows? The GPU counts that itself."""
+    for subject in gpus.subjects(now):
+        told = now.table("gpu.sram", subject)
+        if not told:
+            continue  # parts before Ampere do not tell
+        who = gpus.label(now, subject)
+        evidence = (f"uncorrectable in SRAM: {told.get('uncorrected_volatile')} now, {told.get('uncorrected_aggregate')} in its life",)
+        if told.get("threshold_exceeded"):
+            why = f"{who}: more errors of its SRAM than the vendor allows"
+            command = f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}"
+            yield CheckResult("gpu_sram", subject, Result.FAILED, why, evidence, Repair.REPLACE, command)
+        else:
+            yield CheckResult("gpu_sram", subject, Result.OK, f"{who}: below the vendor's threshold", evidence)
+
+
+def gpu_remap(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Rows of memory that were replaced by spare ones. Pending is no emergency: it is done at the next reset; a failure is the end."""
+    for subject in gpus.subjects(now):
+        if not gpus.answers(now, subject):
+            continue
+        unread = gpus.unread("gpu_remap", now, "gpu.remapped_rows", subject)
+        yield unread if unread is not None else _remap(now, limits, subject)
+
+
+def _remap(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
+    rows = now.value("gpu.remapped_rows", subject)
+    corrected, uncorrected, pending, failure = (
+        int(one) if isinstance(one, int) else 0 for one in (rows if isinstance(rows, list) else [0] * 4)
+    )
+    who = gpus.label(now, subject)
+    evidence = (f"remapped for corrected errors: {corrected}, for uncorrectable: {uncorrected}",)
+    look = f"nvidia-smi -q -d ROW_REMAPPER -i {gpus.address(now, subject)}"
+    if failure:
+        why = f"{who}: a row could not be remapped: no spare row is left for it"
+        return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look)
+    if uncorrected >= limits.remapped_uncorrectable:
+        why = f"{who}: {uncorrected} rows are remapped for uncorrectable errors, of {limits.remapped_uncorrectable} that can be"
+        return CheckResult("gpu_remap", subject, Result.FAILED, why, evidence, Repair.REPLACE, look)
+    if pending:
+        why = f"{who}: a row waits to be remapped; the bad page is out of use until then, so a reset at the next restart is enough"
+        return CheckResult("gpu_remap", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
+    if corrected + uncorrected > limits.remapped_rows_notable:
+        why = f"{who}: {corrected + uncorrected} rows are remapped; GPUs with more than {limits.remapped_rows_notable} are often slower"
+        return CheckResult("gpu_remap", subject, Result.DEGRADED, why, evidence, Repair.NONE, look)
+    return CheckResult("gpu_remap", subject, Result.OK, f"{who}: {corrected + uncorrected} rows remapped", evidence)
+
+
+def gpu_retired(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Pages of memory out of use for good, on GPUs before Ampere."""
+    for subject in gpus.subjects(now):
+        counts = [now.count(name, subject) for name in ("gpu.retired_sbe", "gpu.retired_dbe")]
+        if counts == [None, None]:
+            continue  # Ampere and later remap rows instead
+        pages, who = sum(count or 0 for count in counts), gpus.label(now, subject)
+        evidence = (f"after corrected errors: {counts[0]}, after uncorrectable: {counts[1]}",)
+        look = f"nvidia-smi -q -d PAGE_RETIREMENT -i {gpus.address(now, subject)}"
+        if pages >= limits.retired_pages:
+            why = f"{who}: {pages} pages are retired, of {limits.retired_pages} that can be"
+            yield CheckResult("gpu_retired", subject, Result.FAILED, why, evidence, Repair.REPLACE, look)
+        elif now.count("gpu.retired_pending", subject):
+            why = f"{who}: a page waits to be retired at the next reset"
+            yield CheckResult("gpu_retired", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
+        elif pages > limits.retired_pages_notable:
+            yield CheckResult("gpu_retired", subject, Result.DEGRADED, f"{who}: {pages} pages are retired", evidence, Repair.NONE, look)
+        else:
+            yield CheckResult("gpu_retired", subject, Result.OK, f"{who}: {pages} pages retired", evidence)
+
+
+_MIB = 1 << 20
+
+
+def gpu_memory(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Who holds a GPU's memory besides the job? A leftover of ours is swept by the supervisor; a stranger is named, and left alone."""
+    for subject in gpus.subjects(now):
+        if now.one("gpu.processes", subject) is None or not gpus.answers(now, subject):
+            continue
+        unread = gpus.unread("gpu_memory", now, "gpu.processes", subject)
+        yield unread if unread is not None else _memory_holders(now, limits, subject)
+
+
+def _memory_holders(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
+    rows, who = now.rows("gpu.processes", subject), gpus.label(now, subject)
+    evidence = tuple(_holder_text(row) for row in rows)
+    leftovers = [row for row in rows if row.get("ours") == "cookie"]
+    strangers = [row for row in rows if not row.get("ours") or row.get("ours") == "other job"]
+    held_mib = sum(_held_mib(row) for row in strangers)
+    if leftovers:
+        pids = ", ".join(str(row.get("pid")) for row in leftovers)
+        why = f"{who}: held by a leftover of this job, or by what inherited its mark: process {pids}"
+        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.RESTART_JOB, f"ps -fp {pids.replace(', ', ',')}")
+    if held_mib >= limits.stranger_memory_mib:
+        pids = ",".join(str(row.get("pid")) for row in strangers)
+        why = f"{who}: {held_mib:.0f} MiB are held by others: {'; '.join(_holder_text(row) for row in strangers)}"
+        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.NONE, f"ps -fp {pids}")
+    used = now.table("gpu.memory", subject).get("used")
+    used_mib = (used if isinstance(used, int) else 0) / _MIB
+    if not rows and used_mib > limits.unaccounted_memory_mib:
+        why = f"{who}: {used_mib:.0f} MiB are in use, and no process is seen: one of another container, or one that is dead and not gone"
+        return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.NONE, "fuser -v /dev/nvidia*")
+    return CheckResult("gpu_memory", subject, Result.OK, f"{who}: held by nobody else", evidence)
+
+
+def _held_mib(row: dict[str, Json]) -> float:
+    size = row.get("bytes")
+    return (size if isinstance(size, int) else 0) / _MIB
+
+
+def _holder_text(row: dict[str, Json]) -> str:
+    what = row.get("command") if row.get("there") else "not seen here: of another container"
+    return f"process {row.get('pid')} ({what}): {_held_mib(row):.0f} MiB"
+
+
+CHECKS: Final = {
+    "gpu_ecc": Check(("nvml",), gpu_ecc),
+    "gpu_sram": Check(("nvml",), gpu_sram),
+    "gpu_remap": Check(("nvml",), gpu_remap),
+    "gpu_retired": Check(("nvml",), gpu_retired),
+    "gpu_memory": Check(("nvml",), gpu_memory),
+}

@@ -1,0 +1,116 @@
+"""Checks of host names, of other nodes, and of the ports that the job listens on."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from health.checks import common
+from health.model import HOST, Check, CheckResult, Repair, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from health.model import Json, Readings
+    from health.thresholds import Thresholds
+
+
+def net_names(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Are this host's name and those of the job's other nodes resolved, and quickly? A rendezvous begins with it."""
+    rows = {one.subject: now.table("name.resolved", one.subject) for one in now.of("name.resolved")}
+    alone = len(rows) == 1
+    for subject, row in rows.items():
+        yield _resolution(now, subject, row, limits, alone=alone)
+
+
+def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thresholds, *, alone: bool) -> CheckResult:
+    name, problem = subject.removeprefix("name:"), now.problem("name.resolved", subject)
+    look = f"getent hosts {name}; cat /etc/resolv.conf"
+    if problem:
+        # its own name matters where others are to find this node by it; alone, torchrun is given localhost
+        result = Result.DEGRADED if alone else Result.FAILED
+        return CheckResult("net_names", subject, result, f"{name} is not resolved: {problem}", (), Repair.CONFIGURE, look)
+    addresses, seconds = row.get("addresses"), common.number(row, "seconds") or 0.0
+    told = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
+    if seconds > limits.resolve_s:
+        why = f"{name} took {seconds:.1f} s to be resolved: a name server does not answer"
+        return CheckResult("net_names", subject, Result.DEGRADED, why, told, Repair.CONFIGURE, look)
+    if row.get("own") is True and not alone and told and all(one.startswith("127.") or one == "::1" for one in told):
+        why = f"this host's own name, {name}, is resolved to itself only: a rendezvous that hands it on sends others to themselves"
+        return CheckResult("net_names", subject, Result.DEGRADED, why, told, Repair.CONFIGURE, "cat /etc/hosts")
+    return CheckResult("net_names", subject, Result.OK, f"{name} is resolved in {seconds:.3f} s", told)
+
+
+#: A node that is this much slower than the others is named, where it is slow enough to tell from noise.
+_SLOWER_TIMES, _SLOWER_LEAST_S = 10.0, 0.01
+
+
+def net_reach(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Do the job's other nodes answer, and how quickly? One that refuses a connection is there; one that is silent is cut off."""
+    peers = now.of("peer.answer")
+    if not peers:
+        yield CheckResult("net_reach", HOST, Result.SKIPPED, "no other node is known")
+        return
+    times = {one.subject: common.number(now.table("peer.answer", one.subject), "seconds") for one in peers}
+    usual = median([one for one in times.values() if one is not None] or [0.0])
+    for one in peers:
+        name, seconds = one.subject.removeprefix("peer:"), times[one.subject]
+        host, _, port = name.rpartition(":")
+        look = f"nc -vz -w 3 {host} {port}; ip route get {host}"
+        if seconds is None:
+            words = "no answer: a firewall, or it is down" if one.problem == "timeout" else one.problem
+            why = f"{name} cannot be reached: {words}"
+            yield CheckResult("net_reach", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, look)
+            continue
+        evidence = (f"{seconds * 1000:.2f} ms", f"median of all {usual * 1000:.2f} ms")
+        if seconds > limits.connect_s or (seconds > _SLOWER_TIMES * usual and seconds > _SLOWER_LEAST_S):
+            why = f"{name} takes {seconds * 1000:.0f} ms to answer"
+            yield CheckResult("net_reach", one.subject, Result.DEGRADED, why, evidence, Repair.NONE, f"mtr -rwc 10 {host}")
+        else:
+            yield CheckResult("net_reach", one.subject, Result.OK, f"{name} answers in {seconds * 1000:.2f} ms", evidence)
+
+
+def net_ports(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Are the ports that the job will listen on free? Who holds one that is not is named."""
+    states = now.of("listen.state")
+    if not states:
+        yield CheckResult("net_ports", HOST, Result.SKIPPED, "no port is known that the job will listen on")
+    for one in states:
+        port, row, rows = one.subject.removeprefix("listen:"), now.table("listen.state", one.subject), _holders(now, one.subject)
+        if row.get("free") is True:
+            yield CheckResult("net_ports", one.subject, Result.OK, f"port {port} is free")
+            continue
+        if row.get("error") != "EADDRINUSE":
+            why = f"port {port} cannot be had: {row.get('error')}"
+            yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, "choose another port, above 1024")
+            continue
+        holders = ", ".join(map(_holder_text, rows)) or "nobody that can be seen from here"
+        if rows and all(row.get("ours") is True for row in rows):
+            yield CheckResult("net_ports", one.subject, Result.OK, f"port {port} is held by this job", (holders,))
+            continue
+        if any(row.get("may_be_ours") is True for row in rows):
+            why = f"port {port} is held by a job that runs here, this one or another: {holders}"
+            yield CheckResult("net_ports", one.subject, Result.UNKNOWN, why, (), Repair.NONE, f"ss -tanp sport = :{port}")
+            continue
+        why = f"port {port} is taken: {holders}"
+        yield CheckResult("net_ports", one.subject, Result.FAILED, why, (), Repair.CONFIGURE, f"ss -tanp sport = :{port}")
+
+
+def _holders(now: Readings, subject: str) -> list[dict[str, Json]]:
+    rows = now.table("listen.state", subject).get("holders")
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    # where somebody listens, it is he: connections that he took, or that are not quite closed, have the same port
+    return [row for row in found if row.get("state") == "listening"] or found
+
+
+def _holder_text(row: dict[str, Json]) -> str:
+    if row.get("pid") is None:
+        return f"a process of user {row.get('user')} that cannot be seen ({row.get('state')})"
+    return f"process {row.get('pid')} ({row.get('command')}, {row.get('state')})"
+
+
+CHECKS: Final = {
+    "net_names": Check(("names",), net_names),
+    "net_reach": Check(("reach",), net_reach),
+    "net_ports": Check(("ports",), net_ports),
+}

@@ -1,0 +1,151 @@
+"""Checks of the paths that the job writes, and of the NVMe disks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from health.checks import common
+from health.model import HOST, Check, CheckResult, Repair, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from health.model import Json, Readings
+    from health.thresholds import Thresholds
+
+
+def disk_paths(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Does every path that the job writes answer? It finds a dead server or a stale handle before a rank hangs on it."""
+    for reading in now.of("path.state"):
+        yield common.unread("disk_paths", now, "path.state", reading.subject.removeprefix("path:"), reading.subject) or _path_answer(
+            now, reading.subject
+        )
+
+
+def _path_answer(now: Readings, subject: str) -> CheckResult:
+    path, row, mount = subject.removeprefix("path:"), now.table("path.state", subject), now.table("path.mount", subject)
+    evidence = (f"{mount['kind']} of {mount['source']} on {mount['point']}",) if mount else ()
+    again = f"umount -l {mount.get('point', path)}; mount {mount.get('point', path)}"
+    if row.get("hung"):
+        where = f": stuck in the kernel at {row['wchan']}" if row.get("state") == "D" and row.get("wchan") else ""
+        stage = {"stat": "when asked for its room", "space": "when written to"}.get(str(row.get("after")), "when looked at")
+        evidence = (*evidence, f"process {row.get('pid')}: state {row.get('state') or 'unknown'}")
+        return CheckResult("disk_paths", subject, Result.FAILED, f"{path} does not answer {stage}{where}", evidence, Repair.DRAIN, again)
+    if row.get("errno") == "ESTALE":
+        why = f"{path}: its handle is stale: the server no longer knows what is mounted here"
+        return CheckResult("disk_paths", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, again)
+    if row.get("answers") is not True:
+        look = f"ls -ld {path}"
+        return CheckResult("disk_paths", subject, Result.FAILED, f"{path}: {row.get('error')}", evidence, Repair.CONFIGURE, look)
+    return CheckResult("disk_paths", subject, Result.OK, f"{path} answers", evidence)
+
+
+_MIB = 1 << 20
+
+
+def disk_space(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Is there room on every path that the job writes? Also inodes. Want of room for one checkpoint holds a start back."""
+    for reading in now.of("path.space"):
+        yield _space(now, reading.subject, limits)
+
+
+def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
+    path, row = subject.removeprefix("path:"), now.table("path.space", subject)
+    total, free = common.number(row, "total"), common.number(row, "free")
+    inodes, inodes_free = common.number(row, "inodes"), common.number(row, "inodes_free")
+    if total is None or free is None:
+        return CheckResult("disk_space", subject, Result.UNKNOWN, f"{path}: its room could not be read: {row.get('error') or 'not told'}")
+    evidence = [f"{common.size(free)} of {common.size(total)} free"]
+    evidence += [f"{inodes_free:.0f} of {inodes:.0f} inodes free"] if inodes and inodes_free is not None else []
+    told, need = tuple(evidence), common.number(row, "need") or 0.0
+    clear = f"df -h {path}; du -xsh {path}/* | sort -h | tail"
+    if free < need:
+        why = f"{path} has {common.size(free)} free, and one checkpoint takes {common.size(need)}"
+        return CheckResult("disk_space", subject, Result.FAILED, why, told, Repair.CONFIGURE, clear, blocks=True)
+    full = free < limits.disk_free_mib * _MIB or free < (1 - limits.disk_full_share) * total
+    if full and total > limits.disk_free_mib * _MIB:  # one that is smaller as a whole was made so
+        return CheckResult("disk_space", subject, Result.FAILED, f"{path} is full: {common.size(free)} free", told, Repair.CONFIGURE, clear)
+    # file systems that make inodes as they need them (btrfs, many network ones) tell 0
+    if inodes and inodes_free is not None and inodes_free < (1 - limits.disk_used_share) * inodes:
+        none = inodes_free < (1 - limits.disk_full_share) * inodes
+        why = f"{path} has {inodes_free:.0f} inodes left: no file can be made without one"
+        return CheckResult("disk_space", subject, Result.FAILED if none else Result.DEGRADED, why, told, Repair.CONFIGURE, f"df -i {path}")
+    if total and free < (1 - limits.disk_used_share) * total:
+        why = f"{path} is {1 - free / total:.0%} full: {common.size(free)} free"
+        return CheckResult("disk_space", subject, Result.DEGRADED, why, told, Repair.CONFIGURE, clear)
+    return CheckResult("disk_space", subject, Result.OK, f"{path} has {common.size(free)} free", told)
+
+
+_NO_ROOM = ("ENOSPC", "EDQUOT")
+
+
+def disk_writes(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
+    """Can every path be written, and how long does it take until it is on the disk? Read-only remounts and slow disks are found here."""
+    for reading in now.of("path.space"):
+        yield _write(now, before, reading.subject, limits)
+
+
+def _write(now: Readings, before: Readings | None, subject: str, limits: Thresholds) -> CheckResult:
+    path, row, mount = subject.removeprefix("path:"), now.table("path.write", subject), now.table("path.mount", subject)
+    evidence = (f"{mount['kind']} of {mount['source']} on {mount['point']}",) if mount else ()
+    if row.get("errno") == "EROFS" or now.table("path.space", subject).get("read_only") is True:
+        was = before is not None and before.table("path.space", subject).get("read_only") is False
+        why = f"{path} is read-only{', and was not when the job started: the kernel found it damaged' if was else ''}"
+        remount = f"dmesg -T | grep -i -e remount -e 'I/O error'; mount -o remount,rw {mount.get('point', path)}"
+        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.DRAIN if was else Repair.CONFIGURE, remount)
+    if row.get("errno") in _NO_ROOM:
+        why = f"{path}: {row.get('error')}"
+        return CheckResult("disk_writes", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, f"df -h {path}; quota")
+    if "error" in row:
+        repair, look = (Repair.DRAIN, "dmesg -T") if row.get("errno") == "EIO" else (Repair.CONFIGURE, f"ls -ld {path}")
+        return CheckResult("disk_writes", subject, Result.FAILED, f"{path} cannot be written: {row['error']}", evidence, repair, look)
+    seconds, size = common.number(row, "seconds"), common.number(row, "bytes")
+    if seconds is None or size is None:
+        return CheckResult("disk_writes", subject, Result.UNKNOWN, f"{path}: writing was not tried, or did not end")
+    told = f"{common.size(size)} in {seconds:.3f} s, of which {common.number(row, 'sync_s') or 0.0:.3f} s until it was on the disk"
+    if seconds > limits.write_s:
+        why = f"{path} is slow: {told}"
+        return CheckResult("disk_writes", subject, Result.DEGRADED, why, evidence, Repair.NONE, f"iostat -x 1 3; nfsiostat; ls -ld {path}")
+    return CheckResult("disk_writes", subject, Result.OK, f"{path} can be written: {told}", evidence)
+
+
+#: On their way to live: a reset takes seconds.
+_TRANSIENT_STATES = ("new", "resetting", "connecting")
+
+
+def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
+    """Are all NVMe disks there and alive? One that is gone since the job's start, or that the kernel gave up, is a failure."""
+    unread = common.unread("disk_nvme", now, "nvme.controllers", "NVMe disks")
+    if unread is not None:
+        yield unread
+        return
+    rows = now.rows("nvme.controllers")
+    lost = {_nvme_name(row) for row in before.rows("nvme.controllers")} - {_nvme_name(row) for row in rows} if before is not None else set()
+    found = [
+        CheckResult(
+            "disk_nvme", HOST, Result.FAILED, f"NVMe disk {who} is gone since the job started", (), Repair.REPLACE, "nvme list; dmesg -T"
+        )
+        for who in sorted(lost)
+    ]
+    for row in rows:
+        state = row.get("state")
+        if state in ("live", ""):  # kernels before 4.9 tell no state
+            continue
+        result, repair = (Result.DEGRADED, Repair.NONE) if state in _TRANSIENT_STATES else (Result.FAILED, Repair.REPLACE)
+        why = f"NVMe disk {_nvme_name(row)} is {state}"
+        found.append(CheckResult("disk_nvme", HOST, result, why, (f"model {row.get('model')}",), repair, "nvme list; dmesg -T | grep nvme"))
+    if not rows and not found:
+        yield CheckResult("disk_nvme", HOST, Result.SKIPPED, "no NVMe disk is here")
+    yield from found or ([CheckResult("disk_nvme", HOST, Result.OK, f"{len(rows)} NVMe disks are live")] if rows else [])
+
+
+def _nvme_name(row: dict[str, Json]) -> str:
+    return f"{row.get('name')} ({row.get('address')})" if row.get("address") else str(row.get("name"))
+
+
+CHECKS: Final = {
+    "disk_paths": Check(("disk",), disk_paths),
+    "disk_space": Check(("disk",), disk_space),
+    "disk_writes": Check(("disk",), disk_writes),
+    "disk_nvme": Check(("nvme",), disk_nvme),
+}

@@ -23,6 +23,7 @@ PURE = (
     "health.nvidia.xids",
     "health.nvidia.sxids",
     "health.model",
+    "health.thresholds",
 )
 # What can neither look at the world nor change it. Anything else that a pure module wants is to be asked for here, with a reason.
 PURE_STANDARD_LIBRARY = frozenset(

@@ -26,7 +26,7 @@ from figures import Figure, at_least
 from checkpointing.io.reader import Source
 from checkpointing.manifest import check
 from checkpointing.model import Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ Usable without the supervisor. Three calls make the package: `catalog.find` (glo
 to a verdict) and `select.newest` (the newest good one, and what was wrong with the others). No pickle is ever executed, no file that
 is not ours is ever written, moved or removed, and no module here imports torch to read torch's format.
 
-For training scripts there are `save`, `load_latest`, `Snapshotter` and `should_save` (docs/training-scripts.md). Their modules import
+For training scripts there are `save`, `load_latest` and `Snapshotter` (docs/training-scripts.md). Their modules import
 torch, so they are fetched when they are first asked for: `import checkpointing` costs nothing.
 """
 
@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from checkpointing.training.load import Loaded, load_latest
     from checkpointing.training.save import save
-    from checkpointing.training.save_agreement import should_save
     from checkpointing.training.snapshot import Snapshotter
 
-__all__ = ["Loaded", "Snapshotter", "load_latest", "save", "should_save"]
+__all__ = ["Loaded", "Snapshotter", "load_latest", "save"]
 
 _HOMES: Final = {
     "Loaded": "checkpointing.training.load",
     "Snapshotter": "checkpointing.training.snapshot",
     "load_latest": "checkpointing.training.load",
     "save": "checkpointing.training.save",
-    "should_save": "checkpointing.training.save_agreement",
 }
 
 

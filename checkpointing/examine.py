@@ -19,7 +19,7 @@ from checkpointing.formats import pointer_files, tree_format_of
 from checkpointing.io.reader import NotRegular, never
 from checkpointing.io.tree import Tree
 from checkpointing.model import Candidate, Identity, Verdict, Verification
-from checkpointing.verify import identity_of, verify
+from checkpointing.verification import identity_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -42,7 +42,7 @@ from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Candidate, Identity, Verdict, Verification, nan_weights, note_of
 from checkpointing.ordering import Age, Order
-from checkpointing.verify import Cache, identity_of, verify
+from checkpointing.verification import Cache, identity_of, verify
 
 if TYPE_CHECKING:
     from checkpointing.discover import Listing

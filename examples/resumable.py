@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from checkpointing import Snapshotter, load_latest, save, should_save
+from checkpointing import Snapshotter, load_latest, save
+from supervisor.worker import should_save
 
 
 def main() -> None:

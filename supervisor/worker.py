@@ -7,18 +7,18 @@
     worker.saved()                      the checkpoint is made, where it is not written through torch
     worker.resume_from()                the checkpoint to start from, verified, or None
 
-In: the environment of a rank and the instrumentation that rides in it. Nothing here raises, imports torch, or costs more than a few
-microseconds. The instrumentation is found through `sys.modules`, because a rank knows it under another name than the supervisor does.
-The one state is which step the ranks agreed on (checkpointing/training/save_agreement.py), one per process as a process has one place in
-the training.
+Nothing here raises, imports torch, or costs more than a few microseconds. The instrumentation
+is found through `sys.modules`, because a rank knows it under another name than the supervisor does. The only state is which step the
+ranks agreed on (supervisor/agent/save_agreement.py).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
-from checkpointing.training import save_agreement
+from supervisor.agent.save_agreement import agreement
 
 if TYPE_CHECKING:
     from supervisor.instrument._supervise_shim import Instrumentation
@@ -39,7 +39,7 @@ def should_save() -> bool:
     ranks are left alone until the checkpoint is made or the time is over. What the script does after the save is its own business:
     going on is fine. One look at a file in memory per call.
     """
-    return save_agreement.should_save()
+    return agreement.should_save(_instrument())
 
 
 def saved() -> None:
@@ -55,7 +55,7 @@ def save_requested() -> bool:
     For a script whose ranks agree by themselves. Also True where supervise itself was killed and this node's guardian ends the job: then
     a save gets `stop.orphan_grace_s` (at most 2 s).
     """
-    return save_agreement.asking.save_requested(_instrument())
+    return agreement.save_requested(_instrument())
 
 
 def resume_from() -> str | None:
@@ -72,5 +72,5 @@ def resume_step() -> int | None:
 
 
 def _instrument() -> Instrumentation | None:
-    found: Instrumentation | None = save_agreement.instrument()
+    found: Instrumentation | None = getattr(sys.modules.get("_supervise_shim"), "instrument", None)
     return found

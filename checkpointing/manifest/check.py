@@ -17,7 +17,7 @@ from checkpointing.io.tree import Reading, Tree
 from checkpointing.manifest import digest
 from checkpointing.manifest.documents import About, File, Manifest
 from checkpointing.model import Identity, Verdict, Verification, note_of
-from checkpointing.verify import identity_of
+from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator

@@ -27,7 +27,7 @@ from checkpointing.mirror import layout, restore_target
 from checkpointing.mirror.backends import Away, Backend, BackendError, Damaged
 from checkpointing.mirror.stall import Patience, RestoreProgress, Stalled
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from checkpointing.io import durable, leftovers
 from checkpointing.model import Identity
 from checkpointing.retention import ownership
-from checkpointing.verify import identity_of
+from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -23,7 +23,7 @@ from checkpointing.manifest.documents import Manifest
 from checkpointing.model import Identity, Verdict
 from checkpointing.ordering import HERE, Order
 from checkpointing.retention import ownership, rules
-from checkpointing.verify import identity_of
+from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

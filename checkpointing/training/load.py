@@ -32,7 +32,7 @@ from checkpointing.manifest import documents
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.training import snapshot_writer
 from checkpointing.training.ranks import TIMEOUT_S, Ranks, ranks
-from checkpointing.verify import Cache, identity_of, verify
+from checkpointing.verification import Cache, identity_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

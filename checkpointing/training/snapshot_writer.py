@@ -23,7 +23,7 @@ from checkpointing.io import durable, staging
 from checkpointing.io.birth_time import born_ns
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.training import snapshot_layout
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,7 +30,7 @@ from checkpointing.retention.copies import Copies, Copy, Needed
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.select import LIMIT_S, Spare, held, newest
 from checkpointing.training import snapshot_writer
-from checkpointing.verify import Cache, identity_of, verify
+from checkpointing.verification import Cache, identity_of, verify
 from supervisor.checkpoints import numerics
 from supervisor.checkpoints.baseline import Baseline
 from supervisor.checkpoints.discovery import Learned, Write

@@ -14,7 +14,7 @@ from checkpointing.lineage import Lineages
 from checkpointing.model import UNKNOWN_LINEAGE
 from checkpointing.ordering import Order, RollBack
 from checkpointing.select import is_same
-from checkpointing.verify import identity_of, verify
+from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints import discovery
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from checkpointing.io.tree import Reading
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
 from checkpointing.select import glance, never_own
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from checkpointing.model import Candidate, Identity, Verification
     from checkpointing.ordering import Age
     from checkpointing.select import Selection
-    from checkpointing.verify import Cache
+    from checkpointing.verification import Cache
 
 _NICENESS: Final = 10
 _RETRY_S: Final = 60.0  # a file that could not be read may be read to the middle each time: not at every look

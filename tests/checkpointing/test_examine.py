@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from checkpointing import examine, select
-from checkpointing.verify import Cache
+from checkpointing.verification import Cache
 
 from .corruptions import sound
 

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 from checkpointing import examine
 from checkpointing.model import Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

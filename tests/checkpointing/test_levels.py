@@ -18,7 +18,7 @@ from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Verdict
 from checkpointing.rejections import Fences
 from checkpointing.select import Selection, Spare, newest
-from checkpointing.verify import Cache, verify
+from checkpointing.verification import Cache, verify
 from tests.checkpointing.clocks import Clock
 from tests.checkpointing.untouched import everything
 

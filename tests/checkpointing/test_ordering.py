@@ -20,7 +20,7 @@ from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Identity, Lineage, N
 from checkpointing.ordering import Generations, Order, RollBack
 from checkpointing.retention import rules
 from checkpointing.select import newest
-from checkpointing.verify import Cache, verify
+from checkpointing.verification import Cache, verify
 
 if TYPE_CHECKING:
     from pathlib import Path

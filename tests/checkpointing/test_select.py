@@ -13,7 +13,7 @@ from checkpointing.discover import find
 from checkpointing.model import Verdict
 from checkpointing.rejections import Fences
 from checkpointing.select import Selection, newest
-from checkpointing.verify import Cache, verify
+from checkpointing.verification import Cache, verify
 from tests.checkpointing.clocks import Clock
 
 if TYPE_CHECKING:

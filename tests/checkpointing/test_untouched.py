@@ -15,7 +15,7 @@ from checkpointing.rejections import Fences
 from checkpointing.retention.copies import Copies
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.select import newest
-from checkpointing.verify import Cache, verify
+from checkpointing.verification import Cache, verify
 from tests.checkpointing.corruptions.sound import FORMATS
 from tests.checkpointing.untouched import everything
 

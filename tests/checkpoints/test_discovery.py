@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpointing.model import Identity
-from checkpointing.verify import identity_of
+from checkpointing.verification import identity_of
 from supervisor.checkpoints import discovery
 from supervisor.checkpoints.discovery import MOST_PLACES, MOST_WRITES, Learned
 

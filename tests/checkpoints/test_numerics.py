@@ -9,7 +9,7 @@ import torch
 
 from checkpointing.io.tree import Reading
 from checkpointing.model import NonFinite, Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 from supervisor.checkpoints import numerics
 from supervisor.cli.checkpoints import listing
 from supervisor.cli.checkpoints import verify as checkpoint_verify

@@ -19,7 +19,7 @@ from checkpointing.io.tree import Reading
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
 from checkpointing.retention.move_journal import SetAside
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 from supervisor.checkpoints.discovery import Learned
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.permit import Permit

@@ -15,7 +15,7 @@ from checkpointing.discover import Listing, find
 from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.rejections import Fences
 from checkpointing.select import newest
-from checkpointing.verify import Cache
+from checkpointing.verification import Cache
 from supervisor.checkpoints.watcher import CheckpointWatcher, to_event, to_ref
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checkpointing.retention.move_journal import SetAside
-from checkpointing.verify import identity_of, verify
+from checkpointing.verification import identity_of, verify
 
 pytestmark = pytest.mark.process
 JOB = "it"

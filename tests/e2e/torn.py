@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from checkpointing.model import Identity, Verdict
-from checkpointing.verify import identity_of, verify
+from checkpointing.verification import identity_of, verify
 from tests.support.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:

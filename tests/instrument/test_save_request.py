@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed
 
-from checkpointing.training import save_agreement
+from supervisor.agent import save_agreement
 from supervisor.observe import heartbeats
 from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.progress_sampler import is_saved
@@ -173,7 +173,7 @@ def test_a_rank_that_finds_the_call_behind_it_is_not_told(monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     (tmp_path / "attempt-0001").mkdir()
-    asking = save_agreement.Asking()
+    asking = save_agreement.SaveAgreement()
     assert not any(asking.should_save(None) for _ in range(5))
     (tmp_path / "attempt-0001" / "save-0-at").write_text("5 2")
     (tmp_path / "save-now").touch()
@@ -197,7 +197,7 @@ class Ranks:
             monkeypatch.setattr(save_agreement, "_group", lambda: group)
         monkeypatch.setattr(save_agreement, "LOOK_S", 0.0)  # calls of microseconds would be proposed hundreds ahead
         monkeypatch.setattr(save_agreement, "AHEAD_S", 0.0)
-        self.asking = [save_agreement.Asking(), save_agreement.Asking()]
+        self.asking = [save_agreement.SaveAgreement(), save_agreement.SaveAgreement()]
 
     def call(self, rank: int, times: int = 1) -> list[bool]:
         """Have one rank ask."""
@@ -274,7 +274,7 @@ def test_alone_it_is_told_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    asking = save_agreement.Asking()
+    asking = save_agreement.SaveAgreement()
     assert not asking.should_save(None)
     (tmp_path / "save-now").touch()
     assert [asking.should_save(None) for _ in range(3)] == [True, False, False]
@@ -283,7 +283,7 @@ def test_alone_it_is_told_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_question_costs_a_few_microseconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
-    asking = save_agreement.Asking()
+    asking = save_agreement.SaveAgreement()
     asking.should_save(None)
     began = time.thread_time()
     for _ in range(1000):

@@ -20,8 +20,8 @@ from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, CheckpointingError, note_of
 from checkpointing.rejections import Fences
 from checkpointing.retention.move_journal import SetAside
-from checkpointing.verify import identity_of
-from checkpointing.verify import verify as verify_one
+from checkpointing.verification import identity_of
+from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints import discovery, numerics
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.verify import as_dict, table

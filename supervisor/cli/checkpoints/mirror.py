@@ -23,7 +23,7 @@ from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import RestoreProgress
 from checkpointing.mirror.upload import Changed, Means, upload
 from checkpointing.model import CheckpointingError, Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 from supervisor.checkpoints import discovery
 from supervisor.checkpoints.mirror_process import mirrors, s3_options
 from supervisor.checkpoints.restore_target import refusal

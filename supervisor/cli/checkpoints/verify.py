@@ -22,7 +22,7 @@ from checkpointing.model import CheckpointingError, Identity, Verdict, Verificat
 from checkpointing.rejections import Fences
 from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
-from checkpointing.verify import Cache
+from checkpointing.verification import Cache
 from supervisor.checkpoints.order import CheckpointOrder
 from supervisor.cli import stdio
 from supervisor.errors import SuperviseError

@@ -19,7 +19,7 @@ from checkpointing.discover import find
 from checkpointing.formats import dcp_metadata
 from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

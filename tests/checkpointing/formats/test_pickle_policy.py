@@ -27,7 +27,7 @@ from checkpointing.formats import dcp_metadata
 from checkpointing.formats.pickles import scanner
 from checkpointing.formats.pickles.policy import Judgement, judge
 from checkpointing.model import Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

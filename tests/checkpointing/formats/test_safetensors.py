@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from checkpointing.discover import find
 from checkpointing.model import Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

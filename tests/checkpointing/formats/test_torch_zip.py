@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpointing.model import Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

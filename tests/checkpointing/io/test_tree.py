@@ -14,7 +14,7 @@ from checkpointing.io import tree
 from checkpointing.io.reader import Short, Source
 from checkpointing.io.tree import Tree
 from checkpointing.model import Verdict
-from checkpointing.verify import Cache, identity_of, verify
+from checkpointing.verification import Cache, identity_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable

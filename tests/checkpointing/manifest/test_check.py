@@ -12,7 +12,7 @@ from checkpointing.io.tree import Reading
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, decode, encode
 from checkpointing.model import Verdict, Verification
-from checkpointing.verify import identity_of, verify
+from checkpointing.verification import identity_of, verify
 from tests.checkpointing.untouched import everything
 
 if TYPE_CHECKING:

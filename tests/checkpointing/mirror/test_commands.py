@@ -14,7 +14,7 @@ from checkpointing.manifest import check, documents
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import rules
 from checkpointing.retention.copies import Copies
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 from supervisor.checkpoints import mirror_process
 from supervisor.cli.checkpoints import mirror as checkpoint_mirror
 from supervisor.cli.checkpoints import prune

@@ -20,7 +20,7 @@ from checkpointing.manifest.documents import About, encode
 from checkpointing.mirror.backends import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 from supervisor.checkpoints import mirror as checkpoint_mirror
 from supervisor.checkpoints import restore_process
 from supervisor.checkpoints.discovery import Learned

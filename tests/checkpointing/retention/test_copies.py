@@ -21,7 +21,7 @@ from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention.copies import DIRECTORY, Copies, Needed
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.retention.rules import Policy
-from checkpointing.verify import identity_of, verify
+from checkpointing.verification import identity_of, verify
 from tests.checkpointing.mounts import btrfs, tmpfs
 from tests.checkpointing.untouched import everything
 

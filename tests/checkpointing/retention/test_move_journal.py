@@ -17,7 +17,7 @@ from checkpointing.io import durable
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention import ownership
 from checkpointing.retention.move_journal import FILE_NAME, SetAside
-from checkpointing.verify import identity_of, verify
+from checkpointing.verification import identity_of, verify
 from tests.checkpointing.untouched import everything
 
 if TYPE_CHECKING:

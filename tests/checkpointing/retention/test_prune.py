@@ -12,7 +12,7 @@ from checkpointing.manifest.documents import About, File, Manifest
 from checkpointing.model import Identity
 from checkpointing.retention import prune, rules
 from checkpointing.retention.prune import Pruner, Row
-from checkpointing.verify import identity_of
+from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The example of docs/training-scripts.md: killed, told to stop, and run by itself, it goes on and ends with the same weights."""
+"""The examples of docs/training-scripts.md: killed, asked to stop, and run alone, they resume and end with the same weights."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ def weights_after(steps: int, cwd: Path) -> str:
     found = WEIGHTS.search(finish(start(words, cwd, "whole.log"), cwd, "whole.log"))
     assert found
     return found[1]
+
+
+def test_the_first_example_of_the_page_runs_as_it_stands_and_resumes(tmp_path: Path) -> None:
+    page = EXAMPLE.parents[1] / "docs" / "training-scripts.md"
+    program = page.read_text().partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "train.py").write_text(program)
+    for attempt in ("first", "second"):
+        finish(start([sys.executable, "train.py"], tmp_path, attempt), tmp_path, attempt)
+        names = sorted(path.name for path in (tmp_path / "ckpt").iterdir())
+        assert names == ["step-00001000.pt", "step-00002000.pt", "step-00003000.pt"]
 
 
 @pytest.mark.slow

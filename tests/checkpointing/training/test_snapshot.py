@@ -17,7 +17,7 @@ import torch
 from checkpointing import Snapshotter, load_latest, save
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.training import snapshot_layout, snapshot_writer
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 from tests.checkpointing.mounts import tmpfs
 from tests.support.waiting import wait_for
 

@@ -1,7 +1,7 @@
 """How the ranks agree on the step to save at: which call of `worker.should_save()` answers True, the same one on every rank.
 
-In: the flag file `save-now` in the job's directory in memory, the attempt's directory beside it, and torch's own store where the ranks
-are spread over nodes. Out: an answer per call. Nothing here raises or imports torch; whoever cannot agree is not told to save.
+The flag file `save-now` in the job's directory in memory asks for the save. The ranks of one node agree through files in the attempt's
+directory, ranks on several nodes through torch's own store. Nothing here raises or imports torch. A rank that cannot agree does not save.
 
 *The assumption*: every rank calls once per optimizer step, at the same place of its loop. Then the n-th call means the same step on all.
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         def told_to_save(self) -> None:
             """Note that the answer was yes."""
 
-    class _Board(Protocol):
+    class _Ballot(Protocol):
         """Where the ranks leave what all of them read."""
 
         def get(self, key: str) -> str:
@@ -63,27 +63,11 @@ _POLL_S = 0.001
 LOOK_S = 0.002  # from reading the slots to the file's being there
 AHEAD_S = 0.25
 MOST_CALLS_AHEAD = 256
-#: Of the heartbeat file (supervisor/instrument/_supervise_shim/layout.py), which is not imported here: this package stands alone.
-SLOT_BYTES, ASKED = 128, 9
 STORE_KEYS = "supervise/save"
 
 
-def should_save() -> bool:
-    """Say whether to make a checkpoint now, because the job is to be stopped: True once, on every rank at its same call.
-
-    To be called by every rank, once per optimizer step, at the same place of the loop (docs/preemption.md). Without a supervisor always
-    False. Never raises.
-    """
-    return asking.should_save(instrument())
-
-
-def instrument() -> Any | None:  # noqa: ANN401 - an Instrument, and what else the supervisor's own worker knows of it
-    """Return what a supervisor put into this process, None where it did not."""
-    return getattr(sys.modules.get("_supervise_shim"), "instrument", None)
-
-
-class Asking:
-    """One process's questions. Not for several threads: the training loop asks."""
+class SaveAgreement:
+    """One process's part in the agreement. Only the thread of the training loop may use it."""
 
     def __init__(self) -> None:
         self._job_dir: str | None = None
@@ -96,10 +80,10 @@ class Asking:
 
     def should_save(self, instrument: Instrument | None) -> bool:
         """Answer one call; see worker.should_save."""
-        if not self._known():
+        if not self._find_files():
             return False
         self._calls = calls = self._calls + 1
-        self._say_that_we_ask(instrument, calls)
+        self._report_question(instrument, calls)
         now = time.monotonic()
         self._call_s, self._last_t = now - self._last_t, now
         if self._over or not os.access(self._flag, os.F_OK):
@@ -116,15 +100,15 @@ class Asking:
 
     def save_requested(self, instrument: Instrument | None) -> bool:
         """Answer one call; see worker.save_requested."""
-        if not self._known():
+        if not self._find_files():
             return False
-        self._say_that_we_ask(instrument, 0)
+        self._report_question(instrument, 0)
         wanted = os.access(self._flag, os.F_OK)
         if wanted and instrument is not None:
             instrument.told_to_save()
         return wanted
 
-    def _known(self) -> bool:
+    def _find_files(self) -> bool:
         """Find the files, whenever the environment names another job directory than before."""
         job_dir = os.environ.get("SUPERVISE_JOB_DIR")
         if job_dir != self._job_dir:
@@ -140,7 +124,7 @@ class Asking:
         return bool(job_dir)
 
     @staticmethod
-    def _say_that_we_ask(instrument: Instrument | None, calls: int) -> None:
+    def _report_question(instrument: Instrument | None, calls: int) -> None:
         if instrument is not None:
             instrument.asked(calls)
 
@@ -155,22 +139,22 @@ class Asking:
         is_one_node = _number("LOCAL_WORLD_SIZE", 0) >= world
         if not is_one_node and group is None:
             return True
-        board: _Board = _Files(self._attempt_dir) if is_one_node else _Store(group._get_default_store())  # type: ignore[union-attr]  # noqa: SLF001 - the only way to the ranks' store
+        ballot: _Ballot = _FileBallot(self._attempt_dir) if is_one_node else _StoreBallot(group._get_default_store())  # type: ignore[union-attr]  # noqa: SLF001 - the only way to the ranks' store
         keys = f"{self._round}"
-        proposal = board.get(f"{keys}-at") or self._propose(board, f"{keys}-at", world, calls, is_one_node=is_one_node)
+        proposal = ballot.get(f"{keys}-at") or self._propose(ballot, f"{keys}-at", world, calls, is_one_node=is_one_node)
         if not proposal:
             return False
         at, voters = map(int, proposal.split())
         if calls < at:
             return False
-        outcome = board.settle(f"{keys}-outcome", "no") if calls > at else _voted(board, keys, voters)
+        outcome = ballot.settle(f"{keys}-outcome", "no") if calls > at else _voted(ballot, keys, voters)
         if outcome == "yes":
             self._over = True  # also for a rank that had no vote: it came too late to be counted
             return calls == at
         self._round += 1
         return False
 
-    def _propose(self, board: _Board, key: str, world: int, calls: int, *, is_one_node: bool) -> str:
+    def _propose(self, ballot: _Ballot, key: str, world: int, calls: int, *, is_one_node: bool) -> str:
         """Propose a call ahead, and return what was proposed first: the call and how many ranks vote; "" while that is not ours to do."""
         if is_one_node:
             greatest, asking = self._calls_of_all()
@@ -178,12 +162,12 @@ class Asking:
         else:
             voters, ahead_s = world, AHEAD_S
             if not self._round:
-                ready = 0 if self._counted_in else board.add("ready")
+                ready = 0 if self._counted_in else ballot.add("ready")
                 self._counted_in = True
                 if ready != world:
                     return ""
         margin = min(MOST_CALLS_AHEAD, max(MARGIN, self._calls_in(ahead_s)) << self._round)
-        return board.settle(key, f"{calls + margin} {voters}")
+        return ballot.settle(key, f"{calls + margin} {voters}")
 
     def _calls_in(self, seconds: float) -> int:
         """Return how many calls pass in so long, going by the last one."""
@@ -196,38 +180,41 @@ class Asking:
                 data = file.read()
         except OSError:
             return 0, 0
+        # only now: the package of the instrumentation costs each rank's start some milliseconds under this name
+        from supervisor.instrument._supervise_shim.layout import ASKED, SLOT_BYTES  # noqa: PLC0415
+
         numbers = [struct.unpack_from("<q", data, at + 8 * ASKED)[0] for at in range(SLOT_BYTES, len(data), SLOT_BYTES)]
         return max(numbers, default=0), sum(number > 0 for number in numbers)
 
 
-def _voted(board: _Board, keys: str, voters: int) -> str:
+def _voted(ballot: _Ballot, keys: str, voters: int) -> str:
     """Vote at the proposed call, and return the outcome once there is one; not all came within WAIT_S: "no"."""
-    if board.add(f"{keys}-votes") >= voters:
-        return board.settle(f"{keys}-outcome", "yes")
+    if ballot.add(f"{keys}-votes") >= voters:
+        return ballot.settle(f"{keys}-outcome", "yes")
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
-        outcome = board.get(f"{keys}-outcome")
+        outcome = ballot.get(f"{keys}-outcome")
         if outcome:
             return outcome
         time.sleep(_POLL_S)
-    return board.settle(f"{keys}-outcome", "no")
+    return ballot.settle(f"{keys}-outcome", "no")
 
 
-class _Files:
-    """The board of ranks on one node: files in the attempt's directory, which appear whole or not at all."""
+class _FileBallot:
+    """The ballot of ranks on one node: files in the attempt's directory, which appear whole or not at all."""
 
     def __init__(self, directory: str) -> None:
-        self._place = f"{directory}/save"
+        self._prefix = f"{directory}/save"
 
     def get(self, key: str) -> str:
         try:
-            with open(f"{self._place}-{key}", encoding="ascii") as file:  # noqa: PTH123 - see above
+            with open(f"{self._prefix}-{key}", encoding="ascii") as file:  # noqa: PTH123 - see above
                 return file.read()
         except FileNotFoundError:
             return ""
 
     def settle(self, key: str, value: str) -> str:
-        path = f"{self._place}-{key}"
+        path = f"{self._prefix}-{key}"
         mine = f"{path}.{threading.get_native_id()}"
         with open(mine, "w", encoding="ascii") as file:  # noqa: PTH123 - see above
             file.write(value)
@@ -237,14 +224,14 @@ class _Files:
         return self.get(key)
 
     def add(self, key: str) -> int:
-        directory = f"{self._place}-{key}"
+        directory = f"{self._prefix}-{key}"
         os.makedirs(directory, exist_ok=True)  # noqa: PTH103 - see above
         os.close(os.open(f"{directory}/{threading.get_native_id()}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return len(os.listdir(directory))  # noqa: PTH208 - see above
 
 
-class _Store:
-    """The board of ranks on several nodes: the store of torch's process group."""
+class _StoreBallot:
+    """The ballot of ranks on several nodes: the store of torch's process group."""
 
     def __init__(self, store: Any) -> None:  # noqa: ANN401 - torch's
         self._store, self._keys = store, f"{STORE_KEYS}/{os.environ.get('SUPERVISE_JOB_ATTEMPT', '')}"
@@ -282,4 +269,4 @@ def _group() -> Any | None:  # noqa: ANN401 - torch's
 
 
 #: One per process, as a process has one place in the training.
-asking = Asking()
+agreement = SaveAgreement()

@@ -11,7 +11,7 @@ import torch
 
 from checkpointing.io.reader import Source, Throttle
 from checkpointing.model import Verdict
-from checkpointing.verify import verify
+from checkpointing.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = Path(__file__).parent
-CACHE = HERE.parents[1] / ".s3-servers"
+CACHE = HERE.parents[2] / ".s3-servers"
 PINNED = HERE / "servers.txt"
 KEY, SECRET = "test:tester", "testing"
 

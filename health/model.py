@@ -62,6 +62,19 @@ class Repair(StrEnum):
     CONFIGURE = "configure"
 
 
+class Severity(StrEnum):
+    """How bad an event of the kernel's log or an Xid is. INFO: corrected, an echo, or over: nothing is to be done."""
+
+    INFO = "info"
+    WARNING = "warning"  # degraded: to be looked at, at the next restart
+    ERROR = "error"  # a process was ended by it, or a device failed a request
+    CRITICAL = "critical"  # a GPU, a link, a disk or the node cannot be used before it is repaired
+
+
+#: From the least to the worst.
+SEVERITIES: Final = tuple(Severity)
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What a probe is told. All of it is optional: `supervise doctor` knows of no job.
@@ -280,3 +293,8 @@ def elapsed_s(now: Readings, before: Readings | None, name: str, subject: str) -
 def worst(results: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
     """Return them worst first; within one result those that block first, then by check and subject."""
     return tuple(sorted(results, key=lambda one: (WORST_FIRST.index(one.result), not one.blocks, one.check, one.subject)))
+
+
+def worse(one: Severity, other: Severity) -> Severity:
+    """Return the worse of two."""
+    return max(one, other, key=SEVERITIES.index)

@@ -1,15 +1,13 @@
-"""Judges the messages of one kernel's log: which of them are findings, which belong together, and what is to be done.
+"""Correlates the messages of one kernel's log: which of them are findings, which belong together, and what is to be done.
 
-In: entries, in their order (`take`). Out: the findings so far, in the order in which they began (`findings`), as often as asked; of a log
-with more than MOST_STORIES the oldest are counted only (`forgotten`). The state is the owner's: one Judge for each log. Nothing fails.
-Ordinary messages give nothing.
+    bursts     of one form, on one device: one finding with a count
+    sequences  the lines that the kernel writes of one OOM kill, one AER error, one SXid, one NFS outage: one finding
+    parts      a line that belongs to another finding is one by itself only where that is not in the log
+    ends       what came back is over: less severe, and the reason says for how long it lasted; nothing without a beginning, but for an
+               InfiniBand port that got its link long after the boot
+    steps      carrier losses are findings only where they repeat, or where an InfiniBand port lost its link; not around a boot
 
-    bursts   of one form, on one device: one finding with a count
-    stories  the lines that the kernel writes of one OOM kill, one AER error, one SXid, one NFS outage: one finding
-    parts    a line that belongs to another finding is one by itself only where that is not in the log
-    ends     what came back is over: less severe, and the reason says for how long it lasted; nothing without a beginning, but for an
-             InfiniBand port that got its link long after the boot
-    steps    carrier losses are findings only where they repeat, or where an InfiniBand port lost its link; not around a boot
+Of a log with more than MOST_FINDINGS the oldest are counted only (`forgotten`).
 """
 
 from __future__ import annotations
@@ -19,11 +17,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from health.kernellog.event_builder import FIELDS, OOM, Story, begun, may_be, plain_pci
-from health.kernellog.message_form import Match, Role
-from health.kernellog.messages import recognise
-from health.kernellog.model import Entry, Finding, Severity, worse
-from health.model import Repair
+from health.kernellog.event_builder import FIELDS, EventBuilder, begin, may_be_same, plain_pci
+from health.kernellog.messages import OOM_MEANINGS, Recognised, Role, recognise
+from health.kernellog.model import Entry, Finding
+from health.model import Repair, Severity, worse
 from health.nvidia import xid_history, xid_policy, xid_registers
 from health.nvidia.xid_history import DAY_S, Event, Memory, Sorted
 from health.nvidia.xid_policy import Around
@@ -43,13 +40,13 @@ BURST_S: Final = {
     "nfs": 600.0,
 }
 BURST_ELSE_S: Final = 600.0
-#: Within how many seconds the lines of one story come.
-STORY_S: Final = 60.0
+#: Within how many seconds the lines of one event come.
+EVENT_S: Final = 60.0
 #: After a boot links come up one after another, and go down on the way.
 BOOTING_S: Final = 300.0
 #: Carrier losses of one interface that are a finding: 3 within an hour (gpud's flap), or 5 within a day (Azure NHC's default).
 FLAPS: Final = ((3, 3600.0), (5, DAY_S))
-MOST_STORIES: Final = 20_000
+MOST_FINDINGS: Final = 20_000
 _ANNOUNCES: Final = 154
 
 #: What kinds a part may belong to, where it is not its own.
@@ -58,15 +55,15 @@ _PLACE = re.compile(r"GPC (\d+), TPC (\d+)")
 _PREVIOUS = re.compile(r"caused by previous Xid (\d+)")
 
 
-class Judge:
-    """Judges one log."""
+class Correlator:
+    """Takes the entries of one log in their order, and returns the findings so far as often as asked."""
 
     def __init__(self, xids: Memory | None = None) -> None:
         """Prepare. xids: what is remembered of this node from before, and is added to."""
         self._memory = xids if xids is not None else Memory()
-        self._stories: list[Story] = []
-        self._open: dict[tuple[str, ...], Story] = {}
-        self._oom: dict[str, Story] = {}
+        self._builders: list[EventBuilder] = []
+        self._open: dict[tuple[str, ...], EventBuilder] = {}
+        self._oom: dict[str, EventBuilder] = {}
         self._losses: dict[tuple[str, str], list[Entry]] = {}
         self._active: set[tuple[str, str]] = set()
         self._booted: dict[str, float | None] = {}
@@ -90,7 +87,7 @@ class Judge:
         if match is None:
             return
         self._found = None
-        if len(self._stories) >= MOST_STORIES:
+        if len(self._builders) >= MOST_FINDINGS:
             self._forget()
         kind = match.form.kind
         if kind == "xid":
@@ -109,174 +106,174 @@ class Judge:
     def findings(self) -> tuple[Finding, ...]:
         """Return what was found so far, in the order in which it began."""
         if self._found is None:
-            self._found = tuple(sorted((*self._judged(self._stories), *self._flapping()), key=lambda one: one.number))
+            self._found = tuple(sorted((*self._judged(self._builders), *self._flapping()), key=lambda one: one.number))
         return self._found
 
-    def _judged(self, stories: Iterable[Story]) -> list[Finding]:
+    def _judged(self, builders: Iterable[EventBuilder]) -> list[Finding]:
         known, announced = self._memory.sorted(), self._announced()
-        return [self._finding(story, known, announced) for story in stories if not story.dropped]
+        return [self._finding(builder, known, announced) for builder in builders if not builder.dropped]
 
     def _forget(self) -> None:
         """Make room: the oldest tenth is counted, by severity, and not told one by one."""
-        old = self._stories[: MOST_STORIES // 10]
+        old = self._builders[: MOST_FINDINGS // 10]
         self.forgotten.update(one.severity for one in self._judged(old))
-        self._stories = self._stories[len(old) :]
-        gone = {id(story) for story in old}
-        self._open = {key: story for key, story in self._open.items() if id(story) not in gone}
-        self._oom = {host: story for host, story in self._oom.items() if id(story) not in gone}
+        self._builders = self._builders[len(old) :]
+        gone = {id(builder) for builder in old}
+        self._open = {key: builder for key, builder in self._open.items() if id(builder) not in gone}
+        self._oom = {host: builder for host, builder in self._oom.items() if id(builder) not in gone}
 
-    def _whole(self, entry: Entry, match: Match) -> Story:
-        story = begun(entry, match)
+    def _whole(self, entry: Entry, match: Recognised) -> EventBuilder:
+        builder = begin(entry, match)
         key: tuple[str, ...] = (
             entry.host,
-            story.kind,
-            str(story.code),
-            plain_pci(story.pci),
-            story.subject,
-            story.fields.get("process", "") * (story.kind == "hung_task"),
+            builder.kind,
+            str(builder.code),
+            plain_pci(builder.pci),
+            builder.subject,
+            builder.fields.get("process", "") * (builder.kind == "hung_task"),
         )
-        if story.kind == "sxid":
-            key = (*key, story.fields.get("link", ""))
-            known = self._same_sxid(story)
+        if builder.kind == "sxid":
+            key = (*key, builder.fields.get("link", ""))
+            known = self._same_sxid(builder)
         else:
             known = self._open.get(key)
-        if known is not None and known.near(
-            entry, DAY_S if known.kind == "nfs" and not known.ended else BURST_S.get(story.kind, BURST_ELSE_S)
+        if known is not None and known.is_near(
+            entry, DAY_S if known.kind == "nfs" and not known.ended else BURST_S.get(builder.kind, BURST_ELSE_S)
         ):
-            known.grow(entry)
+            known.add(entry)
             known.ended = False
-            known.severity = worse(known.severity, story.severity)
+            known.severity = worse(known.severity, builder.severity)
             return known
-        self._absorb(story, entry)
-        self._open[key] = story
-        self._stories.append(story)
-        return story
+        self._absorb(builder, entry)
+        self._open[key] = builder
+        self._builders.append(builder)
+        return builder
 
-    def _same_sxid(self, story: Story) -> Story | None:
+    def _same_sxid(self, builder: EventBuilder) -> EventBuilder | None:
         """Return the event that a line of an SXid is of: its lines of severity and data do not name the link, and may come first."""
-        link = story.fields.get("link", "")
+        link = builder.fields.get("link", "")
         known = self._last(
             lambda one: (
-                (one.kind, one.code, one.pci) == ("sxid", story.code, story.pci)
+                (one.kind, one.code, one.pci) == ("sxid", builder.code, builder.pci)
                 and ("" in {link, one.fields.get("link", "")} or link == one.fields["link"])
             )
         )
         if known is not None and link and "link" not in known.fields:
             known.fields["link"] = link
-            known.severity, known.repair, known.meaning, known.reason = story.severity, story.repair, story.meaning, story.reason
+            known.severity, known.repair, known.meaning, known.reason = builder.severity, builder.repair, builder.meaning, builder.reason
         elif known is not None:
-            story.severity = known.severity
+            builder.severity = known.severity
         return known
 
-    def _part(self, entry: Entry, match: Match) -> None:
+    def _part(self, entry: Entry, match: Recognised) -> None:
         kinds = _BELONGS.get(match.form.code, {match.form.kind})
         pci = match.groups.get("pci", "")
-        whole = self._last(lambda one: one.kind in kinds and one.near(entry, STORY_S) and may_be(one.pci, pci))
+        whole = self._last(lambda one: one.kind in kinds and one.is_near(entry, EVENT_S) and may_be_same(one.pci, pci))
         if match.form.kind == "throttle":
             whole = self._last(lambda one: one.kind == "throttle" and one.entry.host == entry.host)
         if whole is None:
             self._whole(entry, match)
             return
-        whole.grow(entry)
+        whole.add(entry)
         if "uuid" in match.groups:
             whole.fields.setdefault("uuid", match.groups["uuid"])
         if match.form.code in {"recovered", "cpu_throttle_end"}:
             whole.reason = match.form.meaning
 
-    def _absorb(self, story: Story, entry: Entry) -> None:
+    def _absorb(self, builder: EventBuilder, entry: Entry) -> None:
         """Take parts that came just before: they are no findings by themselves."""
-        if story.form.role is Role.PART:
+        if builder.form.role is Role.PART:
             return
-        for part in reversed(self._stories[-16:]):
+        for part in reversed(self._builders[-16:]):
             kinds = _BELONGS.get(part.form.code, {part.kind})
-            alike = story.kind in kinds and may_be(part.pci, story.pci)
-            if part.form.role is Role.PART and not part.dropped and alike and part.near(entry, STORY_S):
+            alike = builder.kind in kinds and may_be_same(part.pci, builder.pci)
+            if part.form.role is Role.PART and not part.dropped and alike and part.is_near(entry, EVENT_S):
                 part.dropped = True
-                story.count += part.count
+                builder.count += part.count
                 if "uuid" in part.fields:
-                    story.fields.setdefault("uuid", part.fields["uuid"])
+                    builder.fields.setdefault("uuid", part.fields["uuid"])
 
-    def _end(self, entry: Entry, match: Match) -> None:
+    def _end(self, entry: Entry, match: Recognised) -> None:
         subject = match.groups.get("subject", "")
         self._active.add((entry.host, subject))
         kind = match.form.kind
-        story = self._last(
+        builder = self._last(
             lambda one: (
                 one.kind == kind and not one.ended and (not subject or one.subject in {subject, ""} or subject.startswith(one.subject))
             )
         )
-        if story is None or (kind == "mlx5" and story.code != "link_down"):
+        if builder is None or (kind == "mlx5" and builder.code != "link_down"):
             if kind == "mlx5" and not self._is_booting(entry) and not self._may_begin_in_a_boot(entry):
                 self._whole(entry, match)  # its loss is not in this log
             return
-        story.ended = True
-        lasted = entry.t - story.entry.t if entry.t is not None and story.entry.t is not None else None
-        story.severity = Severity.WARNING
-        story.reason = "over" if lasted is None else f"over after {lasted:.0f} s"
-        first_time = story.fields.get("first_time") == "yes"
+        builder.ended = True
+        lasted = entry.t - builder.entry.t if entry.t is not None and builder.entry.t is not None else None
+        builder.severity = Severity.WARNING
+        builder.reason = "over" if lasted is None else f"over after {lasted:.0f} s"
+        first_time = builder.fields.get("first_time") == "yes"
         if kind == "mlx5" and first_time and (lasted is None or 0 <= lasted <= BOOTING_S):
-            story.dropped = True  # it was never there before: a boot
-        story.grow(entry)
+            builder.dropped = True  # it was never there before: a boot
+        builder.add(entry)
 
-    def _step(self, entry: Entry, match: Match) -> None:
+    def _step(self, entry: Entry, match: Recognised) -> None:
         if self._is_booting(entry):
             return
         subject = match.groups.get("subject", "")
         if match.form.kind == "netdev":
             self._losses.setdefault((entry.host, subject), []).append(entry)
             return
-        story = self._whole(entry, match)
-        if story.count == 1 and (entry.host, subject) not in self._active:
-            story.fields["first_time"] = "yes"
+        builder = self._whole(entry, match)
+        if builder.count == 1 and (entry.host, subject) not in self._active:
+            builder.fields["first_time"] = "yes"
 
-    def _xid(self, entry: Entry, match: Match) -> None:
+    def _xid(self, entry: Entry, match: Recognised) -> None:
         code, groups = int(match.groups["number"]), match.groups
         pci, rest = groups["pci"].lower(), groups.get("rest", "")
         place = _PLACE.search(rest)
         known = self._open.get(("xid", entry.host, str(code), plain_pci(pci)))
         if known is not None and xid_history.same_burst(code, known.last_t, entry.t) and _same_verdict(code, known.rest, rest):
-            known.grow(entry)
+            known.add(entry)
         else:
-            known = begun(entry, match)
+            known = begin(entry, match)
             known.code, known.rest = code, rest
             known.event = Event(code, f"{entry.host}/{plain_pci(pci)}", entry.t)
             self._memory.add(known.event)
             self._absorb(known, entry)
             self._open["xid", entry.host, str(code), plain_pci(pci)] = known
-            self._stories.append(known)
+            self._builders.append(known)
         if place is not None and known.event is not None:
             known.event.place |= {f"{place[1]}/{place[2]}"}
 
-    def _take_oom(self, entry: Entry, match: Match) -> None:
+    def _take_oom(self, entry: Entry, match: Recognised) -> None:
         code, pid = match.form.code, match.groups.get("pid", "")
         said = match.form.anchor in {"Memory cgroup out of memory", "Out of memory", "illed process", "oom_reaper: reaped"}
-        story = self._oom.get(entry.host)
-        if story is not None and (not story.near(entry, STORY_S) or code == "start"):
-            story = None
-        if story is not None and (story.fields.get("killed", "") not in {"", pid} or (story.fields.get("killed") and not said)):
-            story = None
-        if story is None:
-            story = begun(entry, match)
-            self._oom[entry.host] = story
-            self._stories.append(story)
+        builder = self._oom.get(entry.host)
+        if builder is not None and (not builder.is_near(entry, EVENT_S) or code == "start"):
+            builder = None
+        if builder is not None and (builder.fields.get("killed", "") not in {"", pid} or (builder.fields.get("killed") and not said)):
+            builder = None
+        if builder is None:
+            builder = begin(entry, match)
+            self._oom[entry.host] = builder
+            self._builders.append(builder)
         else:
-            story.grow(entry)
-            if (code == "memcg" and story.code != "memcg") or story.code == "start" or (code == "global" and story.code == "victim"):
-                story.code, story.severity = code, match.form.severity
-            story.fields |= {key: match.groups[key] for key in FIELDS if key in match.groups}
-        if said and pid and not story.fields.get("killed"):
-            story.fields["killed"] = pid
-            story.entry = replace(entry, t=story.entry.t)
-        story.meaning = OOM[str(story.code)]
-        scope = {"memcg": "container", "global": "host", "no_victim": "host"}.get(str(story.code))
+            builder.add(entry)
+            if (code == "memcg" and builder.code != "memcg") or builder.code == "start" or (code == "global" and builder.code == "victim"):
+                builder.code, builder.severity = code, match.form.severity
+            builder.fields |= {key: match.groups[key] for key in FIELDS if key in match.groups}
+        if said and pid and not builder.fields.get("killed"):
+            builder.fields["killed"] = pid
+            builder.entry = replace(entry, t=builder.entry.t)
+        builder.meaning = OOM_MEANINGS[str(builder.code)]
+        scope = {"memcg": "container", "global": "host", "no_victim": "host"}.get(str(builder.code))
         if scope:
-            story.fields["scope"] = scope
+            builder.fields["scope"] = scope
 
     def _boot(self, entry: Entry) -> None:
         self._booted[entry.host] = entry.t
-        for story in self._stories:
-            if story.form.role is Role.STEP and not story.ended and story.near(entry, BOOTING_S):
-                story.dropped = True  # the node was going down
+        for builder in self._builders:
+            if builder.form.role is Role.STEP and not builder.ended and builder.is_near(entry, BOOTING_S):
+                builder.dropped = True  # the node was going down
         for losses in self._losses.values():
             losses[:] = [one for one in losses if one.t is not None and entry.t is not None and not 0 <= entry.t - one.t <= BOOTING_S]
         self._open.clear()
@@ -292,46 +289,51 @@ class Judge:
         first = self._first
         return entry.uptime_s is None and first is not None and first is not entry and _within(first.t, entry.t, BOOTING_S)
 
-    def _last(self, wanted: Callable[[Story], bool]) -> Story | None:
-        return next((one for one in reversed(self._stories[-256:]) if not one.dropped and wanted(one)), None)
+    def _last(self, wanted: Callable[[EventBuilder], bool]) -> EventBuilder | None:
+        return next((one for one in reversed(self._builders[-256:]) if not one.dropped and wanted(one)), None)
 
-    def _finding(self, story: Story, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Finding:
-        same_gpu, fields = "", {key: value for key, value in story.fields.items() if key not in {"killed", "first_time"}}
-        if story.event is not None and isinstance(story.code, int):
-            judged = xid_policy.judge(story.code, story.rest, _around(story, known, announced))
-            story.severity, story.repair, story.meaning, story.reason = judged.severity, judged.repair, judged.meaning, judged.reason
+    def _finding(self, builder: EventBuilder, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Finding:
+        same_gpu, fields = "", {key: value for key, value in builder.fields.items() if key not in {"killed", "first_time"}}
+        if builder.event is not None and isinstance(builder.code, int):
+            judged = xid_policy.judge(builder.code, builder.rest, _around(builder, known, announced))
+            builder.severity, builder.repair, builder.meaning, builder.reason = (
+                judged.severity,
+                judged.repair,
+                judged.meaning,
+                judged.reason,
+            )
             same_gpu, fields = judged.same_gpu, fields | {"origin": judged.origin}
-            decoded = xid_registers.decode(story.code, story.rest)
+            decoded = xid_registers.decode(builder.code, builder.rest)
             if decoded is not None:
                 fields |= {key: value for key, value in (("link", decoded.link), ("unit", decoded.unit)) if value}
         return Finding(
-            story.kind,
-            story.code,
-            story.severity,
-            story.repair,
-            story.meaning,
-            story.entry.line,
-            story.entry.number,
-            story.pci,
-            story.subject,
-            story.entry.t,
-            story.last_t,
-            story.count,
+            builder.kind,
+            builder.code,
+            builder.severity,
+            builder.repair,
+            builder.meaning,
+            builder.entry.line,
+            builder.entry.number,
+            builder.pci,
+            builder.subject,
+            builder.entry.t,
+            builder.last_t,
+            builder.count,
             same_gpu,
-            story.reason,
+            builder.reason,
             tuple(fields.items()),
         )
 
     def _announced(self) -> dict[str, list[tuple[float | None, Repair]]]:
         """Return the repairs that the driver announced, by GPU, with their times."""
         found: dict[str, list[tuple[float | None, Repair]]] = {}
-        for story in self._stories:
+        for builder in self._builders:
             if (
-                story.code == _ANNOUNCES
-                and story.event is not None
-                and (decoded := xid_registers.decode(_ANNOUNCES, story.rest)) is not None
+                builder.code == _ANNOUNCES
+                and builder.event is not None
+                and (decoded := xid_registers.decode(_ANNOUNCES, builder.rest)) is not None
             ):
-                found.setdefault(story.event.gpu, []).append((story.entry.t, decoded.repair))
+                found.setdefault(builder.event.gpu, []).append((builder.entry.t, decoded.repair))
         return found
 
     def _flapping(self) -> list[Finding]:
@@ -367,13 +369,13 @@ class Judge:
         return found
 
 
-def _around(story: Story, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Around:
-    event = story.event
-    assert event is not None  # noqa: S101  an Xid's story has one
+def _around(builder: EventBuilder, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Around:
+    event = builder.event
+    assert event is not None  # noqa: S101  an Xid's builder has one
     repair = next((one for t, one in reversed(announced.get(event.gpu, ())) if _within(t, event.t, BOOTING_S)), None)
     detail = xid_history.DETAIL_OF.get(event.code)
     before = known.before(event, frozenset({detail}) if detail is not None else None)
-    previous = _PREVIOUS.search(story.rest)
+    previous = _PREVIOUS.search(builder.rest)
     return Around(known.past(event), before, repair, previous[1] if previous else "")
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog import parse
-from health.kernellog.correlate import Judge
-from health.kernellog.model import ORDER, Finding, Severity
-from health.model import Repair
+from health.kernellog.correlate import Correlator
+from health.kernellog.model import Finding
+from health.model import SEVERITIES, Repair, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +91,7 @@ def opened(path: str) -> Iterator[TextIO]:
                     yield _text(unpacked, unpacked.peek(_BEGINNING))
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise LogFormError(
-                    f"its gzip is damaged: {error}", f"Judge what is left: `gzip -dc {path} | supervise doctor --kernel-log -`."
+                    f"its gzip is damaged: {error}", f"Correlator what is left: `gzip -dc {path} | supervise doctor --kernel-log -`."
                 ) from error
         else:
             yield _text(data, begins)
@@ -136,7 +136,7 @@ def judge(text: str) -> tuple[Finding, ...]:
 
 
 def judge_stream(stream: TextIO) -> Judged:
-    """Judge a log as it is read. Raises OSError, LogFormError; that also of a text in which no line can be the kernel's."""
+    """Correlator a log as it is read. Raises OSError, LogFormError; that also of a text in which no line can be the kernel's."""
     noted = _Noted(stream)
     judged = _judged(noted)
     if noted.has_text and not judged.messages:
@@ -146,7 +146,7 @@ def judge_stream(stream: TextIO) -> Judged:
 
 
 def _judged(stream: parse.Source) -> Judged:
-    judged, messages = Judge(), 0
+    judged, messages = Correlator(), 0
     try:
         for entry in parse.streamed(stream):
             judged.take(entry)
@@ -166,7 +166,7 @@ def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:
     else:
         out.write(_as_text(found))
     if forgotten:
-        told = ", ".join(f"{judged.forgotten[one]} {one.value}" for one in reversed(ORDER) if judged.forgotten.get(one))
+        told = ", ".join(f"{judged.forgotten[one]} {one.value}" for one in reversed(SEVERITIES) if judged.forgotten.get(one))
         said = f"{forgotten} older findings are not shown ({told}): judge the log in parts to see them"
         print(said, file=sys.stderr if as_json else out)
     critical = judged.forgotten.get(Severity.CRITICAL) or any(one.severity is Severity.CRITICAL for one in found)
@@ -177,7 +177,7 @@ def _as_text(found: Sequence[Finding]) -> str:
     if not found:
         return "nothing in this log needs attention\n"
     written = []
-    for one in sorted(found, key=lambda one: -ORDER.index(one.severity)):
+    for one in sorted(found, key=lambda one: -SEVERITIES.index(one.severity)):
         where = " ".join(part for part in (one.pci, one.subject) if part)
         again = f" ({one.count} lines)" if one.count > 1 else ""
         written.append(f"{one.severity.value:8}  {one.kind} {one.code}  {where}{again}\n")

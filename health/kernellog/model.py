@@ -6,25 +6,12 @@ In and out: values. Nothing here does IO, keeps state or fails.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from health.model import Repair
+from health.model import Repair, Severity
 
 if TYPE_CHECKING:
     from health.model import Json
-
-
-class Severity(StrEnum):
-    """How bad it is. INFO: corrected, an echo, or over: nothing is to be done."""
-
-    INFO = "info"
-    WARNING = "warning"  # degraded: to be looked at, at the next restart
-    ERROR = "error"  # a process was ended by it, or a device failed a request
-    CRITICAL = "critical"  # a GPU, a link, a disk or the node cannot be used before it is repaired
-
-
-ORDER: Final = (Severity.INFO, Severity.WARNING, Severity.ERROR, Severity.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +77,3 @@ class Finding:
         if self.last_t is not None and self.last_t != self.t:
             row["last_time"] = self.last_t
         return row | {key: value for key, value in self.fields if key not in row}
-
-
-def worse(one: Severity, other: Severity) -> Severity:
-    """Return the worse of two."""
-    return max(one, other, key=ORDER.index)

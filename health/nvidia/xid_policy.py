@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from health.kernellog.model import Severity
-from health.model import Repair
+from health.model import Repair, Severity
 from health.nvidia import sxids, xid_history, xid_registers, xids
 from health.nvidia.xid_history import Event, Past
 from health.nvidia.xid_registers import Verdict
@@ -99,7 +98,7 @@ def _announcement(base: Judged, decoded: xid_registers.Decoded | None) -> Judged
 
 
 def _echo(entry: Xid, base: Judged, around: Around) -> Judged:
-    """Judge a code that follows another event: where that is known, it is the one to act on."""
+    """Correlator a code that follows another event: where that is known, it is the one to act on."""
     follows = around.previous or (str(around.before.code) if around.before is not None else "")
     if follows:
         return replace(base, severity=Severity.INFO, repair=Repair.NONE, reason=f"follows Xid {follows}: act on that one")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog import kmsg_reader, sources
-from health.kernellog.correlate import Judge
+from health.kernellog.correlate import Correlator
 from health.kernellog.kmsg_reader import Device, Joiner
 from health.kernellog.model import Entry
 from health.kernellog.parse import Lines
@@ -60,7 +60,7 @@ class KernelLogSession:
 
     def __init__(self) -> None:
         self._device: Device | None = None
-        self._judge = Judge()
+        self._judge = Correlator()
         self._joiner = Joiner()
         self._overruns = 0
 
@@ -113,7 +113,7 @@ def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
     if ask.root == "/":
         told = sources.journal(0.0, _Wall(), {})
         if not isinstance(told, str):
-            judge = Judge()
+            judge = Correlator()
             judge.take_all(Entry(text, text, number, t) for number, (text, t, _) in enumerate(told, 1))
             yield from _told("journalctl", _rows(judge.findings(), time.time()))
             return
@@ -126,7 +126,7 @@ def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
         except OSError as error:
             denied = denied or isinstance(error, PermissionError)
             continue
-        judge = Judge()
+        judge = Correlator()
         judge.take_all(Lines().all(data.decode("utf-8", "replace").split("\n")))
         yield from _told(ask.at(path), _rows(judge.findings(), None))
         return

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from health.kernellog.message_form import Role
-from health.kernellog.messages import FORMS
+from health.kernellog.messages import FORMS, Role
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kernel-log.md").read_text(encoding="utf-8")
 CELLS = [line.split("|")[1:3] for line in PAGE.partition("## Other kinds")[2].splitlines() if line.startswith("| `")]

@@ -10,9 +10,10 @@ from io import StringIO
 import pytest
 
 from health.kernellog import correlate as judging
-from health.kernellog.correlate import Judge
+from health.kernellog.correlate import Correlator
 from health.kernellog.file_report import judge_stream, show
-from health.kernellog.model import Entry, Severity
+from health.kernellog.model import Entry
+from health.model import Severity
 from health.nvidia.xid_history import DAY_S, ECHO_S, ECHOES, Event, Memory, Past
 
 #: Ten times what it takes; where each finding looks at every other it takes five times as long as this.
@@ -24,7 +25,7 @@ def _xid(number: int, code: int = 79) -> str:
 
 
 def test_thousands_of_xids_are_judged_in_a_moment() -> None:
-    judge = Judge()
+    judge = Correlator()
     for number in range(8000):
         judge.take(Entry(_xid(number).partition("] ")[2], "", number, 200.0 * number))
     begun = time.process_time()
@@ -39,7 +40,7 @@ def test_thousands_of_xids_are_judged_in_a_moment() -> None:
 def test_of_more_than_can_be_held_the_newest_are_told_and_the_others_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(judging, "MOST_STORIES", 20)
+    monkeypatch.setattr(judging, "MOST_FINDINGS", 20)
     judged = judge_stream(StringIO("\n".join(_xid(number, 79 if number < 4 else 31) for number in range(50))))
     assert judged.findings[-1].number == 50
     assert len(judged.findings) + sum(judged.forgotten.values()) == 50

@@ -17,7 +17,7 @@ from supervisor.cli import stdio
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.node import listing
-from supervisor.node.ledger import ALL, GpuLedger, clear_command
+from supervisor.node.ledger import ALL, GpuLedger
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def ls(settings: Settings, *, as_json: bool) -> int:
     elif not rows:
         lines.append("no GPU is visible here, and none is out of use")
     if held:
-        lines.append(f"kept in {ledger.path}; {clear_command(settings, 'UUID|all')} puts one back into use")
+        lines.append(f"kept in {ledger.path}; {settings.clear_gpu_command('UUID|all')} puts one back into use")
     stdio.write(sys.stdout, "\n".join(lines))
     return int(not seen.answered)
 

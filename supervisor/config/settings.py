@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -28,6 +29,13 @@ MOST_SECONDS = 1e8
 #: Of what is waited for with poll(2), which counts milliseconds in 31 bits.
 _MOST_POLLED_S = 1e6
 MOST = 10**9
+JOB_NAME_FORM = "a name of up to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit"
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def is_job_name(text: str) -> bool:
+    """Whether a job may have this name, which is also a directory's."""
+    return _JOB_NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +348,10 @@ class Settings:
         if self.origin("job.state_dir").kind == "default":
             return f"--job {shlex.quote(job)}"
         return f"--job {shlex.quote(job)} --state-dir {shlex.quote(os.path.join(self.cwd, self.job.state_dir))}"  # noqa: PTH118  text
+
+    def clear_gpu_command(self, gpu: str = "") -> str:
+        """Return what a person types to put a GPU (its UUID, or all) back into use; it holds where `address` holds."""
+        return f"supervise gpus clear{self.address('job').removeprefix('--job job')} {gpu}".rstrip()
 
     def value(self, key: str) -> Value:
         """Return the value of the dotted `key`."""

@@ -1,18 +1,17 @@
 """Reads the files of signatures: ours, which lie beside the classification, and those that the user's config names.
 
-In: paths, or the settings that name them. Out: a Catalogue and the problems, of which none is an error: a file that cannot be read is out
-of use like a bad row, and so is, once it was searched for too long, a row of the user's own. Only what the settings name must be there and
-be trusted, like the file that names it (SuperviseError, 78).
+A file that cannot be read is a problem and no error, as is a bad row: both are left out. So is a row of the user's that takes too long
+to search for. Only a file that the settings name must exist, and be trusted like the file that names it.
 """
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.classify import catalogue
 from supervisor.classify.rows import Problem
-from supervisor.cli import stdio
 from supervisor.config.trust import LIMIT_BYTES, read_trusted
 from supervisor.config.user_patterns import Bounded
 from supervisor.errors import SuperviseError
@@ -27,23 +26,18 @@ if TYPE_CHECKING:
 PACKAGED = Path(__file__).parents[1] / "classify" / "signatures"
 
 
-def warn(text: str) -> None:
-    """Tell it on stderr."""
-    stdio.say(f"warning: {text}")
-
-
-def read(extra: Iterable[Path] = (), tell: Callable[[str], None] = warn) -> tuple[Catalogue, tuple[Problem, ...]]:
+def read(extra: Iterable[Path] = (), report: Callable[[str], None] = warnings.warn) -> tuple[Catalogue, tuple[Problem, ...]]:
     """Return all signatures: ours, and those of the files `extra`.
 
-    tell: hears, at most once of each row of `extra`, that it went out of use while it was searched for; from whichever thread searched.
+    report: is called, from whichever thread searches, at most once for each row of `extra`: the row took too long and is out of use.
     """
     problems: list[Problem] = []
     users = _texts(extra, problems)
-    found, wrong = _with_ours(users, tell)
+    found, wrong = _with_ours(users, report)
     return found, (*problems, *wrong)
 
 
-def configured(settings: Settings, tell: Callable[[str], None] = warn) -> tuple[Catalogue, tuple[Problem, ...]]:
+def configured(settings: Settings, report: Callable[[str], None]) -> tuple[Catalogue, tuple[Problem, ...]]:
     """Return all signatures: ours, and those of classify.signatures. Raises SuperviseError (78) for a file that is not to be trusted."""
     texts = []
     for name in settings.classify.signatures:
@@ -55,14 +49,14 @@ def configured(settings: Settings, tell: Callable[[str], None] = warn) -> tuple[
                 hint=f"Correct classify.signatures ({settings.origin('classify.signatures')}), or leave it out.",
             )
         texts.append((str(path), text))
-    return _with_ours(texts, tell)
+    return _with_ours(texts, report)
 
 
-def _with_ours(users: Iterable[tuple[str, str]], tell: Callable[[str], None]) -> tuple[Catalogue, tuple[Problem, ...]]:
+def _with_ours(users: Iterable[tuple[str, str]], report: Callable[[str], None]) -> tuple[Catalogue, tuple[Problem, ...]]:
     problems: list[Problem] = []
     ours = _texts(sorted(PACKAGED.glob("*.toml")), problems)
     found, wrong = catalogue.load(
-        ours, users, lambda pattern, name, origin: Bounded(pattern, lambda reason: tell(str(Problem(origin, name, reason))))
+        ours, users, lambda pattern, name, origin: Bounded(pattern, lambda reason: report(str(Problem(origin, name, reason))))
     )
     return found, (*problems, *wrong)
 

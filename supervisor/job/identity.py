@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from supervisor.config.settings import JOB_NAME_FORM, is_job_name
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of ours, and no symbolic link
 #: Heartbeats and stacks of a large node need about as much; a full /dev/shm is no place for them.
 _SHM_NEEDED_BYTES = 1 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-JOB_NAME_FORM = "a name of up to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit"
 #: After these a start is a person's: the job was done, must be changed, or must go elsewhere.
 _FINAL = frozenset({ExitCode.DONE, ExitCode.DETERMINISTIC, ExitCode.BAD_NODE, ExitCode.CONFIG})
 #: What `systemctl stop`, Ctrl-C and a closed terminal leave: somebody ended the run, so what starts next is another.
@@ -63,11 +62,6 @@ class ProcessId:
     pid_namespace: int
     pid: int
     start_ticks: int
-
-
-def is_job_name(text: str) -> bool:
-    """Tell whether a job may be called so: its name is a directory's."""
-    return _NAME.fullmatch(text) is not None
 
 
 def job_name(configured: str, environ: Mapping[str, str], cwd: Path, command: Sequence[str]) -> JobName:

@@ -117,25 +117,6 @@ class KnobSet:
         argv, files = self._copies(argv, edits, texts, directory, world_size)
         return Applied((*command[: self.at], *argv), environment, files)
 
-    def opening_lines(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        ladder: Sequence[str] | None = None,
-        overrides: Sequence[tuple[str, str]] = (),
-    ) -> list[str]:
-        """Return what a run that goes on has changed, and what is armed against the commonest failure: a line each, or none.
-
-        ladder: the user's own rungs for it; overrides: what holds already, by knob or env:NAME.
-        """
-        from supervisor.report.start_plan import opening_line  # noqa: PLC0415  the words are the view's
-
-        now = dict(overrides)
-        new = [(knob, now[knob.name]) for knob in self.knobs if now.get(knob.name, knob.value) != knob.value]
-        told = ", ".join(f"{knob.how} {value}" for knob, value in new)
-        goes_on = f"goes on with {told} (you wrote {', '.join(knob.value or 'nothing' for knob, _ in new)})" if new else ""
-        return [line for line in (goes_on, opening_line(self, command, environ, ladder=ladder, overrides=overrides)) if line]
-
     def _set(self, argv: list[str], place: Binding, value: str, environment: dict[str, str], edits: dict[FileKey, str]) -> list[str]:
         if isinstance(place, Env):
             environment[place.name] = value

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from health.model import Readings
-    from supervisor.config.settings import Settings
 
 DIRECTORY: Final = ".gpus"
 ALL: Final = "all"
@@ -147,14 +146,6 @@ def is_well_again(entry: Entry, now: Readings, boot: str) -> bool:
     if now.value("gpu.retired_pending", subject) or now.table("gpu.sram", subject).get("threshold_exceeded"):
         return False
     return boot != entry.boot or entry.errors > 0
-
-
-def clear_command(settings: Settings, name: str) -> str:
-    """Return what a person types to put a GPU back into use.
-
-    With the default state directory it holds in the directory in which the job was started.
-    """
-    return f"supervise gpus clear{settings.address('job').removeprefix('--job job')} {name}".rstrip()
 
 
 def _entry(row: dict[str, Any]) -> Entry | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from supervisor.core import events
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
-from supervisor.node.ledger import clear_command
 from supervisor.observe import core_dumps
 from supervisor.report import card as cards
 from supervisor.report.event_log import LogEvent
@@ -321,7 +320,7 @@ class Reporter:
         gpu, days = action.gpu, self._job.settings.gpus.quarantine_days
         name = gpu.uuid or gpu.pci
         self._log.write(LogEvent.GPU_QUARANTINED, attempt=action.attempt, **_gpu(action))
-        command = clear_command(self._job.settings, name)
+        command = self._job.settings.clear_gpu_command(name)
         self._terminal.say(f"GPU {name} is left out on this node for {days:g} days; once it is repaired: {command}", "warning")
 
     def released(self, entry: Entry) -> None:

@@ -19,6 +19,7 @@ from supervisor import strategies
 from supervisor.classify.causes import EXPLAINED
 from supervisor.cli import stdio
 from supervisor.config import loading
+from supervisor.config.policy import to_policy
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, job_knobs, programs, syntax, torchrun
@@ -70,6 +71,24 @@ class _Step:
     told: tuple[str, ...]
 
 
+def opening_lines(
+    found: KnobSet,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    ladder: Sequence[str] | None = None,
+    overrides: Sequence[tuple[str, str]] = (),
+) -> list[str]:
+    """Return what a run that goes on has changed, and what happens to the batch on CUDA OOM: a line each, or none.
+
+    ladder: the user's own rungs for CUDA OOM; overrides: what is changed already, by knob or env:NAME.
+    """
+    now = dict(overrides)
+    new = [(knob, now[knob.name]) for knob in found.knobs if now.get(knob.name, knob.value) != knob.value]
+    changed = ", ".join(f"{knob.how} {value}" for knob, value in new)
+    goes_on = f"goes on with {changed} (you wrote {', '.join(knob.value or 'nothing' for knob, _ in new)})" if new else ""
+    return [line for line in (goes_on, opening_line(found, command, environ, ladder=ladder, overrides=overrides)) if line]
+
+
 def opening_line(  # noqa: PLR0911  one for each thing that is to be said
     found: KnobSet,
     command: Sequence[str],
@@ -119,7 +138,7 @@ def plan(settings: Settings, command: Sequence[str], cause: str | None, *, as_js
     cwd = Path(settings.cwd)
     found = job_knobs.find(settings, command, os.environ, cwd)
     launcher = torchrun.launcher(_torchrun(command, os.environ))
-    policy = loading.to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs))
+    policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs))
     data = _data(settings, command, found, policy, _cause(cause) if cause else None)
     stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(_text(data)))
     return 0

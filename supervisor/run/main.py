@@ -21,6 +21,7 @@ from supervisor import version
 from supervisor.checkpoints import mirror, restore_process
 from supervisor.checkpoints.mirror_process import MirrorLink
 from supervisor.config import loading, plugins, signatures
+from supervisor.config.policy import evict_on, to_policy
 from supervisor.core.actions import Alert
 from supervisor.core.decide import initial
 from supervisor.core.events import (
@@ -49,6 +50,7 @@ from supervisor.report import event_log
 from supervisor.report.event_log import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
+from supervisor.report.start_plan import opening_lines
 from supervisor.report.terminal import Terminal
 from supervisor.run import kill_deadline, lock, previous_runs
 from supervisor.run.executor import Executor
@@ -56,7 +58,7 @@ from supervisor.run.factory import Workshop
 from supervisor.run.loop import Loop
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from supervisor.checkpoints.watcher import CheckpointWatcher
     from supervisor.classify.rows import Problem
@@ -90,9 +92,9 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     programs.require_command(command, environ)
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
-    problems = _require_right(settings)
-    state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
     terminal = Terminal(quiet=settings.terminal.verbosity == "quiet")
+    problems = _require_right(settings, lambda text: terminal.say(text, "warning"))
+    state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
     for problem in problems:
         terminal.say(str(problem), "warning")
     held = lock.acquire(
@@ -118,15 +120,15 @@ def run(settings: Settings, command: Sequence[str]) -> int:
             held.release()
 
 
-def _require_right(settings: Settings) -> tuple[Problem, ...]:
+def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Problem, ...]:
     """Raise SuperviseError for a wrong value that only its user can tell, before anything is made; return what can be left out."""
     plugins.ladders(settings)
-    loading.evict_on(settings)
+    evict_on(settings)
     if settings.alerts.webhook.url:
         from supervisor.alerts import sinks  # noqa: PLC0415 (ssl costs memory that a job without a webhook need not pay)
 
         sinks.make("webhook", settings.alerts.webhook.url, loading.webhook_secret(settings).encode() or None)
-    return signatures.configured(settings)[1] if settings.classify.signatures else ()
+    return signatures.configured(settings, warn)[1] if settings.classify.signatures else ()
 
 
 class _Run:
@@ -205,7 +207,7 @@ class _Run:
         if knob.hands_over and not self.job.settings.checkpoints.paths:
             self.terminal.say(_UNDECLARED.format(knob.args or knob.flag or f"${knob.env}"), "warning")
         try:
-            policy = loading.to_policy(
+            policy = to_policy(
                 self.job.settings,
                 self.workshop.launcher,
                 self.job.knobs.knobs,
@@ -445,7 +447,7 @@ class _Run:
         run_ = "goes on with run" if self.continues else "run"
         ladder = dict(plugins.ladders(settings)).get(Cause.CUDA_OOM.value)
         changed = self.past.state.overrides if self.continues else ()
-        of_knobs = self.job.knobs.opening_lines(self.job.command, self.job.environ, ladder, changed)
+        of_knobs = opening_lines(self.job.knobs, self.job.command, self.job.environ, ladder, changed)
         return [
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,

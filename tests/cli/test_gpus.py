@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.config import loading
+from supervisor.config.policy import to_policy
 from supervisor.config.settings import Settings
 from supervisor.core.model import Launcher
 from supervisor.job import identity
@@ -132,5 +133,5 @@ def test_an_nvidia_smi_that_does_not_answer_is_not_taken_for_a_node_without_gpus
 def test_what_decides_tells_the_command_of_the_ledger_that_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     elsewhere = loading.load({"job.state_dir": "/scratch/a b"}, {}, tmp_path, None)
-    assert loading.to_policy(elsewhere, Launcher.ELASTIC).clears == "supervise gpus clear --state-dir '/scratch/a b'"
-    assert loading.to_policy(Settings(), Launcher.ELASTIC).clears == "supervise gpus clear"
+    assert to_policy(elsewhere, Launcher.ELASTIC).clears == "supervise gpus clear --state-dir '/scratch/a b'"
+    assert to_policy(Settings(), Launcher.ELASTIC).clears == "supervise gpus clear"

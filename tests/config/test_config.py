@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.config import loading
+from supervisor.config.policy import to_policy
 from supervisor.config.settings import ROWS, Origin, Settings
 from supervisor.core.model import Knob, Launcher, Policy
 from supervisor.errors import ExitCode, SuperviseError
@@ -352,16 +353,16 @@ def test_show_prints_every_setting_its_value_and_origin_and_no_secret(load: Call
 
 def test_the_policy_of_default_settings_is_the_policys_own_default(load: Callable[..., Settings]) -> None:
     bare = load(environ={"SUPERVISE_CHECKPOINTS_LEARN": "false"})
-    assert loading.to_policy(bare, Launcher.ELASTIC) == Policy()  # the default of old journals, in which nothing was learned
-    assert loading.to_policy(load(), Launcher.ELASTIC) == Policy(checkpoints_learned=True)
-    assert loading.to_policy(load({"instrument.enabled": False}), Launcher.ELASTIC) == Policy()
+    assert to_policy(bare, Launcher.ELASTIC) == Policy()  # the default of old journals, in which nothing was learned
+    assert to_policy(load(), Launcher.ELASTIC) == Policy(checkpoints_learned=True)
+    assert to_policy(load({"instrument.enabled": False}), Launcher.ELASTIC) == Policy()
     settings = load({"checkpoints.paths": ("*.pt",), "job.resumes_itself": True, "stop.grace_s": "7"})
-    policy = loading.to_policy(settings, Launcher.PLAIN)
+    policy = to_policy(settings, Launcher.PLAIN)
     assert policy == Policy(launcher=Launcher.PLAIN, checkpoints_declared=True, checkpoints_learned=True, resumes_itself=True, grace_s=7.0)
     settings = load({"restart.keep_going": True, "restart.batch_drift": True, "knobs.batch_change": False, "gpus.minimum": "2"})
     knob = Knob("batch_size", "32", "--bs")
     wanted = Policy(checkpoints_learned=True, keep_going=True, batch_drift=True, batch_change=False, min_gpus=2, knobs=(knob,))
-    assert loading.to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
+    assert to_policy(settings, Launcher.ELASTIC, (knob,)) == wanted
 
 
 @pytest.mark.parametrize("section", ["restart", "health"])

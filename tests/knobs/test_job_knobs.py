@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from supervisor.errors import SuperviseError
+from supervisor.report.start_plan import opening_lines
 from tests.knobs.scripts import SCRIPTS, find, values_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def digests(place: Path) -> dict[str, str]:
 
 def test_without_a_knob_the_command_stays_as_it_is(tmp_path: Path) -> None:
     found = find(tmp_path, "python train.py --bs 8")
-    assert (found.knobs, found.unarmed, found.opening_lines((), {})) == ((), (), [])
+    assert (found.knobs, found.unarmed, opening_lines(found, (), {})) == ((), (), [])
     after = found.apply(["python", "train.py", "--bs", "8"], (), tmp_path / "attempt")
     assert (after.argv, after.environment, after.files) == (("python", "train.py", "--bs", "8"), {}, ())
     assert not (tmp_path / "attempt").exists()
@@ -44,7 +45,7 @@ def test_flags_are_changed_behind_the_script_alone(tmp_path: Path) -> None:
     assert after.argv == ("torchrun", "--nproc-per-node", "2", "--bs", "3", "train.py", "--bs", "4", "--accum", "8", "--", "--bs", "1")
     assert after.environment == {"SUPERVISE_JOB_BATCH_SIZE": "4", "SUPERVISE_JOB_GRAD_ACCUM": "8"}
     assert found.apply(command, (), tmp_path).argv == tuple(command)
-    assert found.opening_lines((), {}) == ["on CUDA OOM: --bs 8→4, --accum 4→8; --no-batch-change forbids it"]
+    assert opening_lines(found, (), {}) == ["on CUDA OOM: --bs 8→4, --accum 4→8; --no-batch-change forbids it"]
 
 
 def test_a_command_that_reads_our_variables_has_them_from_the_first_attempt(tmp_path: Path) -> None:
@@ -312,13 +313,13 @@ def test_an_override_that_this_node_cannot_make_is_told(tmp_path: Path) -> None:
     ids=["one alone", "derived", "global", "odd"],
 )
 def test_the_line_at_start_says_what_is_armed(tmp_path: Path, declared: tuple[str, ...], line: str) -> None:
-    assert find(tmp_path, "python train.py --bs 8 --odd 7", *declared).opening_lines((), {})[0].split(": 1 ")[0] == line
+    assert opening_lines(find(tmp_path, "python train.py --bs 8 --odd 7", *declared), (), {})[0].split(": 1 ")[0] == line
 
 
 def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path) -> None:
     found = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc", "cpu_offload=--off", "num_workers:2=--w")
     changed = (("batch_size", "4"), ("grad_accum", "2"), ("cpu_offload", "on"), ("env:PYTORCH_CUDA_ALLOC_CONF", "a:1"))
-    assert found.opening_lines((), {}, None, changed) == [
+    assert opening_lines(found, (), {}, None, changed) == [
         "goes on with --bs 4, --acc 2, --off on (you wrote 8, 1, nothing)",
         "on CUDA OOM: --bs 4→2, --acc 2→4; --no-batch-change forbids it",
     ]
@@ -326,10 +327,10 @@ def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path
 
 def test_a_ladder_of_the_users_without_the_halving_is_not_contradicted(tmp_path: Path) -> None:
     found = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc")
-    assert found.opening_lines((), {}, ("restart_within_budget",)) == [
+    assert opening_lines(found, (), {}, ("restart_within_budget",)) == [
         "on CUDA OOM: the batch is left as it is: the ladder that you gave cuda_oom has no halve_batch"
     ]
-    assert "8→4" in found.opening_lines((), {}, ("halve_batch", "restart_within_budget"))[0]
+    assert "8→4" in opening_lines(found, (), {}, ("halve_batch", "restart_within_budget"))[0]
 
 
 def test_yaml_that_we_wrote_is_yaml(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_what_a_rung_wants_is_said_of_rungs_and_knobs_that_there_are() -> None:
 )
 def test_the_line_at_start_promises_of_a_global_batch_what_the_number_of_ranks_allows(command: str, line: str) -> None:
     size, accum = Knob("batch_size", "24", "--batch", counts="global"), Knob("grad_accum", "1", "--accum", counts="rank")
-    told = KnobSet((Bound(size, ()), Bound(accum, ()))).opening_lines(command.split(), {"PATH": "/usr/bin:/bin"})[0]
+    told = start_plan.opening_lines(KnobSet((Bound(size, ()), Bound(accum, ()))), command.split(), {"PATH": "/usr/bin:/bin"})[0]
     assert line.replace("--batch 24→24", "--accum 1→2") in told
 
 

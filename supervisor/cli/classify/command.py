@@ -83,7 +83,7 @@ class _Fed:
 def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -> int:
     """Print an answer for every log at `places`. Returns 0; raises SuperviseError: 64 if nothing could be read, 78."""
     logs = [log for place in dict.fromkeys(places) for log in _logs(place)]
-    catalogue, problems = signatures.configured(settings)
+    catalogue, problems = signatures.configured(settings, lambda text: stdio.say(f"warning: {text}"))
     for problem in problems:
         stdio.say(f"warning: {problem}")
     scan = scanner(catalogue.anchors)

@@ -1,0 +1,65 @@
+"""What the core decides by, from the settings and from what is known of the command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.config.health import healthset
+from supervisor.config.plugins import ladders
+from supervisor.core.model import Knob, Launcher, Policy
+from supervisor.errors import SuperviseError
+
+if TYPE_CHECKING:
+    from supervisor.config.settings import Settings
+
+
+def to_policy(  # noqa: PLR0913  what is known of the command, each by name
+    settings: Settings, launcher: Launcher, knobs: tuple[Knob, ...] = (), allocator: str = "", *, health: bool = False, nodes: int = 0
+) -> Policy:
+    """Return what decisions depend on; `knobs` and `allocator` are from KnobSet.
+
+    health: whether this node can be examined. nodes: as the command says, 0 where it does not.
+    Raises SuperviseError for a wrong ladder, and for a check that there is not.
+    """
+    restart = settings.restart
+    return Policy(
+        launcher=launcher,
+        grace_s=settings.stop.grace_s,
+        stop_deadline_s=settings.stop.deadline_s,
+        evidence_deadline_s=restart.evidence_deadline_s,
+        scratch_limit_s=restart.scratch_limit_s,
+        resumes_itself=settings.job.resumes_itself,
+        checkpoints_declared=bool(settings.checkpoints.paths),
+        checkpoints_learned=settings.checkpoints.learn and settings.instrument.enabled,
+        max_attempts=restart.max_attempts,
+        intensity=restart.intensity,
+        period_s=restart.period_s,
+        same_place_steps=restart.same_place_steps,
+        backoff_base_s=restart.backoff_base_s,
+        backoff_cap_s=restart.backoff_cap_s,
+        knobs=knobs,
+        batch_change=settings.knobs.batch_change,
+        batch_drift=restart.batch_drift,
+        min_gpus=settings.gpus.minimum,
+        keep_going=restart.keep_going,
+        ladders=ladders(settings),
+        steps_back=restart.steps_back,
+        clears=settings.clear_gpu_command(),
+        allocator=allocator,
+        health=health,
+        nodes=nodes or 1,
+        evict_on=evict_on(settings),
+    )
+
+
+def evict_on(settings: Settings) -> tuple[str, ...]:
+    """Return the checks that end a healthy attempt. Raises SuperviseError for one that there is not, and for a wrong setting of health."""
+    checks = healthset(settings).checks
+    unknown = [name for name in settings.health.evict_on if name not in checks]
+    if unknown:
+        raise SuperviseError(
+            f"health.evict_on ({settings.origin('health.evict_on')}): there is no check {unknown[0]!r}",
+            hint=f"Name one of docs/health.md: {', '.join(sorted(checks))}.",
+            exit_code=settings.origin("health.evict_on").exit_code,
+        )
+    return settings.health.evict_on

@@ -1,16 +1,30 @@
-"""What holds for every test: the signals of a process that a person started at a terminal, and which files are run first.
+"""What holds for every test: ordinary signals, how many examples hypothesis tries, which files come first, and shards.
 
 Whoever runs the tests in the background of a script has INT and QUIT ignored for them (POSIX: asynchronous lists of a shell without job
 control), and an ignored signal is handed down to everything that a test starts. What is to be ignored, a test says itself.
+
+`--shard 2/4` runs the second of four parts. A file is never divided: its fixtures are built once.
 """
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from typing import TYPE_CHECKING
 
+import hypothesis
+import pytest
+
+from tests.support.shards import dealt
+
 if TYPE_CHECKING:
-    import pytest
+    from pathlib import Path
+
+# `make test` tries the same examples at each run; `make test-all` looks for new ones. A deadline would measure the machine's other work.
+# A test that needs more than the profile gives asks for a multiple of it: @settings(max_examples=4 * settings.default.max_examples).
+hypothesis.settings.register_profile("fast", deadline=None, max_examples=20, derandomize=True)
+hypothesis.settings.register_profile("all", deadline=None, max_examples=100, print_blob=True)
+hypothesis.settings.load_profile("fast")
 
 #: SIGPIPE is not among them: the interpreter itself ignores it, and gives it back to its children.
 _ORDINARY = {
@@ -19,6 +33,14 @@ _ORDINARY = {
     signal.SIGQUIT: signal.SIG_DFL,
     signal.SIGTERM: signal.SIG_DFL,
 }
+#: Tests here wait for whole jobs; what they cost beside a test of one process. A slow test counts as minutes.
+_JOBS = frozenset({"agent", "e2e", "examples", "mirror", "nodecheck", "training"})
+_JOB, _PROCESS, _PURE, _SLOW = 4.0, 1.0, 0.02, 20.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take `--shard`."""
+    parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
 
 
 def pytest_configure() -> None:
@@ -28,10 +50,26 @@ def pytest_configure() -> None:
             signal.signal(signum, handler)
 
 
-#: Files here take minutes, the others seconds: begun last, one of them would keep a single worker busy while the others are done.
-_LONG = frozenset({"agent", "e2e", "examples", "mirror", "nodecheck", "simulate", "trainside"})
+def _weight(item: pytest.Item) -> float:
+    """About how many seconds the test takes, as its marks and its folder tell."""
+    if item.get_closest_marker("slow"):
+        return _SLOW
+    if not _JOBS.isdisjoint(item.path.parts):
+        return _JOB
+    return _PROCESS if item.get_closest_marker("process") else _PURE
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long first; within that the order stays."""
-    items.sort(key=lambda item: _LONG.isdisjoint(item.path.parts))
+@pytest.hookimpl(trylast=True)  # what `-m` and `-k` leave away weighs nothing
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the heaviest files first, so that none keeps a single worker busy at the end; within a file the order stays."""
+    weights: Counter[Path] = Counter()
+    for item in items:
+        weights[item.path] += _weight(item)  # type: ignore[assignment]  # counts may be fractions
+    number, _, parts = config.getoption("--shard").partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise pytest.UsageError(f"--shard {number}/{parts}: expected I/N with I from 1 to N")
+    mine = dealt(dict(weights), int(parts))[int(number) - 1]
+    left = [item for item in items if item.path not in mine]
+    if left:
+        config.hook.pytest_deselected(items=left)
+    items[:] = sorted((item for item in items if item.path in mine), key=lambda item: (-weights[item.path], item.path))

@@ -145,7 +145,7 @@ FACTS = st.builds(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(FACTS, max_size=12))
 def test_any_evidence_has_a_verdict(facts: list[Evidence]) -> None:
     verdict = classify(facts)

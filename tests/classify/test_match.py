@@ -231,7 +231,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.one_of(st.binary(max_size=400), st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=40).map(b"".join)))
 def test_any_bytes_at_all_have_a_verdict(data: bytes) -> None:
     verdict = classify(read_text(data, CATALOGUE))

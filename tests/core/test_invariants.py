@@ -156,7 +156,7 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
         assert goes_on or any(isinstance(a, act.SetTimer) for a in actions), f"{state.stage} is waited in without a timer"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(st.booleans(), st.sampled_from([1, 2, 50]), st.lists(st.tuples(events, st.booleans()), max_size=40))
 def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[core_events.Event, bool]]) -> None:  # noqa: FBT001  hypothesis passes it
     knobs = (Knob("batch_size", "8", "--bs"), Knob("grad_accum", "3", "--accum"), Knob("num_workers", "5", "--workers"))

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FIXTURES_ARE_CONSTANT = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=120, derandomize=True
-)
+FIXTURES_ARE_CONSTANT = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def verdict_of(path: Path, content: bytes) -> tuple[Verdict, str]:

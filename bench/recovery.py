@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.strategies import GUARDS, LADDERS, STRATEGIES
+from supervisor.strategies import GUARDS, LADDERS, RUNGS
 
 if TYPE_CHECKING:
     from supervisor.core.model import Cause
@@ -25,7 +25,7 @@ PAGE = ROOT / "docs" / "recovery.md"
 
 def rungs() -> str:
     """Return what each rung does."""
-    rows = [f"| `{s.name}` | {s.does} | {'yes' if s.changes_job else ''} |" for s in STRATEGIES.values()]
+    rows = [f"| `{rung.name}` | {rung.summary} | {'yes' if rung.changes_job else ''} |" for rung in RUNGS.values()]
     return "\n".join(("| rung | what it does | changes the job |", "| --- | --- | --- |", *rows))
 
 

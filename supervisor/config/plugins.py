@@ -1,7 +1,7 @@
 """Strategies beyond ours, and ladders of the user's own.
 
 In: the settings `restart.plugins` and `restart.ladders`. Out: ladders by cause, for the policy, in which a strategy of a package is named
-as what it is, MODULE:FUNCTION (supervisor/strategies/plugged.py), so that a journal says it for good. What can fail is the person's doing
+as what it is, MODULE:FUNCTION (supervisor/strategies/rung.py), so that a journal says it for good. What can fail is the person's doing
 (SuperviseError 78): a plug-in that is not installed or cannot be imported, a cause or a strategy of another name, each told with the
 nearest right one. A package is imported only if it is listed: that it is installed is no consent. Nothing is kept here.
 

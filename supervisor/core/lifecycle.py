@@ -103,7 +103,7 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     if isinstance(fewer, str):
         return start.stop_for_gpus(state, event.t, left, f"{wanted} ranks: {fewer}")
     state = changed(state, nproc=fewer.nproc, overrides=overridden(state.overrides, fewer.changes))
-    said = Say("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.told)}")
+    said = Say("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}")
     state, actions = start.begin(state, event.t, state.resume)  # under a new number: of this one no rank was begun
     return state, (said, *actions)
 

@@ -14,7 +14,7 @@ from supervisor.core import planning
 from supervisor.core.actions import Alert, Quarantine, Say
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Launcher, Plan, PlanKind, Verdict
 from supervisor.core.state import changed
-from supervisor.strategies.situation import overridden, without
+from supervisor.strategies.situation import overridden, with_excluded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,7 +107,7 @@ def _left_out(state: JobState, ours: dict[str, Finding]) -> tuple[JobState, tupl
             actions.append(Quarantine(state.attempt, gpu, finding.reason, f"{finding.check}: {finding.reason}; {repair}"))
             actions.append(Alert("gpu_quarantined", state.attempt, f"GPU {gpu.index} ({gpu.uuid}) is taken out of use: {finding.reason}"))
             plan = Plan(PlanKind.RESTART, finding.reason, "", NAME, exclude=(gpu.uuid,))
-            state = changed(state, gpus=without(state.gpus, plan, finding.reason))
+            state = changed(state, gpus=with_excluded(state.gpus, plan, finding.reason))
     return state, tuple(actions)
 
 
@@ -129,7 +129,7 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
     if isinstance(fewer, str):
         return state, (), fewer.replace("; to go on with them, ", "; to go on with them: ")
     state = changed(state, nproc=fewer.nproc, overrides=overridden(state.overrides, fewer.changes))
-    said = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.told)}"
+    said = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}"
     return state, (Say("warning", said), Alert("batch_changed", state.attempt, said)), ""
 
 

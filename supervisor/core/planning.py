@@ -14,8 +14,9 @@ from supervisor.classify.exits import END_SIGNALS
 from supervisor.core.actions import Alert, Quarantine, Say
 from supervisor.core.model import Cause, Launcher, Phase, Verdict
 from supervisor.core.state import changed
-from supervisor.strategies import consent, exclude_gpu
-from supervisor.strategies.situation import Situation, changes, overridden, without
+from supervisor.strategies import consent
+from supervisor.strategies.gpu import fewer_ranks, usable_again
+from supervisor.strategies.situation import Situation, changes, overridden, with_excluded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.model import CheckpointRef, Evidence, Failure, Gpu, Knob, Plan, RankExit
     from supervisor.core.state import JobState
+    from supervisor.strategies.gpu import FewerRanks
 
 KEPT_FAILURES = 50
 KEPT_CHECKPOINTS = 10
@@ -87,13 +89,13 @@ def situation(
     )
 
 
-def fewer(state: JobState, t: float, ranks: int, left: int) -> exclude_gpu.Fewer | str:
+def fewer(state: JobState, t: float, ranks: int, left: int) -> FewerRanks | str:
     """Return how an attempt of so many ranks on this node begins with fewer GPUs, or why it may not; before a rank is there."""
     if state.policy.nodes > 1:
         return "the other nodes would begin with another batch"
     verdict = Verdict(Cause.GPU_LOST, 1.0, "out of use", "gpu:out-of-use")
     given = situation(state, t, verdict, Place(None, before_first_step=True, phase=Phase.UNKNOWN))
-    return exclude_gpu.fewer(replace(given, ranks=ranks, world_size=ranks), left)
+    return fewer_ranks(replace(given, ranks=ranks, world_size=ranks), left)
 
 
 def current_knobs(state: JobState) -> tuple[Knob, ...]:
@@ -173,7 +175,7 @@ def failed_gpus(state: JobState, facts: Iterable[Evidence]) -> dict[str, str]:
         name = fields.get("gpu_uuid") or fields.get("pci", "")
         if claim is None or fact.free_text or claim.cause not in OF_ONE_GPU or claim.weight < consent.SURE or not name:
             continue
-        if fields.get("hardware") not in {"yes", "suspected"} or exclude_gpu.usable_again(fields.get("xid", ""), fields["hardware"]):
+        if fields.get("hardware") not in {"yes", "suspected"} or usable_again(fields.get("xid", ""), fields["hardware"]):
             continue
         gpu = _known_as(state, name)
         if gpu is not None and not gpu.quarantined:
@@ -199,7 +201,7 @@ def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tu
             state,
             overrides=overridden(state.overrides, plan.changes),
             nproc=state.nproc if plan.nproc is None else plan.nproc,
-            gpus=without(state.gpus, plan, verdict.summary or "failed"),
+            gpus=with_excluded(state.gpus, plan, verdict.summary or "failed"),
         )
     return state, (*_quarantined(state, out_of_use, failed), *_alerts(state, plan, verdict, count))
 

@@ -23,8 +23,8 @@ from supervisor.config.policy import to_policy
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
 from supervisor.errors import ExitCode, SuperviseError, nearest
 from supervisor.knobs import batch, job_knobs, programs, syntax, torchrun
-from supervisor.strategies import halve_batch, halve_workers, memory_knobs, skip_window
-from supervisor.strategies.situation import OF_BATCH, Situation
+from supervisor.strategies import checkpoint, memory
+from supervisor.strategies.situation import BATCH_KNOBS, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,12 +45,12 @@ MATTER = (
 )
 #: What a rung needs before it can do anything: one of these knobs, each of them, or a setting.
 _WANTS = {
-    halve_batch.NAME: tuple(sorted(OF_BATCH)),
-    halve_workers.NAME: (halve_workers.KNOB,),
-    memory_knobs.NAME: tuple(memory_knobs.KNOBS),
-    skip_window.NAME: (skip_window.KNOB,),
+    "halve_batch": tuple(sorted(BATCH_KNOBS)),
+    "halve_workers": (memory.WORKERS,),
+    "memory_knobs": tuple(memory.SWITCHES),
+    "skip_window": (checkpoint.WINDOW,),
 }
-_ANY = frozenset({memory_knobs.NAME})
+_ANY = frozenset({"memory_knobs"})
 #: Causes of which a GPU is the culprit by itself.
 _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.NVLINK})
 #: Where the supposed failures are, and which checkpoints were made by then.
@@ -108,8 +108,8 @@ def opening_line(  # noqa: PLR0911  one for each thing that is to be said
         return ""
     if not found.batch_change:
         return _NO_BATCH_CHANGE
-    if ladder is not None and halve_batch.NAME not in ladder:
-        return f"on CUDA OOM: the batch is left as it is: the ladder that you gave cuda_oom has no {halve_batch.NAME}"
+    if ladder is not None and "halve_batch" not in ladder:
+        return "on CUDA OOM: the batch is left as it is: the ladder that you gave cuda_oom has no halve_batch"
     if size is not None and accum is None and found.batch_drift:
         half = batch.halved_alone(size, 0)
         changed = f"is left as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
@@ -193,7 +193,8 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "settings": {key: one for key, one in shown.items() if key in MATTER or one["origin"] != "default"},
         "ladders": {
             one.value: [
-                {"strategy": name, "does": strategies.does(name), "lacks": _lacks(name, policy)} for name in strategies.ladder(one, policy)
+                {"strategy": name, "does": strategies.summary(name), "lacks": _lacks(name, policy)}
+                for name in strategies.ladder(one, policy)
             ]
             for one in Cause
             if one is not Cause.NONE and cause in (None, one)

@@ -1,9 +1,9 @@
-"""When a plan may change the job: armed, sure, and on evidence that is more than words in a log.
+"""When a plan may change the job: its knobs are enabled, the cause is sure, and more than log text proves it.
 
 A program may print anything: a document about "CUDA out of memory" in its data, a warning of a library. So a plan that changes the
-batch, the allocator, the GPUs or the checkpoint needs a verdict of at least `SURE`, and one piece of evidence for that very cause that was
-not read out of free text: the exception of a rank's own error file or final traceback, the signal it died of, a kernel's or cgroup's
-record, a digest that failed.
+batch, the allocator, the GPUs or the checkpoint needs a verdict of at least `SURE`. It also needs one piece of evidence for that cause that
+was not read from free text: the exception in a rank's own error file or final traceback, the signal it died of, a record of the kernel or
+the cgroup, a digest that failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SURE = 0.9
 
 
 def proves(fact: Evidence, cause: Cause) -> bool:
-    """Whether a piece of evidence speaks for the cause, and is no free text."""
+    """Whether a piece of evidence supports the cause and is no free text."""
     if fact.free_text:
         return False
     if fact.claim is not None:
@@ -35,8 +35,8 @@ def proves(fact: Evidence, cause: Cause) -> bool:
     return row is not None and row.cause is cause
 
 
-def withheld(situation: Situation) -> str:
-    """Return why the job may not be changed in this situation, "" where it may."""
+def objection(situation: Situation) -> str:
+    """Return why no plan may change the job in this situation, "" if one may."""
     verdict = situation.verdict
     if verdict.confidence < SURE:
         return f"the cause is {verdict.confidence:.2f} sure, and {SURE} are needed to change the job"
@@ -45,7 +45,7 @@ def withheld(situation: Situation) -> str:
     return ""
 
 
-def unarmed(situation: Situation, plan: Plan) -> str:
-    """Return which of the plan's changes nobody armed, "" for none. Variables of the environment (`env:NAME`) need no knob."""
-    missing = [c.knob for c in plan.changes if not c.knob.startswith("env:") and situation.armed(c.knob) is None]
-    return f"{', '.join(missing)} not armed" if missing else ""
+def unavailable(situation: Situation, plan: Plan) -> str:
+    """Return which of the plan's knobs are not enabled, "" for none. Variables of the environment (`env:NAME`) need no knob."""
+    missing = [c.knob for c in plan.changes if not c.knob.startswith("env:") and situation.enabled(c.knob) is None]
+    return f"{', '.join(missing)} not enabled" if missing else ""

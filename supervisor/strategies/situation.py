@@ -1,4 +1,4 @@
-"""What a strategy may look at: one value, so that a strategy's test is a table."""
+"""What a rung may read: one value, so that a rung's test is a table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from supervisor.core.model import Change, Plan
 
-#: The knobs that a plan for the batch needs; --no-batch-change takes them away.
-OF_BATCH = frozenset({"batch_size", "grad_accum"})
+#: The knobs that a plan for the batch needs; --no-batch-change disables them.
+BATCH_KNOBS = frozenset({"batch_size", "grad_accum"})
 ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -22,16 +22,16 @@ ALLOCATOR = "env:PYTORCH_CUDA_ALLOC_CONF"
 class Situation:
     """A failure and its history.
 
-    failures: the newest earlier ones of this run, oldest first; failed: how many there were in all. attempts: begun in this run, this
-    one included, whatever they were begun for. step: absolute step at the failure, None if unknown. before_first_step: proven,
+    failures: the newest earlier ones of this run, oldest first; failed: how many there were in all. attempts: started in this run, for
+    whatever reason, this one included. step: absolute step at the failure, None if unknown. before_first_step: proven,
     never assumed. jitter: uniform in [0, 1).
 
-    knobs: all that were found, with their current values; `armed` tells which of them may be set. ranks: of this node (0: unknown), of
-    world_size in all. gpus: of this node, in CUDA's order; gpu: UUID of the culprit's, "" where nobody knows. verified: checkpoints that
-    are good and not poisoned, oldest first; known_good: how many the last look found, the one that was taken included. steps_back: taken in
-    this run. resume: what the attempt was given; loading: it failed while that was being read. recurrences: earlier failures of this
-    run with the same fingerprint, with progress or without, that no change of the job answered. disputes: knobs of which a rank tells
-    another value than it was begun with. traced: the attempt wrote down what its collectives did. failed_gpus: UUID and proof of each GPU
+    knobs: all that were found, with their current values; `enabled` returns those that a plan may set. ranks: of this node (0: unknown), of
+    world_size in all. gpus: of this node, in CUDA's order; gpu: UUID of the culprit's, "" if unknown. verified: checkpoints that are good
+    and not rejected, oldest first; known_good: how many the last listing found, the selected one included. steps_back: taken in this
+    run. resume: the checkpoint that the attempt got; loading: it failed while it read that. recurrences: earlier failures of this
+    run with the same fingerprint, with progress or without, that no change of the job answered. disputes: knobs of which a rank reports
+    another value than it was started with. traced: the attempt recorded its collectives. failed_gpus: UUID and proof of each GPU
     that is proven to have failed by itself; gpu may be one of them.
     """
 
@@ -66,33 +66,33 @@ class Situation:
     traced: bool = False
     failed_gpus: tuple[tuple[str, str], ...] = ()
 
-    def armed(self, name: str) -> Knob | None:
-        """Return the knob if a plan may set it: the user's own declaration comes before a program's row, which must have been seen."""
-        if name in OF_BATCH and not self.policy.batch_change:
+    def enabled(self, name: str) -> Knob | None:
+        """Return the knob if a plan may set it: the user's declaration first, then a row of a program that a rank was seen to run."""
+        if name in BATCH_KNOBS and not self.policy.batch_change:
             return None
         found = [knob for knob in self.knobs if knob.name == name and knob.seen]
         return next((knob for knob in found if knob.by == "declared"), found[0] if found else None)
 
     def fact(self, name: str) -> str:
-        """Return what the evidence told under this name, "" for nothing."""
+        """Return the evidence's fact of this name, "" if there is none."""
         return next((value for key, value in self.verdict.facts if key == name), "")
 
     def amount(self, name: str) -> int:
-        """Return a fact in bytes, 0 where it was not told."""
+        """Return a fact in bytes, 0 if there is none."""
         text = self.fact(name)
         return int(text) if text.isdigit() else 0
 
     @property
     def unanswered(self) -> tuple[Failure, ...]:
-        """Return the earlier failures of the same cause that no progress has followed."""
+        """Return the earlier failures of the same cause without progress since."""
         return tuple(f for f in self.failures if f.cause is self.verdict.cause and not f.progressed_since)
 
-    def tried(self, strategy: str) -> int:
-        """Return how often a strategy answered this cause since the last progress."""
-        return sum(1 for failure in self.unanswered if failure.rung == strategy)
+    def tried(self, rung: str) -> int:
+        """Return how often a rung answered this cause since the last progress."""
+        return sum(1 for failure in self.unanswered if failure.rung == rung)
 
     def failure(self, plan: Plan) -> Failure:
-        """Return what is kept of this failure once `plan` has answered it."""
+        """Return the record of this failure, answered by `plan`."""
         return Failure(
             self.attempts,
             self.t,
@@ -109,7 +109,7 @@ class Situation:
         )
 
     def again(self, plan: Plan) -> Situation:
-        """Return the situation in which the same failure, at the same place, meets what `plan` leaves."""
+        """Return the situation if the same failure comes again, at the same place, after `plan`."""
         new = {change.knob: change.new for change in plan.changes}
         good = tuple(c for c in self.verified if c.path not in plan.poison)
         return replace(
@@ -123,7 +123,7 @@ class Situation:
             overrides=overridden(self.overrides, plan.changes),
             ranks=self.ranks if plan.nproc is None else plan.nproc,
             world_size=self.world_size if plan.nproc is None else self.world_size - self.ranks + plan.nproc,
-            gpus=without(self.gpus, plan, "it failed"),
+            gpus=with_excluded(self.gpus, plan, "it failed"),
             verified=good,
             known_good=max(self.known_good - len(plan.poison), 0),
             poisoned=(*self.poisoned, *plan.poison),
@@ -139,12 +139,12 @@ def changes(plan: Plan) -> bool:
 
 
 def overridden(old: tuple[tuple[str, str], ...], new: tuple[Change, ...]) -> tuple[tuple[str, str], ...]:
-    """Return what the attempts after these changes run with instead of the user's own values."""
+    """Return the values that replace the user's own in the attempts after these changes."""
     return tuple((dict(old) | {change.knob: change.new for change in new}).items())
 
 
-def without(gpus: tuple[Gpu, ...], plan: Plan, why: str) -> tuple[Gpu, ...]:
-    """Return the GPUs, those out of use that a plan excludes."""
+def with_excluded(gpus: tuple[Gpu, ...], plan: Plan, why: str) -> tuple[Gpu, ...]:
+    """Return the GPUs, with those that a plan excludes out of use."""
     return tuple(replace(g, quarantined=g.quarantined or why) if g.uuid in plan.exclude else g for g in gpus)
 
 
@@ -157,8 +157,8 @@ def exit_code_of(first: RankExit | None) -> int:
     return first.code if first.code is not None and 1 <= first.code <= 63 else 1  # noqa: PLR2004 (the range of docs/exit-codes.md)
 
 
-def code_of_equals(situation: Situation, failures: Iterable[Failure]) -> tuple[int, str]:
-    """Return the exit code, and why it is that one, of a run that these failures and this one have used up."""
+def exit_code_after(situation: Situation, failures: Iterable[Failure]) -> tuple[int, str]:
+    """Return the exit code of a run that these failures and this one end, and the reason for that code."""
     recent = tuple(failures)
     if family(situation.verdict.cause) == "infrastructure":
         return 75, "the infrastructure may recover: requeue"
@@ -167,7 +167,7 @@ def code_of_equals(situation: Situation, failures: Iterable[Failure]) -> tuple[i
     return 1, "and they differ" if recent else ""
 
 
-def amount_told(count: int) -> str:
-    """Return an amount of memory as a person writes it."""
+def memory_text(count: int) -> str:
+    """Return an amount of memory as a person would write it."""
     gib = count / (1 << 30)
     return f"{gib:.1f} GiB" if gib >= 1 else f"{count / (1 << 20):.0f} MiB"

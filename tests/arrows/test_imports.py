@@ -39,7 +39,7 @@ PURE_STANDARD_LIBRARY = frozenset(
         "math",
         "re",
         "statistics",
-        "sys",  # its table of modules alone: where the strategy of a plug-in is looked up (strategies/plugged.py)
+        "sys",  # its table of modules alone: where the strategy of a plug-in is looked up (strategies/rung.py)
         "tomllib",
         "types",
         "typing",

@@ -21,7 +21,7 @@ from supervisor.core.model import Cause
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
 from supervisor.report.event_log import EITHER, LEVELS, LogEvent
-from supervisor.strategies import STRATEGIES
+from supervisor.strategies import RUNGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +133,7 @@ def test_the_ladders_are_documented_as_they_are() -> None:
     command = [sys.executable, "bench/recovery.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603  ours
     assert (done.returncode, done.stdout) == (0, ""), f"{done.stdout}{done.stderr}: run `python bench/recovery.py`"
-    assert sorted(row[0].strip("`") for row in table("recovery.md") if len(row) == 3) == sorted(STRATEGIES)
+    assert sorted(row[0].strip("`") for row in table("recovery.md") if len(row) == 3) == sorted(RUNGS)
 
 
 def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

@@ -12,7 +12,7 @@ from supervisor.core.model import Cause, Knob, Policy
 from supervisor.knobs.job_knobs import Bound, KnobSet
 from supervisor.knobs.syntax import NAMES
 from supervisor.report import start_plan
-from supervisor.strategies import STRATEGIES
+from supervisor.strategies import RUNGS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,11 +87,11 @@ def test_every_ladder_ends(cause: Cause) -> None:
     knobs = (Knob("batch_size", "4", "--bs", counts="gpu"), Knob("grad_accum", "1", "--accum", counts="rank"))
     steps = start_plan.sequence(cause, Policy(knobs=knobs), 2)
     assert steps[-1].kind == "stop"
-    assert all(step.reason and step.strategy in STRATEGIES for step in steps)
+    assert all(step.reason and step.strategy in RUNGS for step in steps)
 
 
 def test_what_a_rung_wants_is_said_of_rungs_and_knobs_that_there_are() -> None:
-    assert set(start_plan._WANTS) <= set(STRATEGIES)  # noqa: SLF001  the table has no other reader
+    assert set(start_plan._WANTS) <= set(RUNGS)  # noqa: SLF001  the table has no other reader
     assert {want for wants in start_plan._WANTS.values() for want in wants} <= set(NAMES)  # noqa: SLF001
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.core import actions, decide, events, failure, lifecycle, planning, start
 from supervisor.knobs import batch
-from supervisor.strategies import consent, restart_within_budget, same_place
+from supervisor.strategies import consent, repetition
 from supervisor.strategies.situation import Situation
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ def poisoned_chosen(patch: Patch) -> None:
     patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid=(): actions.SelectCheckpoint(attempt))
 
 
-def unarmed_rung_taken(patch: Patch) -> None:
+def unavailable_rung_taken(patch: Patch) -> None:
     """A knob is used although its program was never seen to run."""
 
-    def armed(self: Situation, name: str) -> Knob | None:
+    def enabled(self: Situation, name: str) -> Knob | None:
         return next((knob for knob in self.knobs if knob.name == name), None)
 
-    patch.setattr(Situation, "armed", armed)
+    patch.setattr(Situation, "enabled", enabled)
 
 
 def words_believed(patch: Patch) -> None:
@@ -97,7 +97,7 @@ def quarantined_gpu_handed_out(patch: Patch) -> None:
 
 def infrastructure_charged(patch: Patch) -> None:
     """A network that flaps spends the budget."""
-    patch.setattr(restart_within_budget, "family", lambda _cause: "program")
+    patch.setattr(repetition, "family", lambda _cause: "program")
 
 
 def steps_back_without_end(patch: Patch) -> None:
@@ -114,7 +114,7 @@ def recurrence_not_counted(patch: Patch) -> None:
 
 def same_place_not_seen(patch: Patch) -> None:
     """A deterministic failure is restarted until the budget ends."""
-    patch.setattr(same_place, "_same_place", lambda _situation, _past: False)
+    patch.setattr(repetition, "_same_place", lambda _situation, _past: False)
 
 
 def run_begun_anew_by_a_requeue(patch: Patch) -> None:
@@ -156,7 +156,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
         budget_refilled_without_progress,
         stale_attempt_accepted,
         poisoned_chosen,
-        unarmed_rung_taken,
+        unavailable_rung_taken,
         words_believed,
         unsure_verdict_believed,
         overrides_forgotten,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.model import Cause
-from supervisor.strategies import LADDERS, STRATEGIES
+from supervisor.strategies import LADDERS, RUNGS
 from tests.scenarios.driver import PLAYED, STORIES, told
 from tests.scenarios.planted import PLANTED
 from tests.scenarios.test_scenarios import SCENARIOS, held
@@ -55,9 +55,9 @@ def test_without_any_one_row_a_story_ends_otherwise(cause: Cause, rung: str, mon
     assert fails(plays_of(cause))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", RUNGS)
 def test_without_any_one_strategy_a_story_ends_otherwise(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(STRATEGIES, strategy)
+    monkeypatch.delitem(RUNGS, strategy)
     assert fails(PLAYED)
 
 

@@ -114,7 +114,7 @@ class Watch:
         """Remember that the evidence reached the core while it was waited for."""
         self.full = strike is not None
 
-    def armed(self, name: str) -> Knob | None:
+    def enabled(self, name: str) -> Knob | None:
         """Return the knob that the user, or a program that was seen in a rank, lets a plan set."""
         policy = self.job.policy
         if name in {"batch_size", "grad_accum"} and not policy.batch_change:
@@ -228,8 +228,8 @@ class Watch:
         """Take over what a look before the attempt changed, without a plan: fewer ranks, and the batch planned anew for them."""
         news = {name for name, value in overrides.items() if self.overrides.get(name) != value}
         demand(news <= {"batch_size", "grad_accum"}, f"{news} set for fewer GPUs")
-        loose = [name for name in news if self.armed(name) is None]
-        demand(not loose, f"{loose} set for fewer GPUs, and nobody armed that")
+        loose = [name for name in news if self.enabled(name) is None]
+        demand(not loose, f"{loose} set for fewer GPUs, and nobody enabled that")
         self.overrides, self.refitted = overrides, False
 
     def alerts(self, action: act.Alert) -> None:

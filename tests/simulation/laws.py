@@ -103,13 +103,13 @@ def caps(record: Record, past: Past, books: Watch) -> str:
 
 
 def consent(record: Record, _past: Past, books: Watch) -> str:
-    """Only what is armed, and only where it is clear."""
+    """Only what is enabled, and only where it is clear."""
     if not record.changed:
         return ""
     if record.strike is not None and not record.strike.clear:
         return "the job is changed on evidence that is not sure"
-    loose = [c.knob for c in record.plan.changes if not c.knob.startswith("env:") and books.armed(c.knob) is None]
-    return f"{loose} set, and nobody armed that" if loose else ""
+    loose = [c.knob for c in record.plan.changes if not c.knob.startswith("env:") and books.enabled(c.knob) is None]
+    return f"{loose} set, and nobody enabled that" if loose else ""
 
 
 def recurring(record: Record, past: Past, books: Watch) -> str:
@@ -186,8 +186,8 @@ def _halves(record: Record, books: Watch) -> bool:
         trial
         and strike
         and strike.phase is not Phase.UNKNOWN
-        and books.armed("batch_size")
-        and books.armed("grad_accum")
+        and books.enabled("batch_size")
+        and books.enabled("grad_accum")
         and trial.micro % 2 == 0
     )
 
@@ -205,7 +205,7 @@ def switched(record: Record, _past: Past, books: Watch) -> str:
     """Declared memory knobs are turned on before the run is given up."""
     if not _clear(record) or record.changed or record.amount("other_bytes"):
         return ""
-    left = [n for n in ("activation_checkpointing", "cpu_offload") if books.armed(n) and n not in books.overrides]
+    left = [n for n in ("activation_checkpointing", "cpu_offload") if books.enabled(n) and n not in books.overrides]
     return f"{left} are left" if left else ""
 
 
@@ -213,7 +213,7 @@ def workers_halved(record: Record, past: Past, books: Watch) -> str:
     """Fewer loader workers at the second time."""
     causes = {Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER}
     again = any(r.verdict.cause in causes and not r.progressed for r in past)
-    if not _clear(record) or not again or books.armed("num_workers") is None or books.trial is None or not books.trial.workers:
+    if not _clear(record) or not again or books.enabled("num_workers") is None or books.trial is None or not books.trial.workers:
         return ""
     return "" if [c.knob for c in record.plan.changes] == ["num_workers"] else "the workers could be halved"
 
@@ -247,7 +247,7 @@ def steps_back(record: Record, past: Past, books: Watch) -> str:
 def window_skipped(record: Record, past: Past, books: Watch) -> str:
     """The data is gone around before the run is given up."""
     tried = any(r.plan.strategy == "skip_window" for r in past)
-    if not _clear(record) or record.changed or books.armed("skip_window") is None or tried or books.job.sight != "absolute":
+    if not _clear(record) or record.changed or books.enabled("skip_window") is None or tried or books.job.sight != "absolute":
         return ""
     return "the window of data could be skipped" if record.strike and record.strike.at >= 0 else ""
 

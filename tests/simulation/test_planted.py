@@ -14,7 +14,7 @@ from supervisor.core import events, node_health, planning, shutdown, start
 from supervisor.core.model import Cause
 from supervisor.core.state import JobState, Stage, changed
 from supervisor.knobs import batch
-from supervisor.strategies import LADDERS, STRATEGIES, consent
+from supervisor.strategies import LADDERS, RUNGS, consent
 from supervisor.strategies.situation import Situation
 from tests.scenarios import driver, test_scenarios
 from tests.simulation import seeds
@@ -56,11 +56,11 @@ def poisoned_chosen(patch: pytest.MonkeyPatch) -> None:
 
 
 def unarmed_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Situation, "armed", lambda self, name: next((k for k in self.knobs if k.name == name), None))
+    patch.setattr(Situation, "enabled", lambda self, name: next((k for k in self.knobs if k.name == name), None))
 
 
 def consent_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(consent, "withheld", lambda _situation: "")
+    patch.setattr(consent, "objection", lambda _situation: "")
 
 
 def batch_not_kept(patch: pytest.MonkeyPatch) -> None:
@@ -84,11 +84,11 @@ def requeue_loses_overrides(patch: pytest.MonkeyPatch) -> None:
 
 
 def recurring_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(STRATEGIES, "recurring")
+    patch.delitem(RUNGS, "recurring")
 
 
 def cap_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(STRATEGIES, "within_cap")
+    patch.delitem(RUNGS, "within_cap")
 
 
 def wish_to_stop_lost(patch: pytest.MonkeyPatch) -> None:

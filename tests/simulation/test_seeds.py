@@ -11,7 +11,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.decide import decide
 from supervisor.core.state import Stage
-from supervisor.strategies import LADDERS, STRATEGIES
+from supervisor.strategies import LADDERS, RUNGS
 from tests.simulation import seeds
 from tests.simulation.report import LEAST
 
@@ -92,9 +92,9 @@ def test_without_any_one_row_a_seed_is_broken(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", RUNGS)
 def test_without_any_one_strategy_a_seed_is_broken(strategy: str, outcomes: list[seeds.Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(STRATEGIES, strategy)
+    monkeypatch.delitem(RUNGS, strategy)
     assert any(seeds.one(seed, number)[1] for seed, number in jobs_of(outcomes, [row for row in seeds.ROWS if row[1] == strategy]))
 
 

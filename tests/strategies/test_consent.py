@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core.model import Cause, Claim, Evidence, Plan, PlanKind, Policy, Verdict
-from supervisor.strategies import STRATEGIES, consent, ladder, names, plugged, propose, resolve
+from supervisor.strategies import RUNGS, consent, ladder, names, propose, resolve
 from supervisor.strategies.ladders import GUARDS, LADDERS, LAST
+from supervisor.strategies.rung import is_plug_in, nothing_missing
 from supervisor.strategies.situation import Situation
-from supervisor.strategies.strategy import nothing
 
 OOM = Claim(Cause.CUDA_OOM, 0.97)
 
@@ -48,12 +48,12 @@ def test_a_signal_a_cgroup_and_the_kernel_are_believed(fact: Evidence, cause: Ca
 
 
 def test_every_rung_of_ours_is_in_a_ladder_and_every_name_in_a_ladder_is_a_rung() -> None:
-    assert {name for row in LADDERS.values() for name in row} == set(STRATEGIES) == set(names())
+    assert {name for row in LADDERS.values() for name in row} == set(RUNGS) == set(names())
     assert set(LADDERS) == set(Cause)
 
 
-def test_a_rung_that_lacks_a_knob_says_so_only_if_it_changes_the_job() -> None:
-    assert all(s.changes_job for s in STRATEGIES.values() if s.lacks is not nothing)
+def test_a_rung_that_misses_a_knob_reports_it_only_if_it_changes_the_job() -> None:
+    assert all(rung.changes_job for rung in RUNGS.values() if rung.missing is not nothing_missing)
 
 
 def test_a_ladder_of_the_users_keeps_the_guards_and_an_end() -> None:
@@ -85,7 +85,7 @@ def test_a_plug_in_is_found_where_it_was_imported() -> None:
     assert found.propose(None).reason == "plugged"  # type: ignore[arg-type, union-attr]  # it does not look
     assert resolve("not.loaded:function") is None
     assert resolve(f"{__name__}:absent") is None
-    assert not plugged.is_plugged("halve_batch")
+    assert not is_plug_in("halve_batch")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_plug_in_is_found_where_it_was_imported() -> None:
         ("gone.away:strategy", "is not loaded, so the next rung decides"),
     ],
 )
-def test_a_broken_plug_in_is_told_and_the_next_rung_answers(name: str, why: str) -> None:
+def test_a_broken_plug_in_is_reported_and_the_next_rung_answers(name: str, why: str) -> None:
     policy = Policy(ladders=(("killed_unknown", (name, LAST)),))
     verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "killed", "f")
     plan = propose(Situation(10.0, verdict, policy, None, 5, before_first_step=False, failures=(), attempts=1, failed=0, jitter=0.5))

@@ -1,6 +1,7 @@
-"""A full disk, a file system that fails, a store that does not answer: nothing of the job is at fault, so wait, longer each time.
+"""The rung for a full disk, a file system that fails, or a store that does not answer: wait, longer each time.
 
-The waits double from half a minute to ten; together they last about an hour, and then the scheduler may try elsewhere (75).
+The job is not at fault. The waits double from half a minute to ten; together they last about an hour, and then the scheduler may try
+elsewhere (75).
 """
 
 from __future__ import annotations
@@ -9,39 +10,42 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.budget import recent
 from supervisor.core.model import Cause, Plan, PlanKind
+from supervisor.strategies.rung import Rung
 
 if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
-NAME = "wait_for_storage"
 FIRST_S = 30.0
 LONGEST_S = 600.0
 TRIES = 9
 _WAITS_FOR = {Cause.DISK_FULL: "space", Cause.IO_ERROR: "the file system", Cause.STORAGE_REMOTE: "the remote store"}
 
 
-def propose(situation: Situation) -> Plan:
-    """Restart after a wait, or stop with 75 when waiting led nowhere."""
+def wait_for_storage(situation: Situation) -> Plan:
+    """Restart after a wait, or stop with 75 once waiting led nowhere."""
     verdict = situation.verdict
-    what = _WAITS_FOR.get(verdict.cause, "storage")
+    storage = _WAITS_FOR.get(verdict.cause, "storage")
     where = f" ({path})" if (path := situation.fact("path")) else ""
     count = len(recent(situation.failures, verdict.cause, situation.t, situation.policy))
     if count >= TRIES:
         return Plan(
             kind=PlanKind.STOP,
-            reason=f"{count} failures within {situation.policy.period_s:.0f} s, and {what}{where} did not come back",
+            reason=f"{count} failures within {situation.policy.period_s:.0f} s, and {storage}{where} did not come back",
             next_rung="the scheduler's requeue continues this run",
-            strategy=NAME,
+            strategy="wait_for_storage",
             exit_code=75,
         )
     # half of it fixed, half of it jitter: never at once, and not all jobs of a cluster in the same second
     delay_s = min(FIRST_S * 2**count, LONGEST_S) * (0.5 + 0.5 * situation.jitter)
     return Plan(
         kind=PlanKind.RESTART,
-        reason=f"wait {delay_s:.0f} s for {what}{where}, then restart",
+        reason=f"wait {delay_s:.0f} s for {storage}{where}, then restart",
         next_rung="a longer wait",
-        strategy=NAME,
+        strategy="wait_for_storage",
         delay_s=delay_s,
         told=("make room there: old checkpoints and caches are what fills it most often",) if verdict.cause is Cause.DISK_FULL else (),
         charged=False,
     )
+
+
+RUNGS = (Rung("wait_for_storage", wait_for_storage, "restart after a wait that doubles from 30 s to 600 s; about an hour, then 75"),)

@@ -1,0 +1,118 @@
+"""Rungs for a checkpoint or a piece of data under suspicion: go back one checkpoint, then go around the data.
+
+A checkpoint may be whole, byte for byte, and still hold what kills the training: parameters that are NaN (NVIDIA/Megatron-LM #5281: 44
+equal restarts from one such), or an optimizer state that crashes a kernel. A NaN loss steps back at once, because the newest checkpoint
+was saved just before. Corruption and faults *while loading* step back at the second failure on the same checkpoint: the first may be the
+machine's. A program's own error never steps back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Cause, Change, Plan, PlanKind
+from supervisor.strategies.rung import Rung
+
+if TYPE_CHECKING:
+    from supervisor.core.model import CheckpointRef
+    from supervisor.strategies.situation import Situation
+
+WINDOW = "skip_window"
+
+
+def step_back(situation: Situation) -> Plan | None:
+    """Reject the suspect for this run if an older good checkpoint is known; at most `steps_back` times.
+
+    core/start.py selects the older one and reports the cost, once the checkpoints on disk are listed: the newest may be unverified still.
+    """
+    suspect = _suspect(situation)
+    if suspect is None or situation.steps_back >= situation.policy.steps_back:
+        return None
+    older = [c for c in situation.verified if c.path != suspect.path and (c.step is None or suspect.step is None or c.step < suspect.step)]
+    if not older and situation.known_good < 2:  # noqa: PLR2004 (the suspect and one more)
+        return None
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{suspect.path} is not used again in this run: back to the newest good checkpoint that remains",
+        next_rung="",
+        strategy="step_back",
+        poison=(suspect.path,),
+    )
+
+
+def _step_back_missing(situation: Situation) -> str:
+    """Return why no older checkpoint is taken, if the checkpoint is the suspect."""
+    suspect = _suspect(situation)
+    if suspect is None:
+        undeclared = situation.verdict.cause in {Cause.NAN_LOSS, Cause.CHECKPOINT_CORRUPT} and not situation.policy.checkpoints_declared
+        options = "--checkpoints 'DIR/*.pt' --resume-args '--resume {resume}'"
+        return f"an older checkpoint could be taken: {options} enables that" if undeclared else ""
+    if situation.steps_back >= situation.policy.steps_back:
+        return f"{situation.steps_back} older checkpoints were taken in this run, which is all that restart.steps_back allows"
+    return f"no good checkpoint older than {suspect.path} is known"
+
+
+def _suspect(situation: Situation) -> CheckpointRef | None:
+    if not situation.policy.checkpoints_declared:
+        return None  # the script itself chooses among checkpoints in a discovered location
+    if situation.verdict.cause is Cause.NAN_LOSS:
+        return _newest(situation)
+    resumed = situation.resume
+    if resumed is None or not (situation.loading or situation.verdict.cause is Cause.CHECKPOINT_CORRUPT):
+        return None
+    before = (f for f in situation.unanswered if f.resumed == resumed.path and (f.loading or f.cause is Cause.CHECKPOINT_CORRUPT))
+    return resumed if any(before) else None
+
+
+def _newest(situation: Situation) -> CheckpointRef | None:
+    """Return the good checkpoint of the greatest step; if a step is unknown, the one that was loaded."""
+    resumed = situation.resume
+    known = (*situation.verified, resumed) if resumed is not None else situation.verified
+    if resumed is not None and any(c.step is None for c in known):
+        return resumed
+    return max(reversed(known), key=_step) if known else None
+
+
+def _step(checkpoint: CheckpointRef) -> int:
+    return -1 if checkpoint.step is None else checkpoint.step
+
+
+def skip_window(situation: Situation) -> Plan | None:
+    """Skip the data of the steps around the failure, `same_place_steps` to each side, once, if the user declared how (FIRST:LAST)."""
+    knob, step = situation.enabled(WINDOW), situation.step
+    if knob is None or step is None or situation.tried("skip_window"):
+        return None
+    around = situation.policy.same_place_steps
+    window = f"{max(step - around, 0)}:{step + around}"
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"the data of steps {window.replace(':', ' to ')} is skipped ({knob.how})",
+        next_rung="",
+        strategy="skip_window",
+        changes=(Change(WINDOW, knob.value, window, knob.how),),
+        told=(f"the run learns nothing from the data of steps {window.replace(':', ' to ')}",),
+    )
+
+
+def _skip_window_missing(situation: Situation) -> str:
+    if situation.enabled(WINDOW) is None and situation.unanswered:
+        return "a script that can skip data is asked to by --knob skip_window=--YOUR-FLAG (it gets FIRST:LAST, in steps)"
+    return ""
+
+
+RUNGS = (
+    Rung(
+        "step_back",
+        step_back,
+        "the checkpoint is rejected for this run, the one before it is taken; at most restart.steps_back times",
+        changes_job=True,
+        missing=_step_back_missing,
+    ),
+    Rung(
+        "skip_window",
+        skip_window,
+        "the data around the failure is skipped, where declared",
+        changes_job=True,
+        missing=_skip_window_missing,
+    ),
+)

@@ -1,0 +1,246 @@
+"""Rungs for a GPU that failed by itself: take it out of use; go on with a spare, with fewer if the user allowed that, or not here (69).
+
+NVIDIA's catalogue (health/nvidia/xids.py) says after which Xid the same GPU is usable. With fewer GPUs the micro-batch and the accumulation
+are planned anew so that the global batch stays exactly what it was. If no whole numbers do that, the nearest is taken only with
+--allow-batch-drift. A command that launches its own ranks chooses their number and GPUs itself: it is restarted on the GPUs that are left
+only if fewer ranks and another global batch are both allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from health.nvidia.xids import Retry, lookup
+from supervisor.core.budget import family
+from supervisor.core.model import Cause, Change, Gpu, Launcher, Plan, PlanKind
+from supervisor.knobs import batch
+from supervisor.strategies import consent
+from supervisor.strategies.memory import BATCHNORM, ENABLE_BATCH
+from supervisor.strategies.rung import Rung
+
+if TYPE_CHECKING:
+    from supervisor.core.model import Failure, Knob
+    from supervisor.strategies.situation import Situation
+
+#: The remedy follows these words; a stop shows it in a line of its own, to be copied.
+TO_GO_ON = "; to go on with them, "
+#: So many older failures on this GPU, and none elsewhere, blame it although progress was made between them.
+OLDER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FewerRanks:
+    """How to go on with fewer ranks on this node: how many, the changes of the job, and notes for a person."""
+
+    nproc: int
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+
+def exclude_gpu(situation: Situation) -> Plan | None:
+    """Exclude the culprit, unless its Xid says that the job may use it again, or it is out of use already and so not the job's.
+
+    An Xid that came again within a day on this GPU and on no other is suspected to be the hardware's, whatever the catalogue says of one.
+    """
+    if usable_again(situation.fact("xid"), situation.fact("hardware")):
+        return None
+    if (not situation.gpu and consent.objection(situation)) or _is_out_of_use(situation):
+        return None
+    return _without_gpu(situation, "exclude_gpu")
+
+
+def same_gpu_twice(situation: Situation) -> Plan | None:
+    """Exclude the GPU on which the failure came again; stop with 65 if it came on several GPUs: then it is the program's.
+
+    Only failures since the last progress are compared; of older ones, three on the same GPU and none elsewhere: two accidents in a month
+    prove nothing. A crash is the program's until much speaks against it. The same step twice is the business of `same_place`, which stands
+    before this rung. Beyond that, a rank must be known to use the GPU (an illegal access; evidence that names it; one rank for each GPU),
+    the steps must differ, and there must have been another GPU on which it did not happen.
+    """
+    in_program = family(situation.verdict.cause) == "native"
+    if not situation.gpu or _is_out_of_use(situation) or (in_program and not _rank_uses_gpu(situation)):
+        return None
+    past = [f for f in situation.failures if f.cause is situation.verdict.cause and f.gpu]
+    here = [f for f in past if f.gpu == situation.gpu]
+    elsewhere = [f for f in past if f.gpu != situation.gpu and not f.passed_since and f.fingerprint == situation.verdict.fingerprint]
+    if elsewhere:
+        return Plan(
+            kind=PlanKind.STOP,
+            reason=f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: it is the program's",
+            next_rung="remove the cause, then start again",
+            strategy="same_gpu_twice",
+            exit_code=65,
+        )
+    again = [f for f in here if not f.passed_since and (not in_program or _steps_differ(situation, f))]
+    if in_program and situation.ranks < 2:  # noqa: PLR2004 (another one, to tell them apart)
+        return None
+    if not again and (len(here) < OLDER or len(here) < len(past)):
+        return None
+    return _without_gpu(situation, "same_gpu_twice")
+
+
+def usable_again(xid: str, hardware: str) -> bool:
+    """Whether the catalogue says of the Xid that the job may use the GPU again."""
+    known = lookup(int(xid)) if xid.isdigit() else None
+    return known is not None and known.retry is Retry.YES and hardware != "suspected"
+
+
+def _is_out_of_use(situation: Situation) -> bool:
+    """Whether the GPU that the evidence names was hidden from the ranks already."""
+    return any(gpu.uuid == situation.gpu and gpu.quarantined for gpu in situation.gpus)
+
+
+def _rank_uses_gpu(situation: Situation) -> bool:
+    one_for_each = situation.ranks == sum(not gpu.quarantined for gpu in situation.gpus)
+    return situation.verdict.cause is Cause.CUDA_ILLEGAL_ACCESS or bool(situation.verdict.gpu) or one_for_each
+
+
+def _steps_differ(situation: Situation, past: Failure) -> bool:
+    """Whether both steps are known, and are not the same place."""
+    if situation.before_first_step != past.before_first_step:
+        return True
+    if situation.step is None or past.step is None:
+        return False
+    return abs(situation.step - past.step) > situation.policy.same_place_steps
+
+
+def _without_gpu(situation: Situation, strategy: str) -> Plan:
+    """Return the plan that goes on without the culprit's GPU, or the stop that names it."""
+    culprit = next((gpu for gpu in situation.gpus if gpu.uuid == situation.gpu and gpu.uuid), None)
+    failed = {situation.gpu, *(uuid for uuid, _ in situation.failed_gpus)}
+    others = tuple(gpu for gpu in situation.gpus if gpu.uuid in failed and gpu is not culprit and not gpu.quarantined) if culprit else ()
+    name = " and ".join((_gpu_name(situation, culprit), *(_gpu_name(situation, gpu) for gpu in others)))
+    healthy = tuple(gpu for gpu in situation.gpus if not gpu.quarantined and gpu is not culprit and gpu not in others)
+    exclude = (culprit.uuid, *(gpu.uuid for gpu in others)) if culprit else ()
+    if culprit is None:
+        return _stop(situation, strategy, name, exclude, "which of this node's GPUs it is, or what others there are, is not known")
+    if situation.policy.launcher is not Launcher.ELASTIC:
+        return _for_own_launcher(situation, strategy, name, exclude, len(healthy))
+    if situation.ranks and len(healthy) >= situation.ranks:
+        return Plan(
+            kind=PlanKind.RESTART,
+            reason=f"{name} {_are(exclude)} taken out of use; {len(healthy)} others are there for {situation.ranks} ranks",
+            next_rung="",
+            strategy=strategy,
+            exclude=exclude,
+            told=(_return_text(situation),),
+        )
+    plan = fewer_ranks(situation, len(healthy))
+    if isinstance(plan, str):
+        return _stop(situation, strategy, name, exclude, plan)
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{name} {_are(exclude)} taken out of use; on with {plan.nproc} of {situation.ranks} ranks on this node",
+        next_rung="",
+        strategy=strategy,
+        exclude=exclude,
+        nproc=plan.nproc,
+        changes=plan.changes,
+        told=(*plan.notes, _return_text(situation)),
+    )
+
+
+def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], left: int) -> Plan:
+    """Return the plan for a command that chooses its ranks by itself."""
+    policy = situation.policy
+    if not policy.min_gpus or not policy.batch_drift or left < max(policy.min_gpus, 1):
+        why = f"how many ranks the command launches is its own to choose, and {left} GPUs are left"
+        remedy = f"{TO_GO_ON}--min-gpus {left} --allow-batch-drift" if left else ""
+        return _stop(situation, strategy, name, exclude, why + remedy)
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{name} {_are(exclude)} taken out of use; the command sees the {left} others",
+        next_rung="",
+        strategy=strategy,
+        exclude=exclude,
+        told=("with fewer ranks the global batch is another one, unless the command keeps it", _return_text(situation)),
+    )
+
+
+def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
+    """Return how to go on with at most `left` GPUs, or why that may not be."""
+    policy = situation.policy
+    if left < 1:
+        return "no other GPU is left on this node"
+    if not policy.min_gpus:
+        return f"{left} GPUs are left for {situation.ranks} ranks{TO_GO_ON}the same command with --min-gpus {left}"
+    if left < policy.min_gpus:
+        return f"{left} GPUs are left, and --min-gpus {policy.min_gpus} allows no fewer"
+    size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
+    if size is None or accum is None:
+        return _shrunk_batch(situation, left)
+    return _replanned_batch(situation, left, size, accum)
+
+
+def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:
+    """Return how to go on if no knob is enabled that would keep the global batch."""
+    world = situation.world_size
+    if not situation.policy.batch_drift:
+        return f"the global batch cannot be kept: {ENABLE_BATCH} enables that, --allow-batch-drift lets it go"
+    ranks = f"{world} → {world - situation.ranks + left} ranks"
+    return FewerRanks(left, (), (f"the global batch shrinks with the world, {ranks}: no knob is enabled that would keep it",))
+
+
+def _replanned_batch(situation: Situation, left: int, size: Knob, accum: Knob) -> FewerRanks | str:
+    """Return the greatest number of ranks that keeps the global batch exactly; the nearest, with all of them, where drift is allowed."""
+    old = batch.read(size, accum, situation.world_size)
+    if isinstance(old, str):
+        return old
+    others = situation.world_size - situation.ranks
+    found: batch.Batch | str = ""
+    for nproc in range(left, situation.policy.min_gpus - 1, -1):
+        found = batch.for_world(old, others + nproc)
+        if isinstance(found, batch.Batch):
+            break
+    else:
+        nproc, found = left, batch.for_world(old, others + left, drift=situation.policy.batch_drift)
+    if isinstance(found, str):
+        return f"{found}, nor is there a plan with fewer GPUs; --allow-batch-drift takes the nearest"
+    kept = old.total == found.total
+    note = f"the global batch {'stays' if kept else 'drifts'}: {old}, now {found}"
+    norm = (BATCHNORM,) if situation.batchnorm and found.micro != old.micro else ()
+    return FewerRanks(nproc, batch.changes(found, size, accum), (note, *norm))
+
+
+def _are(exclude: tuple[str, ...]) -> str:
+    return "is" if len(exclude) == 1 else "are"
+
+
+def _gpu_name(situation: Situation, culprit: Gpu | None) -> str:
+    if culprit is None:
+        named = situation.verdict.gpu
+        return f"CUDA device {named}" if named.isdigit() else f"GPU {named or '(unnamed)'}"
+    return f"GPU {culprit.index} ({culprit.uuid}{', ' * bool(culprit.pci)}{culprit.pci})"
+
+
+def _return_text(situation: Situation) -> str:
+    """Return how the GPUs come back into use."""
+    uuids = dict.fromkeys((situation.gpu, *(uuid for uuid, _ in situation.failed_gpus)))
+    commands = " and ".join(f"`{situation.policy.clears} {uuid}`" for uuid in uuids)
+    stays = "it stays out of use until its entry expires" if len(uuids) == 1 else "they stay out of use until their entries expire"
+    return f"{stays}, or {commands}"
+
+
+def _stop(situation: Situation, strategy: str, name: str, exclude: tuple[str, ...], why: str) -> Plan:
+    _, separator, remedy = why.partition(TO_GO_ON)
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{name} failed: {why}",
+        next_rung=f"nothing here: another node{', or what is named above' if remedy else ''}",
+        strategy=strategy,
+        exit_code=69,
+        exclude=exclude,
+        told=(*((f"{separator.removeprefix('; ')}{remedy}",) if remedy else ()), *((_return_text(situation),) if exclude else ())),
+    )
+
+
+RUNGS = (
+    Rung(
+        "exclude_gpu",
+        exclude_gpu,
+        "the GPU is quarantined: a spare, or fewer ranks where --min-gpus allows, else stop (69)",
+        changes_job=True,
+    ),
+    Rung("same_gpu_twice", same_gpu_twice, "again on the same GPU: as exclude_gpu; over several: stop (65)", changes_job=True),
+)

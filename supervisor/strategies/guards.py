@@ -1,0 +1,140 @@
+"""Rungs that end a run before anything else is tried: caps, recurrence, preemption, and failures that a restart would meet again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.budget import family
+from supervisor.core.model import Cause, Plan, PlanKind
+from supervisor.strategies.consent import SURE
+from supervisor.strategies.rung import Rung
+from supervisor.strategies.situation import exit_code_after, exit_code_of
+
+if TYPE_CHECKING:
+    from supervisor.strategies.situation import Situation
+
+
+def within_cap(situation: Situation) -> Plan | None:
+    """Stop if torchrun's --max-restarts (the rank's own code) or the attempts of a run (the code of a spent budget) are used up."""
+    policy, cap = situation.policy, situation.policy.max_restarts
+    if cap is not None and situation.failed >= cap:
+        return Plan(
+            kind=PlanKind.STOP,
+            reason=f"--max-restarts={cap} is used up",
+            next_rung="raise --max-restarts, or leave it out to let the failure budget decide",
+            strategy="within_cap",
+            exit_code=exit_code_of(situation.first),
+        )
+    if situation.attempts >= policy.max_attempts or not policy.intensity:
+        code, why = exit_code_after(situation, situation.failures[-policy.recurring_alert :])
+        spent = f"{policy.max_attempts} attempts in this run are all that restart.max_attempts allows"
+        return Plan(
+            kind=PlanKind.STOP,
+            reason=(spent if policy.intensity else "restart.intensity = 0 allows no restart") + (f": {why}" if why else ""),
+            next_rung="look at the incidents, then start again",
+            strategy="within_cap",
+            exit_code=code,
+        )
+    return None
+
+
+def recurring(situation: Situation) -> Plan | None:
+    """Stop at the `recurring_stop`-th equal failure of a run: 65, or 75 if the infrastructure failed.
+
+    Ten equal failures are no accident, even with progress between them; --keep-going says otherwise. A failure that a change of the job
+    answered is not counted: the next attempt was a different one. Failures of the infrastructure count only while no progress is made: a
+    link that flaps once a day for a month is a reason to have a supervisor. The core alerts at the third equal failure.
+    """
+    policy = situation.policy
+    if policy.keep_going:
+        return None
+    infrastructure = family(situation.verdict.cause) == "infrastructure"
+    equal = sum(1 for f in situation.failures if f.fingerprint == situation.verdict.fingerprint and not (f.progressed_since or f.changed))
+    count = (equal if infrastructure else situation.recurrences) + 1
+    if count < policy.recurring_stop:
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"failed {count} times in the same way in this run" + (", with no progress between them" if infrastructure else ""),
+        next_rung="remove the cause, or start with --keep-going",
+        strategy="recurring",
+        exit_code=75 if infrastructure else 65,
+    )
+
+
+def requeue(situation: Situation) -> Plan:
+    """Stop with 75: the environment takes the machine away, and the scheduler brings the job back."""
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{situation.verdict.summary}: the machine is being taken away",
+        next_rung="the scheduler's requeue continues this run",
+        strategy="requeue",
+        exit_code=75,
+    )
+
+
+def own_code_before_first_step(situation: Situation) -> Plan | None:
+    """Stop with the rank's own code if the failure is proven to come before the first training step.
+
+    A typo in an import is reported in seconds and costs no restart, which is what a person at a terminal expects. An unknown phase proves
+    nothing (docs/design.md section 4). A transient failure stops too, but the plan does not claim that a restart would meet it again.
+    """
+    if not situation.before_first_step:
+        return None
+    transient = situation.verdict.transient
+    return Plan(
+        kind=PlanKind.STOP,
+        reason="it failed before its first training step: "
+        + ("nothing is restarted there, though another try may help" if transient else "a restart would meet the same"),
+        next_rung=f"{'start again once it has passed' if transient else 'correct the program, then start again'}",
+        strategy="own_code_before_first_step",
+        exit_code=exit_code_of(situation.first),
+    )
+
+
+def start_tries(situation: Situation) -> Plan | None:
+    """Stop with 75 once `start_tries` restarts did not lead to a first step: another machine or another hour may do."""
+    if not situation.before_first_step:
+        return None
+    if not all(f.before_first_step for f in situation.failures):
+        return None  # the run has made steps: what is between it and the next one is an outage, not a start
+    current = family(situation.verdict.cause)
+    tries = sum(1 for f in situation.failures if family(f.cause) == current)
+    if tries < situation.policy.start_tries:
+        return None
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{tries} restarts did not lead to a first training step: it does not start here, now",
+        next_rung="the scheduler's requeue continues this run",
+        strategy="start_tries",
+        exit_code=75,
+    )
+
+
+def environment_at_fault(situation: Situation) -> Plan | None:
+    """Stop if driver, CUDA, NCCL and devices do not fit together: 69 for this node's driver, 78 for the set-up of the job.
+
+    The cause must be sure and the job cannot have started, or a restart must have met the same already.
+    """
+    verdict = situation.verdict
+    certain = situation.before_first_step and verdict.confidence >= SURE and not verdict.transient
+    if not certain and not situation.unanswered:
+        return None
+    driver = verdict.cause is Cause.GPU_DRIVER
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{'this node' if driver else 'the set-up'} does not fit: {verdict.summary}",
+        next_rung="use another node, or correct its driver" if driver else "give each rank a GPU of its own, equal versions on all nodes",
+        strategy="environment_at_fault",
+        exit_code=69 if driver else 78,
+    )
+
+
+RUNGS = (
+    Rung("within_cap", within_cap, "stop: --max-restarts, or the attempts of a run, are used up"),
+    Rung("recurring", recurring, "stop at the tenth equal failure of a run (65; infrastructure without progress 75)"),
+    Rung("requeue", requeue, "leave with 75: the scheduler brings the job back"),
+    Rung("own_code_before_first_step", own_code_before_first_step, "stop with the rank's own code if no step was made"),
+    Rung("start_tries", start_tries, "stop with 75 when a run's start failed three times"),
+    Rung("environment_at_fault", environment_at_fault, "stop: this node's driver (69) or the set-up (78) does not fit"),
+)

@@ -1,0 +1,225 @@
+"""Rungs for memory that does not suffice, on the GPU or on the host: the smallest change that keeps the training the same comes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Cause, Change, Plan, PlanKind
+from supervisor.knobs import batch
+from supervisor.knobs.syntax import ON
+from supervisor.strategies.repetition import restart_within_budget
+from supervisor.strategies.rung import Rung
+from supervisor.strategies.situation import ALLOCATOR, memory_text
+
+if TYPE_CHECKING:
+    from supervisor.core.model import Knob
+    from supervisor.strategies.situation import Situation
+
+#: Memory held by others, or in pieces, is to blame from this share of the GPU or from this amount on.
+LEAST_SHARE = 0.1
+LEAST_BYTES = 1 << 30
+SETTING = "expandable_segments:True"
+BATCHNORM = "the model has BatchNorm: its statistics are of the micro-batch, so the training is not quite the same with a smaller one"
+#: The options that enable halve_batch, for messages.
+ENABLE_BATCH = "--knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG"
+#: Switches that trade time for memory, the cheapest first.
+SWITCHES = {"activation_checkpointing": "computes activations twice", "cpu_offload": "moves state over PCIe in each step"}
+WORKERS = "num_workers"
+_WORKER_CAUSES = frozenset({Cause.HOST_OOM, Cause.SHM_EXHAUSTED, Cause.DATALOADER_WORKER})
+
+
+def memory_held_by_others(situation: Situation) -> Plan | None:
+    """Restart unchanged and alert if a stranger holds a tenth of the GPU or 1 GiB; stop with 69 once the budget is spent.
+
+    In a container the pids in torch's list may be of another namespace (classify/gpumemory.py). Others' memory then counts as a stranger's
+    only if this node has one rank: several ranks that all put something on the first GPU are the commoner case. The job's own orphans are
+    killed between attempts (docs/design.md section 2); whatever remains is a stranger's and is left alone.
+    """
+    held, capacity = situation.amount("other_bytes"), situation.amount("capacity")
+    named = situation.fact("other_pids").split()
+    strangers = [pid for pid in named if not pid.isdigit() or int(pid) not in situation.pids]
+    if not held or (not strangers if named else situation.ranks != 1):
+        return None
+    if held < LEAST_BYTES and (not capacity or held < capacity * LEAST_SHARE):
+        return None
+    who = f"process{'es' * (len(strangers) > 1)} {', '.join(strangers)}" if strangers else "another process"
+    several = len(strangers) > 1
+    finding = f"{who} {'hold' if several else 'holds'} {memory_text(held)} of the GPU and {'are' if several else 'is'} not of this job"
+    plan = restart_within_budget(situation)
+    name = "memory_held_by_others"
+    if plan.kind is PlanKind.STOP:
+        return replace(plan, strategy=name, reason=f"{finding}; {plan.reason}", next_rung=f"end {who}, or use another GPU", exit_code=69)
+    return replace(
+        plan,
+        strategy=name,
+        reason=f"{finding}: the batch is not to blame, and stays",
+        alert=f"{finding}; end it, or give the job a GPU of its own",
+        alert_kind="memory_held",
+    )
+
+
+def expandable_segments(situation: Situation) -> Plan | None:
+    """Set the allocator, once, if at least a tenth of the GPU or 1 GiB is reserved and not allocated.
+
+    torch's own message calls this memory "reserved by PyTorch but unallocated" and advises this variable. The launcher keeps what the user
+    has in the variable. A user who set expandable_segments or another allocator has decided, and the rung has no answer.
+    """
+    unused, capacity = situation.amount("reserved_unallocated"), situation.amount("capacity")
+    if unused < LEAST_BYTES and (not capacity or unused < capacity * LEAST_SHARE):
+        return None
+    old = dict(situation.overrides).get(ALLOCATOR) or situation.policy.allocator
+    if "expandable_segments" in old or "cudaMallocAsync" in old:
+        return None
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{memory_text(unused)} are reserved by torch and unused, in pieces too small: the same batch with {SETTING}",
+        next_rung="",
+        strategy="expandable_segments",
+        changes=(Change(ALLOCATOR, old, SETTING, "PYTORCH_CUDA_ALLOC_CONF"),),
+    )
+
+
+def halve_batch(situation: Situation) -> Plan | None:
+    """Halve the micro-batch and double the accumulation, so that learning rate, schedule and loss keep their meaning.
+
+    The rung may be taken again, down to a micro-batch of 1. If the program has no accumulation to declare, --allow-batch-drift consents to
+    a smaller global batch.
+    """
+    size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
+    if size is not None and accum is None:
+        return _halve_alone(size, situation)
+    if size is None or accum is None:
+        return None
+    old = batch.read(size, accum, situation.world_size)
+    new = batch.halved(old) if isinstance(old, batch.Batch) else old
+    if isinstance(new, str) or isinstance(old, str):
+        return None
+    changes = batch.changes(new, size, accum)
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason="; ".join(f"{change.how} {change.old} → {change.new}" for change in changes),
+        next_rung="",
+        strategy="halve_batch",
+        changes=changes,
+        told=(f"the global batch stays: {old}, now {new}", *((BATCHNORM,) if situation.batchnorm else ())),
+    )
+
+
+def _halve_alone(size: Knob, situation: Situation) -> Plan | None:
+    """Halve the batch size, and the global batch with it, if the user consented and no rank disputes the accumulation."""
+    if not situation.policy.batch_drift or situation.disputes:
+        return None
+    new = batch.halved_alone(size, situation.world_size)
+    if isinstance(new, str):
+        return None
+    change = Change(size.name, size.value, str(new), size.how)
+    ranks = situation.world_size if size.counts != "global" else 1
+    was, becomes = (f"{ranks * int(n)}" if ranks else f"ranks × {n}" for n in (size.value, new))  # noqa: RUF001 (the sign)
+    note = f"the global batch shrinks from {was} to {becomes}, as --allow-batch-drift permits; the learning rate stays as it is"
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{change.how} {change.old} → {change.new}",
+        next_rung="",
+        strategy="halve_batch",
+        changes=(change,),
+        told=(note, *((BATCHNORM,) if situation.batchnorm else ())),
+    )
+
+
+def _halve_batch_missing(situation: Situation) -> str:
+    """Return why the batch is not halved: a knob that is not enabled, or figures that do not divide."""
+    if not situation.policy.batch_change:
+        return "a smaller micro-batch would need less memory: --no-batch-change forbids it"
+    if situation.disputes:
+        name, in_rank, in_command = situation.disputes[0]
+        return f"a rank trains with {name} {in_rank}, the command says {in_command}: --knob {name}=--YOUR-FLAG names what sets it"
+    size, accum = situation.enabled("batch_size"), situation.enabled("grad_accum")
+    if size is None and accum is None:
+        return f"a smaller micro-batch would need less memory, at the same global batch: {ENABLE_BATCH} enables that"
+    if size is None or accum is None:
+        return _other_knob_missing(size, situation)
+    old = batch.read(size, accum, situation.world_size)
+    new = batch.halved(old) if isinstance(old, batch.Batch) else old
+    return new if isinstance(new, str) else ""
+
+
+def _other_knob_missing(size: Knob | None, situation: Situation) -> str:
+    """Return what helps if only one of the two knobs is known."""
+    name = "batch_size" if size is None else "grad_accum"
+    both = f"the global batch can only be kept with both: --knob {name}=--YOUR-FLAG is missing"
+    if size is None:
+        return both
+    alone = batch.halved_alone(size, situation.world_size)
+    if situation.policy.batch_drift:
+        return alone if isinstance(alone, str) else ""
+    return f"{both}; --allow-batch-drift lets the global batch shrink"
+
+
+def memory_knobs(situation: Situation) -> Plan | None:
+    """Turn on the first of SWITCHES that is enabled and not on yet."""
+    for name, cost in SWITCHES.items():
+        knob = situation.enabled(name)
+        if knob is not None and knob.value != ON:
+            return Plan(
+                kind=PlanKind.RESTART,
+                reason=f"{name.replace('_', ' ')} on ({knob.how}): the same batch in less memory; it {cost}",
+                next_rung="",
+                strategy="memory_knobs",
+                changes=(Change(name, knob.value or "off", ON, knob.how),),
+            )
+    return None
+
+
+def halve_workers(situation: Situation) -> Plan | None:
+    """Halve num_workers, down to 0, at the second failure of host memory or of loader workers without progress, and at each later one."""
+    knob = situation.enabled(WORKERS)
+    if not _workers_failed_before(situation) or knob is None or not knob.value.isdigit() or int(knob.value) == 0:
+        return None
+    old = int(knob.value)
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=f"{old} loader workers in each rank need more memory than there is: {old // 2} of them ({knob.how})",
+        next_rung="",
+        strategy="halve_workers",
+        changes=(Change(WORKERS, str(old), str(old // 2), knob.how),),
+    )
+
+
+def _halve_workers_missing(situation: Situation) -> str:
+    knob = situation.enabled(WORKERS)
+    if not _workers_failed_before(situation):
+        return ""
+    if knob is None:
+        return "fewer loader workers would need less memory: --knob num_workers=--YOUR-FLAG enables that"
+    return "" if knob.value else f"how many loader workers there are is not known: write {knob.how} out in the command"
+
+
+def _workers_failed_before(situation: Situation) -> bool:
+    return any(f.cause in _WORKER_CAUSES and not f.progressed_since for f in situation.failures)
+
+
+RUNGS = (
+    Rung("memory_held_by_others", memory_held_by_others, "another process holds the GPU: alert, restart unchanged, then stop (69)"),
+    Rung(
+        "expandable_segments",
+        expandable_segments,
+        "memory in pieces: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, the same batch",
+        changes_job=True,
+    ),
+    Rung(
+        "halve_batch",
+        halve_batch,
+        "micro-batch halved, accumulation doubled, global batch kept; repeated down to 1",
+        changes_job=True,
+        missing=_halve_batch_missing,
+    ),
+    Rung("memory_knobs", memory_knobs, "activation checkpointing, then CPU offload, where declared", changes_job=True),
+    Rung(
+        "halve_workers",
+        halve_workers,
+        "after one restart: num_workers halved, down to 0",
+        changes_job=True,
+        missing=_halve_workers_missing,
+    ),
+)

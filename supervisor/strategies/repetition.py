@@ -1,0 +1,158 @@
+"""Rungs for a failure that may come again: stop if nothing is left to change or nothing differs, else restart within the budget.
+
+The budget is OTP's: at most `intensity` charged failures in `period_s` seconds, per family of causes. Progress (a newly verified
+checkpoint, an absolute step beyond the run's high-water mark) clears it: a job that makes progress may fail every night for a month.
+Failures of the infrastructure are not charged: the run waits for it, until `recurring_stop` such failures in the period led nowhere. The
+first restart is immediate. Later ones back off with full jitter: a hundred jobs that share a file server must not return to it in the
+same second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.core.budget import backoff_s, family, recent, spent
+from supervisor.core.model import Cause, Plan, PlanKind
+from supervisor.strategies import consent
+from supervisor.strategies.rung import Rung
+from supervisor.strategies.situation import exit_code_after, memory_text
+
+if TYPE_CHECKING:
+    from supervisor.core.model import Failure
+    from supervisor.strategies.situation import Situation
+
+#: Causes that show themselves as a job in which nothing moves.
+HANGS = frozenset({Cause.NCCL_TIMEOUT, Cause.HANG_NO_ERROR})
+
+
+def exhausted(situation: Situation) -> Plan | None:
+    """Stop with 65 if the cause is sure and came again without progress, or a GPU's memory does not suffice for the first steps.
+
+    Every change that would make the next attempt differ is used up, or was never enabled. A failure that came late for the first time gets
+    a plain restart: memory in pieces, one rare long batch, one cosmic ray.
+    """
+    if consent.objection(situation):
+        return None
+    verdict, past = situation.verdict, situation.unanswered
+    early = situation.before_first_step or (situation.step is not None and situation.resume is None and situation.step < 1)
+    if not past and not (verdict.cause is Cause.CUDA_OOM and early):
+        return None
+    tried = ", ".join(dict.fromkeys(f.rung for f in past if f.rung)) or "nothing was enabled"
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"{verdict.cause} again, and nothing is left that would make the next attempt differ (tried: {tried})"
+        if past
+        else "the memory does not suffice for the first step, and nothing that would need less of it is left or enabled",
+        next_rung="enable what `supervise plan -- CMD` names, or change the job, then start again",
+        strategy="exhausted",
+        exit_code=65,
+        told=_consumers(situation),
+    )
+
+
+def _consumers(situation: Situation) -> tuple[str, ...]:
+    """Name the memory limit and who used it, as far as the evidence tells."""
+    parts = [
+        f"{words} {situation.fact(name)}"
+        for name, words in (("cgroup", "the limit is of cgroup"), ("victim", "killed:"))
+        if situation.fact(name)
+    ]
+    parts += [
+        f"{words} {memory_text(n)}"
+        for name, words in (("anon", "it held"), ("asked", "it asked for"), ("capacity", "the GPU has"))
+        if (n := situation.amount(name))
+    ]
+    return ("; ".join(parts),) if parts else ()
+
+
+def same_place(situation: Situation) -> Plan | None:
+    """Stop if the run already failed like this, here, without progress since: it is deterministic (65; 124 where it hangs).
+
+    *Same place*: same fingerprint, and absolute steps within `same_place_steps`, or both proven to be before the first step. An unknown
+    step on either side proves nothing, and the budget decides. Forty equal restarts in a night are what this rule is for
+    (NVIDIA/Megatron-LM #5281). A failure while a checkpoint is read is a failure at that checkpoint: with another one it is another place.
+    """
+    twin = next((f for f in reversed(situation.failures) if _same_place(situation, f)), None)
+    if twin is None:
+        return None
+    where = "before the first step" if situation.before_first_step else f"at step {situation.step}"
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"attempt {twin.attempt} failed in the same way {_place_text(twin)}, and this one {where}, with no progress in between: "
+        "it is deterministic",
+        next_rung="remove the cause, then start again",
+        strategy="same_place",
+        exit_code=124 if situation.verdict.cause in HANGS else 65,
+    )
+
+
+def _place_text(past: Failure) -> str:
+    return "before its first step" if past.before_first_step else f"at step {past.step}"
+
+
+def _same_place(situation: Situation, past: Failure) -> bool:
+    if past.passed_since or past.fingerprint != situation.verdict.fingerprint:
+        return False
+    if situation.before_first_step and past.before_first_step:
+        return not _read_another_checkpoint(situation, past)
+    if situation.step is None or past.step is None:
+        return False
+    return abs(situation.step - past.step) <= situation.policy.same_place_steps
+
+
+def _read_another_checkpoint(situation: Situation, past: Failure) -> bool:
+    """Whether both attempts failed while they read a checkpoint, and not the same one."""
+    now = situation.resume.path if situation.resume else ""
+    both_read = (situation.loading or situation.verdict.cause is Cause.CHECKPOINT_CORRUPT) and (
+        past.loading or past.cause is Cause.CHECKPOINT_CORRUPT
+    )
+    return both_read and bool(now and past.resumed) and now != past.resumed
+
+
+def restart_within_budget(situation: Situation) -> Plan:
+    """Restart within the budget, else stop with the code that says which kind of end this is."""
+    policy, cause = situation.policy, situation.verdict.cause
+    infrastructure = family(cause) == "infrastructure"
+    charged = spent(situation.failures, cause, situation.t, policy)
+    count = len(recent(situation.failures, cause, situation.t, policy))
+    if charged >= policy.intensity:
+        return _budget_spent(situation, f"failed {charged + 1} times within {policy.period_s:.0f} s without progress")
+    if infrastructure and count >= policy.recurring_stop:
+        return _budget_spent(situation, f"the infrastructure failed {count + 1} times within {policy.period_s:.0f} s without progress")
+    left = policy.intensity - charged - 1
+    return Plan(
+        kind=PlanKind.RESTART,
+        reason=_start_text(situation),
+        next_rung=f"{left} more restart{'s' * (left != 1)} of this kind without progress, then stop"
+        if left
+        else "stop, if it fails again without progress",
+        strategy="restart_within_budget",
+        delay_s=backoff_s(count, situation.jitter, policy),
+        charged=not infrastructure,
+    )
+
+
+def _start_text(situation: Situation) -> str:
+    """Return where the next attempt begins, as far as that is known before a checkpoint is selected."""
+    policy = situation.policy
+    if policy.checkpoints_declared:
+        return "restart from the newest verified checkpoint, if any"
+    return "the same command again; " + ("the script resumes itself" if policy.resumes_itself else "no checkpoint is declared")
+
+
+def _budget_spent(situation: Situation, why: str) -> Plan:
+    code, kind = exit_code_after(situation, situation.failures[-max(situation.policy.intensity - 1, 1) :])  # this one is the last of them
+    return Plan(
+        kind=PlanKind.STOP,
+        reason=f"the budget is spent: {why}, {kind}",
+        next_rung="look at the incidents, then start again",
+        strategy="restart_within_budget",
+        exit_code=code,
+    )
+
+
+RUNGS = (
+    Rung("exhausted", exhausted, "stop (65): nothing that would make the next attempt differ is left or enabled"),
+    Rung("same_place", same_place, "stop (65; 124 where it hangs): the same failure at the same place, no progress between"),
+    Rung("restart_within_budget", restart_within_budget, "restart with backoff, within the budget of the cause's family"),
+)

@@ -101,6 +101,11 @@ class Write:
     loose: bool = False
     replaced: bool = False
 
+    @property
+    def is_directory(self) -> bool:
+        """Whether a directory was saved as a whole, and the save ended."""
+        return self.now is not None and self.now[2] < 0
+
 
 class Learned:
     """What was learned of one job on this node."""
@@ -205,9 +210,9 @@ class Learned:
         writes = self.writes(unit)
         return bool(writes) and all(write.replaced for write in writes)
 
-    def wrote(self, unit: str) -> bool:
-        """Return whether ranks of this node wrote a checkpoint, in this run or the one before."""
-        return bool(self.writes(unit)) or any(path == unit or path.startswith(unit + "/") for path in self._earlier)
+    def wrote_earlier(self, unit: str) -> bool:
+        """Return whether a save of a checkpoint was logged when this supervisor started: in this run, or the one before it."""
+        return any(path == unit or path.startswith(unit + "/") for path in self._earlier)
 
     def teach(self, unit: str) -> None:
         """Take a path for one of checkpoints: that is known from elsewhere."""
@@ -236,7 +241,7 @@ class Learned:
         older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone, or the directory is still `proven`,
         as it was found whole: a hard link that a mirror's upload made and removed has changed their ctime alone.
         """
-        found = {write.path: Identity(*write.now) for write in self.writes(unit) if write.now is not None and write.now[2] >= 0}
+        found = {write.path: Identity(*write.now) for write in self.writes(unit) if write.now is not None and not write.is_directory}
         if not self._is_born_here(unit):
             return found
         try:

@@ -46,7 +46,7 @@ class Brought:
 def bring(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.Answer]) -> Brought | None:
     """Ask the mirrors where nothing on this disk is good; None where something is, or may be. Reads files."""
     listing = checkpoints.listing()
-    checkpoints.note_before(listing)
+    checkpoints.note_before()
     if listing.problems or (listing.candidates and checkpoints.has_good()):
         return None
     return Brought(restore(), bool(listing.candidates))

@@ -86,8 +86,8 @@ class MirrorLink:
         """Start the process, soon."""
         self._thread.start()
 
-    def bring(self, path: str, step: int | None, manifest: str) -> None:
-        """Have a checkpoint brought to the mirrors; returns at once. `manifest` is the file of its manifest."""
+    def send(self, path: str, step: int | None, manifest: str) -> None:
+        """Send a checkpoint to the mirrors; return at once. `manifest` is the file of its manifest."""
         row = {"cmd": "mirror", "path": path, "step": step, "manifest": manifest}
         with self._changed:
             self._pending[path] = row
@@ -95,7 +95,7 @@ class MirrorLink:
             self._still_since = self._still_since or time.monotonic()
         self._queue.put(row)
 
-    def is_bringing(self, path: str, content: str) -> bool:
+    def is_sending(self, path: str, content: str) -> bool:
         """Say whether a checkpoint is still to be sent, by its manifest's id: asked for and not held, or held in the spool."""
         with self._changed:
             pending = path in self._pending

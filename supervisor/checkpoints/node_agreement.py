@@ -30,7 +30,7 @@ from supervisor.core.model import CheckpointRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from supervisor.checkpoints.job import JobCheckpoints
+    from supervisor.checkpoints.node_offer import NodeOffer
     from supervisor.checkpoints.permit import Permit
     from supervisor.core.actions import SelectCheckpoint
 
@@ -87,28 +87,28 @@ class Offer:
 
 
 def agree(  # noqa: PLR0913  what is asked, of what, and by whom
-    action: SelectCheckpoint, checkpoints: JobCheckpoints, all_gather: AllGather, permit: Permit, *, host: str, suspect: bool, t: float
+    action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, permit: Permit, *, host: str, suspect: bool, t: float
 ) -> CheckpointSelected:
     """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, where the attempt is over before they do."""
-    problem = checkpoints.rescue(permit)
+    problem = node_offer.rescue(permit)
     states = _gathered(
         all_gather,
         1,
         NodeState(
-            host, action.agreed, action.overrides, action.avoid, suspect, action.knows, checkpoints.prefers_finite, action.mixed_from_t
+            host, action.agreed, action.overrides, action.avoid, suspect, action.knows, node_offer.prefers_finite, action.mixed_from_t
         ),
     )
     newest = max(states, key=lambda state: state.agreed)  # the first of those that are as new
     poison = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.poison))
     since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
-    offer, selection = _offer(action, checkpoints, poison, problem, since)
+    offer, selection = _offer(action, node_offer, poison, problem, since)
     offers = _gathered(all_gather, 2, offer)
     candidates = common.candidates([one.held for one in offers])
     refused: list[tuple[str, str]] = []
     newest_whole: _Taken | None = None
     taken: _Taken | None = None
     for number, candidate in enumerate(candidates):
-        proof = checkpoints.prove(candidate, action.node, suspect=any(state.suspect for state in states))
+        proof = node_offer.prove(candidate, action.node, suspect=any(state.suspect for state in states))
         proofs = _gathered(all_gather, 3 + number, proof)
         why = common.accepted(candidate, proofs)
         if why:
@@ -125,7 +125,7 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
         return _none(action, states, offers, selection, tuple(refused), newest, poison, t)
     rows = [candidate[action.node] for candidate in candidates]
     row, proof = rows[taken.number], taken.proofs[action.node]
-    checkpoints.take(row.path)
+    node_offer.take(row.path)
     whole = (one for one in rows[newest_whole.number if newest_whole else taken.number : taken.number] if one.path not in dict(refused))
     return CheckpointSelected(
         t,
@@ -184,15 +184,15 @@ def _has(offer: Offer) -> str:
 
 def _offer(
     action: SelectCheckpoint,
-    checkpoints: JobCheckpoints,
+    node_offer: NodeOffer,
     poison: tuple[str, ...],
     problem: tuple[str, str] | None,
     mixed_from_t: float | None,
 ) -> tuple[Offer, Selection]:
     try:
         if mixed_from_t is not None:
-            checkpoints.distrust(mixed_from_t)
-        held, selection = checkpoints.offer((*poison, *action.avoid), dict(action.agreements))
+            node_offer.reject_mixed(mixed_from_t)
+        held, selection = node_offer.offer((*poison, *action.avoid), dict(action.agreements))
     except (CheckpointingError, OSError) as error:
         return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), Selection(None, 1)
     against = (*selection.poisoned, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))

@@ -144,7 +144,7 @@ class CheckpointWatcher:
         return self._finishing
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
         while not self._stopped.is_set():
             last = self._finishing
             try:

@@ -253,7 +253,7 @@ class Executor:
         if not heartbeats.read(directory / "heartbeat"):
             return False
         found: list[Event] = []
-        looker = ProgressSampler(found.append, math.inf, self._workshop.checkpoints.is_ours)
+        looker = ProgressSampler(found.append, math.inf, self._workshop.checkpoints.belongs_to_job)
         looker.watch(state.attempt, directory, state.began_t, state.resume)
         looker.look(self._loop.clock.now(), (), last=True)
         for event in found:
@@ -379,7 +379,7 @@ class Executor:
         since_t = self._loop.state.mixed_from_t
         if since_t is not None:
             with contextlib.suppress(CheckpointingError, OSError):
-                self._workshop.checkpoints.distrust(self._wall_t(since_t))
+                self._workshop.checkpoints.node_offer.reject_mixed(self._wall_t(since_t))
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -477,7 +477,7 @@ class Executor:
         if action.mixed_from_t is not None:
             action = replace(action, mixed_from_t=self._wall_t(action.mixed_from_t))
         try:
-            event = node_agreement.agree(action, self._workshop.checkpoints, all_gather, permit, host=host, suspect=suspect, t=t)
+            event = node_agreement.agree(action, self._workshop.checkpoints.node_offer, all_gather, permit, host=host, suspect=suspect, t=t)
         except node_agreement.AgreementCancelled:
             return
         self._loop.post(replace(event, t=self._loop.clock.now()))

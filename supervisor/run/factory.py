@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from health.model import Readings
+    from supervisor.checkpoints.reports import CheckpointReport
     from supervisor.classify.catalogue import Catalogue
     from supervisor.classify.match import Scanner
     from supervisor.core.actions import Quarantine
@@ -49,10 +50,10 @@ PROCESSES = "processes.jsonl"
 class Workshop:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
-    `warn` tells the person something, from any thread.
+    `warn` tells the person something, from any thread. `report` gets what is found of the checkpoints, from worker threads.
     """
 
-    def __init__(self, job: Job, ignored: Collection[int], warn: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, ignored: Collection[int], warn: Callable[[str], None], report: Callable[[CheckpointReport], None]) -> None:
         self._job = job
         self._warn = warn
         self._ignored = ignored
@@ -62,9 +63,9 @@ class Workshop:
         self._reading = threading.Lock()
         self._heritage = orphans.Heritage(job.cookie)
         self._gpus: tuple[Gpu, ...] = ()
-        self.checkpoints = JobCheckpoints(job)
         self.ledger = GpuLedger(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
         self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
+        self.checkpoints = JobCheckpoints(job, report, several_nodes=self.has_several_nodes)
 
     @property
     def launcher(self) -> Launcher:
@@ -194,6 +195,11 @@ class Workshop:
     def most_nodes(self) -> int:
         """Return how many nodes an attempt may have, as the command says; 0 where it does not."""
         return torchrun.most_nodes(self.torchrun, self._job.environ)
+
+    @property
+    def has_several_nodes(self) -> bool:
+        """Whether an attempt may have ranks on other nodes."""
+        return self.torchrun is not None and self.most_nodes() != 1
 
     def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:
         """Write a GPU down as out of use; return all that were seen at the start, empty where they could not be listed. Raises OSError.

@@ -15,11 +15,12 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from supervisor import version
 from supervisor.checkpoints import mirror, restore_process
 from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.checkpoints.reports import CheckpointAlert, CheckpointFound, CheckpointPruned, CheckpointTrouble, WatcherFailed
 from supervisor.config import loading, plugins, signatures
 from supervisor.config.policy import evict_on, to_policy
 from supervisor.core.actions import Alert
@@ -60,12 +61,12 @@ from supervisor.run.loop import Loop
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from supervisor.checkpoints.reports import CheckpointReport
     from supervisor.checkpoints.watcher import CheckpointWatcher
     from supervisor.classify.rows import Problem
     from supervisor.config.settings import Settings
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event
-    from supervisor.core.model import CheckpointRef
     from supervisor.core.state import JobState
     from supervisor.journal.state import Past
     from supervisor.run.lock import Lock
@@ -157,25 +158,16 @@ class _Run:
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         if self.continues:
             self.reporter.goes_on(self.past.state.incident)
-        self.workshop = Workshop(job, ignored, lambda text: terminal.say(text, "warning"))
-        self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.is_ours)
+        self.workshop = Workshop(job, ignored, lambda text: terminal.say(text, "warning"), self._checkpoint_report)
+        self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.belongs_to_job)
         self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.workshop)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
-        self.workshop.checkpoints.short = self._disk_is_filling
-        self.workshop.checkpoints.several_nodes = self._has_several_nodes
-        self.workshop.checkpoints.has_rank_0 = self._has_rank_0
-        self.workshop.checkpoints.not_finite = self._numbers_turned
-        self.workshop.checkpoints.unprotected = self._is_unprotected
-        self.workshop.checkpoints.pruned = self._was_pruned
-        self.workshop.checkpoints.stumbled = self._watcher_stumbled
         self.mirror: MirrorLink | None = None
         self.mirror_news: MirrorReport | None = None
         if settings.checkpoints.mirror:
             news = self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt)
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
-            self.workshop.checkpoints.bring = self.mirror.bring
-            self.workshop.checkpoints.is_bringing = self.mirror.is_bringing
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt = 0
         self.asked_to_stop = threading.Event()  # so that what is done before the loop runs is given up
@@ -197,7 +189,9 @@ class _Run:
         self._tidy_up()
         self._catch_signals()
         self._restore()
-        watcher = self.workshop.checkpoints.watcher(self._checkpoint_verified)
+        checkpoints = self.workshop.checkpoints
+        feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
+        watcher = checkpoints.watcher(feed, self._has_rank_0)
         if self.mirror is not None:
             self.mirror.start()
         if watcher is not None:
@@ -240,25 +234,26 @@ class _Run:
     def _has_rank_0(self) -> bool | None:
         return mirror.has_rank_0(self.loop.state.placed, self.job.environ, is_torchrun=self.workshop.torchrun is not None)
 
-    def _checkpoint_verified(self, ref: CheckpointRef, made_in: int) -> None:
-        self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref, made_in))
+    def _checkpoint_report(self, report: CheckpointReport) -> None:
+        """Pass on what is found of the checkpoints, from a worker thread to the loop's."""
+        match report:
+            case CheckpointFound(ref, attempt):
+                self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref, attempt))
+            case CheckpointAlert(trouble, text):
+                goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
+                self.loop.call_soon(lambda: self.reporter.alerted(Alert(trouble.value, self.loop.state.attempt, f"{text}{goes_on}")))
+            case CheckpointPruned(path, step, reason):
+                self.loop.call_soon(lambda: self._checkpoint_pruned(path, step, reason))
+            case WatcherFailed(text):
+                say = f"watching the checkpoints goes on after a failure of its own: {text}"
+                self.loop.call_soon(lambda: self.terminal.say(say, "warning"))
+            case _:
+                assert_never(report)
 
-    def _was_pruned(self, path: str, step: int | None, why: str) -> None:
-        self.loop.call_soon(lambda: self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=why or "removed"))
-        if not why:
-            self.loop.call_soon(lambda: self.terminal.say(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}"))
-
-    def _watcher_stumbled(self, text: str) -> None:
-        self.loop.call_soon(lambda: self.terminal.say(f"watching the checkpoints goes on after a failure of its own: {text}", "warning"))
-
-    def _disk_is_filling(self, text: str) -> None:
-        self.loop.call_soon(lambda: self.reporter.alerted(Alert("disk_filling", self.loop.state.attempt, text)))
-
-    def _numbers_turned(self, text: str) -> None:
-        self.loop.call_soon(lambda: self.reporter.alerted(Alert("not_finite", self.loop.state.attempt, f"{text}; the training goes on")))
-
-    def _is_unprotected(self, text: str) -> None:
-        self.loop.call_soon(lambda: self.reporter.alerted(Alert("no_copy", self.loop.state.attempt, text)))
+    def _checkpoint_pruned(self, path: str, step: int | None, reason: str) -> None:
+        self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=reason or "removed")
+        if not reason:
+            self.terminal.say(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}")
 
     # the journal's listener: from its thread
 
@@ -453,13 +448,9 @@ class _Run:
             *of_knobs,
             *([self.anew] if self.anew else []),
             resume,
-            *(mirror.lines(self.job, several_nodes=self._has_several_nodes) if self.mirror is not None else ()),
+            *(mirror.lines(self.job, several_nodes=self.workshop.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
-
-    @property
-    def _has_several_nodes(self) -> bool:
-        return self.workshop.torchrun is not None and self.workshop.most_nodes() != 1
 
     # the end
 

@@ -287,7 +287,7 @@ def test_what_the_run_before_wrote_is_still_this_nodes(tmp_path: Path, rank: Ran
     rank.saves("/ckpt/last.pt")
     knows(tmp_path, rank)
     later = knows(tmp_path, Rank(tmp_path / "attempt-0002"), "r2")
-    assert (later.writes("/ckpt/last.pt"), later.wrote("/ckpt/last.pt"), later.wrote("/ckpt/other.pt")) == ((), True, False)
+    assert (later.writes("/ckpt/last.pt"), later.wrote_earlier("/ckpt/last.pt"), later.wrote_earlier("/ckpt/other.pt")) == ((), True, False)
 
 
 def test_lines_are_read_once_and_a_torn_one_when_it_is_whole(tmp_path: Path, rank: Rank) -> None:

@@ -20,6 +20,7 @@ from checkpointing.mirror import layout, restore
 from checkpointing.mirror.backends import open_backend
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.checkpoints.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
 from supervisor.cli.checkpoints import verify
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from supervisor.checkpoints.mirror_feed import MirrorFeed
+    from supervisor.checkpoints.reports import CheckpointReport
     from supervisor.core.events import CheckpointSelected
 
 DEADLINE_S = 30.0
@@ -47,6 +50,7 @@ class Node:
         self.settings = replace(Settings(), checkpoints=Checkpoints(**declared))
         self.said: list[Mapping[str, Any]] = []
         self.pruned: list[tuple[str, str]] = []
+        self.without_copy: list[str] = []
         self.number = self.current = 0
 
     def run(self, run_id: str, *, goes_on: bool = False) -> CheckpointSelected:
@@ -55,9 +59,16 @@ class Node:
             shutil.rmtree(self.scratch)
             self.scratch.mkdir()
         self.job = Job("job", run_id, "node", ("true",), self.here, {}, self.settings, self.state, self.scratch, "cookie")
-        self.checkpoints = JobCheckpoints(self.job)
-        self.checkpoints.pruned = lambda path, _step, why: self.pruned.append((os.path.basename(path), why))  # noqa: PTH119 -- strings
+        self.checkpoints = JobCheckpoints(self.job, self._took)
+        self.feed: MirrorFeed | None = None
         return self.checkpoints.select(1.0, 0)
+
+    def _took(self, report: CheckpointReport) -> None:
+        match report:
+            case CheckpointPruned(path, _, reason):
+                self.pruned.append((os.path.basename(path), reason))  # noqa: PTH119 -- strings
+            case CheckpointAlert(CheckpointTrouble.NO_COPY, text):
+                self.without_copy.append(text)
 
     def attempt(self, number: int) -> None:
         """Start the ranks of an attempt, by more than the grain of the files' clock after the last save."""
@@ -85,7 +96,7 @@ class Node:
 
     def look(self) -> None:
         """Have the watcher read what is there."""
-        watcher = self.checkpoints.watcher(lambda _ref, _attempt: None)
+        watcher = self.checkpoints.watcher(self.feed)
         assert watcher is not None
         watcher.start()
         assert watcher.finish(DEADLINE_S)
@@ -100,8 +111,9 @@ class Node:
         """Run the mirror's process meanwhile."""
         link = MirrorLink(self.job, self.said.append)
         link.start()
-        self.checkpoints.bring, self.checkpoints.is_bringing = link.bring, link.is_bringing
+        self.feed = self.checkpoints.mirror_feed(link, lambda: True)
         yield
+        self.feed = None
         assert link.close(DEADLINE_S) == 0
 
     def arrives(self, step: int) -> None:
@@ -252,7 +264,7 @@ def test_copies_follow_a_step_back_and_a_new_run(tmp_path: Path) -> None:
     for step in (850, 875):
         node.save(step, "last.pt")
         node.look()
-    assert [copy.manifest.step for copy in node.checkpoints._copies.all()] == [900, 850, 875]  # noqa: SLF001 -- 900 is in use
+    assert [copy.manifest.step for copy in node.checkpoints.records.copies.all()] == [900, 850, 875]  # 900 is in use
     node.save(890, "last.pt", cut=True)
     assert chosen(node.stops(2, "last.pt"))[1] == 875, "and not step 1000, which was given up"
     assert chosen(node.run("run-b"))[1] == 875
@@ -271,9 +283,7 @@ def test_a_declared_file_in_a_directory_of_its_own_is_copied_from_its_first_save
 
 def test_where_no_copy_can_be_had_that_is_told_once_unless_a_save_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path, paths=("last.pt",), mirror=())
-    told: list[str] = []
     node.run("run-a")
-    node.checkpoints.unprotected = told.append
     node.attempt(1)
     real = os.statvfs
     full = lambda path: os.statvfs_result((*real(path)[:4], 3, *real(path)[5:]))  # noqa: E731 -- three blocks are free
@@ -282,7 +292,7 @@ def test_where_no_copy_can_be_had_that_is_told_once_unless_a_save_replaces_it(tm
         node.save(step, "last.pt")
         node.look()
     path = node.here / "last.pt"
-    (text,) = told
+    (text,) = node.without_copy
     assert text.startswith(
         f"a kill during the next save of {path} would lose it: the file is written in place, and has no copy: the disk would not"
     )
@@ -293,7 +303,7 @@ def test_where_no_copy_can_be_had_that_is_told_once_unless_a_save_replaces_it(tm
     with (node.job.attempt_dir(1) / "saves-0.jsonl").open("a") as out:
         out.write(json.dumps(row) + "\n")
     node.look()
-    (copy,) = node.checkpoints._copies.all()  # noqa: SLF001 -- what is kept
+    (copy,) = node.checkpoints.records.copies.all()
     shares = os.stat(copy.place).st_nlink > 1 or os.stat(copy.place).st_ino != path.stat().st_ino  # noqa: PTH116 -- a link, or a reflink
     assert (copy.manifest.step, shares) == (3, True)
 
@@ -347,8 +357,8 @@ def test_what_was_written_before_a_takeover_is_pruned_after_it(tmp_path: Path) -
     node.save(70)
     node.look()
     assert node.on_disk() == [60, 70], node.pruned  # 60 is what the attempt was begun with
-    assert node.checkpoints.learned is not None
-    assert {place.pattern.rpartition("/")[2]: place.saved for place in node.checkpoints.learned.places()} == {"step_[0-9]*.pt": 7}
+    assert node.checkpoints.records.discovery is not None
+    assert {place.pattern.rpartition("/")[2]: place.saved for place in node.checkpoints.records.discovery.places()} == {"step_[0-9]*.pt": 7}
 
 
 def test_another_runs_files_fill_no_quota_and_are_not_removed(tmp_path: Path) -> None:

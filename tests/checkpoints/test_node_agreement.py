@@ -20,9 +20,14 @@ from supervisor.job.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from supervisor.checkpoints.reports import CheckpointReport
     from supervisor.core.events import CheckpointSelected
 
 DEADLINE_S = 30.0
+
+
+def ignore(_report: CheckpointReport) -> None:
+    """Nobody reads these reports."""
 
 
 class Nodes:
@@ -35,7 +40,9 @@ class Nodes:
             directory.mkdir(exist_ok=True)
             settings = Settings(checkpoints=Checkpoints(paths=(f"{directory}/*.pt",)))
             state = place / f"state-{node}"
-            self.nodes.append(JobCheckpoints(Job("job", "run", f"n{node}", ("torchrun",), place, {}, settings, state, state, "cookie")))
+            self.nodes.append(
+                JobCheckpoints(Job("job", "run", f"n{node}", ("torchrun",), place, {}, settings, state, state, "cookie"), ignore)
+            )
 
     def saved(self, step: int, *nodes: int) -> None:
         """Save the same content on some nodes."""
@@ -62,7 +69,7 @@ class Nodes:
                 return said[number]
 
             action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
-            found[node] = node_agreement.agree(action, self.nodes[node], say, Permit(), host=f"n{node}", suspect=False, t=5.0)
+            found[node] = node_agreement.agree(action, self.nodes[node].node_offer, say, Permit(), host=f"n{node}", suspect=False, t=5.0)
 
         threads = [threading.Thread(target=run, args=(node,)) for node in range(count)]
         for thread in threads:
@@ -181,14 +188,14 @@ def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: P
     for step in (40, 60):
         nodes.saved(step, 0)
     newest = nodes.directories[0] / "step-60.pt"
-    offer = nodes.nodes[1].offer
+    offer = nodes.nodes[1].node_offer.offer
 
     def offered(*args: object) -> object:
         found = offer(*args)  # type: ignore[arg-type]
         os.utime(newest, ns=(7, 7))  # the others' pruning, say
         return found
 
-    nodes.nodes[1].offer = offered  # type: ignore[assignment, method-assign]
+    nodes.nodes[1].node_offer.offer = offered  # type: ignore[assignment, method-assign]
     assert nodes.steps(nodes.agree()) == [40, 40]
 
 
@@ -199,7 +206,7 @@ def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Pa
     def broken(*_: object) -> object:
         raise OSError(5, "Input/output error")
 
-    nodes.nodes[1].offer = broken  # type: ignore[assignment, method-assign]
+    nodes.nodes[1].node_offer.offer = broken  # type: ignore[assignment, method-assign]
     found = nodes.agree()
     assert nodes.steps(found) == [None, None]
     assert all("Input/output error" in str(one.held) for one in found)

@@ -11,6 +11,7 @@ from checkpointing.io.tree import Reading
 from checkpointing.model import NonFinite, Verdict
 from checkpointing.verification import verify
 from supervisor.checkpoints import numerics
+from supervisor.checkpoints.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.cli.checkpoints import listing
 from supervisor.cli.checkpoints import verify as checkpoint_verify
 from tests.checkpoints.test_repair import Ground, ground
@@ -29,8 +30,13 @@ class Saves:
 
     def __init__(self, ground: Ground) -> None:
         """Take note of what would be alerted."""
-        self.ground, self.said = ground, list[str]()
-        ground.checkpoints.not_finite = self.said.append
+        self.ground = ground
+
+    @property
+    def said(self) -> list[str]:
+        """The alerts."""
+        reports = self.ground.reports
+        return [one.text for one in reports if isinstance(one, CheckpointAlert) and one.trouble is CheckpointTrouble.NOT_FINITE]
 
     @property
     def steps(self) -> list[int]:
@@ -39,7 +45,7 @@ class Saves:
 
     def save(self, step: int, weight: float = 1.0, name: str = "") -> Path:
         path = self.write(step, weight, name)
-        self.ground.checkpoints.absorb()
+        self.ground.checkpoints.records.absorb()
         self.watched(path)
         return path
 
@@ -53,10 +59,10 @@ class Saves:
         """Do what the watcher does with what stood still."""
         found = verify(str(path))
         assert found.verdict is Verdict.VERIFIED
-        manifest = self.ground.checkpoints._record(found, Reading())  # noqa: SLF001  what the watcher calls, in its thread
+        manifest = self.ground.checkpoints.recorder.record(found, Reading())
         assert manifest is not None
-        self.ground.checkpoints._recorded[found.path] = manifest  # noqa: SLF001  see above
-        self.ground.checkpoints._keep_copy(manifest, Reading())  # noqa: SLF001  see above
+        self.ground.checkpoints.recorder.note_newest(manifest)
+        self.ground.checkpoints.retention.keep_copy(manifest, Reading(), self.ground.checkpoints.recorder)
 
 
 def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(ground: Ground) -> None:
@@ -78,7 +84,7 @@ def test_a_roll_back_to_a_lower_step_that_is_finite_ends_it_and_the_next_time_is
     saves.save(200, NAN)
     for path in ground.here.iterdir():
         path.unlink()  # the manifests of what is gone are passed over as the next ones are written
-    ground.checkpoints._manifests.sweep()  # noqa: SLF001  what the watcher does
+    ground.checkpoints.records.manifests.sweep()  # what the watcher does
     saves.save(100, 4.0)
     assert ground.checkpoints.numbers() == ""
     saves.save(150, NAN)
@@ -91,7 +97,7 @@ def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_repla
     for step in (150, 200, 250):
         saves.save(step, NAN, name="ckpt.pt")
     assert saves.steps == [150]
-    assert [copy.manifest.step for copy in ground.checkpoints._copies.all()] == [100]  # noqa: SLF001  what lies there
+    assert [copy.manifest.step for copy in ground.checkpoints.records.copies.all()] == [100]
     assert ground.mends() == {}, "NaN is no reason to move it"
     assert verify(str(ground.here / "ckpt.pt")).step == 250
 
@@ -100,7 +106,7 @@ def test_of_several_that_are_verified_the_newest_first_it_is_said_as_well(ground
     saves = Saves(ground)
     for step, weight in ((100, 1.0), (200, NAN)):
         saves.write(step, weight)
-    ground.checkpoints.absorb()
+    ground.checkpoints.records.absorb()
     saves.watched(ground.here / "step_200.pt")
     assert saves.said == []
     saves.watched(ground.here / "step_100.pt")
@@ -136,7 +142,7 @@ def test_ls_shows_it(ground: Ground) -> None:
     saves = Saves(ground)
     saves.save(100)
     saves.save(200, NAN)
-    (mask, _) = ground.checkpoints._manifests.all()  # noqa: SLF001  what was recorded
+    (mask, _) = ground.checkpoints.records.manifests.all()
     assert listing._numbers(mask) == "model.alibi is not finite: Inf at element 2"  # noqa: SLF001  the cell of the list
 
 
@@ -154,7 +160,7 @@ def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(ground: Gro
 def test_where_not_all_tensors_were_listed_none_is_said_to_have_been_finite(ground: Ground) -> None:
     saves = Saves(ground)
     saves.save(100)
-    (before,) = ground.checkpoints._manifests.all()  # noqa: SLF001  what was recorded
+    (before,) = ground.checkpoints.records.manifests.all()
     many = tuple(NonFinite(f"w{number}", "NaN", 0) for number in range(numerics.MOST_NON_FINITE))
     object.__setattr__(before, "non_finite", many)
     assert numerics.compared((NonFinite("later", "NaN", 0),), before) == (NonFinite("later", "NaN", 0),)

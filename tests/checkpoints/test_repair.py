@@ -20,7 +20,6 @@ from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.verification import verify
-from supervisor.checkpoints.discovery import Learned
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.permit import Permit
 from supervisor.config.settings import Checkpoints, Settings
@@ -30,6 +29,8 @@ from tests.e2e.untouched import listing, renamed
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from supervisor.checkpoints.reports import CheckpointReport
 
 
 class Rank:
@@ -83,17 +84,18 @@ class Ground:
         settings = replace(Settings(), checkpoints=Checkpoints())
         self.job = Job("train", "run-1", "node", ("true",), self.here, {}, settings, self.state, tmp_path / "scratch", "cookie")
         self.rank = Rank(self.job.attempt_dir(1), self.here)
-        self.checkpoints = JobCheckpoints(self.job)
+        self.reports: list[CheckpointReport] = []
+        self.checkpoints = JobCheckpoints(self.job, self.reports.append)
         self.checkpoints.began(1)
 
     def keeps(self, path: Path) -> None:
         """Have the copy made that the watcher makes."""
-        self.checkpoints.absorb()
-        found = verify(str(path), own=self.checkpoints.is_own(str(path)))
+        self.checkpoints.records.absorb()
+        found = verify(str(path), own=self.checkpoints.records.provenance.trusts(str(path)))
         assert found.verdict is Verdict.VERIFIED
-        manifest = self.checkpoints._record(found, Reading())  # noqa: SLF001  what the watcher calls, in its thread
+        manifest = self.checkpoints.recorder.record(found, Reading())
         assert manifest is not None
-        self.checkpoints._keep_copy(manifest, Reading())  # noqa: SLF001  see above
+        self.checkpoints.retention.keep_copy(manifest, Reading(), self.checkpoints.recorder)
 
     def mends(self) -> dict[str, str]:
         """Select, once no rank is alive."""
@@ -131,15 +133,15 @@ def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one
     ground.rank.line(what="ended", path=str(path), n=ground.rank.number, well=True, now=stat_of(path))
     strange = ground.here / "strange.pt"
     torch.save({"step": 99, "config": Config()}, strange)
-    ground.checkpoints.absorb()
-    assert [verify(str(one), own=ground.checkpoints.is_own(str(one))).verdict for one in (path, strange)] == [
+    ground.checkpoints.records.absorb()
+    assert [verify(str(one), own=ground.checkpoints.records.provenance.trusts(str(one))).verdict for one in (path, strange)] == [
         Verdict.VERIFIED,
         Verdict.DANGEROUS,
     ]
     ground.keeps(path)
-    again = JobCheckpoints(ground.job)
-    again.learned = Learned(ground.state / "elsewhere", "run-9")
-    assert (again.is_own(str(path)), again.is_own(str(strange))) == (True, False), "what was recorded of this job is this job's"
+    (ground.state / "checkpoints" / "learned.json").unlink()
+    trusts = JobCheckpoints(replace(ground.job, run_id="run-9"), ground.reports.append).records.provenance.trusts
+    assert (trusts(str(path)), trusts(str(strange))) == (True, False), "what was recorded of this job is this job's"
 
 
 def hf(ground: Ground, step: int, *, cut: bool = False, made: bool = True) -> Path:
@@ -219,7 +221,7 @@ def once_nobody_was_alive(ground: Ground) -> None:
     directory = hf(ground, 20, cut=True)
     ground.checkpoints.ended()
     ground.checkpoints.ended = lambda: None  # type: ignore[method-assign]  it ended before what comes now
-    until = ground.checkpoints._alive_until_ns  # noqa: SLF001  what it is about
+    until = ground.checkpoints._repair._ranks_ended_ns  # type: ignore[union-attr]  # noqa: SLF001  what it is about
     while not (directory / "vocab.txt").exists() or (directory / "vocab.txt").stat().st_ctime_ns <= until:
         (directory / "vocab.txt").write_text("a person's")
 
@@ -293,7 +295,7 @@ def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(
     ground.rank.saves("ckpt.pt", 20, cut=True, **asked)
     (ground.here / "latest.pt").symlink_to("ckpt.pt")
     before = listing(ground.here)
-    monkeypatch.setattr(ground.checkpoints._copies, "put_back", lambda *_: "the disk is full")  # noqa: SLF001  a disk that is full
+    monkeypatch.setattr(ground.checkpoints.records.copies, "put_back", lambda *_: "the disk is full")  # a disk that is full
     assert "left where it is: the copy could not be put there: the disk is full" in ground.mends()["ckpt.pt"]
     assert listing(ground.here) == before
     assert ground.moved() == []
@@ -302,7 +304,7 @@ def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(
 def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Path) -> None:
     ground = Ground(tmp_path)
     settings = replace(ground.job.settings, checkpoints=Checkpoints(paths=("ckpt.pt",)))
-    ground.checkpoints = checkpoints = JobCheckpoints(replace(ground.job, settings=settings))
+    ground.checkpoints = checkpoints = JobCheckpoints(replace(ground.job, settings=settings), ground.reports.append)
     checkpoints.began(1)
     for step in (10, 20):
         path = ground.rank.saves("ckpt.pt", step)
@@ -337,7 +339,7 @@ def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(ground: Ground) 
     for path in paths:
         ground.keeps(path)
     paths[0].unlink()
-    watcher = ground.checkpoints.watcher(lambda _: None)
+    watcher = ground.checkpoints.watcher()
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)

@@ -95,5 +95,5 @@ def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_
     loop.clock, loop.state = an_hour_ahead, JobState(mixed_from_t=an_hour_ahead.now() - 60.0)
     executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
     executor._distrust()  # noqa: SLF001  in a thread of the collection's
-    (since_t,) = workshop.checkpoints.distrust.call_args.args
+    (since_t,) = workshop.checkpoints.node_offer.reject_mixed.call_args.args
     assert abs(since_t - (time.time() - 60.0)) < 1.0

@@ -11,6 +11,7 @@ import torch
 
 from checkpointing.retention import free_space
 from supervisor.checkpoints.job import JobCheckpoints
+from supervisor.checkpoints.reports import CheckpointAlert, CheckpointReport, CheckpointTrouble
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu
@@ -36,7 +37,7 @@ def test_what_a_killed_supervisor_left_in_memory_is_not_taken_for_ours(job: Job,
         (job.scratch / name).touch()
     job.attempt_dir(1).mkdir()
     (job.attempt_dir(1) / "loads-0.jsonl").write_text('{"path": "old.pt"}\n')
-    Workshop(job, (), print).clear_scratch(keep_attempts=continues)
+    Workshop(job, (), print, print).clear_scratch(keep_attempts=continues)
     assert sorted(path.name for path in job.scratch.iterdir()) == (["attempt-0001"] if continues else [])
 
 
@@ -44,7 +45,7 @@ def test_fences_that_cannot_be_recorded_are_kept_and_told(job: Job) -> None:
     (job.state / "checkpoints").write_text("a file is in the way")
     (job.cwd / "ckpt").mkdir()
     (job.cwd / "ckpt" / "step-3.pt").write_bytes(b"PK\x03\x04 torn")
-    checkpoints = JobCheckpoints(job)
+    checkpoints = JobCheckpoints(job, print)
     assert checkpoints.problems == ()
     assert [why for _, why in checkpoints.select(1.0, 1).fenced]
     problem, *_ = checkpoints.problems
@@ -63,11 +64,11 @@ def test_a_poisoned_path_is_not_handed_out_whatever_is_written_there(job: Job) -
     last = directory / "last.pt"
     for step in (9, 6):
         save(last, step)
-        selected = JobCheckpoints(job).select(1.0, 1, (str(last),))
+        selected = JobCheckpoints(job, print).select(1.0, 1, (str(last),))
         assert selected.chosen is not None
         assert selected.chosen.path == str(directory / "old-3.pt")
         assert [(path, why.partition(":")[0]) for path, why in selected.refused] == [(str(last), "poisoned")]
-    free = JobCheckpoints(job).select(1.0, 1)
+    free = JobCheckpoints(job, print).select(1.0, 1)
     assert free.chosen is not None
     assert (free.chosen.path, free.chosen.step) == (str(last), 6)
     assert [(ref.path, ref.step, ref.level) for ref in free.older] == [(str(directory / "old-3.pt"), 3, "")]
@@ -82,7 +83,7 @@ def test_a_gpu_that_is_put_out_of_use_is_told_as_such_from_then_on_by_every_job_
     def of(name: str) -> Workshop:
         state = tmp_path / "state" / name / "nodes" / "node"
         environ = {"PATH": f"{program.parent}:/usr/bin:/bin"}
-        return Workshop(Job(name, "r", "node", ("true",), tmp_path, environ, Settings(), state, tmp_path, "cookie"), (), print)
+        return Workshop(Job(name, "r", "node", ("true",), tmp_path, environ, Settings(), state, tmp_path, "cookie"), (), print, print)
 
     one = of("one")
     first, second = Gpu(0, "GPU-a", "0000:3b:00.0"), Gpu(1, "GPU-b", "0000:5e:00.0")
@@ -93,7 +94,7 @@ def test_a_gpu_that_is_put_out_of_use_is_told_as_such_from_then_on_by_every_job_
 
 
 def test_where_no_gpu_could_be_listed_none_is_told_to_be_there_when_one_is_put_out_of_use(job: Job) -> None:
-    workshop = Workshop(job, (), print)  # a takeover, whose nvidia-smi did not answer
+    workshop = Workshop(job, (), print, print)  # a takeover, whose nvidia-smi did not answer
     assert workshop.quarantine(Quarantine(1, Gpu(1, "GPU-b", ""), "xid 79", "NVRM")) == ()
     assert [entry.uuid for entry in workshop.held_gpus()] == ["GPU-b"]
 
@@ -110,11 +111,11 @@ def test_where_no_gpu_could_be_listed_none_is_told_to_be_there_when_one_is_put_o
     ],
 )
 def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job: Job, command: str, nproc: int | None, world: int) -> None:
-    assert Workshop(replace(job, command=tuple(command.split())), (), print).world_size(nproc) == world
+    assert Workshop(replace(job, command=tuple(command.split())), (), print, print).world_size(nproc) == world
 
 
 def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    told: queue.SimpleQueue[CheckpointReport] = queue.SimpleQueue()
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def short(directory: str, n_bytes: int) -> free_space.Forecast:
@@ -123,10 +124,9 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, mon
 
     monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
-        replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1)))
+        replace(job, settings=replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",), scan_interval_s=0.1))), told.put
     )
-    checkpoints.short = told.put
-    watcher = checkpoints.watcher(lambda _ref, _attempt: None)
+    watcher = checkpoints.watcher()
     assert watcher is not None
     (job.cwd / "ckpt").mkdir()
     watcher.start()
@@ -134,5 +134,9 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, mon
         save(job.cwd / "ckpt" / f"step-{step}.pt", step)
         assert asked.get(timeout=20) == str(job.cwd / "ckpt")
     assert watcher.stop(20)
-    assert told.get_nowait() == f"1 of the next 2 checkpoints fit into {job.cwd}/ckpt: the quota is used up"
-    assert told.empty()
+    alerts = []
+    while not told.empty():
+        report = told.get()
+        alerts += [report] if isinstance(report, CheckpointAlert) else []
+    text = f"1 of the next 2 checkpoints fit into {job.cwd}/ckpt: the quota is used up"
+    assert alerts == [CheckpointAlert(CheckpointTrouble.DISK_FILLING, text)]

@@ -23,7 +23,6 @@ from checkpointing.mirror.upload import Means, upload
 from checkpointing.verification import verify
 from supervisor.checkpoints import mirror as checkpoint_mirror
 from supervisor.checkpoints import restore_process
-from supervisor.checkpoints.discovery import Learned
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.restore_process import Answer
 from supervisor.config.settings import Checkpoints, Settings
@@ -34,7 +33,13 @@ from supervisor.job.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from supervisor.checkpoints.reports import CheckpointReport
+
 NOTHING = Answer("nothing")
+
+
+def ignore(_report: CheckpointReport) -> None:
+    """Nobody reads these reports."""
 
 
 @pytest.fixture
@@ -43,7 +48,9 @@ def checkpoints(tmp_path: Path) -> JobCheckpoints:
     for name in ("state", "here"):
         (tmp_path / name).mkdir()
     settings = replace(Settings(), checkpoints=Checkpoints(paths=("*.pt",)))
-    return JobCheckpoints(Job("train", "run-1", "node", ("true",), tmp_path / "here", {}, settings, tmp_path / "state", tmp_path, "cookie"))
+    return JobCheckpoints(
+        Job("train", "run-1", "node", ("true",), tmp_path / "here", {}, settings, tmp_path / "state", tmp_path, "cookie"), ignore
+    )
 
 
 def test_the_mirrors_are_asked_where_nothing_here_is_good(checkpoints: JobCheckpoints, tmp_path: Path) -> None:
@@ -61,12 +68,25 @@ def saved(path: Path, step: int) -> None:
     torch.save({"step": step, "w": torch.ones(64)}, path)
 
 
+class Sent:
+    """What the mirror gets: names of checkpoints."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def send(self, path: str, _step: int | None, _manifest: str) -> None:
+        """Take one."""
+        self.names.append(path.rpartition("/")[2])
+
+    def is_sending(self, _path: str, _content: str) -> bool:
+        """Nothing waits."""
+        return False
+
+
 def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list[str]:
     """Let the watcher look once; return the names of what is to be sent."""
     found: list[str] = []
-    checkpoints.bring = lambda path, _step, _manifest: found.append(path.rpartition("/")[2])
-    checkpoints.has_rank_0 = lambda: has_rank_0
-    watcher = checkpoints.watcher(lambda _ref, _attempt: None)
+    watcher = checkpoints.watcher(checkpoints.mirror_feed(Sent(found), lambda: has_rank_0), lambda: has_rank_0)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)
@@ -76,7 +96,7 @@ def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list
 def test_what_no_hook_saw_is_sent_by_the_node_of_rank_0_if_it_is_new(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
     here = tmp_path / "here"
     saved(here / "step_1.pt", 1)
-    checkpoints.note_before(checkpoints.listing())
+    checkpoints.note_before()
     assert sent(checkpoints) == [], "it lay there before"
     saved(here / "step_2.pt", 2)
     assert sent(checkpoints, has_rank_0=False) == [], "another node's"
@@ -87,14 +107,14 @@ def test_what_no_hook_saw_is_sent_by_the_node_of_rank_0_if_it_is_new(tmp_path: P
 def test_what_one_run_could_not_send_is_new_to_the_next(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
     here = tmp_path / "here"
     saved(here / "step_1.pt", 1)
-    checkpoints.note_before(checkpoints.listing())
+    checkpoints.note_before()
     saved(here / "step_2.pt", 2)
     job = checkpoints._job  # noqa: SLF001 -- the same job once more
-    second = JobCheckpoints(replace(job, run_id="run-2"))
-    second.note_before(second.listing())
+    second = JobCheckpoints(replace(job, run_id="run-2"), ignore)
+    second.note_before()
     assert sent(second) == ["step_2.pt"]
-    third = JobCheckpoints(replace(job, run_id="run-3"))
-    third.note_before(third.listing())
+    third = JobCheckpoints(replace(job, run_id="run-3"), ignore)
+    third.note_before()
     saved(here / "step_3.pt", 3)
     third.restored(str(here / "step_3.pt"), 0)
     assert sent(third) == [], "it came from a mirror"
@@ -107,7 +127,6 @@ class Mode(enum.Enum):
 
 
 def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
-    checkpoints.learned = Learned(tmp_path / "state", "run-1")
     planted, later = tmp_path / "here" / "step_1.pt", tmp_path / "here" / "step_2.pt"
     torch.save({"step": 1, "mode": Mode.WARM}, planted)
     event = checkpoints.select(1.0, 1)
@@ -118,9 +137,8 @@ def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, c
     chosen = checkpoints.select(2.0, 2).chosen
     assert chosen is not None
     assert chosen.path == str(later)
-    assert not checkpoints.is_own(str(tmp_path / "other.pt"))
-    again = JobCheckpoints(checkpoints._job)  # noqa: SLF001 -- a takeover
-    again.learned = Learned(tmp_path / "state", "run-1")
+    assert not checkpoints.records.provenance.trusts(str(tmp_path / "other.pt"))
+    again = JobCheckpoints(checkpoints._job, ignore)  # noqa: SLF001 -- a takeover
     chosen = again.select(3.0, 2).chosen
     assert chosen is not None
     assert chosen.path == str(later)
@@ -130,21 +148,19 @@ def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, c
 def test_a_person_who_trusts_the_declared_checkpoints_resumes_from_calls_that_are_not_listed(
     tmp_path: Path, checkpoints: JobCheckpoints, made_by: str
 ) -> None:
-    checkpoints.learned = Learned(tmp_path / "state", "run-1")
     path = tmp_path / "here" / "step_1.pt"
     torch.save({"step": 1, "mode": Mode.WARM if made_by == "another engineer" else os.system}, path)
     assert [one for one, _ in checkpoints.select(1.0, 0).dangerous] == [str(path)], "fenced, too"
     job = checkpoints._job  # noqa: SLF001 -- the same job, started again
     trusting = replace(job, settings=replace(job.settings, checkpoints=replace(job.settings.checkpoints, trusted=True)))
-    again = JobCheckpoints(trusting)
-    again.learned = Learned(tmp_path / "state", "run-1")
+    again = JobCheckpoints(trusting, ignore)
     event = again.select(2.0, 0)
     if made_by == "another engineer":
         assert (event.chosen is not None, event.dangerous) == (True, ()), event
     else:
         assert "system" in event.dangerous[0][1]
     (tmp_path / "other.pt").write_bytes(path.read_bytes())
-    assert not again.is_own(str(tmp_path / "other.pt")), "not declared"
+    assert not again.records.provenance.trusts(str(tmp_path / "other.pt")), "not declared"
 
 
 def log_save(job: Job, path: Path, device: int | None = None) -> None:
@@ -161,7 +177,6 @@ def log_save(job: Job, path: Path, device: int | None = None) -> None:
 def test_the_last_checkpoint_of_a_run_is_none_that_another_job_saved_to_the_same_directory(
     tmp_path: Path, checkpoints: JobCheckpoints, by: str
 ) -> None:
-    checkpoints.learned = Learned(tmp_path / "state", "run-1")
     checkpoints.select(1.0, 0)
     checkpoints.began(1)
     here = tmp_path / "here"
@@ -169,15 +184,15 @@ def test_the_last_checkpoint_of_a_run_is_none_that_another_job_saved_to_the_same
     for path in (mine, theirs) if by == "the same path" else (mine,):
         saved(path, 2)
         log_save(checkpoints._job, path)  # noqa: SLF001 -- its ranks write there
-    checkpoints.absorb()
+    checkpoints.records.absorb()
     saved(theirs, 9)
     os.utime(theirs, ns=(time.time_ns(), time.time_ns()))  # within one tick of the clock it would be the same file
     for path in (mine, theirs):  # as the watcher does
-        manifest = checkpoints._record(verify(str(path)), Reading())  # noqa: SLF001 -- as above
+        manifest = checkpoints.recorder.record(verify(str(path)), Reading())
         assert manifest is not None
         assert manifest.about.run == "run-1", "by its time it is of this run"
-        checkpoints._recorded[str(path)] = manifest  # noqa: SLF001 -- as above
-        checkpoints._reported.add(str(path))  # noqa: SLF001 -- as above
+        checkpoints.recorder.note_newest(manifest)
+        checkpoints.recorder.note_checkpoint(str(path))
     last = checkpoints.last_recorded()
     assert last is not None
     assert last.path == str(here / "step_2.pt")
@@ -194,20 +209,20 @@ def test_what_another_job_of_this_user_saved_is_trusted_as_long_as_it_is_what_th
         state.mkdir(parents=True, mode=0o700)
         settings = replace(Settings(), checkpoints=Checkpoints(paths=("*.pt",)))
         jobs.append(Job(name, "run-1", "n", ("true",), place, {}, settings, state, tmp_path / "scratch" / name, "cookie"))
-    first = JobCheckpoints(jobs[0])
-    first.note_before(first.listing())
+    first = JobCheckpoints(jobs[0], ignore)
+    first.note_before()
     torch.save({"step": 1, "mode": Mode.WARM}, path)
     if how == "by a rank's save alone":
         log_save(jobs[0], path, device=path.stat().st_dev + 1)  # another node's mount has another number
         first.began(1)
-        first.absorb()
+        first.records.absorb()
     else:
         assert sent(first) == ["step_1.pt"], "it is verified, and recorded"
     if how == "written since":
         torch.save({"step": 1, "mode": [Mode.WARM]}, path)
     if how == "others may write the record":
         (tmp_path / "root" / "slurm-1").chmod(0o770)
-    event = JobCheckpoints(jobs[1]).select(1.0, 0)
+    event = JobCheckpoints(jobs[1], ignore).select(1.0, 0)
     usable = how in ("as it was", "by a rank's save alone")
     assert (event.chosen is not None, len(event.dangerous)) == (usable, not usable), event
 
@@ -224,8 +239,7 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
         upload(open_backend(mirror), entry, spool.log(entry, mirror), Means())
     path.unlink()
     settings = replace(checkpoints._job.settings, checkpoints=Checkpoints(paths=("*.pt",), mirror=(mirror,), restore_from=job))  # noqa: SLF001 -- the same job
-    here = JobCheckpoints(replace(checkpoints._job, settings=settings, environ=dict(os.environ)))  # noqa: SLF001 -- as above
-    here.learned = Learned(tmp_path / "state", "run-1")
+    here = JobCheckpoints(replace(checkpoints._job, settings=settings, environ=dict(os.environ)), ignore)  # noqa: SLF001 -- as above
     answer = restore_process.restore(here._job, lambda _text: None)  # noqa: SLF001 -- as above
     assert answer.kind == "restored", answer
     here.restored(answer.path, answer.began, answer.manifest)

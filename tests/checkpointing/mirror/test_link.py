@@ -60,12 +60,12 @@ def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(jo
         process = link._process  # noqa: SLF001 -- whom to kill
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)  # it is asked, and dies before it can hold it
-        link.bring(str(path), 1, str(described))
-        assert link.is_bringing(str(path), "any")
+        link.send(str(path), 1, str(described))
+        assert link.is_sending(str(path), "any")
         os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
         assert [(row["code"], row["wait_s"]) for row in told if row["ev"] == "died"] == [(-signal.SIGKILL, 1.0)]
-        wait_for(lambda: not link.is_bringing(str(path), next(row["id"] for row in told if row["ev"] == "uploaded")), "the spool")
+        wait_for(lambda: not link.is_sending(str(path), next(row["id"] for row in told if row["ev"] == "uploaded")), "the spool")
         assert link.close(20.0) == 0
 
 
@@ -77,7 +77,7 @@ def test_a_process_that_dies_as_the_run_ends_is_started_once_more_to_bring_the_r
         process = link._process  # noqa: SLF001 -- whom to kill
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)
-        link.bring(str(path), 1, str(described))
+        link.send(str(path), 1, str(described))
         os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: any(row["ev"] == "died" for row in told), "it is known to be dead, and the next one waits a second")
         assert link.close(30.0) == 0
@@ -97,7 +97,7 @@ def test_a_spool_that_a_predecessor_still_holds_is_waited_for(job: Job, tmp_path
     described = save(path, 1000, 1)
     held = Spool(str(job.state / "spool"))
     with linked(job) as (link, told):
-        link.bring(str(path), 1, str(described))
+        link.send(str(path), 1, str(described))
         wait_for(lambda: link._n_held > 0, "a start that meets the other process")  # noqa: SLF001 -- nothing is told of it
         held.close()
         wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
@@ -155,11 +155,11 @@ def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(j
         assert process is not None
         assert link.waits_s() == 0
         os.kill(process.pid, signal.SIGSTOP)
-        link.bring(str(path), 1, str(described))
+        link.send(str(path), 1, str(described))
         wait_for(lambda: link.waits_s() > 0.2, "the time that it waits")
         os.kill(process.pid, signal.SIGCONT)
         wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload")
         wait_for(lambda: link.waits_s() == 0, "nothing that waits")
-        link.bring(str(path), 1, str(tmp_path / "gone.json"))
+        link.send(str(path), 1, str(tmp_path / "gone.json"))
         wait_for(lambda: any(row.get("what") == "refused" for row in told), "the refusal")
         assert link.waits_s() == 0, "nobody waits for what was refused"

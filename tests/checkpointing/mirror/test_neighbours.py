@@ -12,7 +12,8 @@ import torch
 
 from checkpointing.model import Identity
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.shared_manifests import PATIENCE_S, Neighbours
+from supervisor.checkpoints.reports import CheckpointFound, CheckpointReport
+from supervisor.checkpoints.shared_manifests import PATIENCE_S, SharedManifests
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
 from tests.support.waiting import wait_for
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from checkpointing.io.reader import Source
     from supervisor.checkpoints.watcher import CheckpointWatcher
-    from supervisor.core.model import CheckpointRef
 
 
 class Node:
@@ -35,20 +35,26 @@ class Node:
         (place / "here").mkdir(exist_ok=True)
         settings = replace(Settings(), checkpoints=Checkpoints(paths=("step_*",), scan_interval_s=0.1))
         job = Job("train", f"run-{name}", name, ("true",), place / "here", {}, settings, state, state, "cookie")
-        self.checkpoints = JobCheckpoints(job)
-        self.checkpoints.several_nodes = True
-        self.checkpoints.has_rank_0 = lambda: has_rank_0
-        self.checkpoints.note_before(self.checkpoints.listing())
+        self.checkpoints = JobCheckpoints(job, self._took, several_nodes=True)
+        self.checkpoints.note_before()
         self.sent: list[str] = []
-        self.checkpoints.bring = lambda path, _step, _manifest: self.sent.append(path.rpartition("/")[2])
         self.verified: list[tuple[str, int | None, str]] = []
-        watcher = self.checkpoints.watcher(self._took)
+        watcher = self.checkpoints.watcher(self.checkpoints.mirror_feed(self, lambda: has_rank_0), lambda: has_rank_0)
         assert watcher is not None
         self.watcher: CheckpointWatcher = watcher
         self.watcher._quiet_s = 0.1  # noqa: SLF001 -- nobody writes here
 
-    def _took(self, ref: CheckpointRef, _attempt: int) -> None:
-        self.verified.append((ref.path.rpartition("/")[2], ref.step, ref.level))
+    def send(self, path: str, _step: int | None, _manifest: str) -> None:
+        """Take what the mirror gets."""
+        self.sent.append(path.rpartition("/")[2])
+
+    def is_sending(self, _path: str, _content: str) -> bool:
+        """Nothing is kept for the mirror."""
+        return False
+
+    def _took(self, report: CheckpointReport) -> None:
+        if isinstance(report, CheckpointFound):
+            self.verified.append((report.ref.path.rpartition("/")[2], report.ref.step, report.ref.level))
 
 
 @pytest.fixture
@@ -72,7 +78,7 @@ def test_one_node_reads_and_the_others_take_what_it_recorded(tmp_path: Path, rea
     second.watcher.start()
     torch.save({"step": 7, "w": torch.ones(64)}, tmp_path / "here" / "step_7.pt")
     wait_for(lambda: bool(second.watcher._seen), "the second node to see it")  # noqa: SLF001 -- it tells nothing yet
-    wait_for(lambda: bool(second.checkpoints._neighbours._asked), "the second node to wait")  # noqa: SLF001 -- as above
+    wait_for(lambda: bool(second.checkpoints.shared._asked), "the second node to wait")  # noqa: SLF001 -- as above
     assert reads == []
     first.watcher.start()
     wait_for(lambda: first.verified == [("step_7.pt", 7, "digest")], "the first node to verify it")
@@ -94,9 +100,9 @@ def test_what_is_taken_is_put_in_the_order_of_this_nodes_own_runs(tmp_path: Path
     for node in (first, second):
         node.watcher.start()
         assert node.watcher.finish(20.0)
-    (adopted,) = second.checkpoints._manifests.all()  # noqa: SLF001 -- what is recorded
+    (adopted,) = second.checkpoints.records.manifests.all()
     assert (adopted.about.run, adopted.about.attempt) == ("run-a", 1)
-    assert second.checkpoints._order.lineage_of(adopted.path, adopted.identity, 0).run == "run-a"  # noqa: SLF001 -- as above
+    assert second.checkpoints.records.provenance.of(adopted.path, adopted.identity).attempt_of("run-a") == 1
 
 
 def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Path) -> None:
@@ -107,7 +113,7 @@ def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Pa
     assert first.watcher.finish(20.0)
     torch.save({"step": 7, "w": torch.zeros(64)}, path)
     [candidate] = second.checkpoints.listing().candidates
-    assert second.checkpoints._neighbours.recorded(str(path), candidate.identity) is None  # noqa: SLF001 -- what is asked
+    assert second.checkpoints.shared.recorded(str(path), candidate.identity) is None
 
 
 def test_nobody_is_waited_for_beyond_the_time_that_reading_takes_nor_alone(tmp_path: Path) -> None:
@@ -116,12 +122,12 @@ def test_nobody_is_waited_for_beyond_the_time_that_reading_takes_nor_alone(tmp_p
         (tmp_path / "nodes" / name).mkdir(parents=True)
     torch.save({"step": 7}, tmp_path / "step_7.pt")
     identity = Identity.of((tmp_path / "step_7.pt").stat())
-    neighbours = Neighbours(tmp_path / "nodes" / "a", "checkpoints", clock=lambda: now)
-    assert neighbours.is_worth_waiting("/step_7.pt", identity)
+    shared = SharedManifests(tmp_path / "nodes" / "a", "checkpoints", clock=lambda: now)
+    assert shared.is_worth_waiting("/step_7.pt", identity)
     now = PATIENCE_S + 1
-    assert not neighbours.is_worth_waiting("/step_7.pt", identity)
+    assert not shared.is_worth_waiting("/step_7.pt", identity)
     (tmp_path / "nodes" / "b").rmdir()
-    assert not Neighbours(tmp_path / "nodes" / "a", "checkpoints").is_worth_waiting("/step_7.pt", identity)
+    assert not SharedManifests(tmp_path / "nodes" / "a", "checkpoints").is_worth_waiting("/step_7.pt", identity)
 
 
 def test_the_first_node_that_took_part_in_a_save_sends_the_directory(tmp_path: Path) -> None:
@@ -129,7 +135,7 @@ def test_the_first_node_that_took_part_in_a_save_sends_the_directory(tmp_path: P
     nodes = {name: Node(tmp_path, name, has_rank_0=name == "a") for name in ("a", "b", "c")}
 
     def saves(name: str, t: float) -> None:
-        learned = nodes[name].checkpoints.learned
+        learned = nodes[name].checkpoints.records.discovery
         assert learned is not None
         attempt = tmp_path / f"attempt-{name}"
         attempt.mkdir(exist_ok=True)
@@ -139,8 +145,8 @@ def test_the_first_node_that_took_part_in_a_save_sends_the_directory(tmp_path: P
 
     def first(name: str) -> bool:
         checkpoints = nodes[name].checkpoints
-        assert checkpoints.learned is not None
-        return checkpoints._neighbours.is_first(unit, checkpoints.learned)  # noqa: SLF001 -- what is asked
+        assert checkpoints.records.discovery is not None
+        return checkpoints.shared.is_first(unit, checkpoints.records.discovery)
 
     saves("b", now)
     saves("c", now + 2)

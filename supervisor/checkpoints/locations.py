@@ -1,0 +1,76 @@
+"""Where a job's checkpoints are: at the declared patterns, and at the locations that were discovered."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.discover import Listing, find
+from supervisor.observe.path_patterns import escaped, is_of, pattern_of
+
+if TYPE_CHECKING:
+    from checkpointing.io.listing_cache import Recall
+    from supervisor.checkpoints.discovery import Learned
+    from supervisor.job.job import Job
+
+_WILDCARDS: Final = frozenset("*?[")
+
+
+class CheckpointLocations:
+    """Lists one job's checkpoints on this node, and tells which paths are theirs."""
+
+    def __init__(self, job: Job, discovery: Learned | None) -> None:
+        """`discovery`: None where nothing is to be discovered."""
+        self._patterns = job.settings.checkpoints.paths
+        self._cwd = str(job.cwd)
+        self._discovery = discovery
+
+    def declared(self, cache: Recall | None = None) -> Listing:
+        """List what lies at the declared patterns."""
+        return find(self._patterns, self._cwd, cache)
+
+    def listing(self, *, candidates: bool = False, cache: Recall | None = None) -> Listing:
+        """List the checkpoints that are declared or discovered, and with `candidates` what may turn out to be one."""
+        declared = self.declared(cache)
+        if self._discovery is None:
+            return declared
+        patterns = self._discovery.patterns(candidates=candidates)
+        further = find(patterns, self._cwd, cache) if patterns else Listing(())
+        known = {(candidate.identity.dev, candidate.identity.ino) for candidate in declared.candidates}
+        more = [
+            candidate
+            for candidate in further.candidates
+            if (candidate.identity.dev, candidate.identity.ino) not in known and any(is_of(pattern, candidate.path) for pattern in patterns)
+        ]
+        # a discovered location that cannot be read is the script's own trouble
+        return Listing(tuple(sorted((*declared.candidates, *more), key=lambda candidate: candidate.path)), declared.problems)
+
+    def is_checkpoint(self, path: str) -> bool:
+        """Return whether a listed candidate is a checkpoint: discovered to be one, or declared."""
+        return self._discovery is None or self._discovery.is_checkpoint(path) or self.is_listed_as_declared(path)
+
+    def is_listed_as_declared(self, path: str) -> bool:
+        """Return whether a declared pattern finds the checkpoint at a path. Lists directories."""
+        return any(path == candidate.path for candidate in self.declared().candidates)
+
+    def is_declared(self, path: str) -> bool:
+        """Return whether a path, or the directory above it, matches a declared pattern. Reads nothing."""
+        declared = (os.path.join(self._cwd, pattern) for pattern in self._patterns)  # noqa: PTH118 (patterns)
+        names = path, os.path.dirname(path)  # noqa: PTH120 (as above) -- a directory stands for the checkpoints in it
+        return any(fnmatchcase(name, pattern) for pattern in declared for name in names)
+
+    def belongs_to_job(self, path: str) -> bool:
+        """Return whether a path lies where this job's checkpoints are declared, or where it was seen to save. Reads nothing."""
+        return self.is_declared(path) or (self._discovery is not None and self._discovery.is_saved(path))
+
+    def is_saved_in_place(self, path: str) -> bool:
+        """Return whether the next save will write to the same path, as to `last.pt`."""
+        is_known = self.is_checkpoint(path) or (self._discovery is not None and self._discovery.is_known(path))
+        return is_known and pattern_of(path) == escaped(path)
+
+    def directories(self) -> tuple[str, ...]:
+        """Return the directories that hold checkpoints, as far as no wildcard stands in their names."""
+        discovered = () if self._discovery is None else self._discovery.patterns()
+        above = {os.path.dirname(os.path.join(self._cwd, pattern)) for pattern in (*self._patterns, *discovered)}  # noqa: PTH118, PTH120 (patterns)
+        return tuple(sorted(directory for directory in above if not _WILDCARDS & set(directory)))

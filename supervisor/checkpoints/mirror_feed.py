@@ -1,0 +1,76 @@
+"""Chooses which recorded checkpoints this node sends to the mirrors, and sends each once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from supervisor.checkpoints.provenance import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from checkpointing.discover import Listing
+    from checkpointing.manifest.documents import Manifest
+    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.shared_manifests import SharedManifests
+
+
+class Uploads(Protocol):
+    """What sends checkpoints to the mirrors."""
+
+    def is_sending(self, path: str, content: str) -> bool:
+        """Return whether a checkpoint is still to be sent. content: its manifest's id."""
+        ...
+
+    def send(self, path: str, step: int | None, manifest: str) -> None:
+        """Send a checkpoint, some time; return at once. manifest: the file of its manifest."""
+        ...
+
+
+class MirrorFeed:
+    """Feeds one job's mirrors, in the watcher's thread."""
+
+    def __init__(
+        self,
+        records: CheckpointRecords,
+        recorder: CheckpointRecorder,
+        shared: SharedManifests,
+        uploads: Uploads,
+        has_rank_0: Callable[[], bool | None],
+    ) -> None:
+        """`has_rank_0`: whether global rank 0 is on this node; None while no rank is known."""
+        self._records, self._recorder, self._shared = records, recorder, shared
+        self._uploads, self._has_rank_0 = uploads, has_rank_0
+        self._sent: set[tuple[str, str]] = set()
+
+    def send_known(self, listing: Listing) -> None:
+        """Send what was recorded before it was known to be a checkpoint."""
+        for candidate in listing.candidates:
+            made = self._recorder.newest.get(candidate.path)
+            if made is not None and made.identity == candidate.identity:
+                self.send(made)
+
+    def send(self, made: Manifest) -> None:
+        """Send a checkpoint, once, if this node is the one to send it."""
+        name = made.path, made.id
+        if name not in self._sent and self._is_ours_to_send(made):
+            self._sent.add(name)
+            self._uploads.send(made.path, made.step, self._records.manifests.file_of(made.path))
+
+    def is_sending(self, made: Manifest) -> bool:
+        """Return whether a checkpoint is still to be sent, so that it must stay."""
+        return self._uploads.is_sending(made.path, made.id)
+
+    def _is_ours_to_send(self, made: Manifest) -> bool:
+        """Return whether this node sends a checkpoint: one that its ranks saved; of what no hook saw, the node of rank 0.
+
+        Of a directory that ranks of several nodes saved together, the first of these nodes sends it, where they share a state directory.
+        No hook sees safetensors written by a plain `open`, C++ writers and other processes. What they save must be declared, and new.
+        """
+        records, discovery = self._records, self._records.discovery
+        writer = records.provenance.of(made.path, made.identity, made.saved_ns).writer
+        if writer is Writer.RANKS and discovery is not None:
+            is_first = not (records.several_nodes and made.is_tree) or self._shared.is_first(made.path, discovery)
+            return is_first and records.locations.is_checkpoint(made.path)
+        return writer is Writer.UNLOGGED and self._has_rank_0() is True and records.locations.is_listed_as_declared(made.path)

@@ -1,0 +1,135 @@
+"""What one node offers to the agreement of several nodes, and its proof that it can load a candidate (node_agreement.py)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.common import NodeCheckpoint, Proof, is_shared, reads
+from checkpointing.discover import Listing
+from checkpointing.io.tree import Reading
+from checkpointing.model import CheckpointingError, nan_weights
+from checkpointing.select import Spare, held
+from checkpointing.verification import identity_of
+from supervisor.checkpoints.selection import FILE_CLOCKS_S
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from checkpointing.model import Candidate
+    from checkpointing.select import Selection
+    from supervisor.checkpoints.permit import Permit
+    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.retention import Retention
+    from supervisor.checkpoints.selection import CheckpointSelector
+
+#: How many of the newest are offered to the other nodes.
+MOST_OFFERED: Final = 64
+_MIXED: Final = "saved while nodes trained from different states"
+
+
+class NodeOffer:
+    """This node's checkpoints, as the other nodes see them. Its methods read files: call them in one worker thread."""
+
+    def __init__(
+        self, records: CheckpointRecords, selector: CheckpointSelector, recorder: CheckpointRecorder, retention: Retention
+    ) -> None:
+        self._records, self._selector, self._recorder, self._retention = records, selector, recorder, retention
+        self._offered: dict[NodeCheckpoint, Candidate | Spare] = {}  # for the attempt that is to begin
+
+    @property
+    def prefers_finite(self) -> bool:
+        """Whether this node takes an older checkpoint where weights of the newest turned to NaN."""
+        return self._selector.prefers_finite
+
+    def rescue(self, permit: Permit) -> tuple[str, str] | None:
+        """Read, and write to disk, what the dead ranks of this node left. Return what could not be read, and why."""
+        records = self._records
+        try:
+            records.begin_run()
+            _ = records.rejections  # a record that cannot be read is a problem of this node
+            records.absorb()
+            self._selector.rescue(permit)
+            if records.discovery is not None:
+                records.discovery.settle()
+        except (CheckpointingError, OSError) as error:
+            return str(records.directory), str(error)
+        return None
+
+    def reject_mixed(self, since_t: float) -> None:
+        """Reject for good what was written since `since_t` (wall time), and remove our copies of it.
+
+        Nodes trained from different states then. Raises CheckpointingError, OSError.
+        """
+        since_ns = int((since_t - FILE_CLOCKS_S) * 1e9)
+        written = [one for one in self._records.locations.listing(candidates=True).candidates if one.mtime_ns >= since_ns]
+        self._records.rejections.add([(one.path, one.identity, _MIXED) for one in written], "mixed")
+        for copy in self._records.copies.all():
+            if copy.made_ns >= since_ns:
+                self._records.copies.remove(copy)
+
+    def offer(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[NodeCheckpoint, ...], Selection]:
+        """List what this node could resume from, newest first, and what stands against the rest. Nothing is read through.
+
+        agreements: number of the nodes' agreement with which an attempt of this run began. Raises CheckpointingError, OSError.
+        """
+        records = self._records
+        records.order.step_back(avoid, records.copies)
+        rows, selection = held(
+            records.locations.listing(),
+            records.rejections,
+            records.cache,
+            manifests=records.manifests,
+            spares=self._selector.copies(),
+            avoid=frozenset(avoid),
+            order=records.order.order(),
+            own=records.provenance.trusts,
+        )
+        self._offered = {}
+        for found, step in rows[:MOST_OFFERED]:
+            row = self._row(found, step, agreements)
+            if row is not None:
+                self._offered[row] = found
+        return tuple(self._offered), selection
+
+    def _row(self, found: Candidate | Spare, step: int | None, agreements: Mapping[int, int]) -> NodeCheckpoint | None:
+        if isinstance(found, Spare):
+            path, name, identity, digest = found.place, found.manifest.name, identity_of(found.place), found.manifest.id
+        else:
+            manifest = self._records.manifests.get(found.path)
+            path, name, identity = found.path, os.path.basename(found.path), found.identity  # noqa: PTH119 (strings throughout)
+            digest = manifest.id if manifest is not None and manifest.identity == identity else ""
+        if identity is None:
+            return None
+        origin = self._records.provenance.of(path, identity)
+        written_in = 0 if origin.is_cut or origin.logged_attempt is None else agreements.get(origin.logged_attempt, 0)
+        return NodeCheckpoint(path, name, step, identity.size, identity.mtime_ns, identity.ino, digest, written_in)
+
+    def prove(self, candidate: Sequence[NodeCheckpoint], node: int, *, suspect: bool) -> Proof:
+        """Return whether this node, `node` of all, can load its row of a candidate. One node reads a file that several see."""
+        row = candidate[node]
+        found = self._offered[row]
+        try:
+            identity = identity_of(row.path)
+            if identity is None or (identity.ino, identity.size, identity.mtime_ns) != (row.inode, row.n_bytes, row.mtime_ns):
+                return Proof(f"{row.path} changed, or is gone")
+            if not reads(candidate, node):
+                return Proof("" if os.access(row.path, os.R_OK) else f"{row.path} cannot be read")
+            listing, copies = (Listing(()), (found,)) if isinstance(found, Spare) else (Listing((found,)), ())
+            selection = self._selector.select_from(listing, copies, suspect=suspect, rejections=self._records.rejections)
+            chosen = selection.chosen
+            if chosen is None:
+                whys = (*selection.fenced, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
+                return Proof(": ".join(whys[0]) if whys else f"{row.path} is not whole")
+            digest = row.digest
+            if not is_shared(candidate) and not isinstance(found, Spare):
+                manifest = self._recorder.record(chosen, Reading())
+                digest = manifest.id if manifest is not None else ""
+            return Proof("", chosen.step, digest, chosen.level, tuple(sorted(nan_weights(chosen.non_finite or ()))))
+        except (CheckpointingError, OSError) as error:
+            return Proof(f"{row.path}: {error}")
+
+    def take(self, path: str) -> None:
+        """Keep what the attempt is given from being pruned."""
+        self._retention.use(path)

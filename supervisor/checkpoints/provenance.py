@@ -1,0 +1,113 @@
+"""Who wrote a checkpoint: one holder of that question, for the order, trust, copies, the mirror and the agreement of nodes.
+
+Four sources answer it. The save log of this node's ranks tells it for sure (discovery.py). A manifest recorded it when the checkpoint was
+verified, and the times of the attempts tell it for the rest (order.py). The baseline tells what lay there before the job wrote anything.
+Other jobs of this user recorded what they saved (other_jobs.py).
+
+The baseline is not the same fact as an unknown lineage. A lineage comes from a file's time, and an old file that somebody moves here while
+the job runs keeps its old time. The baseline compares identities, whatever the clock of a file server says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from checkpointing.model import Lineage
+from checkpointing.verification import identity_of
+
+if TYPE_CHECKING:
+    from checkpointing.manifest.documents import Manifests
+    from checkpointing.model import Identity
+    from supervisor.checkpoints.baseline import Baseline
+    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.locations import CheckpointLocations
+    from supervisor.checkpoints.order import CheckpointOrder
+    from supervisor.checkpoints.other_jobs import OtherJobs
+    from supervisor.job.job import Job
+
+
+class Writer(Enum):
+    """Who wrote a checkpoint, as far as this node knows."""
+
+    #: Ranks of this node logged a save of it, in this run or the one before.
+    RANKS = auto()
+    #: No save of it was logged, and it came to a declared path after the job began: a plain `open`, C++, another process or another node.
+    UNLOGGED = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who wrote a checkpoint, and when.
+
+    lineage: run and attempt, by what was recorded or else by the time; UNKNOWN_LINEAGE where neither tells it. logged_attempt: the attempt
+    of this run whose logged save left a file as it is, or was the last into a directory; None: no such save. is_cut: a logged save of it
+    did not end.
+    """
+
+    writer: Writer
+    lineage: Lineage
+    logged_attempt: int | None
+    is_cut: bool
+
+    def attempt_of(self, run: str) -> int:
+        """Return the attempt of a run that wrote it, 0 where none did."""
+        return self.lineage.attempt if self.lineage.run == run else 0
+
+
+class Provenance:
+    """Tells who wrote the checkpoints of one job on this node."""
+
+    def __init__(  # noqa: PLR0913 -- the sources
+        self,
+        job: Job,
+        locations: CheckpointLocations,
+        discovery: Learned | None,
+        order: CheckpointOrder,
+        *,
+        manifests: Manifests,
+        baseline: Baseline,
+        other_jobs: OtherJobs,
+        several_nodes: bool,
+    ) -> None:
+        """`several_nodes`: ranks of other nodes write checkpoints too, and their save logs are not here."""
+        self._is_all_trusted = discovery is None or several_nodes
+        self._are_declared_trusted = job.settings.checkpoints.trusted
+        self._locations, self._discovery, self._order = locations, discovery, order
+        self._manifests, self._baseline, self._other_jobs = manifests, baseline, other_jobs
+
+    def of(self, path: str, identity: Identity, mtime_ns: int = 0) -> Origin:
+        """Return who wrote what has this identity. mtime_ns: when it was written, of a directory by its newest file; 0: not known."""
+        lineage = self._order.lineage_of(path, identity, mtime_ns)
+        if self._discovery is None:
+            return Origin(self._unlogged(path, identity), lineage, None, is_cut=False)
+        writes = self._discovery.writes(path)
+        writer = Writer.RANKS if writes or self._discovery.wrote_earlier(path) else self._unlogged(path, identity)
+        in_directory = max((write.attempt for write in writes if write.path != path or write.is_directory), default=None)
+        attempt = self._discovery.attempt_of(path, identity) if in_directory is None else in_directory
+        return Origin(writer, lineage, attempt, any(write.cut for write in writes))
+
+    def _is_logged(self, path: str) -> bool:
+        return self._discovery is not None and (bool(self._discovery.writes(path)) or self._discovery.wrote_earlier(path))
+
+    def _unlogged(self, path: str, identity: Identity) -> Writer:
+        is_new = self._locations.is_declared(path) and not self._baseline.has(path, identity)
+        return Writer.UNLOGGED if is_new else Writer.UNKNOWN
+
+    def trusts(self, path: str) -> bool:
+        """Return whether this user's jobs wrote what lies at a path, so that classes of their own in it are no danger.
+
+        Where no save is logged, or ranks of other nodes write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
+        """
+        if self._is_all_trusted or self._is_logged(path):
+            return True
+        if self._are_declared_trusted and self._locations.is_declared(path):
+            return True
+        identity, recorded = identity_of(path), self._manifests.get(path)
+        if identity is None:
+            return False
+        if recorded is not None and recorded.identity == identity:
+            return True
+        return self._unlogged(path, identity) is Writer.UNLOGGED or self._other_jobs.has_saved(path, identity)

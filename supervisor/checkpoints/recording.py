@@ -1,0 +1,128 @@
+"""Records each checkpoint that was found whole: its digests, who wrote it, and whether numbers in it turned to NaN or Inf."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from checkpointing import ordering
+from checkpointing.io.reader import Interrupted
+from checkpointing.manifest import check
+from checkpointing.manifest.documents import About
+from checkpointing.model import Identity
+from supervisor.checkpoints import numerics
+from supervisor.checkpoints.reports import CheckpointAlert, CheckpointTrouble
+from supervisor.observe.path_patterns import pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from checkpointing.io.tree import Reading
+    from checkpointing.manifest.documents import Manifest
+    from checkpointing.model import Verification
+    from supervisor.checkpoints.discovery import Write
+    from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.reports import CheckpointReport
+    from supervisor.checkpoints.shared_manifests import SharedManifests
+
+
+class CheckpointRecorder:
+    """Writes the manifests of one job on this node, in worker threads."""
+
+    def __init__(self, records: CheckpointRecords, shared: SharedManifests, report: Callable[[CheckpointReport], None]) -> None:
+        self._records, self._shared, self._report = records, shared, report
+        self.newest: dict[str, Manifest] = {}  # of each path, as this run's watcher found it last
+        self._checkpoints: set[str] = set()  # paths among these that were known to be of checkpoints
+
+    def record(self, found: Verification, reading: Reading, *, by_another_node: bool = False) -> Manifest | None:
+        """Record what was found whole, byte by byte, so that a later change is seen. Return None where it changed meanwhile.
+
+        `by_another_node`: a manifest that another node recorded is taken first.
+        """
+        records = self._records
+        records.begin_run()
+        known = records.manifests.get(found.path)
+        if known is not None and known.identity == found.identity:
+            return known
+        adopted = self.adopt(found.path, found.identity) if by_another_node else None
+        if adopted is not None:
+            return adopted
+        try:
+            part_bytes = records.job.settings.checkpoints.part_mib << 20
+            manifest = self._with_lineage(check.build(found, About(records.job.name), reading=reading, part_bytes=part_bytes))
+        except (check.Changed, Interrupted, OSError):
+            return None  # it is read anew when it stands still
+        manifest = self._compared(manifest, known) if manifest.non_finite else manifest
+        if not records.manifests.put(manifest):
+            return None
+        self._compare_later(manifest)
+        return manifest
+
+    def adopt(self, path: str, identity: Identity) -> Manifest | None:
+        """Take over what another node recorded of a checkpoint, as of this node's run: each node counts runs and attempts for itself."""
+        found = self._shared.recorded(path, identity) if self._records.several_nodes else None
+        own = None if found is None else self._with_lineage(found)
+        return own if own is not None and self._records.manifests.put(own) else None
+
+    def note_newest(self, made: Manifest) -> None:
+        """Note what the watcher found at a path last."""
+        self.newest[made.path] = made
+
+    def note_checkpoint(self, path: str) -> None:
+        """Note that a path is known to be of a checkpoint."""
+        self._checkpoints.add(path)
+
+    def has_recorded(self, write: Write) -> bool:
+        """Return whether what a save left was found whole in this run."""
+        known = self.newest.get(write.path)
+        return known is not None and write.now is not None and known.identity == Identity(*write.now)
+
+    def forget(self, path: str) -> None:
+        """Drop what is recorded of a checkpoint that was removed."""
+        self._records.manifests.forget(path)
+        self.newest.pop(path, None)
+
+    def last_of_run(self) -> Manifest | None:
+        """Return the newest checkpoint of this run that is recorded. Nothing is read.
+
+        By its time alone, a file that another job saved to the same directory meanwhile counts as this run's too. What ranks of this job
+        were seen to save goes before it.
+        """
+        order = self._records.order.order()
+        own = [made for path, made in list(self.newest.items()) if made.about.run == self._records.job.run_id and path in self._checkpoints]
+        logged = [] if self._records.several_nodes else [made for made in own if self._is_logged(made)]
+        return min(logged or own, key=lambda made: order.of_manifest(made, ordering.HERE, made.path), default=None)
+
+    def _is_logged(self, made: Manifest) -> bool:
+        return self._records.provenance.of(made.path, made.identity, made.saved_ns).logged_attempt is not None
+
+    def numbers(self) -> str:
+        """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""
+        newest = numerics.newest_of_run(self._records.manifests.all(), self._records.job.run_id)
+        return "" if newest is None else numerics.report(newest)
+
+    def _with_lineage(self, made: Manifest) -> Manifest:
+        lineage = self._records.provenance.of(made.path, made.identity, made.saved_ns).lineage
+        return replace(made, about=replace(made.about, run=lineage.run, began=lineage.began, attempt=lineage.attempt))
+
+    def _compared(self, made: Manifest, before: Manifest | None = None) -> Manifest:
+        """Note which tensors an earlier save of this run held finite. Report it, unless the save before it was so too.
+
+        `before`: what was recorded of the same path last, which is no longer there.
+        """
+        earlier = [one for one in self._records.manifests.all() if one.path != made.path and one.saved_ns < made.saved_ns]
+        earlier += [before] if before is not None else []
+        last = numerics.newest_of_run(earlier, self._records.job.run_id, pattern_of(made.path))
+        made = replace(made, non_finite=numerics.compared(made.non_finite, last))
+        if numerics.turned(made) and not (last is not None and numerics.turned(last)):
+            self._report(CheckpointAlert(CheckpointTrouble.NOT_FINITE, numerics.report(made)))
+        return made
+
+    def _compare_later(self, made: Manifest) -> None:
+        """Compare again those that were saved after it and verified before it: of several at once the newest is read first."""
+        pattern, when = pattern_of(made.path), made.saved_ns
+        later = [one for one in self.newest.values() if one.non_finite and pattern_of(one.path) == pattern and one.saved_ns > when]
+        for one in sorted(later, key=lambda one: one.saved_ns):
+            again = self._compared(one) if one.path != made.path and not numerics.turned(one) else one
+            if again != one and self._records.manifests.put(again):
+                self.newest[one.path] = again

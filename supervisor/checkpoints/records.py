@@ -1,0 +1,115 @@
+"""What this node knows of a job's checkpoints: the one holder of each record, and what is recorded when a run and an attempt begin."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.manifest.documents import Manifests
+from checkpointing.rejections import Fences
+from checkpointing.retention.copies import Copies
+from checkpointing.retention.move_journal import SetAside
+from checkpointing.verification import Cache
+from supervisor.checkpoints.baseline import Baseline
+from supervisor.checkpoints.discovery import Learned
+from supervisor.checkpoints.locations import CheckpointLocations
+from supervisor.checkpoints.order import CheckpointOrder
+from supervisor.checkpoints.other_jobs import OtherJobs
+from supervisor.checkpoints.provenance import Provenance
+
+if TYPE_CHECKING:
+    from supervisor.job.job import Job
+
+DIRECTORY: Final = "checkpoints"
+
+
+class CheckpointRecords:
+    """The records of one job on this node, below `checkpoints/` in its state directory. Only one supervisor writes them.
+
+    `begin_attempt` waits for no disk. All else reads and writes files: call it in worker threads.
+    """
+
+    def __init__(self, job: Job, *, several_nodes: bool) -> None:
+        """Read what earlier runs recorded."""
+        settings = job.settings
+        self.job = job
+        self.several_nodes = several_nodes
+        self.directory = job.state / DIRECTORY
+        self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
+        hands_over = "" if settings.checkpoints.paths else settings.knobs.resume.hands_over
+        discovers = settings.checkpoints.learn and settings.instrument.enabled
+        self.discovery = Learned(self.directory, job.run_id, hands_over) if discovers else None
+        self.locations = CheckpointLocations(job, self.discovery)
+        self.manifests = Manifests(str(self.directory))
+        self.order = CheckpointOrder(self.directory, self.manifests, self.discovery, job.run_id)
+        self.baseline = Baseline(self.directory, settings.checkpoints.paths)
+        self.provenance = Provenance(
+            job,
+            self.locations,
+            self.discovery,
+            self.order,
+            manifests=self.manifests,
+            baseline=self.baseline,
+            other_jobs=OtherJobs(job.state, DIRECTORY),
+            several_nodes=several_nodes,
+        )
+        self.moves = SetAside(str(self.directory))
+        self.copies = Copies(
+            str(self.directory),
+            int(settings.checkpoints.copies_gib * 2**30),
+            order=self.order.order,
+            is_abandoned=self.order.is_abandoned,
+        )
+        self._lock = threading.Lock()
+        self._rejections: Fences | None = None
+        self._has_begun = False
+        self._notes: tuple[str, ...] = ()
+        self._attempt = 0
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read or recorded, last, each in one line."""
+        optional = (self._rejections, self.discovery)
+        found = [holder.problem for holder in optional if holder is not None]
+        found += [self.manifests.problem, self.copies.problem, self.order.problem, self.baseline.problem]
+        return tuple(problem for problem in found if problem)
+
+    @property
+    def rejections(self) -> Fences:
+        """The checkpoints that must not be resumed from. Raises CheckpointingError where a newer version wrote the record."""
+        with self._lock:
+            self._rejections = self._rejections or Fences(self.directory)
+            return self._rejections
+
+    def begin_run(self) -> None:
+        """Record that the run began, once, before anything is chosen or recorded. Take in what a killed supervisor's ranks wrote last."""
+        with self._lock:
+            if self._has_begun:
+                return
+            self._has_begun = True
+            self.baseline.take(self.locations.declared().candidates)
+            self._notes = self.order.begin_run(self.copies)
+            left = sorted(self.job.scratch.glob("attempt-[0-9]*"))
+            if self.discovery is not None and left:
+                self.discovery.absorb(left[-1], int(left[-1].name.rpartition("-")[2]), again=True)
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Return what a person should know of the run's beginning, once."""
+        with self._lock:
+            notes, self._notes = self._notes, ()
+            return notes
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Note whose logs of saves and loads are read from now on. Waits for no disk."""
+        self._attempt = attempt
+        self.order.attempt_begins(attempt)
+
+    def absorb(self) -> None:
+        """Write down what is new of the attempts, and read what the ranks logged since the last time."""
+        self.order.keep()
+        self.absorb_logs()
+
+    def absorb_logs(self) -> bool:
+        """Read what the attempt's ranks logged since the last time. Return whether anything was new."""
+        attempt = self._attempt
+        return self.discovery is not None and attempt > 0 and self.discovery.absorb(self.job.attempt_dir(attempt), attempt)

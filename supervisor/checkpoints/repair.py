@@ -1,0 +1,144 @@
+"""Moves torn checkpoints out of the way of a script that resumes by itself, and puts a copy in their place.
+
+Only what this run's ranks logged is touched, by the rule of ownership (checkpointing/retention/ownership.py). A move is a rename with a
+journal, so that `supervise checkpoints undo` reverses it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.model import Verdict, Verification
+from checkpointing.retention import ownership
+from checkpointing.verification import identity_of, verify
+from supervisor.checkpoints.references import leads_to
+from supervisor.observe.path_patterns import pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from checkpointing.model import Candidate
+    from checkpointing.retention.copies import Copy
+    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.permit import Permit
+    from supervisor.checkpoints.records import CheckpointRecords
+
+#: How many checkpoints are read, the newest first, to find a whole one beside a torn one.
+MOST_BESIDE: Final = 4
+
+
+class CheckpointRepair:
+    """Repairs the checkpoints of one job, while no rank is alive on this node."""
+
+    def __init__(self, records: CheckpointRecords, discovery: Learned) -> None:
+        self._records, self._discovery = records, discovery
+        self._trusts, self._locations = records.provenance.trusts, records.locations
+        self._ranks_ended_ns = time.time_ns()
+
+    def ranks_ended(self) -> None:
+        """Note that no rank is left: what is written from now on (wall time) is not this job's. Waits for no disk."""
+        self._ranks_ended_ns = time.time_ns()
+
+    def repair(self, rejected: Sequence[str], attempt: int, permit: Permit) -> tuple[tuple[str, str], ...]:
+        """Move torn checkpoints aside: the rejected ones, and those of which a save was cut off. Return each path and what was done."""
+        self._discovery.settle()
+        torn = (*rejected, *self._cut_candidates(), *self._unfinished_directories())
+        return tuple(row for path in torn for row in self._try(path, attempt, permit))
+
+    def _try(self, path: str, attempt: int, permit: Permit) -> Iterator[tuple[str, str]]:
+        """Do as `_repair`. Where that fails, by a full disk for example, the choice of a checkpoint stands all the same."""
+        try:
+            yield from self._repair(path, attempt, permit)
+        except OSError as error:
+            yield path, f"it could not be moved aside: {error}"
+
+    def _repair(self, path: str, attempt: int, permit: Permit) -> Iterator[tuple[str, str]]:
+        """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done.
+
+        One that a link or a framework's file of the latest leads to stays, unless a copy takes its place at once.
+        """
+        records = self._records
+        identity = identity_of(path)
+        if identity is None:
+            return
+        found = records.cache.get(path, identity) or verify(path, own=self._trusts(path))
+        records.cache.put(found)
+        copy = records.copies.newest_for(path) if self._locations.is_checkpoint(path) else None
+        leads = leads_to(path)
+        seen = self._discovery.seen(path, self._ranks_ended_ns)
+        stays = "" if copy is not None else f"because {leads} leads to it" if leads else self._why_last(found)
+        if stays:
+            if not ownership.why_not(found, seen, ranks_alive=not permit.alone):
+                yield path, f"{found.reason}: left where it is, {stays}"
+            return
+        with permit.held() as allowed:
+            moved = records.moves.move(found, attempt, seen, ranks_alive=not permit.alone) if allowed else None
+            done = self._put_back(moved.to, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
+        if done:
+            yield path, done
+
+    def _put_back(self, to: str, attempt: int, reason: str, copy: Copy | None, leads: str) -> str:
+        """Put the copy, where there is one, in the place of a torn checkpoint that was moved; return what was done."""
+        moves = self._records.moves
+        problem = "" if copy is None else self._records.copies.put_back(copy, moves, attempt, reason)
+        if problem and leads:
+            moves.undo(next(change.id for change in reversed(moves.changes()) if change.to == to))
+            return f"{reason}: left where it is: the copy could not be put there: {problem}"
+        step = "" if copy is None or copy.manifest.step is None else f" of step {copy.manifest.step}"
+        back = (
+            "" if copy is None else f"; the copy could not be put back: {problem}" if problem else f"; the copy{step} was put in its place"
+        )
+        return f"{reason}: moved to {to}{back}"
+
+    def _cut_candidates(self) -> tuple[str, ...]:
+        """Return candidates of which this run cut a save off, at a location that nobody was seen to load from, with a whole one beside.
+
+        A script that resumes from the newest would take it next. Without a whole one beside, the script would start from scratch.
+        """
+        candidates = [one for one in self._locations.listing(candidates=True).candidates if not self._locations.is_checkpoint(one.path)]
+        cut = {one.path for one in candidates if self._is_cut(one)}
+        whole = self._whole_patterns({pattern_of(path) for path in cut}, [one for one in candidates if one.path not in cut])
+        return tuple(sorted(path for path in cut if pattern_of(path) in whole))
+
+    def _unfinished_directories(self) -> tuple[str, ...]:
+        """Return the directories that this run made for a checkpoint and that hold too little for any format to recognise them.
+
+        Nobody lists them, but a script that takes the newest by name takes such a one. The script may have a format of its own. So one is
+        returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies beside it.
+        """
+        listed = self._locations.listing(candidates=True).candidates
+        begun = [row for row in self._discovery.begun() if all(row[0] != one.path for one in listed)]
+        whole = self._whole_patterns({pattern_of(unit) for unit, *_ in begun}, listed) if begun else set()
+        found = [unit for unit, some, all_ in begun if all_ or (some and self._locations.is_checkpoint(unit)) or pattern_of(unit) in whole]
+        for unit in found:
+            identity = identity_of(unit)
+            if identity is not None:
+                why = "a save began it and did not end"
+                self._records.cache.put(Verification(unit, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
+        return tuple(sorted(found))
+
+    def _why_last(self, found: Verification) -> str:
+        """Return why the last one of a location stays, whose save ended: somebody may recover it. "" for any other."""
+        if found.verdict is not Verdict.BAD or self._is_cut(found):
+            return ""
+        others = [one for one in self._locations.listing(candidates=True).candidates if one.path != found.path]
+        is_last = not self._whole_patterns({pattern_of(found.path)}, others)
+        return "because its save ended, and no whole checkpoint lies beside it" if is_last else ""
+
+    def _is_cut(self, found: Candidate | Verification) -> bool:
+        return self._records.provenance.of(found.path, found.identity).is_cut
+
+    def _whole_patterns(self, patterns: Collection[str], candidates: Sequence[Candidate]) -> set[str]:
+        """Return those of the patterns of which one of the newest candidates is whole."""
+        until = time.monotonic() + self._records.job.settings.checkpoints.verify_budget_s
+        beside = [one for one in candidates if pattern_of(one.path) in patterns]
+        whole: set[str] = set()
+        for one in sorted(beside, key=lambda one: one.mtime_ns, reverse=True)[:MOST_BESIDE]:
+            known = self._records.cache.get(one.path, one.identity) or verify(
+                one.path, interrupted=lambda: time.monotonic() > until, own=self._trusts(one.path)
+            )
+            self._records.cache.put(known)
+            if known.verdict is Verdict.VERIFIED:
+                whole.add(pattern_of(one.path))
+        return whole

@@ -1,0 +1,51 @@
+"""What the background work on a job's checkpoints reports to the run, as typed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from supervisor.core.model import CheckpointRef
+
+
+class CheckpointTrouble(StrEnum):
+    """What a person should look at while the job trains. The value is the alert's kind."""
+
+    DISK_FILLING = "disk_filling"
+    NOT_FINITE = "not_finite"
+    NO_COPY = "no_copy"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    """A checkpoint was verified for the first time. attempt: the one of this run that saved it, 0 where none did."""
+
+    ref: CheckpointRef
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAlert:
+    """Something about the checkpoints needs a person."""
+
+    trouble: CheckpointTrouble
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPruned:
+    """`checkpoints.keep` does not keep a checkpoint. reason: why it stays all the same, "" where it was removed."""
+
+    path: str
+    step: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherFailed:
+    """The watcher failed by itself, and goes on."""
+
+    text: str
+
+
+CheckpointReport = CheckpointFound | CheckpointAlert | CheckpointPruned | WatcherFailed

@@ -1,0 +1,134 @@
+"""Which checkpoints and copies stay on this node's disk, and whether the next ones fit.
+
+A file that the script writes in place gets a copy, since a kill during the next save leaves it torn. Of the job's own checkpoints the older
+ones are removed where `checkpoints.keep` asks for that. Before the disk is full, copies but the newest are removed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from checkpointing import ordering
+from checkpointing.model import CheckpointingError
+from checkpointing.retention import free_space, rules
+from checkpointing.retention.copies import Needed
+from checkpointing.retention.prune import Pruner, Row
+from supervisor.checkpoints import numerics
+from supervisor.checkpoints.references import leads_to
+from supervisor.checkpoints.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
+from supervisor.observe.path_patterns import pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from checkpointing.io.tree import Reading
+    from checkpointing.manifest.documents import Manifest
+    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.mirror_feed import MirrorFeed
+    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.reports import CheckpointReport
+
+
+class Retention:
+    """Keeps copies and removes old checkpoints of one job. `use` is called by the selection, all else in the watcher's thread."""
+
+    def __init__(self, records: CheckpointRecords, report: Callable[[CheckpointReport], None]) -> None:
+        self._records, self._report = records, report
+        self._settings = records.job.settings.checkpoints
+        self._pruner = Pruner(str(records.directory))
+        self._in_use: frozenset[str] = frozenset()
+        self._is_short = False
+        self._reported: set[str] = set()  # files without a copy
+        self._reported_stays: set[tuple[str, str]] = set()  # (path, reason) of checkpoints that were not removed
+
+    def use(self, path: str | None) -> None:
+        """Keep the checkpoint or copy that the attempt is given. None: it is given none."""
+        self._in_use = frozenset() if path is None else frozenset({path})
+
+    def keep_copy(self, made: Manifest, reading: Reading, recorder: CheckpointRecorder) -> None:
+        """Copy a file that the script writes in place.
+
+        An alert, once a file: no copy can be made, and no save was seen to leave the old file whole until the new one is.
+        """
+        path, discovery, copies = made.path, self._records.discovery, self._records.copies
+        if not self._records.locations.is_saved_in_place(path) or made.has_lost_weights or self._settings.copies_gib <= 0:
+            return
+        replaces = discovery is not None and discovery.replaces(path)
+        kept = copies.keep(made, self._policy, Needed(self._in_use), may_link=replaces, reading=reading)
+        is_lost = kept.copy is None and not kept.is_transient and not replaces and copies.newest_for(path) is None
+        is_alone = all(other == path for other in recorder.newest)
+        if is_lost and is_alone and path not in self._reported:
+            self._reported.add(path)
+            text = f"a kill during the next save of {path} would lose it: the file is written in place, and has no copy: {kept.reason}"
+            self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
+
+    def check_space(self, made: Manifest) -> None:
+        """Report once when the next checkpoints will not fit. A file that is written in place needs no more room than it has."""
+        if self._records.locations.is_saved_in_place(made.path):
+            return
+        found = free_space.forecast(os.path.dirname(made.path), made.n_bytes)  # noqa: PTH120 (strings throughout)
+        if found.room is free_space.Room.SHORT and not self._is_short:
+            fit = (
+                f"{found.fit} of the next {free_space.SAVES_AHEAD} checkpoints fit"
+                if found.fit is not None
+                else "the next checkpoints do not fit"
+            )
+            text = f"{fit} into {found.directory}: {found.reason}{self._remove_copies(found.directory)}"
+            self._report(CheckpointAlert(CheckpointTrouble.DISK_FILLING, text))
+        if found.room is not free_space.Room.UNKNOWN:
+            self._is_short = found.room is free_space.Room.SHORT
+
+    def prune(self, verified: Manifest, recorder: CheckpointRecorder, feed: MirrorFeed | None) -> None:
+        """Remove this job's older checkpoints of the same location, where `checkpoints.keep` asks for it. `verified` was just read."""
+        discovery = self._records.discovery
+        if not self._settings.keep or discovery is None or not self._records.locations.is_checkpoint(verified.path):
+            return
+        pattern, order = pattern_of(verified.path), self._records.order.order()
+        # of those that are read in one look the newest comes first, and stands for those that it lets go
+        read = [made for made in recorder.newest.values() if pattern_of(made.path) == pattern]
+        newest = min(read, key=lambda made: order.of_manifest(made, ordering.HERE, made.path))
+        for done in self._pruner.prune(self._rows(newest, pattern, discovery, feed), self._policy, newest.path, order):
+            if not done.reason:
+                recorder.forget(done.path)
+            if not done.reason or (done.path, done.reason) not in self._reported_stays:
+                self._reported_stays.add((done.path, done.reason))
+                self._report(CheckpointPruned(done.path, done.step, done.reason))
+
+    def _rows(self, newest: Manifest, pattern: str, discovery: Learned, feed: MirrorFeed | None) -> list[Row]:
+        records = self._records
+        here = [made for made in records.manifests.all() if pattern_of(made.path) == pattern and records.locations.is_checkpoint(made.path)]
+        finite = numerics.newest_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
+        return [
+            Row(
+                made,
+                discovery.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
+                in_use=made.path in self._in_use or (made is finite and newest.has_lost_weights),
+                uploading=feed is not None and feed.is_sending(made),
+                fenced=self._is_rejected(made),
+                leads=leads_to(made.path),
+            )
+            for made in here
+        ]
+
+    def _is_rejected(self, made: Manifest) -> bool:
+        try:
+            return self._records.rejections.get(made.path, made.identity) is not None
+        except CheckpointingError:  # the selection reports it
+            return True
+
+    def _remove_copies(self, directory: str) -> str:
+        """Remove our copies but the newest, where they lie on the disk that is short; return what was done."""
+        try:
+            if os.stat(directory).st_dev != os.stat(self._records.directory).st_dev:  # noqa: PTH116 (strings throughout)
+                return ""
+        except OSError:
+            return ""
+        removed = self._records.copies.prune(rules.Policy(1), Needed(in_use=self._in_use)).removed
+        return f"; {len(removed)} older copies of ours were removed" if removed else ""
+
+    @property
+    def _policy(self) -> rules.Policy:
+        """What stays of our copies, and of the job's own checkpoints where a person asked for that."""
+        return rules.Policy(self._settings.keep or rules.Policy().newest, self._settings.keep_every or None)

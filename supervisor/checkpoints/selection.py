@@ -1,0 +1,166 @@
+"""Chooses the checkpoint that an attempt begins with, on one node."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.discover import find
+from checkpointing.model import CheckpointingError, Verdict
+from checkpointing.select import LIMIT_S, newest
+from checkpointing.training import snapshot_writer
+from checkpointing.verification import verify
+from supervisor.checkpoints.watcher import to_event, to_ref
+from supervisor.core.events import CheckpointSelected
+from supervisor.core.model import Unused
+from supervisor.observe.path_patterns import pattern_of, unit_of
+from supervisor.observe.progress_sampler import loads
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from checkpointing.discover import Listing
+    from checkpointing.model import Candidate
+    from checkpointing.rejections import Fences
+    from checkpointing.select import Selection, Spare
+    from supervisor.checkpoints.permit import Permit
+    from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.repair import CheckpointRepair
+    from supervisor.checkpoints.retention import Retention
+    from supervisor.core.model import CheckpointRef
+
+#: A file server's clock differs from ours by no more than this, and some file systems keep whole seconds.
+FILE_CLOCKS_S: Final = 2.0
+
+
+class CheckpointSelector:
+    """Chooses among the checkpoints of one job. Its methods read files: call them in worker threads."""
+
+    def __init__(self, records: CheckpointRecords, retention: Retention, repair: CheckpointRepair | None) -> None:
+        """`repair`: None where no rank's save is logged, so that nothing may be moved."""
+        self._records, self._retention, self._repair = records, retention, repair
+        self._job = records.job
+
+    def select(self, t: float, attempt: int, avoid: Collection[str], *, suspect: bool, permit: Permit) -> CheckpointSelected:
+        """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node.
+
+        Where the script resumes by itself, torn checkpoints that it would take are repaired, as far as `permit` allows it: an attempt may
+        begin before this ends.
+        """
+        records = self._records
+        repaired: tuple[tuple[str, str], ...] = ()
+        try:
+            records.begin_run()
+            rejections = records.rejections
+            records.absorb()
+            self.rescue(permit)
+            if permit.valid:
+                records.order.step_back(avoid, records.copies)
+            selection = self._newest(rejections, avoid, suspect=suspect)
+            if self._repair is not None and self._resumes_itself and permit.valid:
+                repaired = self._repair.repair([path for path, _ in selection.fenced], attempt, permit)
+                selection = self._newest(rejections, avoid, suspect=suspect) if repaired else selection
+            if permit.valid:
+                self._retention.use(None if selection.chosen is None else selection.chosen.path)
+            notes = (*records.take_notes(), *selection.notes)
+            unused = self._unused() if selection.chosen is None else ()
+            stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
+            return replace(to_event(selection, t, attempt), mended=repaired, notes=notes, unused=unused, stuck=stuck)
+        except (CheckpointingError, OSError) as error:
+            declared = int(bool(self._job.settings.checkpoints.paths))
+            return CheckpointSelected(t, attempt, None, found=declared, refused=((str(records.directory), str(error)),), mended=repaired)
+
+    def select_from(
+        self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Fences | None
+    ) -> Selection:
+        """Return the newest whole one of some checkpoints and copies. `rejections`: None where nothing is to be rejected for good."""
+        records, checkpoints = self._records, self._job.settings.checkpoints
+        return newest(
+            listing,
+            rejections,
+            records.cache,
+            manifests=records.manifests,
+            spares=copies,
+            suspect=suspect,
+            budget_s=checkpoints.verify_budget_s,
+            limit_s=LIMIT_S if checkpoints.paths else checkpoints.verify_budget_s,  # a script that resumes by itself does not wait for us
+            avoid=avoid,
+            prefer_finite=self.prefers_finite,
+            order=records.order.order(),
+            own=records.provenance.trusts,
+        )
+
+    def rescue(self, permit: Permit) -> None:
+        """Write to disk what dead ranks left in shared memory (checkpointing.Snapshotter) for the directories of checkpoints."""
+        for directory in self._records.locations.directories():
+            with permit.held() as allowed:
+                if allowed:
+                    snapshot_writer.rescue(directory)
+
+    def copies(self) -> tuple[Spare, ...]:
+        """Return our copies that may be handed over. A script that resumes by itself does not find them."""
+        return () if self._resumes_itself else self._records.copies.spares()
+
+    @property
+    def prefers_finite(self) -> bool:
+        """Whether an older checkpoint is handed out where the newest holds weights that turned to NaN."""
+        return not self._resumes_itself
+
+    def has_good(self) -> bool:
+        """Return whether any checkpoint on this disk is proven whole. Nothing is rejected for good: ranks of other nodes may be writing."""
+        records = self._records
+        try:
+            records.begin_run()
+            chosen = self._newest(None, (), suspect=False).chosen
+            return chosen is not None and records.rejections.get(chosen.path, chosen.identity) is None
+        except (CheckpointingError, OSError):
+            return True  # the selection meets it as well, and reports it
+
+    def saved_since(self, since_t: float, limit_s: float) -> CheckpointRef | None:
+        """Return the newest whole checkpoint that was written since then (wall time), None where none is found in time. Nothing is moved.
+
+        No rank is alive on this node.
+        """
+        until, since_ns = time.monotonic() + limit_s, int((since_t - FILE_CLOCKS_S) * 1e9)
+        try:
+            self._records.absorb()
+            new = [candidate for candidate in self._records.locations.listing().candidates if candidate.mtime_ns >= since_ns]
+        except (CheckpointingError, OSError):
+            return None  # the next start looks again, and reports it
+        trusts = self._records.provenance.trusts
+        for candidate in sorted(new, key=lambda candidate: candidate.mtime_ns, reverse=True):
+            found = verify(candidate.path, interrupted=lambda: time.monotonic() > until, own=trusts(candidate.path))
+            if found.verdict is Verdict.VERIFIED:
+                return to_ref(found)
+        return None
+
+    def _newest(self, rejections: Fences | None, avoid: Collection[str], *, suspect: bool) -> Selection:
+        return self.select_from(self._records.locations.listing(), self.copies(), avoid, suspect=suspect, rejections=rejections)
+
+    @property
+    def _resumes_itself(self) -> bool:
+        settings = self._job.settings
+        return settings.job.resumes_itself or not settings.checkpoints.paths
+
+    def _unused(self) -> tuple[Unused, ...]:
+        """Return where whole checkpoints of this job lie that nobody loads. Only what is known already is returned: no file is read."""
+        discovery = self._records.discovery
+        if discovery is None or self._job.settings.checkpoints.paths:
+            return ()
+        patterns = [place.pattern for place in discovery.places() if place.saved and not place.data]
+        found: dict[str, list[Candidate]] = {}
+        for candidate in find(patterns, str(self._job.cwd)).candidates if patterns else ():
+            known = self._records.cache.get(candidate.path, candidate.identity)
+            if known is not None and known.verdict is Verdict.VERIFIED and discovery.is_saved(candidate.path):
+                found.setdefault(pattern_of(candidate.path), []).append(candidate)
+        return tuple(
+            Unused(pattern, len(found[pattern]), max(found[pattern], key=lambda one: one.mtime_ns or one.identity.mtime_ns).path)
+            for pattern in sorted(found)
+        )
+
+    def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
+        """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""
+        torn = {path for path, _ in selection.fenced if path not in repaired}
+        tried = loads(self._job.attempt_dir(attempt), complete=False) if torn and attempt else []
+        return next((unit_of(path) for path in reversed(tried) if unit_of(path) in torn), "")

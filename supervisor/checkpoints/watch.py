@@ -1,0 +1,137 @@
+"""What happens to each checkpoint that the watcher finds whole: it is recorded, copied, sent, reported, and older ones are removed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from checkpointing.io.listing_cache import Recall
+from checkpointing.manifest import check
+from checkpointing.model import Verdict, Verification
+from supervisor.checkpoints.provenance import Writer
+from supervisor.checkpoints.reports import CheckpointFound, WatcherFailed
+from supervisor.checkpoints.watcher import CheckpointWatcher, to_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from checkpointing.discover import Listing
+    from checkpointing.io.tree import Reading
+    from checkpointing.model import Candidate
+    from supervisor.checkpoints.mirror_feed import MirrorFeed
+    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.reports import CheckpointReport
+    from supervisor.checkpoints.retention import Retention
+    from supervisor.checkpoints.shared_manifests import SharedManifests
+
+
+class CheckpointWatch:
+    """The work of the watcher's thread for one job."""
+
+    def __init__(  # noqa: PLR0913 -- what is done to a checkpoint, in this order
+        self,
+        records: CheckpointRecords,
+        recorder: CheckpointRecorder,
+        shared: SharedManifests,
+        retention: Retention,
+        *,
+        feed: MirrorFeed | None,
+        has_rank_0: Callable[[], bool | None],
+        report: Callable[[CheckpointReport], None],
+    ) -> None:
+        """`feed`: None without a mirror. `has_rank_0`: see MirrorFeed."""
+        self._records, self._recorder, self._shared, self._retention = records, recorder, shared, retention
+        self._feed, self._has_rank_0, self._report = feed, has_rank_0, report
+        self._is_first_look = True
+        self._listed = Recall()
+        self.watcher = CheckpointWatcher(
+            self._look,
+            self._verified,
+            records.cache,
+            order=records.order.order,
+            is_wanted=self._may_be_pruned,
+            interval_s=records.job.settings.checkpoints.scan_interval_s,
+            on_trouble=lambda text: report(WatcherFailed(text)),
+            own=records.provenance.trusts,
+            elsewhere=self._found_elsewhere,
+            is_ended=self._is_save_ended,
+            has_news=lambda: records.absorb_logs() and bool(self._unread_saves()),
+        )
+
+    def _look(self) -> Listing:
+        records = self._records
+        if self._is_first_look:  # in the watcher's thread, for there may be many
+            self._is_first_look = False
+            records.begin_run()
+            records.manifests.sweep()
+        records.absorb()
+        for path in self._unread_saves():
+            self._listed.forget(path)
+        listing = records.locations.listing(candidates=True, cache=None if self.watcher.is_finishing else self._listed)
+        self._listed.end_listing()
+        if self._feed is not None:
+            self._feed.send_known(listing)
+        return listing
+
+    def _verified(self, found: Verification, reading: Reading, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
+        made = self._recorder.record(found, reading, by_another_node=self._has_rank_0() is False)
+        if made is not None:
+            self._recorder.note_newest(made)
+            self._retention.keep_copy(made, reading, self._recorder)
+            if self._feed is not None:
+                self._feed.send(made)
+            self._retention.check_space(made)
+            self._retention.prune(made, self._recorder, self._feed)
+        if not self._records.locations.is_checkpoint(found.path):
+            return
+        self._recorder.note_checkpoint(found.path)
+        if is_new:
+            ref = to_ref(found if made is None else replace(found, level=check.LEVEL))
+            self._report(CheckpointFound(ref, self._attempt_of(found)))
+
+    def _attempt_of(self, found: Verification) -> int:
+        """Return the attempt of this run that saved a checkpoint, 0 where none did."""
+        try:
+            mtime_ns = os.stat(found.path).st_mtime_ns  # noqa: PTH116 (strings throughout)
+        except OSError:
+            return 0
+        return self._records.provenance.of(found.path, found.identity, mtime_ns).attempt_of(self._records.job.run_id)
+
+    def _unread_saves(self) -> tuple[str, ...]:
+        """Return the files written in place of which a rank ended a save, and that were not verified since."""
+        discovery = self._records.discovery
+        ended = () if discovery is None else discovery.ended()
+        is_in_place = self._records.locations.is_saved_in_place
+        return tuple(write.path for write in ended if is_in_place(write.path) and not self._recorder.has_recorded(write))
+
+    def _is_save_ended(self, candidate: Candidate) -> bool:
+        discovery = self._records.discovery
+        return discovery is not None and discovery.is_ended(candidate.path, candidate.identity)
+
+    def _found_elsewhere(self, candidate: Candidate) -> Verification | None:
+        """Return what another node found of a checkpoint; WRITING while it is to read it; None where this node is.
+
+        A file is read by the node whose ranks saved it, anything else by the node of rank 0. What that node does not record in time, or
+        where it does not share the state directory, each node reads for itself.
+        """
+        path, identity = candidate.path, candidate.identity
+        if not self._records.several_nodes or self._has_rank_0():
+            return None
+        if not candidate.is_directory and self._records.provenance.of(path, identity, candidate.mtime_ns).writer is Writer.RANKS:
+            return None
+        adopted = self._recorder.adopt(path, identity)
+        if adopted is not None:
+            return Verification(path, identity, Verdict.VERIFIED, step=adopted.step, level=check.LEVEL, within=adopted.within)
+        if self.watcher.is_finishing or not self._shared.is_worth_waiting(path, identity):
+            return None
+        return Verification(path, identity, Verdict.WRITING, "another node reads it")
+
+    def _may_be_pruned(self, candidate: Candidate) -> bool:
+        """Return whether what was here at our start is to be recorded: `checkpoints.keep` removes only what is, of this run."""
+        records = self._records
+        if not records.job.settings.checkpoints.keep:
+            return False
+        mtime_ns = candidate.mtime_ns or candidate.identity.mtime_ns
+        return records.provenance.of(candidate.path, candidate.identity, mtime_ns).lineage.run == records.job.run_id

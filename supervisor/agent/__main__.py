@@ -31,7 +31,7 @@ if not __package__:
         _spec.loader.exec_module(_package)
 
 from supervisor.agent import signals
-from supervisor.agent.link import UNFIT, Link
+from supervisor.agent.link import UNFIT, AgentLink
 
 
 def _options() -> argparse.Namespace:
@@ -57,7 +57,7 @@ def main() -> int:
     ignore_signals = signals.guard()
     options = _options()
     args: list[str] = options.torchrun[1:] if options.torchrun[:1] == ["--"] else options.torchrun
-    link = Link(_socket(options.link_fd))
+    link = AgentLink(_socket(options.link_fd))
 
     from supervisor.agent import selfcheck  # noqa: PLC0415  imports torch: after the signals are in our hands
 
@@ -70,9 +70,9 @@ def main() -> int:
         link.send("unfit", 0, missing=misfits)
         return UNFIT
 
-    from supervisor.agent.attempt_controller import Director  # noqa: PLC0415  imports torch, which fits
+    from supervisor.agent.attempt_controller import AttemptController  # noqa: PLC0415  imports torch, which fits
 
-    director = Director(link, grace_s=options.grace_s, ignore_signals=ignore_signals)
+    director = AttemptController(link, grace_s=options.grace_s, ignore_signals=ignore_signals)
     try:
         code = _run(director, link, options, args)
     except SystemExit as e:
@@ -87,7 +87,7 @@ def main() -> int:
     return code
 
 
-def _run(director: Any, link: Link, options: argparse.Namespace, args: list[str]) -> int:  # noqa: ANN401  a Director, known after torch
+def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list[str]) -> int:  # noqa: ANN401  a Director, known after torch
     """Run torchrun from parsing to its end. Raises what torch raises, SystemExit where we are told to leave."""
     import torch  # noqa: PLC0415
     from torch.distributed import launch, run  # noqa: PLC0415
@@ -95,7 +95,7 @@ def _run(director: Any, link: Link, options: argparse.Namespace, args: list[str]
     from torch.distributed.launcher import api  # noqa: PLC0415
 
     from supervisor.agent import elastic  # noqa: PLC0415
-    from supervisor.agent.spawn import Output  # noqa: PLC0415
+    from supervisor.agent.spawn import OutputChannel  # noqa: PLC0415
 
     entry = launch if options.entry == "launch" else run
     sys.argv[0] = "torchrun" if options.entry == "torchrun" else str(entry.__file__)  # what its usage message calls itself
@@ -105,7 +105,7 @@ def _run(director: Any, link: Link, options: argparse.Namespace, args: list[str]
         link.send("unfit", 0, missing=["--run-path: the ranks are then forks of torchrun itself"])
         return UNFIT
     rows, columns = (int(n) for n in options.window.split("x"))
-    output = Output(_socket(options.output_fd), options.streams, (rows, columns))
+    output = OutputChannel(_socket(options.output_fd), options.streams, (rows, columns))
     elastic.install(api, director, output, nodes=nnodes[1])
     link.send(
         "hello",

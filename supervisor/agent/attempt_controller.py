@@ -1,9 +1,9 @@
 """Carries out what the supervisor asks, on the link's own thread, and holds the gate that torch's main thread waits at.
 
-In: commands from the link, deaths from `Ranks`, fences and decisions from other nodes. Out: orders to `Ranks`, events to the
+In: commands from the link, deaths from `RankMonitor`, fences and decisions from other nodes. Out: orders to `RankMonitor`, events to the
 supervisor, and a Go for the main thread, or SystemExit with the code to leave with. Nothing here waits for the main thread. What fails
 in one of these threads ends the process, loudly: the ranks go with it (PDEATHSIG) and the supervisor starts another agent. The wanted
-attempt and whether to leave are owned here, under one condition; who lives is owned by `Ranks`.
+attempt and whether to leave are owned here, under one condition; who lives is owned by `RankMonitor`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
 from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, Stop
-from supervisor.agent.node_messages import Broadcasts, Exchange
-from supervisor.agent.ranks import Ranks
+from supervisor.agent.node_messages import NodeAllGathers, NodeBroadcasts
+from supervisor.agent.ranks import RankMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed import Store  # type: ignore[attr-defined]  # exported where the build has it
 
-    from supervisor.agent.link import Command, Link
+    from supervisor.agent.link import AgentLink, Command
 
 LEAVE_S = 2.5  # from the last rank's end to ours, when we were told to leave
 ORPHANED_S = 6.0  # the guardian ends us 4 s after the supervisor's end; this is for the day that it does not
@@ -35,10 +35,10 @@ PUBLISH_S = 1.0
 LOOK_S = 0.2  # between two looks whether an attempt was stopped
 
 
-class Director:
+class AttemptController:
     """The threads beside torch's, and the gate between them."""
 
-    def __init__(self, link: Link, *, grace_s: float, ignore_signals: Callable[[], None]) -> None:
+    def __init__(self, link: AgentLink, *, grace_s: float, ignore_signals: Callable[[], None]) -> None:
         """Start the watcher; the link is read from `start` on."""
         self._link = link
         self._grace_s = grace_s
@@ -50,10 +50,12 @@ class Director:
         self._taken = 0  # attempt that the main thread works at
         self._go: Go | None = None
         self._orders: deque[AllGather | Start] = deque()  # orders of the supervisor while the nodes of the attempt agree
-        self._broadcasts: tuple[int, Broadcasts] | None = None
+        self._broadcasts: tuple[int, NodeBroadcasts] | None = None
         self._leave: int | None = None
-        self._fence: tuple[int, round_agreement.Fence] | None = None
-        self.ranks = Ranks(link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash)
+        self._fence: tuple[int, round_agreement.RoundAgreement] | None = None
+        self.ranks = RankMonitor(
+            link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash
+        )
 
     @property
     def attempt(self) -> int:
@@ -103,17 +105,17 @@ class Director:
 
         Raises stores.Cancelled where the attempt is stopped meanwhile, TimeoutError where a node is silent.
         """
-        exchange = Exchange(store, token, node, nodes, self.cancelled)
+        exchange = NodeAllGathers(store, token, node, nodes, self.cancelled)
         self._link.send("gathered", attempt, node=node, nodes=nodes)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._orders), LOOK_S)
                 order = self._orders.popleft() if self._orders else None
             if self.cancelled():
-                raise round_agreement.Cancelled
+                raise round_agreement.AttemptCancelled
             if isinstance(order, Start):
                 if nodes > 1:
-                    broadcasts = Broadcasts(store, token, node, nodes, lambda text: self._link.send("broadcast", attempt, text=text))
+                    broadcasts = NodeBroadcasts(store, token, node, nodes, lambda text: self._link.send("broadcast", attempt, text=text))
                     with self._changed:
                         self._broadcasts = (attempt, broadcasts)
                 return order.go
@@ -132,12 +134,12 @@ class Director:
             self._link.send("peer_fenced", attempt, node=peer, text=text, kind=kind)  # before our own end, which it explains
             self.ranks.stop(attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP if kind == "membership" else outcomes.FAILED)
 
-        def on_decision(kind: str, exit_code: int, reason: str, changes: round_agreement.Changes | None) -> None:
+        def on_decision(kind: str, exit_code: int, reason: str, changes: round_agreement.DecisionChanges | None) -> None:
             self.over_for_all |= kind == "stop"
             told = {} if changes is None else {"overrides": changes.overrides, "poison": changes.poison, "first": changes.first}
             self._link.send("peer_decided", attempt, kind=kind, exit_code=exit_code, reason=reason, **told)
 
-        fence = round_agreement.Fence(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
+        fence = round_agreement.RoundAgreement(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
         with self._changed:
             self._fence = (attempt, fence)
 
@@ -211,7 +213,7 @@ class Director:
             self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
         elif isinstance(command, Publish):
             self.over_for_all |= command.kind == "stop"
-            changes = round_agreement.Changes(command.overrides, command.poison, command.first)
+            changes = round_agreement.DecisionChanges(command.overrides, command.poison, command.first)
             self._with_fence(command.attempt, lambda fence: fence.publish(command.kind, command.exit_code, command.reason, changes))
 
     def _stop(self, command: Stop) -> None:
@@ -227,7 +229,7 @@ class Director:
         if command.leave is not None and not under_way:
             self._leave_soon()
 
-    def _with_fence(self, attempt: int, do: Callable[[round_agreement.Fence], None]) -> None:
+    def _with_fence(self, attempt: int, do: Callable[[round_agreement.RoundAgreement], None]) -> None:
         with self._changed:
             fence = self._fence
         if fence is not None and fence[0] == attempt:

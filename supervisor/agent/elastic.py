@@ -3,7 +3,7 @@
 In: the commands of the link. Out: torch's own agent doing its own work between them: its rendezvous, its ranks' environment, its
 logs. Every override below says why it is there; docs/elastic-agent.md has the whole. What torch raises (a rendezvous that failed, an
 executable that is not there) goes up and ends this process: the supervisor starts another. State is owned by `Ranks` (who lives),
-`Agent` (which attempt is wanted) and torch (the rest), each by itself.
+`GatedAgent` (which attempt is wanted) and torch (the rest), each by itself.
 
 Overrides take whatever torch passes (`*args, **kwargs`): arguments came and went between 2.6 and 2.15.
 """
@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
 from supervisor.agent.signals import nothing
-from supervisor.agent.spawn import Birth, Handler
+from supervisor.agent.spawn import AttemptEnvironment, RankHandler
 from supervisor.launch.environment import with_words
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]  # exported where the build has it
 
-    from supervisor.agent.attempt_controller import Director
+    from supervisor.agent.attempt_controller import AttemptController
     from supervisor.agent.link import Go, ScriptArgs
-    from supervisor.agent.spawn import Output
+    from supervisor.agent.spawn import OutputChannel
 
 WAKE_S = 0.001  # torch sleeps this long between two looks; the wait itself is in `_monitor_workers`, which a death ends at once
 SHUTDOWN_S = 2.0
@@ -48,10 +48,10 @@ SEEN_S = 15.0  # for a node that does not answer for a while as the job ends
 LAST_SAVES_S = 0.5  # for the other nodes to end the save that ended our ranks; the guardian may end this agent 1 s after its supervisor
 
 
-class Rounds(RendezvousHandler):
+class RoundRendezvous(RendezvousHandler):
     """The user's rendezvous, whatever its backend, with rounds for the static one and nodes admitted only when that was decided."""
 
-    def __init__(self, inner: RendezvousHandler, director: Director, *, nodes: int) -> None:
+    def __init__(self, inner: RendezvousHandler, director: AttemptController, *, nodes: int) -> None:
         """Wrap `inner`; `nodes` is the greatest number of nodes."""
         self._inner = inner
         self._director = director
@@ -133,10 +133,10 @@ class Rounds(RendezvousHandler):
             return
 
 
-class Agent(LocalElasticAgent):
+class GatedAgent(LocalElasticAgent):
     """torch's agent with a gate in front of each attempt. Made by `install`, in place of torch's class."""
 
-    def __init__(self, spec: Any, *args: Any, director: Director, output: Output, nodes: int, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, spec: Any, *args: Any, director: AttemptController, output: OutputChannel, nodes: int, **kwargs: Any) -> None:  # noqa: ANN401
         """Take torch's arguments, whatever its version passes, and ours by keyword."""
         self._director = director
         self._output = output
@@ -145,8 +145,8 @@ class Agent(LocalElasticAgent):
         self._own_args = tuple(str(arg) for arg in spec.args)
         self._own_nproc = spec.local_world_size
         self._own_max_restarts = spec.max_restarts
-        self._rounds = Rounds(spec.rdzv_handler, director, nodes=nodes)
-        self._birth: Birth | None = None
+        self._rounds = RoundRendezvous(spec.rdzv_handler, director, nodes=nodes)
+        self._birth: AttemptEnvironment | None = None
         spec.rdzv_handler = self._rounds
         spec.monitor_interval = WAKE_S
         super().__init__(spec, *args, **kwargs)
@@ -163,7 +163,7 @@ class Agent(LocalElasticAgent):
                     where = worker_group.group_rank, worker_group.group_world_size
                     go = self._director.agree(go.attempt, self._rounds.store, self._rounds.handover.token, *where)
                     self._prepare_ranks(worker_group, go)
-            except round_agreement.Cancelled:  # stopped while the nodes gathered, or agreed
+            except round_agreement.AttemptCancelled:  # stopped while the nodes gathered, or agreed
                 continue
             break
 
@@ -196,7 +196,7 @@ class Agent(LocalElasticAgent):
         """What the ranks themselves are given; on several nodes it is known for sure once all agree."""
         spec = worker_group.spec
         spec.args = (*with_words(script_args_set(self._own_args, go.script_args), go.replace), *go.args)
-        self._birth = Birth(go.attempt, go.env, go.unset, self._nodes == 1, self._director.ranks.add)
+        self._birth = AttemptEnvironment(go.attempt, go.env, go.unset, self._nodes == 1, self._director.ranks.add)
 
     def _start_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> dict[int, Any]:  # noqa: ANN401
         """Start the ranks unless the attempt was stopped meanwhile; no signal of torch's choosing may kill this process."""
@@ -216,13 +216,13 @@ class Agent(LocalElasticAgent):
     def _attempt(self) -> int:
         return self._birth.attempt if self._birth else 0
 
-    def spawn(self, **asked: Any) -> Handler:  # noqa: ANN401
+    def spawn(self, **asked: Any) -> RankHandler:  # noqa: ANN401
         """Start one rank, in place of torch's `get_subprocess_handler`."""
         if self._birth is None:
             msg = "a rank was asked for before any attempt"
             raise RuntimeError(msg)
         self._director.ignore_signals()  # torch has just set its own handlers, HUP's too; the ranks inherit what is ignored
-        return Handler(self._output, self._birth, **asked)
+        return RankHandler(self._output, self._birth, **asked)
 
     def _monitor_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401
         """Wait for the attempt's end.
@@ -325,12 +325,12 @@ def script_args_set(own: Sequence[str], wanted: ScriptArgs | None) -> Sequence[s
     return [*own[:head], *wanted.after]
 
 
-def install(launcher: Any, director: Director, output: Output, nodes: int) -> None:  # noqa: ANN401  torch.distributed.launcher.api, the module
+def install(launcher: Any, director: AttemptController, output: OutputChannel, nodes: int) -> None:  # noqa: ANN401  torch.distributed.launcher.api, the module
     """Put our agent in place of torch's, and our spawning in place of its own."""
 
     @functools.wraps(LocalElasticAgent)
-    def make(*args: Any, **kwargs: Any) -> Agent:  # noqa: ANN401
-        agent = Agent(*args, director=director, output=output, nodes=nodes, **kwargs)
+    def make(*args: Any, **kwargs: Any) -> GatedAgent:  # noqa: ANN401
+        agent = GatedAgent(*args, director=director, output=output, nodes=nodes, **kwargs)
         vars(processes)["get_subprocess_handler"] = agent.spawn
         return agent
 

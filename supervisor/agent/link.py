@@ -2,7 +2,7 @@
 
 In: bytes from a stream socket. Out: frozen commands, in order, and events written whole. Fails with ValueError on a line that is no
 command of ours (a bug, never a job's fault). Sending never raises: where the supervisor is gone, the reader sees the end of the
-stream, and the guardian ends us all. The socket belongs to `Link`; any thread may send, one thread reads.
+stream, and the guardian ends us all. The socket belongs to `AgentLink`; any thread may send, one thread reads.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _script_args(raw: Mapping[str, Any] | None) -> ScriptArgs | None:
     return None if raw is None else ScriptArgs(tuple(map(str, raw["from"])), tuple(map(str, raw["to"])))
 
 
-class Link:
+class AgentLink:
     """Events out, commands in, over one stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:

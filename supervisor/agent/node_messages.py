@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # exported where the build has them
 
-from supervisor.agent.round_agreement import Cancelled, own_client
+from supervisor.agent.round_agreement import AttemptCancelled, own_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ LOOK_S = 1.0
 LOOK_SELDOM_S = 10.0
 
 
-class Exchange:
+class NodeAllGathers:
     """The all-gathers of one round. `token` is the round's own. For one thread."""
 
     def __init__(self, store: Store, token: str, node: int, nodes: int, cancelled: Callable[[], bool]) -> None:
@@ -52,7 +52,7 @@ class Exchange:
         seen: dict[int, tuple[int, float]] = {}
         while True:
             if self._cancelled():
-                raise Cancelled
+                raise AttemptCancelled
             missing = [node for node in missing if not self._store.check([f"{number}/{node}"])]
             if not missing:
                 return [self._store.get(f"{number}/{node}").decode() for node in range(self._nodes)]
@@ -71,7 +71,7 @@ class Exchange:
                 raise TimeoutError(msg)
 
 
-class Broadcasts:
+class NodeBroadcasts:
     """One text of each node for all others, while the ranks run: how they began. `received` is called with each, from a thread.
 
     The thread looks at one count, and reads only when that grew; after a minute it looks seldom: some nodes have nothing to send.

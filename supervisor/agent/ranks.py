@@ -38,7 +38,7 @@ MEMBERSHIP = "membership"
 STOPPED = "stopped"
 
 
-class Send(Protocol):
+class EventSender(Protocol):
     """How an event leaves the agent."""
 
     def __call__(self, event: str, attempt: int, **fields: object) -> None:
@@ -46,7 +46,7 @@ class Send(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class MonitoredRank:
     """A spawned rank. `logs` are the streams that torch redirected to files: (stream name, path)."""
 
     rank: int
@@ -59,7 +59,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
+class RankStop:
     """How the ranks are being ended, and why: the outcome is that of the first request, the signal that of the newest."""
 
     signum: int
@@ -68,24 +68,24 @@ class Stopping:
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """What is known of the attempt under way; guarded by `Ranks`' lock."""
+class _MonitoredAttempt:
+    """What is known of the attempt under way; guarded by `RankMonitor`' lock."""
 
     number: int
     open: bool = False  # the main thread may spawn
     sealed: bool = False  # every rank was spawned, or none will be
-    alive: dict[int, Rank] = field(default_factory=dict)  # by pidfd
-    all: list[Rank] = field(default_factory=list)
-    stopping: Stopping | None = None
+    alive: dict[int, MonitoredRank] = field(default_factory=dict)  # by pidfd
+    all: list[MonitoredRank] = field(default_factory=list)
+    stopping: RankStop | None = None
     kill_at: float | None = None
     signalled: set[int] = field(default_factory=set)  # pidfds that got the present signal
     outcome: str | None = None
     closing: bool = False  # the last report of the attempt is being written
 
 
-def spawned(pid: int, rank: int, local_rank: int, error_file: str, logs: tuple[tuple[str, str], ...]) -> Rank:
+def spawned(pid: int, rank: int, local_rank: int, error_file: str, logs: tuple[tuple[str, str], ...]) -> MonitoredRank:
     """The record of a child that was just started (and not reaped, so that the pid is surely its own)."""
-    return Rank(rank, local_rank, pid, os.pidfd_open(pid), int(_stat_fields(pid)[19]), error_file, logs)
+    return MonitoredRank(rank, local_rank, pid, os.pidfd_open(pid), int(_stat_fields(pid)[19]), error_file, logs)
 
 
 def _stat_fields(pid: int) -> list[str]:
@@ -93,7 +93,7 @@ def _stat_fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
-def _signal_group(rank: Rank, signum: int) -> None:
+def _signal_group(rank: MonitoredRank, signum: int) -> None:
     """To the rank's process group, as torchrun does (DataLoader workers hear it too); to the rank where it left its group."""
     try:
         os.killpg(rank.pid, signum)
@@ -102,7 +102,7 @@ def _signal_group(rank: Rank, signum: int) -> None:
             signal.pidfd_send_signal(rank.pidfd, signum)
 
 
-def _end(rank: Rank, signum: int) -> None:
+def _end(rank: MonitoredRank, signum: int) -> None:
     stopped = False
     with suppress(OSError, IndexError):
         stopped = _stat_fields(rank.pid)[0] in "Tt"
@@ -113,7 +113,7 @@ def _end(rank: Rank, signum: int) -> None:
         _signal_group(rank, signum)
 
 
-class Ranks:
+class RankMonitor:
     """The rank table and its watcher thread (started at once, ends with the process).
 
     `send` reports; `on_failure(attempt, rank, text)` is told of a failure that fences the attempt; `on_ended(attempt)` that
@@ -122,7 +122,7 @@ class Ranks:
 
     def __init__(
         self,
-        send: Send,
+        send: EventSender,
         *,
         grace_s: float,
         on_failure: Callable[[int, int, str], None],
@@ -136,7 +136,7 @@ class Ranks:
         self._on_ended = on_ended
         self._on_crash = on_crash
         self._changed = threading.Condition()
-        self._now = _Attempt(0, sealed=True, outcome=STOPPED)
+        self._now = _MonitoredAttempt(0, sealed=True, outcome=STOPPED)
         self._ended: dict[int, str] = {}  # how each attempt ended: the main thread may learn of it when the next has begun
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
@@ -149,7 +149,7 @@ class Ranks:
             if not self._changed.wait_for(lambda: self._now.outcome not in (None, ALL_EXITED_0), END_DEADLINE_S):
                 msg = f"attempt {attempt} was begun before attempt {self._now.number} had ended"
                 raise RuntimeError(msg)
-            self._now = _Attempt(attempt)
+            self._now = _MonitoredAttempt(attempt)
 
     def open(self, attempt: int) -> bool:
         """May ranks be spawned? False where the attempt was stopped before it had any."""
@@ -158,7 +158,7 @@ class Ranks:
             now.open = now.number == attempt and now.stopping is None and now.outcome is None
             return now.open
 
-    def add(self, rank: Rank) -> None:
+    def add(self, rank: MonitoredRank) -> None:
         """Watch a rank just spawned; where the attempt is being stopped it is ended like the others."""
         with self._changed:
             self._now.all.append(rank)
@@ -236,9 +236,9 @@ class Ranks:
         with self._changed:
             return len(self._now.alive)
 
-    def _begin_stopping(self, now: _Attempt, signum: int, grace_s: float, outcome: str) -> None:
+    def _begin_stopping(self, now: _MonitoredAttempt, signum: int, grace_s: float, outcome: str) -> None:
         before = now.stopping
-        now.stopping = Stopping(signum, grace_s, before.outcome if before else outcome)
+        now.stopping = RankStop(signum, grace_s, before.outcome if before else outcome)
         kill_at = time.monotonic() + grace_s
         now.kill_at = kill_at if now.kill_at is None else min(now.kill_at, kill_at)
         now.signalled.clear()
@@ -274,7 +274,7 @@ class Ranks:
         except BaseException:  # noqa: BLE001  whatever it is: without this thread nobody would see a rank die
             self._on_crash()
 
-    def _end_ranks(self, now: _Attempt) -> None:
+    def _end_ranks(self, now: _MonitoredAttempt) -> None:
         with self._changed:
             if now.stopping is None:
                 return
@@ -288,9 +288,9 @@ class Ranks:
         for rank in targets:
             _end(rank, signum)
 
-    def _reap(self, now: _Attempt, watched: set[int], poller: select.poll) -> list[Rank]:
+    def _reap(self, now: _MonitoredAttempt, watched: set[int], poller: select.poll) -> list[MonitoredRank]:
         """Report the ranks that died, the first failing one first of all stopping its peers."""
-        dead: list[tuple[Rank, os.waitid_result, int]] = []
+        dead: list[tuple[MonitoredRank, os.waitid_result, int]] = []
         for fd, rank in list(now.alive.items()):
             info = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if info is not None:
@@ -323,7 +323,7 @@ class Ranks:
                 self._on_failure(now.number, rank.rank, f"rank {rank.rank}: {how}")
         return [rank for rank, _, _ in dead]
 
-    def _finish(self, now: _Attempt) -> None:
+    def _finish(self, now: _MonitoredAttempt) -> None:
         with self._changed:
             if now.alive or now.closing or now.outcome not in (None, ALL_EXITED_0):
                 return
@@ -335,7 +335,7 @@ class Ranks:
             outcome = now.stopping.outcome
         self._close(now, outcome)
 
-    def _close(self, now: _Attempt, outcome: str) -> None:
+    def _close(self, now: _MonitoredAttempt, outcome: str) -> None:
         """Send `stopped` and let the main thread go on; by whichever thread comes first, once."""
         with self._changed:
             if now.closing or now.outcome not in (None, ALL_EXITED_0):
@@ -343,7 +343,7 @@ class Ranks:
             if outcome == SUCCEEDED and now.stopping is not None:  # the watcher closes it, with the outcome of that stop
                 return
             now.closing = True
-        left = torch_error_files.read(now.all) if outcome != SUCCEEDED and now.all else torch_error_files.Leavings()
+        left = torch_error_files.read(now.all) if outcome != SUCCEEDED and now.all else torch_error_files.TorchErrorFiles()
         self._send("stopped", now.number, outcome=outcome, errors=left.errors, log_tails=left.tails)
         with self._changed:
             now.outcome = self._ended[now.number] = outcome

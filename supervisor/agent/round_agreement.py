@@ -55,7 +55,7 @@ LOWEST_PORT = 10_000
 PORT_TRIES = 200
 
 
-class Cancelled(Exception):  # noqa: N818  not a failure: the attempt was stopped while its nodes were still gathering
+class AttemptCancelled(Exception):  # noqa: N818  not a failure: the attempt was stopped while its nodes were still gathering
     """The attempt was stopped before its ranks were started."""
 
 
@@ -105,7 +105,7 @@ def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what
     until = time.monotonic() + PEER_TIMEOUT_S
     while not store.check(keys):
         if cancelled():
-            raise Cancelled
+            raise AttemptCancelled
         if time.monotonic() > until:
             msg = f"waiting for {what}: nothing came within {PEER_TIMEOUT_S:.0f} s"
             raise TimeoutError(msg)
@@ -138,7 +138,7 @@ def enter_round(  # noqa: PLR0913  who we are among whom
     """
     number = int(store.add("supervise/opened", int(rank == 0)))
     if rank == 0:
-        _fence_running(store, number - 1, _Note(FAILURE, "node 0", "node 0 began another round"))
+        _fence_running(store, number - 1, _RoundNote(FAILURE, "node 0", "node 0 began another round"))
         static_store(store, number).set("open", "1")
     else:
         number = max(last + 1, number)
@@ -146,7 +146,7 @@ def enter_round(  # noqa: PLR0913  who we are among whom
         here = static_store(store, number)
         wait_keys(here, ["open"], cancelled, "node 0 to begin a round")
         taken = here.compare_set(f"joined/{rank}", "", me).decode() != me
-        replaced = _Note("restart", f"node {rank}", f"the agent of node {rank} was replaced")
+        replaced = _RoundNote("restart", f"node {rank}", f"the agent of node {rank} was replaced")
         if not _fence_running(store, number, replaced if taken else None):
             here.set(f"joined/{rank}", me)
             break
@@ -155,7 +155,7 @@ def enter_round(  # noqa: PLR0913  who we are among whom
     return number
 
 
-def _fence_running(store: Store, number: int, note: _Note | None) -> bool:
+def _fence_running(store: Store, number: int, note: _RoundNote | None) -> bool:
     """Fence round `number` with `note` where its ranks were started. True where it is fenced now, by whomever.
 
     A note that is a decision (restart) is published as one too: the node that would decide is the one that is gone.
@@ -165,7 +165,7 @@ def _fence_running(store: Store, number: int, note: _Note | None) -> bool:
         return False
     fence = _of_round(store, _load_handover(here).token)
     if note is not None:
-        fence_round(fence, _Note(FAILURE, note.node, note.text))
+        fence_round(fence, _RoundNote(FAILURE, note.node, note.text))
         if note.kind == "restart":
             fence.compare_set("decision", "", note.dump())
     return bool(fence.check(["fence"]))
@@ -183,7 +183,7 @@ def _base(store: Store) -> Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class DecisionChanges:
     """What a decision changes on all nodes: knobs' values, checkpoints that are not handed out any more, and what it was made for.
 
     first: what failed, which no agent looks into (FirstCause in core/model.py); its node is filled in here.
@@ -195,7 +195,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
+class _RoundNote:
     """A fence (kind: failure, membership) or a decision (kind: restart, stop); `done` is neither: every node ended well.
 
     changes: of a decision that a supervisor made; None where an agent that left made it, so that all stays as it is.
@@ -205,24 +205,24 @@ class _Note:
     node: str
     text: str
     exit_code: int = 0
-    changes: Changes | None = None
+    changes: DecisionChanges | None = None
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def load(cls, raw: bytes) -> _Note:
+    def load(cls, raw: bytes) -> _RoundNote:
         r = json.loads(raw)
         changes = r.get("changes")
         if changes is not None:
             overrides = tuple((str(name), str(value)) for name, value in changes["overrides"])
-            changes = Changes(overrides, tuple(str(path) for path in changes["poison"]), changes.get("first"))
+            changes = DecisionChanges(overrides, tuple(str(path) for path in changes["poison"]), changes.get("first"))
         return cls(str(r["kind"]), str(r["node"]), str(r["text"]), int(r["exit_code"]), changes)
 
 
-def fence_round(store: Store, note: _Note) -> _Note:
+def fence_round(store: Store, note: _RoundNote) -> _RoundNote:
     """Fence; returns the fence that holds: the first one set."""
-    return _Note.load(store.compare_set("fence", "", note.dump()))
+    return _RoundNote.load(store.compare_set("fence", "", note.dump()))
 
 
 def is_abandoned(store: Store, token: str) -> bool:
@@ -236,7 +236,7 @@ def fence_abandoned(store: Store, token: str) -> bool:
     Returns False where the round cannot be fenced any more, since a node was done and left.
     """
     here = _of_round(store, token)
-    note = _Note.load(here.get(ABANDONED))
+    note = _RoundNote.load(here.get(ABANDONED))
     fence = fence_round(here, replace(note, kind=FAILURE))
     if fence.node == note.node:
         here.compare_set("decision", "", note.dump())
@@ -255,7 +255,7 @@ def own_client(store: Store) -> Store:
     return base
 
 
-class Fence:
+class RoundAgreement:
     """The fence and the decision of one round on several nodes.
 
     `on_fence(kind, node, text)` when another node fenced; `on_decision(kind, exit_code, text, changes)` when another node decided. `fail`,
@@ -270,7 +270,7 @@ class Fence:
         node: str,
         nodes: int,
         on_fence: Callable[[str, str, str], None],
-        on_decision: Callable[[str, int, str, Changes | None], None],
+        on_decision: Callable[[str, int, str, DecisionChanges | None], None],
     ) -> None:
         """Start to watch at once."""
         self._node = node
@@ -278,7 +278,7 @@ class Fence:
         self._nodes = nodes
         self._on_fence = on_fence
         self._on_decision = on_decision
-        self._notes: queue.SimpleQueue[tuple[str, _Note] | None] = queue.SimpleQueue()
+        self._notes: queue.SimpleQueue[tuple[str, _RoundNote] | None] = queue.SimpleQueue()
         self._left = threading.Event()
         self._published = False
         self._done = False  # a node was done, and left
@@ -291,25 +291,25 @@ class Fence:
 
     def fail(self, text: str) -> None:
         """A rank of this node failed."""
-        self._notes.put(("fence", _Note(FAILURE, self._me, text)))
+        self._notes.put(("fence", _RoundNote(FAILURE, self._me, text)))
 
     def admit(self) -> None:
         """This node stops its ranks so that others can join."""
-        self._notes.put(("fence", _Note("membership", self._me, "nodes are admitted")))
+        self._notes.put(("fence", _RoundNote("membership", self._me, "nodes are admitted")))
 
-    def publish(self, kind: str, exit_code: int, reason: str, changes: Changes) -> None:
+    def publish(self, kind: str, exit_code: int, reason: str, changes: DecisionChanges) -> None:
         """This node's decision holds for all; a node whose ranks still run fences with it."""
         self._published = True
-        self._notes.put(("fence", _Note(FAILURE, self._me, reason)))
+        self._notes.put(("fence", _RoundNote(FAILURE, self._me, reason)))
         first = None if changes.first is None else {**changes.first, "node": self._node}
-        self._notes.put(("decision", _Note(kind, self._me, reason, exit_code, replace(changes, first=first))))
+        self._notes.put(("decision", _RoundNote(kind, self._me, reason, exit_code, replace(changes, first=first))))
 
     def abandon(self) -> None:
         """Nobody decides here any more: where the round is fenced for a failure of this node, now or later, all begin another round.
 
         This node's ranks go on. The round cannot succeed: whoever waits for that fences it in this node's name (`fence_abandoned`).
         """
-        note = _Note("restart", self._me, f"supervise of node {self._node} ended before it decided")
+        note = _RoundNote("restart", self._me, f"supervise of node {self._node} ended before it decided")
         self._notes.put((ABANDONED, note))
         self._notes.put(("default", note))
 
@@ -326,8 +326,8 @@ class Fence:
         """
         self._left.set()
         text = f"node {self._node} left the round"
-        self._notes.put(("fence", _Note(DONE if done else FAILURE, self._me, text)))
-        self._notes.put(("default", _Note(DONE if done else "restart", self._me, text)))
+        self._notes.put(("fence", _RoundNote(DONE if done else FAILURE, self._me, text)))
+        self._notes.put(("default", _RoundNote(DONE if done else "restart", self._me, text)))
         self._notes.put(None)
 
     def finish(self, timeout_s: float, *, done: bool) -> None:
@@ -359,7 +359,7 @@ class Fence:
 
     def _read(self, store: Store) -> None:
         self._await(store, "fence")
-        fence = _Note.load(store.get("fence"))
+        fence = _RoundNote.load(store.get("fence"))
         self._done = fence.kind == DONE
         if self._concerns_us(fence):
             self._on_fence(fence.kind, fence.node.partition("/")[0], fence.text)
@@ -370,11 +370,11 @@ class Fence:
         except (RuntimeError, OSError) as error:
             if fence.node == self._me:
                 raise
-            note = _Note("restart", "", f"the agents' store was lost before a decision came: {fence.text}: {error}")
+            note = _RoundNote("restart", "", f"the agents' store was lost before a decision came: {fence.text}: {error}")
         if note is not None and self._concerns_us(note):
             self._on_decision(note.kind, note.exit_code, note.text, note.changes)
 
-    def _await_decision(self, store: Store, fence: _Note) -> _Note | None:
+    def _await_decision(self, store: Store, fence: _RoundNote) -> _RoundNote | None:
         """Return the decision of the node that fenced, or the one in its place; None where this node left before.
 
         What happens otherwise: a node's rank is killed, the node sets the fence and loses its power. The others would wait for it until
@@ -392,10 +392,10 @@ class Fence:
                     heard = now
                 elif now - heard > SILENT_S:
                     told = f"node {fence.node.partition('/')[0]} was not heard of for {SILENT_S:.0f} s and did not decide: {fence.text}"
-                    store.compare_set("decision", "", _Note("restart", self._node, told).dump())
+                    store.compare_set("decision", "", _RoundNote("restart", self._node, told).dump())
             if self._left.wait(min(DECISION_POLL_MAX_S, POLL_S * self._nodes)):
                 return None
-        note = _Note.load(store.get("decision"))
+        note = _RoundNote.load(store.get("decision"))
         if note.node != self._me:
             store.add("read", 1)
         return note
@@ -414,7 +414,7 @@ class Fence:
             else:
                 return
 
-    def _concerns_us(self, note: _Note) -> bool:
+    def _concerns_us(self, note: _RoundNote) -> bool:
         return note.node != self._me and note.kind != DONE and not self._left.is_set()
 
 

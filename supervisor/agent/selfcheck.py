@@ -28,7 +28,7 @@ C10D = "torch.distributed"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TorchRequirement:
     """A name of torch's: `accepts` are arguments it must take, `calls` names its code must still use."""
 
     module: str
@@ -37,25 +37,25 @@ class Row:
     calls: tuple[str, ...] = ()
 
 
-ROWS: tuple[Row, ...] = (
-    Row(RUN, "get_args_parser"),
-    Row(RUN, "run", ("args",), ("elastic_launch",)),
-    Row(LAUNCH, "main", ("args",)),
-    Row(LAUNCH, "parse_args", ("args",)),
-    Row(LAUNCHER, "launch_agent", calls=("LocalElasticAgent", "rdzv_handler", "shutdown")),
-    Row(LAUNCHER, "elastic_launch.__call__", calls=("launch_agent",)),
-    Row(LOCAL, "LocalElasticAgent.__init__", ("spec", "logs_specs", "start_method", "log_line_prefix_template")),
-    Row(
+ROWS: tuple[TorchRequirement, ...] = (
+    TorchRequirement(RUN, "get_args_parser"),
+    TorchRequirement(RUN, "run", ("args",), ("elastic_launch",)),
+    TorchRequirement(LAUNCH, "main", ("args",)),
+    TorchRequirement(LAUNCH, "parse_args", ("args",)),
+    TorchRequirement(LAUNCHER, "launch_agent", calls=("LocalElasticAgent", "rdzv_handler", "shutdown")),
+    TorchRequirement(LAUNCHER, "elastic_launch.__call__", calls=("launch_agent",)),
+    TorchRequirement(LOCAL, "LocalElasticAgent.__init__", ("spec", "logs_specs", "start_method", "log_line_prefix_template")),
+    TorchRequirement(
         LOCAL,
         "LocalElasticAgent._start_workers",
         ("worker_group",),
         ("start_processes", "_remaining_restarts", "use_agent_store", "master_port"),
     ),
-    Row(LOCAL, "LocalElasticAgent._stop_workers", ("worker_group",), ("_shutdown",)),
-    Row(LOCAL, "LocalElasticAgent._monitor_workers", ("worker_group",), ("_pcontext", "wait")),
-    Row(LOCAL, "LocalElasticAgent._shutdown", (), ("_pcontext", "close")),
-    Row(SERVER, "SimpleElasticAgent.run", (), ("_invoke_run", "_shutdown")),
-    Row(
+    TorchRequirement(LOCAL, "LocalElasticAgent._stop_workers", ("worker_group",), ("_shutdown",)),
+    TorchRequirement(LOCAL, "LocalElasticAgent._monitor_workers", ("worker_group",), ("_pcontext", "wait")),
+    TorchRequirement(LOCAL, "LocalElasticAgent._shutdown", (), ("_pcontext", "close")),
+    TorchRequirement(SERVER, "SimpleElasticAgent.run", (), ("_invoke_run", "_shutdown")),
+    TorchRequirement(
         SERVER,
         "SimpleElasticAgent._invoke_run",
         (),
@@ -69,37 +69,37 @@ ROWS: tuple[Row, ...] = (
             "monitor_interval",
         ),
     ),
-    Row(SERVER, "SimpleElasticAgent._initialize_workers", ("worker_group",), ("_rendezvous", "_start_workers")),
-    Row(SERVER, "SimpleElasticAgent._restart_workers", ("worker_group",), ("_stop_workers", "_initialize_workers")),
-    Row(
+    TorchRequirement(SERVER, "SimpleElasticAgent._initialize_workers", ("worker_group",), ("_rendezvous", "_start_workers")),
+    TorchRequirement(SERVER, "SimpleElasticAgent._restart_workers", ("worker_group",), ("_stop_workers", "_initialize_workers")),
+    TorchRequirement(
         SERVER,
         "SimpleElasticAgent._rendezvous",
         ("worker_group",),
         ("rdzv_handler", "next_rendezvous", "bootstrap_store_info", "master_port"),
     ),
-    Row(SERVER, "SimpleElasticAgent._exit_barrier"),
-    Row(SERVER, "RunResult", ("state",)),
-    Row(SERVER, "WorkerState.FAILED"),
-    Row(SERVER, "WorkerState.HEALTHY"),
-    Row(SERVER, "WorkerSpec", ("args", "max_restarts", "monitor_interval", "rdzv_handler")),
-    Row(PROCESSES, "get_subprocess_handler", ("entrypoint", "args", "env", "stdout", "stderr", "local_rank_id")),
-    Row(PROCESSES, "SubprocessContext._start", calls=("get_subprocess_handler",)),
-    Row(PROCESSES, "PContext.start", calls=("_terminate_process_handler", "_start")),
-    Row(
+    TorchRequirement(SERVER, "SimpleElasticAgent._exit_barrier"),
+    TorchRequirement(SERVER, "RunResult", ("state",)),
+    TorchRequirement(SERVER, "WorkerState.FAILED"),
+    TorchRequirement(SERVER, "WorkerState.HEALTHY"),
+    TorchRequirement(SERVER, "WorkerSpec", ("args", "max_restarts", "monitor_interval", "rdzv_handler")),
+    TorchRequirement(PROCESSES, "get_subprocess_handler", ("entrypoint", "args", "env", "stdout", "stderr", "local_rank_id")),
+    TorchRequirement(PROCESSES, "SubprocessContext._start", calls=("get_subprocess_handler",)),
+    TorchRequirement(PROCESSES, "PContext.start", calls=("_terminate_process_handler", "_start")),
+    TorchRequirement(
         HANDLER,
         "SubprocessHandler.__init__",
         ("entrypoint", "args", "env", "stdout", "stderr", "local_rank_id"),
         ("_stdout", "_stderr", "_popen"),
     ),
-    Row(HANDLER, "SubprocessHandler._popen", ("args", "env")),
-    Row(RENDEZVOUS, "RendezvousHandler.next_rendezvous"),
-    Row(RENDEZVOUS, "RendezvousHandler.num_nodes_waiting"),
-    Row(RENDEZVOUS, "RendezvousHandler.use_agent_store"),
-    Row(RENDEZVOUS, "RendezvousInfo", ("store", "rank", "world_size", "bootstrap_store_info")),
-    Row(C10D, "TCPStore"),
-    Row(C10D, "Store.compare_set"),
-    Row(C10D, "Store.check"),
-    Row(C10D, "PrefixStore.underlying_store"),
+    TorchRequirement(HANDLER, "SubprocessHandler._popen", ("args", "env")),
+    TorchRequirement(RENDEZVOUS, "RendezvousHandler.next_rendezvous"),
+    TorchRequirement(RENDEZVOUS, "RendezvousHandler.num_nodes_waiting"),
+    TorchRequirement(RENDEZVOUS, "RendezvousHandler.use_agent_store"),
+    TorchRequirement(RENDEZVOUS, "RendezvousInfo", ("store", "rank", "world_size", "bootstrap_store_info")),
+    TorchRequirement(C10D, "TCPStore"),
+    TorchRequirement(C10D, "Store.compare_set"),
+    TorchRequirement(C10D, "Store.check"),
+    TorchRequirement(C10D, "PrefixStore.underlying_store"),
 )
 
 
@@ -116,7 +116,7 @@ def no_torch() -> str:
     return ""
 
 
-def missing(rows: tuple[Row, ...] = ROWS) -> list[str]:
+def missing(rows: tuple[TorchRequirement, ...] = ROWS) -> list[str]:
     """What of torch does not fit, as "module:name: why"."""
     found = [(row, _misfit(row)) for row in rows]
     return [f"{row.module}:{row.name}: {why}" for row, why in found if why]
@@ -128,7 +128,7 @@ def _names(code: CodeType) -> set[str]:
     return used.union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
-def _misfit(row: Row) -> str:
+def _misfit(row: TorchRequirement) -> str:
     try:
         there: object = importlib.import_module(row.module)
     except Exception as e:  # noqa: BLE001  a torch that breaks on import breaks in any way it likes

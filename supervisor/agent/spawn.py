@@ -1,6 +1,6 @@
 """How one rank is started: torch's own handler, with our pipes where it would have let the rank write to torchrun's output.
 
-In: what torch asks for (`get_subprocess_handler`'s keywords) and the attempt's settings. Out: a process, a `Rank` for the watcher, and
+In: what torch asks for (`get_subprocess_handler`'s keywords) and the attempt's settings. Out: a process, a `MonitoredRank`, and
 the read ends of its pipes for the guardian. Fails as torch's does (the executable is not there). Nothing is owned here but for the
 moment: descriptors go to the child and to the guardian, the record to `Ranks`.
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from supervisor.agent.ranks import Rank, spawned
+from supervisor.agent.ranks import MonitoredRank, spawned
 
 PIPE_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
@@ -39,7 +39,7 @@ _TERMINALS = {TTY_OUT: "out", TTY_ERR: "err"}
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputChannel:
     """Where the ranks' streams go: `sock` leads to the guardian; `streams` is one of the words above; `window` is (rows, columns)."""
 
     sock: socket.socket
@@ -55,18 +55,18 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class AttemptEnvironment:
     """The settings of an attempt that its ranks are born with."""
 
     attempt: int
     env: Mapping[str, str]
     unset: tuple[str, ...]
     terminal: bool  # local rank 0 may have a pseudo-terminal
-    born: Callable[[Rank], None]
+    born: Callable[[MonitoredRank], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Ends:
+class _OutputEnds:
     """What the child gets as stdout and stderr (None: as torch opened it, or inherited), and what is handed over of it."""
 
     out: int | None
@@ -79,10 +79,10 @@ class _Ends:
             os.close(fd)  # type: ignore[arg-type]  # None was just taken out
 
 
-class Handler(SubprocessHandler):
+class RankHandler(SubprocessHandler):
     """torch's handler of one rank, which starts the process our way. torch calls `_popen` from its constructor."""
 
-    def __init__(self, output: Output, birth: Birth, **asked: Any) -> None:  # noqa: ANN401  torch's arguments differ by version
+    def __init__(self, output: OutputChannel, birth: AttemptEnvironment, **asked: Any) -> None:  # noqa: ANN401  torch's arguments differ by version
         """Start the process at once, as torch's does."""
         self._output = output
         self._birth = birth
@@ -119,25 +119,25 @@ class Handler(SubprocessHandler):
             self._output.hand_over(fd, attempt=self._birth.attempt, rank=rank, **what)
         return proc
 
-    def _ends(self, paths: Mapping[str, str], local_rank: int) -> _Ends:
+    def _ends(self, paths: Mapping[str, str], local_rank: int) -> _OutputEnds:
         """A pipe for each stream that torch would have let through or sent to /dev/null (--local-ranks-filter: captured, not shown)."""
         ours = {name: path != os.devnull for name, path in paths.items() if path in ("", os.devnull)}
         streams = self._output.streams
         terminal = self._birth.terminal and local_rank == 0
         if streams == TTY and terminal and len(ours) == len(paths) and all(ours.values()):
             master, slave = _terminal(self._output.window)
-            return _Ends(slave, os.dup(slave), ((master, {"name": "both", "show": True, "to": 1, "pty": True}),), linebuf=False)
+            return _OutputEnds(slave, os.dup(slave), ((master, {"name": "both", "show": True, "to": 1, "pty": True}),), linebuf=False)
         linebuf = streams in {TTY, TTY_OUT}
         if streams in {ONE, TTY} and len(ours) == len(paths) and len(set(ours.values())) == 1:
             read, write = _pipe()
-            return _Ends(write, os.dup(write), ((read, {"name": "both", "show": ours["out"], "to": 1}),), linebuf=linebuf)
+            return _OutputEnds(write, os.dup(write), ((read, {"name": "both", "show": ours["out"], "to": 1}),), linebuf=linebuf)
         written: dict[str, int] = {}
         handed: list[tuple[int, dict[str, object]]] = []
         for name, show in ours.items():
             pty = terminal and show and _TERMINALS.get(streams) == name
             read, written[name] = _terminal(self._output.window) if pty else _pipe()
             handed.append((read, {"name": name, "show": show, "to": 1 if name == "out" else 2, "pty": pty}))
-        return _Ends(written.get("out"), written.get("err"), tuple(handed), linebuf=linebuf)
+        return _OutputEnds(written.get("out"), written.get("err"), tuple(handed), linebuf=linebuf)
 
 
 def _pipe() -> tuple[int, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.agent.ranks import Rank
+    from supervisor.agent.ranks import MonitoredRank
 
 READ_DEADLINE_S = 1.0
 MOST_BYTES = 1024 * 1024  # of an error file; what `@record` writes is an exception's text and its traceback
@@ -27,16 +27,16 @@ LOG_TAIL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Leavings:
+class TorchErrorFiles:
     """errors: `rank`, `message` ("Type: text"), `traceback` (its end) of each. tails: `rank`, `name` of the stream, `text`."""
 
     errors: list[dict[str, object]] = field(default_factory=list)
     tails: list[dict[str, object]] = field(default_factory=list)
 
 
-def read(ranks: Sequence[Rank]) -> Leavings:
+def read(ranks: Sequence[MonitoredRank]) -> TorchErrorFiles:
     """Read them, in a thread of its own."""
-    found = Leavings()
+    found = TorchErrorFiles()
 
     def look() -> None:
         for rank in ranks:
@@ -49,10 +49,10 @@ def read(ranks: Sequence[Rank]) -> Leavings:
                     if text := _tail(path):
                         found.tails.append({"rank": rank.rank, "name": name, "text": text})
 
-    reader = threading.Thread(target=look, name="leavings", daemon=True)
+    reader = threading.Thread(target=look, name="torch-error-files", daemon=True)
     reader.start()
     reader.join(READ_DEADLINE_S)
-    return Leavings(list(found.errors), list(found.tails))  # the reader may still be at it
+    return TorchErrorFiles(list(found.errors), list(found.tails))  # the reader may still be at it
 
 
 def _recorded(path: str) -> dict[str, object]:

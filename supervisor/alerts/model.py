@@ -28,7 +28,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._@:+=-]+")
 
 
 class AlertEvent(StrEnum):
-    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `Alert.kind`) beside it."""
+    """What happened: to an incident, or (from RECURRING_FAILURE on, the core's `OutgoingAlert.kind`) beside it."""
 
     OPENED = "opened"
     RESOLVED = "resolved"
@@ -64,7 +64,7 @@ class AlertEvent(StrEnum):
                 assert_never(self)
 
 
-class Severity(StrEnum):
+class AlertSeverity(StrEnum):
     """How soon a person should look (PagerDuty's words)."""
 
     INFO = "info"
@@ -74,21 +74,21 @@ class Severity(StrEnum):
 
 #: How soon, by what happened.
 SEVERITIES = {
-    AlertEvent.OPENED: Severity.WARNING,
-    AlertEvent.RESOLVED: Severity.INFO,
-    AlertEvent.GIVEN_UP: Severity.CRITICAL,
-    AlertEvent.RECURRING_FAILURE: Severity.WARNING,
-    AlertEvent.GPU_QUARANTINED: Severity.WARNING,
-    AlertEvent.MEMORY_HELD: Severity.WARNING,
-    AlertEvent.BATCH_CHANGED: Severity.INFO,
-    AlertEvent.CHANGE_IGNORED: Severity.WARNING,
-    AlertEvent.STARTED_FROM_SCRATCH: Severity.CRITICAL,
-    AlertEvent.MIRROR_FAILING: Severity.WARNING,
-    AlertEvent.MIRROR_RECOVERED: Severity.INFO,
-    AlertEvent.DISK_FILLING: Severity.WARNING,
-    AlertEvent.NOT_FINITE: Severity.WARNING,
-    AlertEvent.NO_COPY: Severity.WARNING,
-    AlertEvent.NODE_HEALTH: Severity.WARNING,
+    AlertEvent.OPENED: AlertSeverity.WARNING,
+    AlertEvent.RESOLVED: AlertSeverity.INFO,
+    AlertEvent.GIVEN_UP: AlertSeverity.CRITICAL,
+    AlertEvent.RECURRING_FAILURE: AlertSeverity.WARNING,
+    AlertEvent.GPU_QUARANTINED: AlertSeverity.WARNING,
+    AlertEvent.MEMORY_HELD: AlertSeverity.WARNING,
+    AlertEvent.BATCH_CHANGED: AlertSeverity.INFO,
+    AlertEvent.CHANGE_IGNORED: AlertSeverity.WARNING,
+    AlertEvent.STARTED_FROM_SCRATCH: AlertSeverity.CRITICAL,
+    AlertEvent.MIRROR_FAILING: AlertSeverity.WARNING,
+    AlertEvent.MIRROR_RECOVERED: AlertSeverity.INFO,
+    AlertEvent.DISK_FILLING: AlertSeverity.WARNING,
+    AlertEvent.NOT_FINITE: AlertSeverity.WARNING,
+    AlertEvent.NO_COPY: AlertSeverity.WARNING,
+    AlertEvent.NODE_HEALTH: AlertSeverity.WARNING,
 }
 
 
@@ -103,7 +103,7 @@ class AlertAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Alert:
+class OutgoingAlert:
     """One thing to tell. `ts` is Unix seconds; `rank` and `step` are None where they are not known; `incident` is 0 where it is of none.
 
     about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent.
@@ -112,7 +112,7 @@ class Alert:
     run_id: str
     job: str
     event: AlertEvent
-    severity: Severity
+    severity: AlertSeverity
     incident: int
     attempt: int
     ts: float
@@ -139,7 +139,7 @@ def _plain(name: str) -> str:
     return _ODD.sub("_", name.rstrip("/").rsplit("/", 1)[-1])[:NAME_LIMIT] or "_"
 
 
-def payload(alert: Alert) -> dict[str, str | int | None]:
+def payload(alert: OutgoingAlert) -> dict[str, str | int | None]:
     """Give the fields that leave the machine, in the order in which they are documented (docs/alerts.md)."""
     return {
         "version": VERSION,
@@ -160,6 +160,6 @@ def payload(alert: Alert) -> dict[str, str | int | None]:
     }
 
 
-def encode(alert: Alert) -> bytes:
+def encode(alert: OutgoingAlert) -> bytes:
     """Give the JSON body: ASCII, under 1 KiB, the same bytes at every try."""
     return json.dumps(payload(alert), separators=(",", ":")).encode("ascii")

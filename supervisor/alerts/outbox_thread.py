@@ -26,7 +26,7 @@ WORK_LIMIT = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueuedAlert:
     """An alert on its way. `settled`: the disk has it, or will not; `repeated`: it was here before and needs no sending."""
 
     event_id: str
@@ -35,16 +35,16 @@ class Entry:
     repeated: bool = False
 
 
-class Disk:
+class OutboxThread:
     """The thread. Every method returns at once and never raises."""
 
-    def __init__(self, outbox: Outbox, on_loaded: Callable[[list[Entry]], None], on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, outbox: Outbox, on_loaded: Callable[[list[QueuedAlert]], None], on_trouble: Callable[[str], None]) -> None:
         """Make the thread (started by who owns it); both callbacks are called from it."""
         self._outbox = outbox
         self._on_loaded = on_loaded
         self._on_trouble = on_trouble
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._unsaved: dict[str, Entry] = {}
+        self._unsaved: dict[str, QueuedAlert] = {}
         self._loaded = False
         self._in_trouble = False
         self.thread = threading.Thread(target=self._run, name="alert-outbox", daemon=True)
@@ -54,7 +54,7 @@ class Disk:
         """Whether the disk refuses: what is in memory may be nowhere else."""
         return self._in_trouble
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: QueuedAlert) -> None:
         """Make the entry durable."""
         if self._work.qsize() < WORK_LIMIT:
             self._work.put(partial(self._put, entry))
@@ -65,7 +65,7 @@ class Disk:
         """Take an entry out that its receiver has."""
         self._work.put(partial(self._finish, event_id, partial(self._outbox.sent, event_id)))
 
-    def refuse(self, entry: Entry, reason: str) -> None:
+    def refuse(self, entry: QueuedAlert, reason: str) -> None:
         """Take an entry out that its receiver will never have."""
         self._work.put(partial(self._finish, entry.event_id, partial(self._outbox.refuse, entry.event_id, entry.body, reason)))
 
@@ -89,7 +89,7 @@ class Disk:
     def _nothing(self) -> None:
         """Let the loop come round: what is unsaved is tried again there."""
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: QueuedAlert) -> None:
         entry.repeated = self._outbox.knows(entry.event_id)
         # behind one that is unsaved it waits for `_catch_up`, which keeps the order
         if not entry.repeated and (self._in_trouble or not self._guarded(partial(self._outbox.put, entry.event_id, entry.body))):
@@ -103,7 +103,7 @@ class Disk:
         self._guarded(work)
 
     def _load(self) -> None:
-        found = [Entry(event_id, body) for event_id, body in self._outbox.load()]
+        found = [QueuedAlert(event_id, body) for event_id, body in self._outbox.load()]
         for entry in found:
             entry.settled.set()
         self._loaded = True

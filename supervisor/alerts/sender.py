@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, assert_never
 from tenacity import RetryCallState, Retrying, retry_if_result, wait_random_exponential
 
 from supervisor.alerts import sinks
-from supervisor.alerts.model import Alert, encode
+from supervisor.alerts.model import OutgoingAlert, encode
 from supervisor.alerts.outbox import CAP, Outbox
-from supervisor.alerts.outbox_thread import Disk, Entry
-from supervisor.alerts.sinks import Delivered, Later, Outcome, Refused
+from supervisor.alerts.outbox_thread import OutboxThread, QueuedAlert
+from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ DISK_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RetryPace:
     """How retries are spread: uniform in [0, min(cap, base * 2**n)] seconds, and not before Retry-After, which counts up to its cap."""
 
     base_s: float = 1.0
@@ -55,8 +55,8 @@ class Undelivered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    entries: list[Entry]
+class _LoadedAlerts:
+    entries: list[QueuedAlert]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +73,27 @@ class _Lost:
 
 
 @dataclass(slots=True)
-class _Courier:
+class _AlertDelivery:
     """The sending thread's state; nothing else touches it but the queue."""
 
-    sink: sinks.Sink
+    sink: sinks.AlertSink
     deadline_s: float
-    pace: Pace
+    pace: RetryPace
     log: Log
     outbox: Outbox
-    inbox: queue.SimpleQueue[Entry | _Loaded | _Close] = field(default_factory=queue.SimpleQueue)
+    inbox: queue.SimpleQueue[QueuedAlert | _LoadedAlerts | _Close] = field(default_factory=queue.SimpleQueue)
     lost: _Lost = field(default_factory=_Lost)
-    waiting: dict[str, Entry] = field(default_factory=dict)
+    waiting: dict[str, QueuedAlert] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     loaded: bool = False
     disk_hangs: bool = False
     closing_at: float | None = None
     refused: int = 0
     trouble: str = "there was no time"
-    disk: Disk = field(init=False)
+    disk: OutboxThread = field(init=False)
 
     def __post_init__(self) -> None:
-        self.disk = Disk(self.outbox, lambda entries: self.inbox.put(_Loaded(entries)), self.say_unsaved)
+        self.disk = OutboxThread(self.outbox, lambda entries: self.inbox.put(_LoadedAlerts(entries)), self.say_unsaved)
 
     def run(self) -> None:
         patience = time.monotonic() + DISK_PATIENCE_S
@@ -108,7 +108,7 @@ class _Courier:
                 return
             self.receive(None if entry is None and self.closing_at is None else 0.0)
 
-    def send(self, entry: Entry) -> bool:
+    def send(self, entry: QueuedAlert) -> bool:
         """Bring one alert to its end; False where it has to wait: this process closes, or the cap dropped it."""
         self.disk_hangs = not entry.settled.wait(0.0 if self.disk_hangs else DISK_PATIENCE_S)
         if entry.repeated:  # sent before, or among those loaded, which may come after this one when the disk is slow
@@ -119,7 +119,7 @@ class _Courier:
             sleep=self.nap,
             wait=self.pause_s,
             stop=lambda _: self.closing_at is not None or entry.event_id not in self.waiting,
-            retry=retry_if_result(lambda outcome: isinstance(outcome, Later)),
+            retry=retry_if_result(lambda outcome: isinstance(outcome, DeliveryDeferred)),
             before_sleep=lambda state: self.say_delayed(state, entry),
             retry_error_callback=_last_outcome,
         )
@@ -128,11 +128,11 @@ class _Courier:
             case Delivered():
                 self.disk.sent(entry.event_id)
                 self.say("alert.sent", event_id=entry.event_id, host=self.sink.host)
-            case Refused(reason):
+            case DeliveryRefused(reason):
                 self.refused += 1
                 self.disk.refuse(entry, reason)
                 self.say("alert.failed", outcome="refused", event_id=entry.event_id, host=self.sink.host, reason=reason)
-            case Later(reason):
+            case DeliveryDeferred(reason):
                 if self.closing_at is not None:
                     self.say("alert.failed", outcome="left", host=self.sink.host, reason=reason, waiting=len(self.waiting))
                 return False
@@ -141,14 +141,14 @@ class _Courier:
         self.waiting.pop(entry.event_id, None)
         return True
 
-    def deliver(self, entry: Entry) -> Outcome:
+    def deliver(self, entry: QueuedAlert) -> Outcome:
         left_s = self.deadline_s if self.closing_at is None else min(self.deadline_s, self.closing_at - time.monotonic())
         if left_s <= 0 or entry.event_id not in self.waiting:
-            return Later("no time left" if left_s <= 0 else "dropped")
+            return DeliveryDeferred("no time left" if left_s <= 0 else "dropped")
         try:
             outcome = self.sink.deliver(entry.event_id, entry.body, left_s)
         except Exception as error:  # noqa: BLE001 - a sink's bug must not end the thread that all alerts need
-            outcome = Later(f"unexpected {type(error).__name__}")
+            outcome = DeliveryDeferred(f"unexpected {type(error).__name__}")
         if not isinstance(outcome, Delivered):
             self.trouble = outcome.reason
         return outcome
@@ -156,7 +156,7 @@ class _Courier:
     def pause_s(self, state: RetryCallState) -> float:
         jittered = wait_random_exponential(multiplier=self.pace.base_s, max=self.pace.cap_s)(state)
         outcome = _last_outcome(state)
-        return max(jittered, min(outcome.after_s, self.pace.retry_after_cap_s)) if isinstance(outcome, Later) else jittered
+        return max(jittered, min(outcome.after_s, self.pace.retry_after_cap_s)) if isinstance(outcome, DeliveryDeferred) else jittered
 
     def nap(self, seconds: float) -> None:
         """Sleep between two tries, taking in what comes; closing ends it at once."""
@@ -171,12 +171,12 @@ class _Courier:
             while True:
                 self.accept(self.inbox.get_nowait())
 
-    def accept(self, message: Entry | _Loaded | _Close) -> None:
+    def accept(self, message: QueuedAlert | _LoadedAlerts | _Close) -> None:
         match message:
-            case Entry():
+            case QueuedAlert():
                 if message.event_id not in self.known:
                     self.waiting[message.event_id] = message
-            case _Loaded(entries):
+            case _LoadedAlerts(entries):
                 self.loaded = True
                 older = {entry.event_id: entry for entry in entries if entry.event_id not in self.known or entry.event_id in self.waiting}
                 self.waiting = older | {event_id: entry for event_id, entry in self.waiting.items() if event_id not in older}
@@ -192,10 +192,12 @@ class _Courier:
             self.lost.told = self.lost.total
             self.say("alert.dropped", total=self.lost.total)
 
-    def say_delayed(self, state: RetryCallState, entry: Entry) -> None:
+    def say_delayed(self, state: RetryCallState, entry: QueuedAlert) -> None:
         outcome = _last_outcome(state)
         tries = state.attempt_number
-        if isinstance(outcome, Later) and tries & (tries - 1) == 0:  # the 1st, 2nd, 4th, 8th …: an outage of a day is a dozen lines
+        if (
+            isinstance(outcome, DeliveryDeferred) and tries & (tries - 1) == 0
+        ):  # the 1st, 2nd, 4th, 8th …: an outage of a day is a dozen lines
             self.say(
                 "alert.failed",
                 outcome="delayed",
@@ -214,10 +216,10 @@ class _Courier:
             self.log(event, fields)
 
 
-class Sender:
+class AlertSender:
     """The door to the two threads; made by `start`."""
 
-    def __init__(self, courier: _Courier) -> None:
+    def __init__(self, courier: _AlertDelivery) -> None:
         """Start both threads."""
         self._courier = courier
         self._untaken: set[str] = set()
@@ -225,13 +227,13 @@ class Sender:
         courier.disk.thread.start()
         self._thread.start()
 
-    def enqueue(self, alert: Alert) -> None:
+    def enqueue(self, alert: OutgoingAlert) -> None:
         """Hand an alert over: microseconds, whatever disk and network do; never raises."""
         with contextlib.suppress(Exception):
             if self._courier.inbox.qsize() >= CAP:
                 self._courier.lost.total += 1
                 return
-            entry = Entry(alert.event_id, encode(alert))
+            entry = QueuedAlert(alert.event_id, encode(alert))
             self._courier.disk.put(entry)
             self._courier.inbox.put(entry)
 
@@ -250,7 +252,7 @@ class Sender:
         with contextlib.suppress(queue.Empty):
             while True:
                 message = self._courier.inbox.get_nowait()
-                if isinstance(message, Entry) and message.event_id not in self._courier.known:
+                if isinstance(message, QueuedAlert) and message.event_id not in self._courier.known:
                     self._untaken.add(message.event_id)
 
     def undelivered(self) -> Undelivered | None:
@@ -262,7 +264,7 @@ class Sender:
 
 def _last_outcome(state: RetryCallState) -> Outcome:
     if state.outcome is None:
-        return Later("not tried")
+        return DeliveryDeferred("not tried")
     outcome: Outcome = state.outcome.result()
     return outcome
 
@@ -275,7 +277,7 @@ def start(  # noqa: PLR0913 - what the settings name, one by one
     log: Log,
     *,
     sink: str = "webhook",
-    pace: Pace = Pace(),
-) -> Sender:
+    pace: RetryPace = RetryPace(),
+) -> AlertSender:
     """Start sending to `url`, what an earlier process left in `outbox_dir` first; raises SuperviseError for a URL that cannot be one."""
-    return Sender(_Courier(sinks.make(sink, url, secret), deadline_s, pace, log, Outbox(outbox_dir)))
+    return AlertSender(_AlertDelivery(sinks.make(sink, url, secret), deadline_s, pace, log, Outbox(outbox_dir)))

@@ -17,7 +17,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class DeliveryDeferred:
     """Not now: `reason` in words that hold no secret, `after_s` what the receiver asked for (0: nothing)."""
 
     reason: str
@@ -25,16 +25,16 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class DeliveryRefused:
     """Never: another try of the same alert would be answered alike."""
 
     reason: str
 
 
-Outcome = Delivered | Later | Refused
+Outcome = Delivered | DeliveryDeferred | DeliveryRefused
 
 
-class Sink(Protocol):
+class AlertSink(Protocol):
     """A place that alerts go to. `host` may be said aloud; nothing else of its address may."""
 
     host: str
@@ -44,13 +44,13 @@ class Sink(Protocol):
 
 
 class _SinkModule(Protocol):
-    def make(self, url: str, secret: bytes | None) -> Sink: ...
+    def make(self, url: str, secret: bytes | None) -> AlertSink: ...
 
 
 #: Sink name (as in the settings) -> the module that has `make(url, secret)`.
 SINKS: Final = {"webhook": "supervisor.alerts.webhook"}
 
 
-def make(name: str, url: str, secret: bytes | None) -> Sink:
+def make(name: str, url: str, secret: bytes | None) -> AlertSink:
     """Import and make the sink `name`; raises SuperviseError for an address that it cannot use."""
     return cast("_SinkModule", import_module(SINKS[name])).make(url, secret)

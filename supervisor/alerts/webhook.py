@@ -1,7 +1,7 @@
 """The generic webhook: one POST of the JSON body, signed, under one deadline.
 
-In: the URL and the secret (both kept to ourselves: what we say names the host alone), then bodies. Out: `Delivered`, `Later` or
-`Refused`, always within the deadline, never an exception: a request runs in a thread of its own, because a resolver cannot be
+In: the URL and the secret (both kept to ourselves: what we say names the host alone), then bodies. Out: `Delivered`, `DeliveryDeferred` or
+`DeliveryRefused`, always within the deadline, never an exception: a request runs in a thread of its own, because a resolver cannot be
 interrupted and a peer that sends one byte a second never trips a socket's timeout. On expiry its socket is shut, and a thread that still
 hangs (in the resolver) is left behind; while `MAX_HANGING` are, no other is started.
 
@@ -25,7 +25,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from supervisor.alerts.sinks import Delivered, Later, Outcome, Refused
+from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, Outcome
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Request:
     outcome: Outcome | None = None
 
 
-class Webhook:
+class WebhookSink:
     """The endpoint. Raises SuperviseError (exit 78) for a URL that cannot be one."""
 
     def __init__(self, url: str, secret: bytes | None) -> None:
@@ -69,7 +69,7 @@ class Webhook:
         """Try once, in at most `deadline_s` from name look-up to status line."""
         self._hanging = [thread for thread in self._hanging if thread.is_alive()]
         if len(self._hanging) >= MAX_HANGING:
-            return Later(f"{len(self._hanging)} earlier requests still hang")
+            return DeliveryDeferred(f"{len(self._hanging)} earlier requests still hang")
         request = _Request()
         thread = threading.Thread(target=self._run, args=(request, event_id, body, deadline_s), name="alert-request", daemon=True)
         thread.start()
@@ -78,19 +78,19 @@ class Webhook:
         request.abandoned = True
         _abort(request.connection)
         self._hanging.append(thread)
-        return Later(f"no answer within {deadline_s:g} s")
+        return DeliveryDeferred(f"no answer within {deadline_s:g} s")
 
     def _run(self, request: _Request, event_id: str, body: bytes, deadline_s: float) -> None:
         try:
             request.outcome = self._post(request, event_id, body, deadline_s)
         except TimeoutError as error:  # the socket's own, a moment before or after ours; or the system's for a connection
-            request.outcome = Later(error.strerror or f"no answer within {deadline_s:g} s")
+            request.outcome = DeliveryDeferred(error.strerror or f"no answer within {deadline_s:g} s")
         except (OSError, http.client.HTTPException) as error:
             # the text of an exception may quote what the peer sent; its type and the system's own words do not
             cause = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            request.outcome = Later(str(cause))
+            request.outcome = DeliveryDeferred(str(cause))
         except Exception as error:  # noqa: BLE001 - a bug here must not lose the alert: it is retried, and said
-            request.outcome = Later(f"unexpected {type(error).__name__}")
+            request.outcome = DeliveryDeferred(f"unexpected {type(error).__name__}")
         finally:
             request.done.set()
 
@@ -103,7 +103,7 @@ class Webhook:
         try:
             connection.connect()
             if request.abandoned:  # the resolver came back too late: another try has taken over
-                return Later("the name was not resolved in time")
+                return DeliveryDeferred("the name was not resolved in time")
             connection.request("POST", self._target, body, self._headers | self._signed(event_id, body, int(time.time())))
             return _judge(connection.getresponse(), time.time)
         finally:
@@ -116,9 +116,9 @@ class Webhook:
         return headers
 
 
-def make(url: str, secret: bytes | None) -> Webhook:
+def make(url: str, secret: bytes | None) -> WebhookSink:
     """Make the sink; raises SuperviseError for a URL that cannot be one."""
-    return Webhook(url, secret)
+    return WebhookSink(url, secret)
 
 
 def sign(secret: bytes, now: int, body: bytes) -> str:
@@ -153,10 +153,10 @@ def _judge(response: http.client.HTTPResponse, clock: Callable[[], float]) -> Ou
     if http.HTTPStatus.OK <= response.status < http.HTTPStatus.MULTIPLE_CHOICES:
         return Delivered()
     if response.status in RETRY_STATUS or response.status in SERVER_ERRORS:
-        return Later(f"status {response.status}", _retry_after_s(response.getheader("Retry-After"), clock()))
+        return DeliveryDeferred(f"status {response.status}", _retry_after_s(response.getheader("Retry-After"), clock()))
     if http.HTTPStatus.MULTIPLE_CHOICES <= response.status < http.HTTPStatus.BAD_REQUEST:
-        return Refused(f"status {response.status}: redirects are not followed")
-    return Refused(f"status {response.status}")
+        return DeliveryRefused(f"status {response.status}: redirects are not followed")
+    return DeliveryRefused(f"status {response.status}")
 
 
 def _retry_after_s(header: str | None, now: float) -> float:

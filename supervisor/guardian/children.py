@@ -10,7 +10,7 @@ import os
 import time
 
 from . import process_tree, protocol
-from .spawn import Command, Outlet, open_outlets, spawn
+from .spawn import CommandOutput, SpawnedCommand, open_outlets, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Children:
-    """`job_dir` is that of the last command, "" before; `wishes` are those of all that descends from it.
+    """`job_dir` is that of the last command, "" before; `detach_requests` are those of all that descends from it.
 
     `childless` tells, as of the last `reap`, that no child is left at all.
     """
@@ -31,12 +31,12 @@ class Children:
     def __init__(self, reactor: Reactor, tell: Callable[[dict[str, Any]], None], outputs: Outputs, ignored: Collection[int]) -> None:
         self.job_dir = ""
         self.childless = True
-        self.wishes = process_tree.Wishes()
+        self.detach_requests = process_tree.DetachRequests()
         self._reactor = reactor
         self._tell = tell
         self._outputs = outputs
         self._ignored = ignored
-        self._commands: dict[int, Command] = {}
+        self._commands: dict[int, SpawnedCommand] = {}
 
     @property
     def pids(self) -> set[int]:
@@ -50,7 +50,7 @@ class Children:
         self._outputs.set_log_dir(attempt, str(message["log_dir"]))
         self.job_dir = env.get("SUPERVISE_JOB_DIR", "")
         env.pop("SUPERVISE_JOB_DETACH", None)  # it excepts single processes; on the command it would except the whole job
-        argv, keep, outlets = [str(word) for word in message["argv"]], list(fds), list[Outlet]()
+        argv, keep, outlets = [str(word) for word in message["argv"]], list(fds), list[CommandOutput]()
         ends: tuple[_socket.socket, ...] = ()
         try:
             if kind == "agent":
@@ -69,7 +69,7 @@ class Children:
             if ends:
                 ends[1].close()
         process = process_tree.read(pid)  # there even if it has ended: only we reap it
-        command = Command(attempt, kind, pid, exec_fd, process.start_ticks if process else 0)
+        command = SpawnedCommand(attempt, kind, pid, exec_fd, process.start_ticks if process else 0)
         self._commands[pid] = command
         self.childless = False
         self._reactor.watch(exec_fd, lambda: self._settle(command))
@@ -101,7 +101,7 @@ class Children:
         """
         processes = process_tree.snapshot()
         if to_all:
-            asked = self.wishes.detached(process_tree.below(os.getpid(), processes))
+            asked = self.detach_requests.detached(process_tree.below(os.getpid(), processes))
             targets = process_tree.below(os.getpid(), processes, asked)
         else:
             commands = [one for one in self._commands.values() if one.pid in processes]
@@ -109,7 +109,7 @@ class Children:
         for process in targets:
             process_tree.send(process, signum)
 
-    def _settle(self, command: Command) -> None:
+    def _settle(self, command: SpawnedCommand) -> None:
         """Learn whether the exec was done."""
         if command.exec_fd < 0:
             return
@@ -128,7 +128,7 @@ class Children:
         else:
             self._tell({"ev": "spawned", **about, "pid": command.pid, "start_ticks": command.start_ticks})
 
-    def _tell_exit(self, command: Command, status: int) -> None:
+    def _tell_exit(self, command: SpawnedCommand, status: int) -> None:
         self._tell(
             {
                 "ev": "exited",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .reactor import Reactor
 
 
-class Link:
+class GuardianLink:
     """`obey` gets each message and its descriptors, which it must take or close; `ended` is called once."""
 
     def __init__(self, reactor: Reactor, fd: int, obey: Callable[[dict[str, Any], list[int]], None], ended: Callable[[], None]) -> None:

@@ -17,17 +17,17 @@ import time
 from . import process_tree, protocol
 from .children import Children
 from .libc import become_subreaper, keep_little_memory
-from .link import Link
+from .link import GuardianLink
 from .outputs import Outputs
 from .reactor import Reactor
-from .streams import Sync
+from .streams import DrainRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .streams import Stream
+    from .streams import OutputStream
 
 DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 #: After the supervisor's death: what TERM gets, and when all must be over, counted from its death (4 s are promised).
@@ -41,7 +41,7 @@ _LAST_TICK_S = 0.1
 _SURVIVORS_TOLD = 200
 
 
-class Options:
+class GuardianOptions:
     """The command line: `--link-fd N --ignored 1,2 --orphan-grace-s S --log-bytes N`, all of them required."""
 
     __slots__ = ("ignored", "link_fd", "log_bytes", "orphan_grace_s")
@@ -54,16 +54,18 @@ class Options:
         self.log_bytes = int(given["--log-bytes"])
 
 
-class Loop:
+class GuardianLoop:
     """The main thread's state: what is being ended, and whether anybody still decides."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: GuardianOptions) -> None:
         self._options = options
         self._reactor = Reactor()
-        self._link = Link(self._reactor, options.link_fd, self._obey, self._on_supervisor_gone)
+        self._link = GuardianLink(self._reactor, options.link_fd, self._obey, self._on_supervisor_gone)
         self._outputs = Outputs(self._reactor, self._link.tell, self._link.read, options.log_bytes)
         self._children = Children(self._reactor, self._link.tell, self._outputs, options.ignored)
-        self._endings: dict[str, tuple[process_tree.Ending, Callable[[process_tree.Ending], None]]] = {}  # by what is ended: orphans or all
+        self._endings: dict[
+            str, tuple[process_tree.TreeTermination, Callable[[process_tree.TreeTermination], None]]
+        ] = {}  # by what is ended: orphans or all
         self._stuck: frozenset[tuple[int, int]] = frozenset()
         self._tick_s = _FIRST_TICK_S
         self._finishing = False
@@ -139,8 +141,12 @@ class Loop:
             self._endings.clear()
         self._begin(what, signum, grace_s, None, lambda ended: self._answer_end(what, ended))
 
-    def _begin(self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[process_tree.Ending], None]) -> None:
-        ending = process_tree.Ending(os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, wishes=self._children.wishes)
+    def _begin(
+        self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[process_tree.TreeTermination], None]
+    ) -> None:
+        ending = process_tree.TreeTermination(
+            os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, detach_requests=self._children.detach_requests
+        )
         self._endings[what] = (ending, done)
         self._look_again(0.0)
 
@@ -163,7 +169,7 @@ class Loop:
             self._reactor.call_at("endings", time.monotonic() + pause, self._tick)
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
-    def _answer_end(self, what: str, ending: process_tree.Ending) -> None:
+    def _answer_end(self, what: str, ending: process_tree.TreeTermination) -> None:
         left = [{"pid": pid, "why": why} for pid, why in ending.left]
         answer = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
         self._outputs.flush_then(lambda: self._tell_last(answer), within_s=0.5)
@@ -184,7 +190,7 @@ class Loop:
         found = process_tree.below(os.getpid(), process_tree.snapshot())[:_SURVIVORS_TOLD]
         self._tell_last({"ev": "survivors", "pids": [{"pid": one.pid, "cmd": process_tree.command_line(one.pid)} for one in found]})
         # Who still writes goes on being read until it ends, and a slow reader still gets everything: both as without us.
-        self._outputs.drain.sync(Sync(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S, to_the_end=True))
+        self._outputs.drain.sync(DrainRequest(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S, to_the_end=True))
 
     def _on_supervisor_gone(self) -> None:
         """End everything: nobody is left who could decide anything else. Not so once the run was declared over."""
@@ -195,7 +201,7 @@ class Loop:
         self._children.reap()
         if self._children.childless:
             # it left in good order, with everything ended: a slow reader of our stdout still gets all that was written
-            self._outputs.drain.sync(Sync(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S))
+            self._outputs.drain.sync(DrainRequest(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S))
             return
         # in a thread: a job directory that does not answer must not keep us from killing
         asking = threading.Thread(target=self._ask_for_save, daemon=True)
@@ -223,16 +229,16 @@ class Loop:
         hard_s = self._gone_at + GONE_WITHIN_S - time.monotonic()
         self._begin("all", signal.SIGTERM, TERM_GRACE_S, hard_s, self._leave_as_orphan)
 
-    def _leave_as_orphan(self, ending: process_tree.Ending) -> None:
+    def _leave_as_orphan(self, ending: process_tree.TreeTermination) -> None:
         # nothing of the job is left but what asked to be: that goes on being read
-        self._outputs.drain.sync(Sync(_leave, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
+        self._outputs.drain.sync(DrainRequest(_leave, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
 
 
 def _heard(_signum: int, _frame: object) -> None:
     """Do nothing: the wake-up descriptor has told the loop."""
 
 
-def _leave(_streams: list[Stream]) -> None:
+def _leave(_streams: list[OutputStream]) -> None:
     os._exit(0)
 
 
@@ -254,7 +260,7 @@ def main(argv: list[str]) -> None:
     _fill_standard_streams()
     become_subreaper()
     try:
-        Loop(Options(argv)).run()
+        GuardianLoop(GuardianOptions(argv)).run()
     except BaseException:  # noqa: BLE001 - a guardian that cannot go on must be seen to be gone, with no thread holding it
         sys.excepthook(*sys.exc_info())
         os._exit(EXIT_BUG)

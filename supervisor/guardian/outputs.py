@@ -12,7 +12,7 @@ from . import protocol
 from .logs import Appender, LogFile
 from .passthrough import Passthrough
 from .spawn import same_file
-from .streams import TAIL_BYTES, Drain, Stream, Sync
+from .streams import TAIL_BYTES, Drain, DrainRequest, OutputStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .reactor import Reactor
-    from .spawn import Outlet
+    from .spawn import CommandOutput
 
 REPORT_EVERY_S = 1.0
 
@@ -45,7 +45,7 @@ class Outputs:
         self._passes[2] = self._passes[1] if same_file(1, 2) else self._open_pass(2)
         self.drain.start(list(set(self._passes.values())))
 
-    def take_outlets(self, outlets: Sequence[Outlet], attempt: int, *, rank: int, show: bool) -> None:
+    def take_outlets(self, outlets: Sequence[CommandOutput], attempt: int, *, rank: int, show: bool) -> None:
         """Read a command's own output."""
         for outlet in outlets:
             to = (2 if outlet.name == "err" else 1) if show else 0
@@ -69,12 +69,12 @@ class Outputs:
 
     def flush_then(self, task: Callable[[], None], within_s: float) -> None:
         """Run `task` in the main thread once all that is written by now has been shown and logged, or the time is over."""
-        self.drain.sync(Sync(lambda _: self._reactor.post(task), pass_s=within_s, log_s=within_s))
+        self.drain.sync(DrainRequest(lambda _: self._reactor.post(task), pass_s=within_s, log_s=within_s))
 
     def tell_tails(self, request_id: object, attempt: int | None) -> None:
         """Tell the last 16 KiB of each stream (of one attempt), one packet each since one may fill a packet, then an empty one."""
 
-        def copy(streams: list[Stream]) -> None:  # in the drain's thread, which owns the tails
+        def copy(streams: list[OutputStream]) -> None:  # in the drain's thread, which owns the tails
             about = {"ev": "tails", "id": request_id}
             packets: list[dict[str, Any]] = []
             for stream in streams:
@@ -85,7 +85,7 @@ class Outputs:
             packets.append({**about, "tails": [], "more": False})
             self._reactor.post(lambda: self._tell_all(packets))
 
-        self.drain.sync(Sync(copy))
+        self.drain.sync(DrainRequest(copy))
 
     def tell_losses(self) -> None:
         """Tell what was dropped so far, if that has changed."""
@@ -143,7 +143,7 @@ class Outputs:
             protocol.close(fds)
 
     def _take(self, fd: int, attempt: int, rank: int, name: str, *, to: int, pty: bool) -> None:  # noqa: PLR0913 - the facts of a stream
-        self.drain.add(Stream(fd, attempt, rank, name, to=self._passes.get(to), log=self._log_file(attempt, rank, name), pty=pty))
+        self.drain.add(OutputStream(fd, attempt, rank, name, to=self._passes.get(to), log=self._log_file(attempt, rank, name), pty=pty))
 
     def _log_file(self, attempt: int, rank: int, name: str) -> LogFile:
         directory = self._log_dirs.get(attempt) or self._log_dirs[max(self._log_dirs)]

@@ -6,7 +6,7 @@ below it, so a daemon with a session of its own and an empty environment is foun
 environment is not. A pid is used for a signal only through a pidfd whose process still has the start time that was seen.
 
 Excepted: a process with SUPERVISE_JOB_DETACH=1 in its environment and all that descends from it; zombies (not alive).
-Fails never: a process that vanishes under the hand is simply gone. An `Ending` owns the state of one request to end things; it
+Fails never: a process that vanishes under the hand is simply gone. An `TreeTermination` owns the state of one request to end things; it
 holds no thread and no timer, its owner calls `tick` with the time.
 
 Known weak spot: a scan of /proc is not atomic, so "nothing is left" needs either no child at all (exact: every chain of
@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    Select = Callable[[dict[int, "Process"]], Collection[int]]
+    Select = Callable[[dict[int, "ProcessStat"]], Collection[int]]
 
 DETACH = b"SUPERVISE_JOB_DETACH=1"
 #: Time that a process gets to vanish after KILL before it is reported as left (uninterruptible sleep, a fork bomb).
@@ -36,7 +36,7 @@ SLOW_ANSWER_S = 0.2
 ANSWERS_S = 0.5
 
 
-class Process:
+class ProcessStat:
     """One line of /proc/PID/stat. With the pid, `start_ticks` (field 22) names a process for one boot."""
 
     __slots__ = ("pid", "ppid", "start_ticks", "state", "threads")
@@ -64,25 +64,25 @@ class Process:
         return self.state in "Tt"
 
 
-def read(pid: int) -> Process | None:
+def read(pid: int) -> ProcessStat | None:
     """Read one process, or None if there is none."""
     text = _read_proc(pid, "stat")
     if not text:
         return None
     # the name in parentheses may hold anything, blanks and parentheses included: count from the last one
     field = text[text.rindex(b")") + 2 :].split()
-    return Process(pid, int(field[1]), int(field[19]), field[0].decode(), int(field[17]))
+    return ProcessStat(pid, int(field[1]), int(field[19]), field[0].decode(), int(field[17]))
 
 
-def snapshot() -> dict[int, Process]:
+def snapshot() -> dict[int, ProcessStat]:
     """Read every process of this pid namespace."""
     found = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - pathlib is too big for the guardian
     return {process.pid: process for process in found if process is not None}
 
 
-def below(root: int, processes: dict[int, Process], spare: Collection[int] = ()) -> list[Process]:
+def below(root: int, processes: dict[int, ProcessStat], spare: Collection[int] = ()) -> list[ProcessStat]:
     """Select the living descendants of `root`, without the pids in `spare` and what descends from those."""
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[ProcessStat]] = {}
     for process in processes.values():
         children.setdefault(process.ppid, []).append(process)
     found = []
@@ -97,7 +97,7 @@ def below(root: int, processes: dict[int, Process], spare: Collection[int] = ())
     return found
 
 
-class Wishes:
+class DetachRequests:
     """Who asked to be left alone, by its own environment. An unreadable environment asks for nothing.
 
     The reading is done by threads, because it can hang: what does not answer asks for nothing either, and is not asked twice.
@@ -107,7 +107,7 @@ class Wishes:
         self._asked_for_it: set[tuple[int, int]] = set()
         self._silent: set[tuple[int, int]] = set()
 
-    def detached(self, processes: Collection[Process]) -> set[int]:
+    def detached(self, processes: Collection[ProcessStat]) -> set[int]:
         """Select them; blocks at most ANSWERS_S. Who could not be asked in that time counts among them, and is asked in the next round."""
         waiting = collections.deque(one for one in processes if one.key not in self._silent)
         until = time.monotonic() + ANSWERS_S
@@ -122,7 +122,7 @@ class Wishes:
         waiting.clear()
         return {one.pid for one in processes if one.key in self._asked_for_it or one.key in unasked}
 
-    def _ask(self, waiting: collections.deque[Process]) -> None:
+    def _ask(self, waiting: collections.deque[ProcessStat]) -> None:
         while True:
             try:
                 process = waiting.popleft()
@@ -140,7 +140,7 @@ def command_line(pid: int) -> str:
     return text[:200].decode("utf-8", "replace")
 
 
-def send(process: Process, signum: int) -> bool:
+def send(process: ProcessStat, signum: int) -> bool:
     """Send a signal to exactly this process; False if it is gone or not ours to signal."""
     try:
         pidfd = os.pidfd_open(process.pid)
@@ -164,13 +164,13 @@ def send(process: Process, signum: int) -> bool:
     return True
 
 
-class Ending:
+class TreeTermination:
     """One request to end everything below `root` but `spare`; call `tick` until it answers True.
 
     signum: what is sent first; KILL follows `grace_s` after the first tick, at once to what is stopped. hard_s: when to give up,
     counted from the first tick. top: the root itself, where that is to be ended too. After that, `signalled` holds the processes
     that were, `left` (pid, why), `detached` those of them that asked to be left alone, and `stuck` names those that KILL did not end.
-    given_up: what was stuck before: it is signalled again, but not waited for. wishes: shared by all endings of one owner.
+    given_up: what was stuck before: it is signalled again, but not waited for. detach_requests: shared by all endings of one owner.
     """
 
     def __init__(  # noqa: PLR0913 - four facts of the request, and what is known from earlier ones
@@ -180,9 +180,9 @@ class Ending:
         grace_s: float,
         hard_s: float | None = None,
         *,
-        top: Process | None = None,
+        top: ProcessStat | None = None,
         given_up: Collection[tuple[int, int]] = (),
-        wishes: Wishes | None = None,
+        detach_requests: DetachRequests | None = None,
     ) -> None:
         self.root = root
         self.top = top
@@ -193,10 +193,10 @@ class Ending:
         self.detached: frozenset[int] = frozenset()
         self.stuck: frozenset[tuple[int, int]] = frozenset()
         self._given_up = given_up
-        self._wishes = wishes or Wishes()
+        self._detach_requests = detach_requests or DetachRequests()
         self._began: float | None = None
         self._sent: dict[tuple[int, int], int] = {}
-        self._seen: dict[tuple[int, int], Process] = {}
+        self._seen: dict[tuple[int, int], ProcessStat] = {}
         self._empty_scans = 0
 
     @property
@@ -223,7 +223,7 @@ class Ending:
             return True
         processes = snapshot()
         spare = spare(processes) if callable(spare) else spare
-        asked = self._wishes.detached(below(self.root, processes, spare))
+        asked = self._detach_requests.detached(below(self.root, processes, spare))
         targets = below(self.root, processes, asked.union(spare))
         if self.top:
             targets = self._with_top(self.top, targets, processes)
@@ -240,13 +240,13 @@ class Ending:
             self._signal(process, late=now >= self._began + self.grace_s)
         return False
 
-    def _with_top(self, top: Process, targets: list[Process], processes: dict[int, Process]) -> list[Process]:
+    def _with_top(self, top: ProcessStat, targets: list[ProcessStat], processes: dict[int, ProcessStat]) -> list[ProcessStat]:
         """Add the root, and what was seen below it before it died: that descends from elsewhere now."""
         self._seen.update({process.key: process for process in (top, *targets)})
         alive = (processes.get(pid) for pid, _ in self._seen)
         return [process for process in alive if process and process.key in self._seen and process.alive]
 
-    def _signal(self, process: Process, *, late: bool) -> None:
+    def _signal(self, process: ProcessStat, *, late: bool) -> None:
         signum = int(signal.SIGKILL) if late or process.stopped else self.signum
         if self._sent.get(process.key) in (signum, int(signal.SIGKILL)):
             return

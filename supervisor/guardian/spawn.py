@@ -1,6 +1,6 @@
 """Starts a command as a child of the calling thread, with the descriptors and signals that it would have had without us.
 
-In: argv, environment, directory, which of our fd 1 and 2 are what. Out: a `Command` and the read ends of its output. What fails
+In: argv, environment, directory, which of our fd 1 and 2 are what. Out: a `SpawnedCommand` and the read ends of its output. What fails
 after the fork (no such file, no permission) arrives through `exec_fd`, a close-on-exec pipe: errno as decimal text, or nothing
 when the exec was done. The child is killed when the *calling thread* ends (PDEATHSIG is bound to it): spawn from the main thread only.
 
@@ -28,7 +28,7 @@ _OFLAG = 1
 _LFLAG = 3
 
 
-class Command:
+class SpawnedCommand:
     """A process that was asked for. `exec_fd` is -1 once it is known whether the exec was done; `forked_at` is monotonic."""
 
     __slots__ = ("attempt", "exec_fd", "forked_at", "kind", "pid", "start_ticks")
@@ -42,7 +42,7 @@ class Command:
         self.forked_at = time.monotonic()
 
 
-class Outlet:
+class CommandOutput:
     """One output of a child: `name` out, err or both, the fds in the child that it serves, and both its ends here."""
 
     __slots__ = ("child_fd", "name", "pty", "read_fd", "serves")
@@ -60,13 +60,13 @@ def same_file(fd: int, other: int) -> bool:
     return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
 
 
-def open_outlets(*, ptys: bool) -> list[Outlet]:
+def open_outlets(*, ptys: bool) -> list[CommandOutput]:
     """Open what a child writes to: one outlet for both where our own stdout and stderr are one file, so that order is kept.
 
     `ptys`: where ours is a terminal the child gets one too, so that progress bars and pdb are as without us.
     """
     plan = [("both", (1, 2))] if same_file(1, 2) else [("out", (1,)), ("err", (2,))]
-    return [Outlet(name, serves, pty=ptys and os.isatty(serves[0])) for name, serves in plan]
+    return [CommandOutput(name, serves, pty=ptys and os.isatty(serves[0])) for name, serves in plan]
 
 
 def copy_window_size(master: int) -> None:
@@ -80,7 +80,13 @@ def copy_window_size(master: int) -> None:
 
 
 def spawn(  # noqa: PLR0913 - the six facts that make a process
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, *, outlets: Sequence[Outlet], keep: Collection[int], ignored: Collection[int]
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    *,
+    outlets: Sequence[CommandOutput],
+    keep: Collection[int],
+    ignored: Collection[int],
 ) -> tuple[int, int]:
     """Fork and exec; returns (pid, exec_fd).
 
@@ -109,7 +115,7 @@ def _become(  # noqa: PLR0913, PLR0917 - runs in the child and never returns
     argv: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
-    outlets: Sequence[Outlet],
+    outlets: Sequence[CommandOutput],
     keep: Collection[int],
     ignored: Collection[int],
     mask: set[signal.Signals] | set[int],

@@ -1,6 +1,6 @@
 """The drain: reads what the ranks write, at once, and hands it on.
 
-In: read ends of pipes and masters of pseudo-terminals, each a `Stream`. Out, for every chunk: its last 16 KiB kept in memory, the
+In: read ends of pipes and masters of pseudo-terminals, each a `OutputStream`. Out, for every chunk: its last 16 KiB kept in memory, the
 bytes to our own stdout or stderr where the launcher would have shown them, and to the log. One thread owns the epoll set and all
 streams; others talk to it through `add`, `relocate`, `resize` and `sync`, which never block. It blocks on nothing but epoll, so a
 rank waits only where it would have waited without us: when the reader of our stdout is slow.
@@ -33,7 +33,7 @@ _READ_BYTES = 64 * 1024
 _POLL_S = 0.01
 
 
-class Stream:
+class OutputStream:
     """One rank's output: where it comes from, where it goes, and how it ended so far. Rank -1 is the agent itself."""
 
     __slots__ = ("attempt", "fd", "held", "log", "name", "open", "paused", "pty", "rank", "tail", "to")
@@ -54,7 +54,7 @@ class Stream:
         self.paused = False
 
 
-class Sync:
+class DrainRequest:
     """A request: read what is there now, then `done` is called (in the drain's thread) with the streams.
 
     It waits at most `pass_s` for our stdout and stderr and `log_s` for the disk to have taken everything, and with `to_the_end`
@@ -63,7 +63,9 @@ class Sync:
 
     __slots__ = ("done", "fresh", "log_until", "pass_until", "to_the_end")
 
-    def __init__(self, done: Callable[[list[Stream]], None], *, pass_s: float = 0.0, log_s: float = 0.0, to_the_end: bool = False) -> None:
+    def __init__(
+        self, done: Callable[[list[OutputStream]], None], *, pass_s: float = 0.0, log_s: float = 0.0, to_the_end: bool = False
+    ) -> None:
         now = time.monotonic()
         self.done = done
         self.fresh = True
@@ -78,10 +80,10 @@ class Drain:
     def __init__(self, appender: Appender) -> None:
         self._appender = appender
         self._passes: list[Passthrough] = []
-        self._streams: dict[int, Stream] = {}
-        self._ended: list[Stream] = []
+        self._streams: dict[int, OutputStream] = {}
+        self._ended: list[OutputStream] = []
         self._tasks: list[Callable[[], None]] = []
-        self._syncs: list[Sync] = []
+        self._syncs: list[DrainRequest] = []
         self._poll_s = _POLL_S
         self._lock = threading.Lock()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -97,11 +99,11 @@ class Drain:
         """Look again at what is paused or asked for."""
         os.eventfd_write(self._wakeup, 1)
 
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: OutputStream) -> None:
         """Read this stream from now on; its descriptor is closed at its end."""
         self._later(lambda: self._adopt(stream))
 
-    def relocate(self, rank: int, attempt: int, log_for: Callable[[Stream], LogFile]) -> None:
+    def relocate(self, rank: int, attempt: int, log_for: Callable[[OutputStream], LogFile]) -> None:
         """Count the open streams of `rank` to another attempt and log them there."""
         self._later(lambda: self._move(rank, attempt, log_for))
 
@@ -109,7 +111,7 @@ class Drain:
         """Give every pseudo-terminal the size of the real one, then, if there is any, call `resized` (in the drain's thread)."""
         self._later(lambda: self._resize(resized))
 
-    def sync(self, request: Sync) -> None:
+    def sync(self, request: DrainRequest) -> None:
         """Queue the request."""
         self._later(lambda: self._syncs.append(request))
 
@@ -140,14 +142,14 @@ class Drain:
                 stream.paused = False
                 self._epoll.register(stream.fd, select.EPOLLIN)
 
-    def _adopt(self, stream: Stream) -> None:
+    def _adopt(self, stream: OutputStream) -> None:
         os.set_blocking(stream.fd, False)
         self._streams[stream.fd] = stream
         self._epoll.register(stream.fd, select.EPOLLIN)
         # two attempts are enough to tell why the last one ended; memory stays bounded over many restarts
         self._ended = [old for old in self._ended if old.attempt >= stream.attempt - 1]
 
-    def _move(self, rank: int, attempt: int, log_for: Callable[[Stream], LogFile]) -> None:
+    def _move(self, rank: int, attempt: int, log_for: Callable[[OutputStream], LogFile]) -> None:
         for stream in self._streams.values():
             if stream.rank == rank:
                 self._appender.close(stream.log)
@@ -161,7 +163,7 @@ class Drain:
         if masters:
             resized()
 
-    def _turn(self, stream: Stream, *, greedy: bool) -> None:
+    def _turn(self, stream: OutputStream, *, greedy: bool) -> None:
         """Read one stream until it is empty, at a line end, or had its turn. `greedy`: also past a slow reader of ours."""
         total = 0
         while total < TURN_BYTES:
@@ -185,12 +187,12 @@ class Drain:
             if not greedy and (stream.held or data.endswith(b"\n")):
                 return
 
-    def _pause(self, stream: Stream) -> None:
+    def _pause(self, stream: OutputStream) -> None:
         if not stream.paused:
             stream.paused = True
             self._epoll.unregister(stream.fd)  # a hang-up is reported even with no event asked for: it would spin
 
-    def _take(self, stream: Stream, data: bytes) -> None:
+    def _take(self, stream: OutputStream, data: bytes) -> None:
         tail = stream.tail
         tail += data[-TAIL_BYTES:]
         if len(tail) > 2 * TAIL_BYTES:
@@ -199,7 +201,7 @@ class Drain:
             stream.to.put(data)
         self._appender.put(stream.log, data)
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, stream: OutputStream) -> None:
         if stream.held:
             self._take(stream, stream.held)
             stream.held = b""
@@ -226,14 +228,14 @@ class Drain:
         self._syncs = waiting
         self._poll_s = _POLL_S if greedy else min(0.5, 2 * self._poll_s)
 
-    def _satisfied(self, sync: Sync) -> bool:
+    def _satisfied(self, sync: DrainRequest) -> bool:
         now = time.monotonic()
         shown = now >= sync.pass_until or all(each.idle for each in self._passes)
         logged = now >= sync.log_until or self._appender.idle
         return shown and logged and not (sync.to_the_end and self._streams)
 
 
-def _blocked(stream: Stream) -> bool:
+def _blocked(stream: OutputStream) -> bool:
     return stream.to is not None and stream.to.full
 
 

@@ -35,7 +35,7 @@ from supervisor.core.events import (
 )
 from supervisor.core.model import Evidence, FirstCause, Launcher, RankExit, RankInfo
 from supervisor.launch.environment import attempt_variables, handed, job_environment
-from supervisor.launch.session import Ending, Ground
+from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,12 +59,12 @@ class ElasticSession:
     `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change.
     """
 
-    def __init__(self, ground: Ground, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = ()) -> None:
+    def __init__(self, ground: SessionContext, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = ()) -> None:
         self._ground = ground
         self._argv = list(argv)
         self._script_args = list(script_args)
         self._shim = shim
-        self._ending = Ending(ground)
+        self._ending = AttemptEnding(ground)
         self._link: socket.socket | None = None
         self._pid: int | None = None
         self._exited: Mapping[str, Any] | None = None  # told by the guardian, while the link may still hold what was said before

@@ -35,7 +35,7 @@ _HYDRA = "HYDRA_FULL_ERROR"
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class ResumeHandover:
     """How an attempt is told what to resume from: variables to set and to remove, arguments to append, words to replace in the command."""
 
     variables: dict[str, str]
@@ -75,7 +75,7 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: Applied, shim: st
     return changed | told | instrumentation({**job.environ, **changed}, shim)
 
 
-def handed(settings: Settings, command: Sequence[str], resume: CheckpointRef | None) -> Handed:
+def handed(settings: Settings, command: Sequence[str], resume: CheckpointRef | None) -> ResumeHandover:
     """Return how `resume` is handed over through the declared knob; with nothing to resume nothing of it is set.
 
     `command` is the user's own. It is a template of ours only where checkpoints are declared and `{resume}` stands in it: elsewhere
@@ -85,7 +85,7 @@ def handed(settings: Settings, command: Sequence[str], resume: CheckpointRef | N
     ours = bool(settings.checkpoints.paths) and any(RESUME in word for word in command)
     if resume is None:
         nothing = ("SUPERVISE_JOB_RESUME_FROM", "SUPERVISE_JOB_RESUME_STEP")
-        return Handed({}, nothing, (), {RESUME: "", STEP: ""} if ours else {})
+        return ResumeHandover({}, nothing, (), {RESUME: "", STEP: ""} if ours else {})
     step = "" if resume.step is None else str(resume.step)
     words = {RESUME: resume.path, STEP: step}
     variables = {"SUPERVISE_JOB_RESUME_FROM": resume.path, "SUPERVISE_JOB_RESUME_STEP": step}
@@ -94,7 +94,7 @@ def handed(settings: Settings, command: Sequence[str], resume: CheckpointRef | N
     arguments = [replaced(word, words) for word in shlex.split(knob.args)]
     if knob.flag:
         arguments += [knob.flag, resume.path]
-    return Handed(variables, (), tuple(arguments), words if ours else {})
+    return ResumeHandover(variables, (), tuple(arguments), words if ours else {})
 
 
 def replaced(word: str, words: Mapping[str, str]) -> str:

@@ -50,7 +50,7 @@ def ignored_signals() -> frozenset[int]:
     return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1) - _PYTHONS_OWN
 
 
-class Guardian:
+class GuardianClient:
     """A running guardian. `pid` names it."""
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket, on_event: OnEvent, on_died: Callable[[], None]) -> None:
@@ -78,7 +78,7 @@ class Guardian:
         ignored: Collection[int] = (),
         orphan_grace_s: float = ORPHAN_GRACE_S,
         log_bytes: int = LOG_BYTES,
-    ) -> Guardian:
+    ) -> GuardianClient:
         """Start it and wait for its hello.
 
         ignored: what `ignored_signals` answered. orphan_grace_s: what a save that is asked for at our death may take (≤ 2).

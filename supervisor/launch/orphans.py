@@ -35,14 +35,14 @@ _starting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftProcess:
     """A process that was not ended, and why."""
 
     pid: int
     why: str
 
 
-class Heritage:
+class Orphans:
     """Tells the job's processes from others' among our children. To be made before the first child is."""
 
     def __init__(self, cookie: str, *, first_process: bool | None = None) -> None:
@@ -55,11 +55,11 @@ class Heritage:
         self._since = own.start_ticks if own else 0
         self._seen: set[tuple[int, int]] = set()
 
-    def seen(self, processes: Iterable[process_tree.Process]) -> None:
+    def seen(self, processes: Iterable[process_tree.ProcessStat]) -> None:
         """These descended from a living guardian, or from what did."""
         self._seen.update(process.key for process in processes)
 
-    def strangers(self, processes: dict[int, process_tree.Process]) -> set[int]:
+    def strangers(self, processes: dict[int, process_tree.ProcessStat]) -> set[int]:
         """Select, among our children, those that are not proven to be the job's; what descends from the others is remembered.
 
         What we started ourselves, as the mirror's process, has its own owner.
@@ -72,21 +72,21 @@ class Heritage:
         self.seen(process_tree.below(self._me, processes, found))
         return found
 
-    def end(self, grace_s: float, signum: int = signal.SIGTERM) -> tuple[Left, ...]:
+    def end(self, grace_s: float, signum: int = signal.SIGTERM) -> tuple[LeftProcess, ...]:
         """End what is the job's among all that descends from this process: the guardian has died.
 
         Blocks at most grace_s + 3 s; returns what could not or should not be ended.
         """
-        ending = process_tree.Ending(self._me, signum, grace_s)
+        ending = process_tree.TreeTermination(self._me, signum, grace_s)
         while not ending.tick(time.monotonic(), self.strangers):
             time.sleep(0.02)
         collect_zombies()
-        return tuple(Left(pid, why) for pid, why in ending.left)
+        return tuple(LeftProcess(pid, why) for pid, why in ending.left)
 
-    def _children(self, processes: dict[int, process_tree.Process]) -> list[process_tree.Process]:
+    def _children(self, processes: dict[int, process_tree.ProcessStat]) -> list[process_tree.ProcessStat]:
         return [process for process in processes.values() if process.ppid == self._me]
 
-    def _is_ours(self, child: process_tree.Process) -> bool:
+    def _is_ours(self, child: process_tree.ProcessStat) -> bool:
         if child.key in self._before or child.start_ticks < self._since:
             return False
         return child.key in self._seen or self._cookie in _environment(child.pid)

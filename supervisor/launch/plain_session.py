@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.core.events import AttemptStarted, LauncherExited, RankExited
 from supervisor.core.model import RankExit, RankInfo
 from supervisor.launch.environment import attempt_variables, handed, job_environment, with_words
-from supervisor.launch.session import Ending, Ground
+from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +32,12 @@ class PlainSession:
     `shape` makes what is run out of the user's command, as an attempt has it, and of the number of ranks (None: as the command says).
     """
 
-    def __init__(self, ground: Ground, shape: Callable[[Sequence[str], int | None], Sequence[str]], shim: str) -> None:
+    def __init__(self, ground: SessionContext, shape: Callable[[Sequence[str], int | None], Sequence[str]], shim: str) -> None:
         self._ground = ground
         self._shape = shape
         self._program = ground.job.command[0]
         self._shim = shim
-        self._ending = Ending(ground)
+        self._ending = AttemptEnding(ground)
         self._pid: int | None = None
 
     @property

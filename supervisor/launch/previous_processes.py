@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from checkpointing.io import durable
 from supervisor.guardian import process_tree
 from supervisor.job.identity import boot_id
-from supervisor.launch.orphans import COOKIE, Left
+from supervisor.launch.orphans import COOKIE, LeftProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +44,7 @@ class SweepResult:
     """`ended`: what was proven ours and is gone now. `left`: what looks like ours, is not proven or would not go, and why."""
 
     ended: tuple[int, ...]
-    left: tuple[Left, ...]
+    left: tuple[LeftProcess, ...]
 
 
 def record_process(file: Path, pid: int, cookie: str, role: str) -> None:
@@ -78,25 +78,27 @@ def read_records(file: Path) -> tuple[ProcessRecord, ...]:
 def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> SweepResult:
     """End what is proven ours and what descends from it; name and leave the rest. Blocks at most grace_s + 3 s."""
     this_boot = boot_id()
-    proven: list[process_tree.Process] = []
-    left: list[Left] = []
+    proven: list[process_tree.ProcessStat] = []
+    left: list[LeftProcess] = []
     for record in {(record.pid, record.start_ticks): record for record in records}.values():
         process = process_tree.read(record.pid)
         if record.boot_id != this_boot or process is None or process.start_ticks != record.start_ticks or not process.alive:
             continue  # it has ended; whoever has the pid now is a stranger
         doubt = _doubt(record)
         if doubt:
-            left.append(Left(record.pid, doubt))
+            left.append(LeftProcess(record.pid, doubt))
         else:
             proven.append(process)
     ended: set[int] = set()
-    endings = [process_tree.Ending(process.pid, signal.SIGTERM, grace_s, top=process) for process in proven if process.pid != os.getpid()]
+    endings = [
+        process_tree.TreeTermination(process.pid, signal.SIGTERM, grace_s, top=process) for process in proven if process.pid != os.getpid()
+    ]
     while endings:
         now = time.monotonic()
         for ending in [ending for ending in endings if ending.tick(now)]:
             endings.remove(ending)
             ended |= ending.signalled
-            left += [Left(pid, why) for pid, why in ending.left]
+            left += [LeftProcess(pid, why) for pid, why in ending.left]
         time.sleep(0.02 if endings else 0)
     return SweepResult(tuple(sorted(ended - {one.pid for one in left})), tuple(left))
 

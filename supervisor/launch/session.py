@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack
 from supervisor.core.model import Evidence
 from supervisor.job.job import Job
-from supervisor.launch.guardian_client import Guardian
+from supervisor.launch.guardian_client import GuardianClient
 from supervisor.run.loop import Loop
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class SessionContext:
     """What every session stands on.
 
     guardian: gives the living one. last_look: has the progress posted that was made until now, before a rank's end is. ended: is told that
@@ -36,7 +36,7 @@ class Ground:
     """
 
     loop: Loop
-    guardian: Callable[[], Guardian]
+    guardian: Callable[[], GuardianClient]
     job: Job
     last_look: Callable[[], None]
     ended: Callable[[], None]
@@ -101,10 +101,10 @@ class Session(Protocol):
 
 
 @dataclass(slots=True)
-class Ending:
+class AttemptEnding:
     """The end of the current attempt: which outcome will be posted once the guardian says that nothing is left."""
 
-    ground: Ground
+    ground: SessionContext
     attempt: int = 0
     outcome: str | None = None
     asked: str = ""  # what the guardian is ending: orphans or all

@@ -24,16 +24,16 @@ _NOT_RUN: Final = 127  # as a shell says it
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SystemCommandResult:
     """What a program wrote, and its exit code; 127 and nothing where it could not be run."""
 
     text: str
     code: int
 
 
-def ask(argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | None = None) -> Answer | None:
+def run_system_command(argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | None = None) -> SystemCommandResult | None:
     """Return what a program answers, None where it does not end within the deadline. environ: its own, default ours; PATH counts."""
-    answers: list[Answer] = []
+    answers: list[SystemCommandResult] = []
     running: list[subprocess.Popen[bytes]] = []
     given_up = threading.Event()
     starting = threading.Lock()  # so that one which is being started is not missed by who ends it
@@ -59,7 +59,7 @@ def ask(argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | Non
         assert process.stdout is not None  # noqa: S101 -- a pipe was asked for
         with process.stdout as out:
             text = out.read(_MOST_BYTES).decode("utf-8", "replace")
-        answers.append(Answer(text, process.wait()))
+        answers.append(SystemCommandResult(text, process.wait()))
 
     def kill() -> None:
         given_up.set()
@@ -75,10 +75,10 @@ def ask(argv: Sequence[str], deadline_s: float, environ: Mapping[str, str] | Non
         thread.start()
     except RuntimeError:  # no thread to be had, or the interpreter is ending
         atexit.unregister(kill)
-        return Answer("", _NOT_RUN)
+        return SystemCommandResult("", _NOT_RUN)
     thread.join(deadline_s)
     answered = not thread.is_alive()
     if not answered:
         kill()
     atexit.unregister(kill)
-    return (answers[0] if answers else Answer("", _NOT_RUN)) if answered else None
+    return (answers[0] if answers else SystemCommandResult("", _NOT_RUN)) if answered else None

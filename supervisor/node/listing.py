@@ -60,7 +60,9 @@ def visible(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> tuple
 
 def look(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Seen:
     """Return the same, and whether it is an answer."""
-    answer = system_command.ask(("nvidia-smi", *_QUERY), deadline_s, environ)  # by the job's own PATH, as the job itself would find it
+    answer = system_command.run_system_command(
+        ("nvidia-smi", *_QUERY), deadline_s, environ
+    )  # by the job's own PATH, as the job itself would find it
     return Seen((), answered=False) if answer is None else Seen(in_cudas_order(_rows(answer.text), environ))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from supervisor.core.model import RankExit, RankInfo
-    from supervisor.guardian.process_tree import Process
+    from supervisor.guardian.process_tree import ProcessStat
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures, StreamRead
@@ -87,7 +87,7 @@ class AttemptWatch:
         if ranks:
             self.ours.set_ranks(ranks)
 
-    def learn(self, found: Iterable[Process]) -> None:
+    def learn(self, found: Iterable[ProcessStat]) -> None:
         """Take down what descends from the guardian now. From any thread."""
         found = tuple(found)
         self.ours.learn(found)

@@ -65,7 +65,7 @@ class JobProcesses:
             if by_pid != self._attempt.ranks or not by_pid:
                 self._attempt = _AttemptProcesses(by_pid, {})
 
-    def learn(self, found: Iterable[process_tree.Process]) -> None:
+    def learn(self, found: Iterable[process_tree.ProcessStat]) -> None:
         """Take what descends from the guardian now. Those of earlier are remembered: they may have died since."""
         attempt, parents = self._attempt, {process.pid: process.ppid for process in found}
         known = dict(attempt.known) if len(attempt.known) < MOST_KNOWN else {}

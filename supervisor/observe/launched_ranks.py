@@ -24,7 +24,7 @@ from supervisor.core.model import RankExit, RankInfo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from supervisor.guardian.process_tree import Process
+    from supervisor.guardian.process_tree import ProcessStat
 
 #: Fields of /proc/PID/stat behind the name: state, start time, and how it ended, as waitpid tells it.
 _STATE, _START, _STATUS = 0, 19, 49
@@ -45,7 +45,7 @@ class LaunchedRanks:
 
     def __init__(self) -> None:
         """Start the thread. Raises RuntimeError where none can be had."""
-        self._found: queue.SimpleQueue[Sequence[Process]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Sequence[ProcessStat]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._open = threading.Lock()
         self._stopped = False
@@ -60,7 +60,7 @@ class LaunchedRanks:
             os.close(self._wake)
             raise
 
-    def learn(self, found: Iterable[Process]) -> None:
+    def learn(self, found: Iterable[ProcessStat]) -> None:
         """Take what descends from the guardian now. From any thread."""
         self._found.put(tuple(found))
         self._poke()
@@ -112,7 +112,7 @@ class LaunchedRanks:
         for fd in (*self._alive, wake):
             os.close(fd)
 
-    def _new(self, found: Sequence[Process]) -> Iterable[int]:
+    def _new(self, found: Sequence[ProcessStat]) -> Iterable[int]:
         """Yield a pidfd of each process that is a rank and was not seen before."""
         for process in found:
             if process.key in self._seen:

@@ -15,13 +15,13 @@ import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from supervisor.report.terminal import Writer
+from supervisor.report.terminal import BackgroundWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from pathlib import Path
 
-    from supervisor.report.terminal import Terminal
+    from supervisor.report.terminal import TerminalWriter
 
 LIMIT_BYTES = 8 << 20
 FILE_NAME = "supervise.log"
@@ -116,7 +116,7 @@ EITHER = frozenset({LogEvent.ATTEMPT_ENDED, LogEvent.RANK_EXITED, LogEvent.INCID
 class EventLog:
     """A log to write to. `bind` returns another view of the same log."""
 
-    def __init__(self, logger: Any, writer: Writer, file: _BoundedFile) -> None:  # noqa: ANN401  structlog types its loggers as Any
+    def __init__(self, logger: Any, writer: BackgroundWriter, file: _BoundedFile) -> None:  # noqa: ANN401  structlog types its loggers as Any
         """Keep what `open_log` made."""
         self._logger = logger
         self._writer = writer
@@ -186,7 +186,7 @@ class _BoundedFile:
 
 def open_log(
     state: Path,
-    terminal: Terminal | None = None,
+    terminal: TerminalWriter | None = None,
     *,
     log_format: Literal["auto", "console", "json"] = "auto",
     limit_bytes: int = LIMIT_BYTES,
@@ -206,7 +206,7 @@ def open_log(
         return line(dict(stamp(None, "", {"event": LogEvent.LOG_LOST.value, "level": LEVELS[LogEvent.LOG_LOST], "lines": count})))
 
     file = _BoundedFile(state / FILE_NAME, limit_bytes, lost_line)
-    writer = Writer("eventlog", file.write)
+    writer = BackgroundWriter("eventlog", file.write)
 
     def emit(_logger: object, _method: str, fields: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         writer.put(line(dict(fields)))

@@ -24,7 +24,7 @@ from supervisor.report.text import clean
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.alerts.sender import Sender
+    from supervisor.alerts.sender import AlertSender
     from supervisor.core import actions as act
     from supervisor.core.actions import Say
     from supervisor.core.events import Event
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from supervisor.job.sd_notify import Notifier
     from supervisor.node.ledger import Entry
     from supervisor.report.event_log import EventLog, LogLevel
-    from supervisor.report.terminal import Terminal
+    from supervisor.report.terminal import TerminalWriter
 
 #: What a stop takes beyond the ranks' own deadline, told to systemd.
 STOP_MARGIN_S = 20.0
@@ -109,9 +109,9 @@ class _AttemptSummary:
 class Reporter:
     """Tells people about one run. Its methods are called on the loop's thread."""
 
-    def __init__(self, job: Job, clock: Clock, terminal: Terminal, log: EventLog, notifier: Notifier) -> None:
+    def __init__(self, job: Job, clock: Clock, terminal: TerminalWriter, log: EventLog, notifier: Notifier) -> None:
         self.last_card: str | None = None
-        self.alerts: Sender | None = None
+        self.alerts: AlertSender | None = None
         self._job = job
         self._clock = clock
         self._terminal = terminal
@@ -397,7 +397,7 @@ class Reporter:
     def _alert(self, outcome: str, incident: int, attempt: int, step: int | None, about: str = "") -> None:
         if self.alerts is None:
             return
-        from supervisor.alerts.model import SEVERITIES, Alert, AlertAction, AlertEvent  # noqa: PLC0415 (only where a sink is configured)
+        from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, OutgoingAlert  # noqa: PLC0415 (only where a sink is configured)
 
         event = AlertEvent(outcome)
         decision = self._last
@@ -405,7 +405,7 @@ class Reporter:
         began = event in {AlertEvent.RESOLVED, AlertEvent.STARTED_FROM_SCRATCH}
         action = AlertAction(self._began) if began else AlertAction.STOP if stop else AlertAction.RESTART
         self.alerts.enqueue(
-            Alert(
+            OutgoingAlert(
                 run_id=self._job.run_id,
                 job=self._job.name,
                 event=event,

@@ -2,7 +2,7 @@
 
 In: text. Out: nothing; no call blocks or raises, whatever stderr is. It may be closed, a full pipe that nobody reads, a terminal held
 by ^S, or a file on a disk that hangs: lines that cannot be written within a deadline are dropped and counted, and the count is told once
-writing works again. The state is one queue and one thread for each `Writer`; the thread alone touches the descriptor.
+writing works again. The state is one queue and one thread for each `BackgroundWriter`; the thread alone touches the descriptor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class Writer:
+class BackgroundWriter:
     """A bounded queue, and a thread that hands what is in it to `sink`. What does not fit is dropped and counted."""
 
     def __init__(self, name: str, sink: Callable[[bytes, int], bool], limit: int = _QUEUE_LINES) -> None:
@@ -80,7 +80,7 @@ class Writer:
                     self._total += 1
 
 
-class Terminal:
+class TerminalWriter:
     """What we say on `fd` (stderr). `quiet` keeps lines of level info to itself."""
 
     def __init__(self, fd: int = 2, *, quiet: bool = False, deadline_s: float = _WRITE_DEADLINE_S) -> None:
@@ -89,7 +89,7 @@ class Terminal:
         self._quiet = quiet
         self._deadline_s = deadline_s
         self._stuck = False
-        self._writer = Writer("terminal", self._write)
+        self._writer = BackgroundWriter("terminal", self._write)
 
     @property
     def dropped(self) -> int:

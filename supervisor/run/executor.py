@@ -37,7 +37,7 @@ from supervisor.core.model import Cause, Launcher
 from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import SHM, is_gone
-from supervisor.launch.session import Ground
+from supervisor.launch.session import SessionContext
 from supervisor.observe import collect, heartbeats, stack_dumps
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
 from supervisor.observe.launched_ranks import with_found
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from supervisor.core.state import JobState
     from supervisor.job.job import Job
     from supervisor.knobs.job_knobs import Applied
-    from supervisor.launch.guardian_client import Guardian
+    from supervisor.launch.guardian_client import GuardianClient
     from supervisor.launch.session import Session
     from supervisor.observe.heartbeats import RankHeartbeat
     from supervisor.report.reporter import Reporter
@@ -92,7 +92,7 @@ class Executor:
         self.watch = AttemptWatch(job, workshop.signatures, loop.clock)
         self.threads = Threads(loop, lambda text: reporter.said(act.Say("warning", text)))
         self.node = NodeCare(job, loop, reporter, workshop, self.threads)
-        self._guardian: Guardian | None = None
+        self._guardian: GuardianClient | None = None
         self._session: Session | None = None
         self._current: act.BeginAttempt | act.GatherNodes | None = None
         self._command: Applied | None = None  # the current attempt's
@@ -156,7 +156,7 @@ class Executor:
         """The living guardian's pid, None where none lives."""
         return self._guardian.pid if self._guardian is not None else None
 
-    def guardian(self) -> Guardian:
+    def guardian(self) -> GuardianClient:
         """Return the guardian, starting one where none lives."""
         if self._guardian is None:
             self._guardian = self._workshop.start_guardian(
@@ -243,8 +243,8 @@ class Executor:
         if self._command is not None and isinstance(self._current, act.BeginAttempt):  # one whose nodes were to meet is begun anew
             self._session.begin(self._current, self._command)
 
-    def _ground(self) -> Ground:
-        return Ground(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._reporter.note)
+    def _ground(self) -> SessionContext:
+        return SessionContext(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._reporter.note)
 
     def look_back(self) -> bool:
         """Have the progress posted that a predecessor's ranks made until they died with it; False where their heartbeats are gone."""
@@ -297,7 +297,7 @@ class Executor:
         else:
             self.threads.start("sweep", lambda: self._sweep_without_guardian(action.attempt))
 
-    def _end_overdue(self, attempt: int, guardian: Guardian) -> None:
+    def _end_overdue(self, attempt: int, guardian: GuardianClient) -> None:
         """The guardian's answer always comes, or the guardian's end in its place."""
         state = self._loop.state
         if state.attempt == attempt and not state.ended and self._guardian is guardian and state.stage is not Stage.ENDED:

@@ -25,7 +25,7 @@ from supervisor.job import identity
 from supervisor.knobs import python_command, torchrun
 from supervisor.launch import orphans, previous_processes
 from supervisor.launch.elastic_session import ElasticSession
-from supervisor.launch.guardian_client import Guardian
+from supervisor.launch.guardian_client import GuardianClient
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import ledger, listing
 from supervisor.node.ledger import Entry, GpuLedger
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from supervisor.classify.match import Scanner
     from supervisor.core.actions import Quarantine
     from supervisor.job.job import Job
-    from supervisor.launch.orphans import Left
-    from supervisor.launch.session import Ground, Session
+    from supervisor.launch.orphans import LeftProcess
+    from supervisor.launch.session import Session, SessionContext
 
 SWEEP_GRACE_S = 1.0
 PROCESSES = "processes.jsonl"
@@ -61,7 +61,7 @@ class Workshop:
         self._signatures: tuple[Catalogue, Scanner] | None = None
         self._scanner: anchor_scanner.UpgradingScanner | None = None
         self._reading = threading.Lock()
-        self._heritage = orphans.Heritage(job.cookie)
+        self._orphans = orphans.Orphans(job.cookie)
         self._gpus: tuple[Gpu, ...] = ()
         self.ledger = GpuLedger(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
         self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
@@ -80,14 +80,14 @@ class Workshop:
         per_node, nodes = torchrun.size(self.torchrun, self._job.environ)
         return (nproc or per_node or None) if nodes == 1 else None
 
-    def start_guardian(self, on_event: Callable[[dict[str, Any]], None], on_died: Callable[[], None]) -> Guardian:
+    def start_guardian(self, on_event: Callable[[dict[str, Any]], None], on_died: Callable[[], None]) -> GuardianClient:
         """Start a guardian."""
         settings = self._job.settings
-        guardian = Guardian.start(
+        guardian = GuardianClient.start(
             on_event, on_died, ignored=self._ignored, orphan_grace_s=settings.stop.orphan_grace_s, log_bytes=settings.logs.mib << 20
         )
         itself = process_tree.read(guardian.pid)
-        self._heritage.seen([itself] if itself else [])
+        self._orphans.seen([itself] if itself else [])
         return guardian
 
     def signatures(self) -> tuple[Catalogue, Scanner]:
@@ -105,14 +105,14 @@ class Workshop:
         if self._scanner is not None:
             self._scanner.close()
 
-    def record_descendants(self, root: int) -> list[process_tree.Process]:
+    def record_descendants(self, root: int) -> list[process_tree.ProcessStat]:
         """Write down what lives below `root`, the guardian, for the sweep of a next start, and return it. Raises OSError.
 
         In memory: it must outlive us, not the machine. The guardian itself has no cookie, and ends by itself.
         """
         orphans.collect_zombies()
         found = process_tree.below(root, process_tree.snapshot())
-        self._heritage.seen(found)
+        self._orphans.seen(found)
         for process in found:
             name = (process.pid, process.start_ticks)
             if name not in self._recorded:
@@ -120,7 +120,7 @@ class Workshop:
                 previous_processes.record_process(self._job.scratch / PROCESSES, process.pid, self._job.cookie, "process")
         return found
 
-    def session(self, ground: Ground) -> Session:
+    def session(self, ground: SessionContext) -> Session:
         """Make the session that the command asks for."""
         command = self.torchrun
         if command is None:
@@ -138,7 +138,7 @@ class Workshop:
         )
         return ElasticSession(ground, argv, shim=self._shim("launcher"), script_args=torchrun.script_arguments(command))
 
-    def stock_session(self, ground: Ground) -> Session:
+    def stock_session(self, ground: SessionContext) -> Session:
         """Make the session that runs stock torchrun, restarted by us."""
         command = self.torchrun
 
@@ -150,9 +150,9 @@ class Workshop:
 
         return PlainSession(ground, shape, self._shim("launcher"))
 
-    def sweep_descendants(self) -> tuple[Left, ...]:
+    def sweep_descendants(self) -> tuple[LeftProcess, ...]:
         """End what is the job's and fell to us by the guardian's death."""
-        return self._heritage.end(SWEEP_GRACE_S)
+        return self._orphans.end(SWEEP_GRACE_S)
 
     def sweep_predecessors(self) -> previous_processes.SweepResult:
         """End what an earlier supervisor of this job left behind and is proven to be its."""

@@ -143,5 +143,5 @@ def span_s(text: str) -> float | None:
 
 def _answer(command: Sequence[str]) -> str:
     """Return what a tool prints, "" where it is not there, fails or takes too long."""
-    answer = system_command.ask(command, ANSWER_S)
+    answer = system_command.run_system_command(command, ANSWER_S)
     return answer.text if answer is not None and answer.code == 0 else ""

@@ -52,7 +52,7 @@ from supervisor.report.event_log import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
 from supervisor.report.start_plan import opening_lines
-from supervisor.report.terminal import Terminal
+from supervisor.report.terminal import TerminalWriter
 from supervisor.run import kill_deadline, lock, previous_runs
 from supervisor.run.executor import Executor
 from supervisor.run.factory import Workshop
@@ -93,7 +93,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     programs.require_command(command, environ)
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
-    terminal = Terminal(quiet=settings.terminal.verbosity == "quiet")
+    terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
     problems = _require_right(settings, lambda text: terminal.say(text, "warning"))
     state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
     for problem in problems:
@@ -135,7 +135,7 @@ def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Pro
 class _Run:
     """The parts of one run, wired. Listens to the journal."""
 
-    def __init__(self, job: Job, terminal: Terminal, held: Lock, ignored: Collection[int]) -> None:
+    def __init__(self, job: Job, terminal: TerminalWriter, held: Lock, ignored: Collection[int]) -> None:
         settings = job.settings
         self.terminal, self.lock, self.ignored = terminal, held, ignored
         self.clock = Clock.start()

@@ -1,6 +1,6 @@
 """This node and its GPUs: looked at before an attempt and while it runs, listed once, put out of use where they fail.
 
-In: the core's wishes (CheckHealth, Quarantine), from the loop's thread. Out: events (HealthChecked, HealthChanged, GpusListed), lines for
+In: the core's requests (CheckHealth, Quarantine), from the loop's thread. Out: events (HealthChecked, HealthChanged, GpusListed), lines for
 people, entries in the ledger of GPUs. Whatever waits for a driver or a disk runs in a worker thread, and what goes wrong with a look holds
 nothing back. Owns the health watch, and which writes to the ledger are still under way; decides nothing.
 """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.agent.selfcheck import Row
+    from supervisor.agent.selfcheck import TorchRequirement
 
 ELASTIC = "torch/distributed/elastic"
 #: Where a module's names are defined, if not in the file of its own name.
@@ -32,7 +32,7 @@ FILES = {
 BUILT_IN = "torch.distributed"  # the C++ core: in no source
 
 
-def describe(rows: tuple[Row, ...], read: Callable[[str], str]) -> dict[str, Any]:
+def describe(rows: tuple[TorchRequirement, ...], read: Callable[[str], str]) -> dict[str, Any]:
     """Return the contract of one version: {"module:name": {"takes": [...], "uses": [...]} or None}. `read` gives a file's text."""
     found: dict[str, Any] = {}
     for row in rows:
@@ -44,7 +44,7 @@ def describe(rows: tuple[Row, ...], read: Callable[[str], str]) -> dict[str, Any
     return found
 
 
-def _facts(source: str, row: Row) -> dict[str, Any] | None:
+def _facts(source: str, row: TorchRequirement) -> dict[str, Any] | None:
     node: ast.AST = ast.parse(source)
     for part in row.name.split("."):
         body = getattr(node, "body", [])

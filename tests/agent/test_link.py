@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from supervisor.agent.link import Admit, Command, Go, Link, Publish, ScriptArgs, Stop, parse
+from supervisor.agent.link import Admit, AgentLink, Command, Go, Publish, ScriptArgs, Stop, parse
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_anything_else_is_a_bug_and_says_so(line: bytes) -> None:
 
 def test_a_broken_link_ends_the_commands_and_does_not_fail_the_sender() -> None:
     ours, theirs = socket.socketpair()
-    link = Link(ours)
+    link = AgentLink(ours)
     theirs.sendall(b'{"do":"admit","attempt":1}\n')
     link.send("hello", 0, pid=1)
     assert json.loads(theirs.makefile("rb").readline()) == {"ev": "hello", "attempt": 0, "pid": 1}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from supervisor.agent import node_messages, round_agreement
-from supervisor.agent.node_messages import Exchange
+from supervisor.agent.node_messages import NodeAllGathers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Node(threading.Thread):
         self.stopped = threading.Event()
         self.said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.heard: queue.SimpleQueue[list[str] | BaseException] = queue.SimpleQueue()
-        self._exchange = Exchange(
+        self._exchange = NodeAllGathers(
             round_agreement.PrefixStore("run", round_agreement.own_client(store)), token, node, nodes, self.stopped.is_set
         )
         self.start()
@@ -62,7 +62,7 @@ class Node(threading.Thread):
             number += 1
             try:
                 self.heard.put(self._exchange.gather(number, text))
-            except (round_agreement.Cancelled, TimeoutError) as error:
+            except (round_agreement.AttemptCancelled, TimeoutError) as error:
                 self.heard.put(error)
 
 
@@ -95,7 +95,7 @@ def test_a_stop_ends_the_waiting(store: Store) -> None:
     with pytest.raises(queue.Empty):
         one.heard.get(timeout=0.3)
     one.stopped.set()
-    assert isinstance(one.heard.get(timeout=DEADLINE_S), round_agreement.Cancelled)
+    assert isinstance(one.heard.get(timeout=DEADLINE_S), round_agreement.AttemptCancelled)
 
 
 def test_a_node_that_reads_for_long_is_waited_for_and_one_whose_agent_is_gone_is_named(
@@ -118,7 +118,7 @@ def test_a_node_that_reads_for_long_is_waited_for_and_one_whose_agent_is_gone_is
 def test_how_each_node_began_reaches_all_others_whoever_tells_first_and_nobody_who_left(store: Store) -> None:
     heard: list[queue.SimpleQueue[str]] = [queue.SimpleQueue() for _ in range(3)]
     told = [
-        node_messages.Broadcasts(round_agreement.PrefixStore("run", round_agreement.own_client(store)), "t", n, 3, heard[n].put)
+        node_messages.NodeBroadcasts(round_agreement.PrefixStore("run", round_agreement.own_client(store)), "t", n, 3, heard[n].put)
         for n in range(3)
     ]
     told[1].send("one")

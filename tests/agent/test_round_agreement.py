@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 DEADLINE_S = 30.0
-CHANGES = round_agreement.Changes((("batch_size", "16"),), ("ckpt/7.pt",))
+CHANGES = round_agreement.DecisionChanges((("batch_size", "16"),), ("ckpt/7.pt",))
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_bound_port_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_port_is_handed_over_and_a_stop_ends_the_wait(store: Store) -> None:
-    with pytest.raises(round_agreement.Cancelled):
+    with pytest.raises(round_agreement.AttemptCancelled):
         round_agreement.hand_over(store, 1, lambda: True)
     mine = round_agreement.hand_over(store, 0, never)
     assert round_agreement.hand_over(store, 1, never) == mine
@@ -90,7 +90,7 @@ class Node:
     def __init__(self, store: Store, name: str, token: str = "t") -> None:  # noqa: S107  not a secret
         """Start to watch the round."""
         self.heard: queue.Queue[tuple[Any, ...]] = queue.Queue()
-        self.fence = round_agreement.Fence(
+        self.fence = round_agreement.RoundAgreement(
             store,
             token,
             node=name,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts.model import Alert, AlertAction, AlertEvent, Severity
+from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
@@ -135,13 +135,13 @@ def log() -> Log:
 
 
 @pytest.fixture
-def alert() -> Callable[..., Alert]:
-    def make(incident: int = 1, event: AlertEvent = AlertEvent.OPENED, job: str = "bert") -> Alert:
-        return Alert(
+def alert() -> Callable[..., OutgoingAlert]:
+    def make(incident: int = 1, event: AlertEvent = AlertEvent.OPENED, job: str = "bert") -> OutgoingAlert:
+        return OutgoingAlert(
             run_id="20260102-abcd",
             job=job,
             event=event,
-            severity=Severity.WARNING,
+            severity=AlertSeverity.WARNING,
             incident=incident,
             attempt=3,
             ts=1767312000.25,

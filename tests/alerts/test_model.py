@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts.model import Alert, AlertEvent, encode, payload
+from supervisor.alerts.model import AlertEvent, OutgoingAlert, encode, payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def test_payload_is_the_allow_list_and_documented(alert: Callable[..., Alert]) -> None:
+def test_payload_is_the_allow_list_and_documented(alert: Callable[..., OutgoingAlert]) -> None:
     told = payload(alert())
     assert list(told) == FIELDS
     docs = (Path(__file__).parents[2] / "docs/alerts.md").read_text()
@@ -44,18 +44,18 @@ def test_payload_is_the_allow_list_and_documented(alert: Callable[..., Alert]) -
         (AlertEvent.STARTED_FROM_SCRATCH, "firing"),
     ],
 )
-def test_state_follows_the_event(alert: Callable[..., Alert], event: AlertEvent, state: str) -> None:
+def test_state_follows_the_event(alert: Callable[..., OutgoingAlert], event: AlertEvent, state: str) -> None:
     assert payload(alert(event=event))["state"] == state
 
 
-def test_event_id_is_equal_for_the_same_news_only(alert: Callable[..., Alert]) -> None:
+def test_event_id_is_equal_for_the_same_news_only(alert: Callable[..., OutgoingAlert]) -> None:
     first = alert()
     assert first.event_id == dataclasses.replace(first, ts=first.ts + 60, step=None, rank=None).event_id
     others = [alert(incident=2), alert(event=AlertEvent.RESOLVED), alert(job="other"), dataclasses.replace(first, attempt=4)]
     assert len({first.event_id, *(other.event_id for other in others)}) == 5
 
 
-def test_two_gpus_of_one_attempt_are_two_pieces_of_news_and_nothing_of_them_is_sent(alert: Callable[..., Alert]) -> None:
+def test_two_gpus_of_one_attempt_are_two_pieces_of_news_and_nothing_of_them_is_sent(alert: Callable[..., OutgoingAlert]) -> None:
     first = dataclasses.replace(alert(event=AlertEvent.GPU_QUARANTINED), about="GPU-a: xid 79")
     second = dataclasses.replace(first, about="GPU-b: xid 79")
     assert first.event_id != second.event_id
@@ -63,12 +63,12 @@ def test_two_gpus_of_one_attempt_are_two_pieces_of_news_and_nothing_of_them_is_s
     assert b"xid" not in encode(first)
 
 
-def test_what_is_of_no_incident_is_looked_up_by_the_jobs_status(alert: Callable[..., Alert]) -> None:
+def test_what_is_of_no_incident_is_looked_up_by_the_jobs_status(alert: Callable[..., OutgoingAlert]) -> None:
     assert payload(alert(incident=0, event=AlertEvent.CHANGE_IGNORED))["command"] == "supervise status --job bert"
 
 
 @pytest.mark.parametrize("job", ["/home/alice/secret/train", "a b\nSTATUS: x", "\udcff\u202e", "", "x" * 5000, "python train.py --token=1"])
-def test_an_odd_job_name_neither_fails_nor_tells_a_path(alert: Callable[..., Alert], job: str) -> None:
+def test_an_odd_job_name_neither_fails_nor_tells_a_path(alert: Callable[..., OutgoingAlert], job: str) -> None:
     body = encode(alert(job=job))
     told = json.loads(body)
     assert len(body) < 1024

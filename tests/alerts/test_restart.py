@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
     from conftest import Endpoint
 
-    from supervisor.alerts.model import Alert
+    from supervisor.alerts.model import OutgoingAlert
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import pathlib, signal, sys, time
-from supervisor.alerts.model import Alert, AlertAction, AlertEvent, Severity
+from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
 from supervisor.alerts.sender import start
 sender = start(pathlib.Path(sys.argv[1]), sys.argv[2], b"key", 30.0, lambda *_: None)
 if sys.argv[3] == "raise":
-    sender.enqueue(Alert("20260102-abcd", "bert", AlertEvent.OPENED, Severity.WARNING, 1, 3, time.time(), AlertAction.RESTART))
+    sender.enqueue(OutgoingAlert("20260102-abcd", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, 1, 3, time.time(), AlertAction.RESTART))
     signal.pause()
 sys.exit(sender.close(10.0))
 """
@@ -33,7 +33,7 @@ sys.exit(sender.close(10.0))
 @pytest.mark.process
 @pytest.mark.parametrize("strike", range(3))
 def test_killed_between_write_and_send(
-    strike: int, tmp_path: Path, endpoint: Endpoint, alert: Callable[..., Alert], wait_until: Callable[..., None]
+    strike: int, tmp_path: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
 ) -> None:
     endpoint.script = [(0, {})]  # accepts, never answers
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "outbox"), endpoint.url]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts.sender import Pace, Sender, Undelivered, start
+from supervisor.alerts.sender import AlertSender, RetryPace, Undelivered, start
 from supervisor.alerts.sinks import SINKS
 from supervisor.errors import SuperviseError
 from supervisor.report.event_log import LogEvent
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from conftest import Endpoint, Log
 
-    from supervisor.alerts.model import Alert
+    from supervisor.alerts.model import OutgoingAlert
 
 SOURCE = Path(__file__).parents[2] / "supervisor/alerts/sender.py"
-FAST = Pace(base_s=0.02, cap_s=0.1, retry_after_cap_s=1.0)
+FAST = RetryPace(base_s=0.02, cap_s=0.1, retry_after_cap_s=1.0)
 
 
 @pytest.fixture
-def begin(tmp_path: Path, log: Log) -> Iterator[Callable[..., Sender]]:
-    begun: list[Sender] = []
+def begin(tmp_path: Path, log: Log) -> Iterator[Callable[..., AlertSender]]:
+    begun: list[AlertSender] = []
 
-    def make(url: str, deadline_s: float = 5.0) -> Sender:
+    def make(url: str, deadline_s: float = 5.0) -> AlertSender:
         begun.append(start(tmp_path / "outbox", url, b"key", deadline_s, log, pace=FAST))
         return begun[-1]
 
@@ -46,7 +46,9 @@ def files(path: Path) -> list[str]:
     return sorted(entry.name[21:53] for entry in path.glob("*.json"))  # not those that are being written
 
 
-def test_alerts_arrive_in_order(begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], tmp_path: Path) -> None:
+def test_alerts_arrive_in_order(
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], tmp_path: Path
+) -> None:
     sender = begin(endpoint.url)
     sent = [alert(incident=number) for number in range(20)]
     for each in sent:
@@ -58,7 +60,7 @@ def test_alerts_arrive_in_order(begin: Callable[..., Sender], endpoint: Endpoint
 
 
 def test_500_then_200_is_the_same_alert_again(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], log: Log, wait_until: Callable[..., None]
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, wait_until: Callable[..., None]
 ) -> None:
     endpoint.script = [(500, {}), (502, {}), (200, {})]
     sender = begin(endpoint.url)
@@ -73,7 +75,7 @@ def test_500_then_200_is_the_same_alert_again(
 
 
 def test_what_reached_nobody_is_told_after_the_end(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], closed_port: int
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], closed_port: int
 ) -> None:
     reached = begin(endpoint.url)
     reached.enqueue(alert(1))
@@ -92,7 +94,7 @@ def test_what_reached_nobody_is_told_after_the_end(
 
 
 def test_429_waits_as_long_as_it_was_asked_to(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], wait_until: Callable[..., None]
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
 ) -> None:
     endpoint.script = [(429, {"Retry-After": "1"}), (200, {})]
     begin(endpoint.url).enqueue(alert())
@@ -101,7 +103,7 @@ def test_429_waits_as_long_as_it_was_asked_to(
 
 
 def test_retry_after_has_a_cap(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], wait_until: Callable[..., None]
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
 ) -> None:
     endpoint.script = [(429, {"Retry-After": "86400"}), (200, {})]
     begin(endpoint.url).enqueue(alert())
@@ -109,7 +111,7 @@ def test_retry_after_has_a_cap(
 
 
 def test_what_is_refused_is_a_dead_letter_and_the_next_goes_out(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], log: Log, tmp_path: Path
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, tmp_path: Path
 ) -> None:
     endpoint.script = [(302, {"Location": endpoint.url}), (404, {}), (200, {})]
     sender = begin(endpoint.url)
@@ -122,7 +124,7 @@ def test_what_is_refused_is_a_dead_letter_and_the_next_goes_out(
     assert not any(request.target.startswith("GET") for request in endpoint.received)
 
 
-def test_an_alert_is_sent_once(begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert]) -> None:
+def test_an_alert_is_sent_once(begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert]) -> None:
     sender = begin(endpoint.url)
     sender.enqueue(alert())
     sender.enqueue(alert())
@@ -135,7 +137,7 @@ def test_an_alert_is_sent_once(begin: Callable[..., Sender], endpoint: Endpoint,
 
 
 def test_what_was_not_sent_waits_for_the_next_start(
-    begin: Callable[..., Sender], endpoint: Endpoint, closed_port: int, alert: Callable[..., Alert], log: Log
+    begin: Callable[..., AlertSender], endpoint: Endpoint, closed_port: int, alert: Callable[..., OutgoingAlert], log: Log
 ) -> None:
     sender = begin(f"http://127.0.0.1:{closed_port}/")
     for number in range(3):
@@ -149,7 +151,7 @@ def test_what_was_not_sent_waits_for_the_next_start(
 
 
 def test_a_process_that_closes_at_once_sends_what_was_left(
-    begin: Callable[..., Sender], endpoint: Endpoint, closed_port: int, alert: Callable[..., Alert]
+    begin: Callable[..., AlertSender], endpoint: Endpoint, closed_port: int, alert: Callable[..., OutgoingAlert]
 ) -> None:
     sender = begin(f"http://127.0.0.1:{closed_port}/")
     sender.enqueue(alert())
@@ -159,7 +161,7 @@ def test_a_process_that_closes_at_once_sends_what_was_left(
 
 
 def test_close_keeps_its_deadline_against_an_endpoint_that_never_answers(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], wait_until: Callable[..., None]
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
 ) -> None:
     endpoint.script = [(0, {})]
     sender = begin(endpoint.url, deadline_s=30)
@@ -175,7 +177,11 @@ def test_close_keeps_its_deadline_against_an_endpoint_that_never_answers(
 
 
 def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., AlertSender],
+    endpoint: Endpoint,
+    alert: Callable[..., OutgoingAlert],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The disk hangs in a real system call: fsync is made to open a FIFO that nobody writes to."""
     endpoint.script = [(0, {})]
@@ -210,9 +216,9 @@ def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
 
 
 def test_an_alert_gets_out_while_the_disk_hangs(  # noqa: PLR0913, PLR0917 - fixtures
-    begin: Callable[..., Sender],
+    begin: Callable[..., AlertSender],
     endpoint: Endpoint,
-    alert: Callable[..., Alert],
+    alert: Callable[..., OutgoingAlert],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., None],
@@ -232,9 +238,9 @@ def test_an_alert_gets_out_while_the_disk_hangs(  # noqa: PLR0913, PLR0917 - fix
 
 
 def test_a_full_disk_keeps_alerts_in_memory_and_is_said_once(  # noqa: PLR0913, PLR0917 - fixtures
-    begin: Callable[..., Sender],
+    begin: Callable[..., AlertSender],
     endpoint: Endpoint,
-    alert: Callable[..., Alert],
+    alert: Callable[..., OutgoingAlert],
     log: Log,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -268,7 +274,7 @@ def test_a_full_disk_keeps_alerts_in_memory_and_is_said_once(  # noqa: PLR0913, 
 
 
 def test_an_outbox_that_cannot_be_made_costs_nothing(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], log: Log, tmp_path: Path
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, tmp_path: Path
 ) -> None:
     (tmp_path / "outbox").write_text("a file where the directory should be")
     sender = begin(endpoint.url)
@@ -279,9 +285,9 @@ def test_an_outbox_that_cannot_be_made_costs_nothing(
 
 
 def test_over_the_cap_the_oldest_are_dropped_and_counted(  # noqa: PLR0913, PLR0917 - fixtures
-    begin: Callable[..., Sender],
+    begin: Callable[..., AlertSender],
     endpoint: Endpoint,
-    alert: Callable[..., Alert],
+    alert: Callable[..., OutgoingAlert],
     log: Log,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -301,7 +307,7 @@ def test_over_the_cap_the_oldest_are_dropped_and_counted(  # noqa: PLR0913, PLR0
 
 
 def test_nothing_said_names_more_than_the_host(
-    begin: Callable[..., Sender], endpoint: Endpoint, alert: Callable[..., Alert], log: Log, tmp_path: Path
+    begin: Callable[..., AlertSender], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, tmp_path: Path
 ) -> None:
     endpoint.script = [(500, {}), (404, {})]
     sender = begin(endpoint.url)
@@ -313,7 +319,7 @@ def test_nothing_said_names_more_than_the_host(
 
 
 def test_neither_a_broken_log_nor_a_broken_alert_reaches_the_caller(
-    tmp_path: Path, endpoint: Endpoint, alert: Callable[..., Alert]
+    tmp_path: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert]
 ) -> None:
     def broken(_: str, __: dict[str, object]) -> None:
         raise RuntimeError

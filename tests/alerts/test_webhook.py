@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts.model import Alert, encode
-from supervisor.alerts.sinks import Delivered, Later, Refused
-from supervisor.alerts.webhook import MAX_HANGING, Webhook
+from supervisor.alerts.model import OutgoingAlert, encode
+from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused
+from supervisor.alerts.webhook import MAX_HANGING, WebhookSink
 from supervisor.errors import SuperviseError
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from conftest import Endpoint
 
 
-def test_request_is_signed_and_idempotent(endpoint: Endpoint, alert: Callable[..., Alert]) -> None:
+def test_request_is_signed_and_idempotent(endpoint: Endpoint, alert: Callable[..., OutgoingAlert]) -> None:
     body = encode(alert())
-    assert Webhook(endpoint.url, b"key").deliver("ab" * 16, body, 5) == Delivered()
+    assert WebhookSink(endpoint.url, b"key").deliver("ab" * 16, body, 5) == Delivered()
     (request,) = endpoint.received
     assert request.target == "/services/T0P-SECRET?token=s3cret"
     assert request.body == body
@@ -42,7 +42,7 @@ def test_request_is_signed_and_idempotent(endpoint: Endpoint, alert: Callable[..
 
 
 def test_without_a_secret_nothing_is_signed(endpoint: Endpoint) -> None:
-    Webhook(endpoint.url, None).deliver("x", b"{}", 5)
+    WebhookSink(endpoint.url, None).deliver("x", b"{}", 5)
     assert "X-Supervise-Signature" not in endpoint.received[0].headers
 
 
@@ -51,32 +51,32 @@ def test_without_a_secret_nothing_is_signed(endpoint: Endpoint) -> None:
     [
         (200, {}, Delivered()),
         (204, {}, Delivered()),
-        (301, {"Location": "/elsewhere"}, Refused("status 301: redirects are not followed")),
-        (307, {"Location": "/elsewhere"}, Refused("status 307: redirects are not followed")),
-        (400, {}, Refused("status 400")),
-        (404, {}, Refused("status 404")),
-        (408, {}, Later("status 408")),
-        (429, {"Retry-After": "7"}, Later("status 429", 7.0)),
-        (429, {"Retry-After": "soon"}, Later("status 429")),
-        (500, {}, Later("status 500")),
-        (503, {"Retry-After": "-3"}, Later("status 503")),
+        (301, {"Location": "/elsewhere"}, DeliveryRefused("status 301: redirects are not followed")),
+        (307, {"Location": "/elsewhere"}, DeliveryRefused("status 307: redirects are not followed")),
+        (400, {}, DeliveryRefused("status 400")),
+        (404, {}, DeliveryRefused("status 404")),
+        (408, {}, DeliveryDeferred("status 408")),
+        (429, {"Retry-After": "7"}, DeliveryDeferred("status 429", 7.0)),
+        (429, {"Retry-After": "soon"}, DeliveryDeferred("status 429")),
+        (500, {}, DeliveryDeferred("status 500")),
+        (503, {"Retry-After": "-3"}, DeliveryDeferred("status 503")),
     ],
 )
 def test_each_answer_means_what_it_says(endpoint: Endpoint, status: int, headers: dict[str, str], outcome: object) -> None:
     endpoint.script = [(status, headers)]
-    assert Webhook(endpoint.url, None).deliver("x", b"{}", 5) == outcome
+    assert WebhookSink(endpoint.url, None).deliver("x", b"{}", 5) == outcome
     assert len(endpoint.received) == 1, "a redirect was followed"
 
 
 def test_retry_after_as_a_date(endpoint: Endpoint) -> None:
     endpoint.script = [(503, {"Retry-After": format_datetime(datetime.now(UTC) + timedelta(seconds=40), usegmt=True)})]
-    outcome = Webhook(endpoint.url, None).deliver("x", b"{}", 5)
-    assert isinstance(outcome, Later)
+    outcome = WebhookSink(endpoint.url, None).deliver("x", b"{}", 5)
+    assert isinstance(outcome, DeliveryDeferred)
     assert 35 < outcome.after_s <= 40
 
 
 def test_closed_port_is_another_time(closed_port: int) -> None:
-    assert Webhook(f"http://127.0.0.1:{closed_port}/", None).deliver("x", b"{}", 5) == Later("Connection refused")
+    assert WebhookSink(f"http://127.0.0.1:{closed_port}/", None).deliver("x", b"{}", 5) == DeliveryDeferred("Connection refused")
 
 
 @pytest.mark.parametrize("status", [0, 1], ids=["never answers", "drips a byte at a time"])
@@ -84,7 +84,7 @@ def test_the_deadline_holds_for_the_whole_request(endpoint: Endpoint, status: in
     endpoint.script = [(status, {})]
     before = set(threading.enumerate())
     started = time.monotonic()
-    assert Webhook(endpoint.url, None).deliver("x", b"{}", 0.5) == Later("no answer within 0.5 s")
+    assert WebhookSink(endpoint.url, None).deliver("x", b"{}", 0.5) == DeliveryDeferred("no answer within 0.5 s")
     assert time.monotonic() - started < 1.0
     for thread in [thread for thread in threading.enumerate() if thread not in before and thread.name == "alert-request"]:
         thread.join(5)
@@ -100,11 +100,11 @@ def test_a_resolver_that_hangs_is_left_behind_and_not_piled_up(monkeypatch: pyte
         return real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    webhook = Webhook(endpoint.url, None)
+    webhook = WebhookSink(endpoint.url, None)
     started = time.monotonic()
     for _ in range(MAX_HANGING):
-        assert webhook.deliver("x", b"{}", 0.1) == Later("no answer within 0.1 s")
-    assert webhook.deliver("x", b"{}", 0.1) == Later(f"{MAX_HANGING} earlier requests still hang")
+        assert webhook.deliver("x", b"{}", 0.1) == DeliveryDeferred("no answer within 0.1 s")
+    assert webhook.deliver("x", b"{}", 0.1) == DeliveryDeferred(f"{MAX_HANGING} earlier requests still hang")
     assert time.monotonic() - started < 3
     resolved.set()
     for thread in threading.enumerate():
@@ -131,14 +131,14 @@ def test_a_resolver_that_hangs_is_left_behind_and_not_piled_up(monkeypatch: pyte
 )
 def test_a_url_that_cannot_be_one_is_refused_without_being_told(url: str) -> None:
     with pytest.raises(SuperviseError) as caught:
-        Webhook(url, None)
+        WebhookSink(url, None)
     assert caught.value.exit_code == 78
     assert "s3cr" not in str(caught.value)
     assert "alerts.webhook.url" in caught.value.hint
 
 
 def test_login_in_the_url_becomes_a_header(endpoint: Endpoint) -> None:
-    webhook = Webhook(endpoint.url.replace("http://", "http://user:p%40ss@"), None)
+    webhook = WebhookSink(endpoint.url.replace("http://", "http://user:p%40ss@"), None)
     assert webhook.deliver("x", b"{}", 5) == Delivered()
     assert endpoint.received[0].headers["Authorization"] == "Basic dXNlcjpwQHNz"
     assert webhook.host == "127.0.0.1"

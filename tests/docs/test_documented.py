@@ -14,7 +14,7 @@ import click
 import pytest
 
 from checkpointing.formats import FORMATS, TREE_FORMATS
-from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, Severity
+from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, AlertSeverity
 from supervisor.cli.main import command_tree
 from supervisor.config.settings import ROWS
 from supervisor.core.model import Cause
@@ -114,7 +114,7 @@ def test_an_exit_code_is_called_reserved_exactly_as_long_as_nothing_ends_with_it
 def test_every_alert_is_documented_with_its_state_severity_and_action() -> None:
     documented = {row[0].strip("`"): (row[1].strip("`"), row[2].strip("`")) for row in table("alerts.md") if len(row) == 4}
     assert documented == {event.value: (event.state, SEVERITIES[event].value) for event in AlertEvent}
-    assert set(SEVERITIES.values()) == set(Severity)
+    assert set(SEVERITIES.values()) == set(AlertSeverity)
     (actions,) = [row[1] for row in table("alerts.md") if row[0] == "`action`"]
     assert set(re.findall(r"`(\w+)`", actions)) == {action.value for action in AlertAction}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DRIVER = """
 import json, os, sys, threading
-from supervisor.launch.guardian_client import Guardian, ignored_signals
+from supervisor.launch.guardian_client import GuardianClient, ignored_signals
 ignored = ignored_signals()
 control, events = int(sys.argv[1]), int(sys.argv[2])
 os.set_inheritable(control, False)
@@ -33,7 +33,7 @@ lock = threading.Lock()
 def tell(event):
     with lock:
         os.write(events, json.dumps(event).encode() + b"\\n")
-guardian = Guardian.start(tell, lambda: tell({"ev": "guardian_died"}), ignored=ignored, **json.loads(sys.argv[3]))
+guardian = GuardianClient.start(tell, lambda: tell({"ev": "guardian_died"}), ignored=ignored, **json.loads(sys.argv[3]))
 for line in os.fdopen(control):
     call = json.loads(line)
     getattr(guardian, call.pop("call"))(*call.pop("args", ()), **call)

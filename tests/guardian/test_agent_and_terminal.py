@@ -62,7 +62,7 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
     # the driver cannot take a descriptor from us, so the agent's link is made by a small wrapper inside of it
     code = textwrap.dedent("""
         import os, socket, sys, threading
-        from supervisor.launch.guardian_client import Guardian
+        from supervisor.launch.guardian_client import GuardianClient
         exited, left = threading.Event(), threading.Event()
         def on_event(event):
             if event["ev"] == "exited":
@@ -71,7 +71,7 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
                 left.set()
             elif event["ev"] in ("refused", "spawn_failed"):
                 print(event, file=sys.stderr)
-        guardian = Guardian.start(on_event, lambda: os._exit(9))
+        guardian = GuardianClient.start(on_event, lambda: os._exit(9))
         ours, theirs = socket.socketpair()
         here = os.getcwd()
         with theirs:

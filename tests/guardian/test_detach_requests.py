@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Silence = tuple[set[int], threading.Event]
 
 
-def process(pid: int) -> process_tree.Process:
-    return process_tree.Process(pid, 1, 7, "S", 1)
+def process(pid: int) -> process_tree.ProcessStat:
+    return process_tree.ProcessStat(pid, 1, 7, "S", 1)
 
 
 @pytest.fixture
@@ -44,29 +44,29 @@ def took(ask: Callable[[], set[int]]) -> tuple[set[int], float]:
 
 def test_one_that_does_not_answer_holds_nobody_up_and_is_not_asked_twice(silence: Silence) -> None:
     silence[0].add(4)
-    wishes, all_of_them = process_tree.Wishes(), [process(pid) for pid in range(1, 10)]
-    asked, first_s = took(lambda: wishes.detached(all_of_them))
+    detach_requests, all_of_them = process_tree.DetachRequests(), [process(pid) for pid in range(1, 10)]
+    asked, first_s = took(lambda: detach_requests.detached(all_of_them))
     assert asked == {1, 3, 5, 7, 9}
     assert first_s < process_tree.ANSWERS_S + 0.5
-    asked, second_s = took(lambda: wishes.detached(all_of_them))
+    asked, second_s = took(lambda: detach_requests.detached(all_of_them))
     assert asked == {1, 3, 5, 7, 9}
     assert second_s < process_tree.SLOW_ANSWER_S
 
 
 def test_many_that_do_not_answer_take_a_bounded_time_and_then_ask_for_nothing(silence: Silence) -> None:
     silence[0].update(range(2, 20, 2))
-    wishes, all_of_them = process_tree.Wishes(), [process(pid) for pid in range(2, 20, 2)]
+    detach_requests, all_of_them = process_tree.DetachRequests(), [process(pid) for pid in range(2, 20, 2)]
     rounds = 0
-    while wishes.detached(all_of_them):  # those that could not be asked yet
+    while detach_requests.detached(all_of_them):  # those that could not be asked yet
         rounds += 1
     assert 1 <= rounds <= 9
 
 
 def test_an_answer_that_comes_late_still_counts(silence: Silence) -> None:
     silence[0].add(3)
-    wishes = process_tree.Wishes()
-    assert wishes.detached([process(3)]) == set()
+    detach_requests = process_tree.DetachRequests()
+    assert detach_requests.detached([process(3)]) == set()
     silence[1].set()
     until = time.monotonic() + 10
-    while not wishes.detached([process(3)]):
+    while not detach_requests.detached([process(3)]):
         assert time.monotonic() < until

@@ -67,19 +67,19 @@ def test_everything_is_gone_within_five_seconds_of_the_supervisors_kill_9(side: 
 def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Path) -> None:
     code = textwrap.dedent("""
         import json, os, signal, sys, threading, time
-        from supervisor.launch.guardian_client import Guardian
-        from supervisor.launch.orphans import Heritage
+        from supervisor.launch.guardian_client import GuardianClient
+        from supervisor.launch.orphans import Orphans
         script, *names = sys.argv[1:]
         died = threading.Event()
-        heritage = Heritage("c" * 32)
-        guardian = Guardian.start(lambda event: None, died.set)
+        orphans = Orphans("c" * 32)
+        guardian = GuardianClient.start(lambda event: None, died.set)
         here = os.getcwd()
         guardian.spawn(attempt=1, kind="plain", argv=[sys.executable, "-c", script], env=dict(os.environ), cwd=here, log_dir=here)
         while not all(map(os.path.exists, names)):
             time.sleep(0.01)
         os.kill(guardian.pid, signal.SIGKILL)
         assert died.wait(5)
-        assert heritage.end(0.5) == ()
+        assert orphans.end(0.5) == ()
         print(*(open(name).read().strip() for name in names))
     """)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

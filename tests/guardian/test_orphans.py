@@ -24,8 +24,8 @@ COOKIE = "c" * 32
 AS_FIRST = textwrap.dedent("""
     import os, signal, subprocess, sys, threading, time
     from supervisor.guardian import process_tree
-    from supervisor.launch.guardian_client import Guardian
-    from supervisor.launch.orphans import Heritage, collect_zombies
+    from supervisor.launch.guardian_client import GuardianClient
+    from supervisor.launch.orphans import Orphans, collect_zombies
 
     job = '''import os, signal, sys, time
     def orphan(name, environ):
@@ -40,9 +40,9 @@ AS_FIRST = textwrap.dedent("""
     time.sleep(600)
     '''
     cookie = sys.argv[1]
-    orphans = Heritage(cookie, first_process=True)
+    orphans = Orphans(cookie, first_process=True)
     died = threading.Event()
-    guardian = Guardian.start(lambda event: None, died.set)
+    guardian = GuardianClient.start(lambda event: None, died.set)
     here = os.getcwd()
     guardian.spawn(attempt=1, kind="plain", argv=[sys.executable, "-c", job, cookie], env=dict(os.environ), cwd=here, log_dir=here)
     def pid_in(name):
@@ -84,7 +84,7 @@ BESIDE = textwrap.dedent("""
     import os, subprocess
     from supervisor.launch import orphans
 
-    ours = orphans.Heritage("c" * 32, first_process=False)
+    ours = orphans.Orphans("c" * 32, first_process=False)
     owned = orphans.started(lambda: subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE, text=True))
     fallen = subprocess.Popen(["sleep", "600"])
     ours.end(0.5)

@@ -21,7 +21,7 @@ from supervisor.core.state import JobState, Stop
 from supervisor.core.state import Stage as JobStage
 from supervisor.knobs.job_knobs import Applied
 from supervisor.launch.elastic_session import ElasticSession, exception_line
-from supervisor.launch.session import Ground
+from supervisor.launch.session import SessionContext
 from tests.launch.conftest import make_job
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Stage:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._soon: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.clock = self
-        ground = Ground(
+        ground = SessionContext(
             loop=cast("Any", self),
             guardian=lambda: cast("Any", self),
             job=make_job(directory, Settings(), *COMMAND, CUDA_VISIBLE_DEVICES="0,1,2"),

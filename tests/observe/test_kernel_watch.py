@@ -341,9 +341,9 @@ def test_what_was_recorded_of_an_earlier_attempt_is_not_written_back_into_the_ne
     if ours.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     ours.set_ranks([RankInfo(2, 2, 2**22 + 2, 0)])
-    gone = process_tree.Process(2**22 + 3, 2**22 + 2, 1, "S", 1)
+    gone = process_tree.ProcessStat(2**22 + 3, 2**22 + 2, 1, "S", 1)
 
-    def meanwhile() -> Iterator[process_tree.Process]:
+    def meanwhile() -> Iterator[process_tree.ProcessStat]:
         yield gone
         ours.set_ranks([RankInfo(2, 2, 2**22 + 4, 0)])  # the next attempt begins while this one is taken down
 

@@ -20,7 +20,7 @@ from supervisor.job.clock import Clock
 from supervisor.report import reporter as reporter_module
 from supervisor.report.event_log import FILE_NAME, LEVELS, EventLog, LogEvent, open_log
 from supervisor.report.reporter import NOTED, Reporter
-from supervisor.report.terminal import Terminal
+from supervisor.report.terminal import TerminalWriter
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_ro
 @pytest.mark.parametrize(("log_format", "start"), [("json", b'{"rank": 1'), ("auto", b'{"rank": 1'), ("console", b"timestamp='")])
 def test_verbose_shows_each_event_on_stderr_too(tmp_path: Path, log_format: Any, start: bytes) -> None:  # noqa: ANN401  a Literal
     reader, writer = os.pipe()
-    terminal = Terminal(writer)
+    terminal = TerminalWriter(writer)
     log = open_log(tmp_path, terminal, log_format=log_format)
     log.write(LogEvent.RESUME_CONFIRMED, "debug", rank=1)
     log.close()

@@ -19,7 +19,7 @@ from supervisor.report.event_log import LogEvent
 from supervisor.report.reporter import Reporter
 
 if TYPE_CHECKING:
-    from supervisor.alerts.model import Alert
+    from supervisor.alerts.model import OutgoingAlert
 
 VERDICT = Verdict(Cause.SEGFAULT, 0.9, "rank 3 was killed by SIGSEGV", "segfault:SIGSEGV", rank=3)
 PLAN = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
@@ -33,7 +33,7 @@ def reporter() -> Reporter:
     return made
 
 
-def sent(reporter: Reporter) -> list[Alert]:
+def sent(reporter: Reporter) -> list[OutgoingAlert]:
     alerts: Any = reporter.alerts
     return [call.args[0] for call in alerts.enqueue.call_args_list]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.report.terminal import Terminal, Writer
+from supervisor.report.terminal import BackgroundWriter, TerminalWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def fill(writer: int) -> int:
 
 
 def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, int]) -> None:
-    terminal = Terminal(pipe[1])
+    terminal = TerminalWriter(pipe[1])
     terminal.say("one\ntwo")
     terminal.say("careful", "warning")
     terminal.say("\x1b]0;title\x07 \udcff \N{SNOWMAN}", "error")
@@ -55,7 +55,7 @@ def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, 
 
 
 def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -> None:
-    terminal = Terminal(pipe[1], quiet=True)
+    terminal = TerminalWriter(pipe[1], quiet=True)
     terminal.say("hello")
     terminal.say("careful", "warning")
     terminal.card("card")
@@ -65,14 +65,14 @@ def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -
 
 def test_a_closed_stderr_costs_nothing(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
-    terminal = Terminal(pipe[1])
+    terminal = TerminalWriter(pipe[1])
     began = time.monotonic()
     for _ in range(100):
         terminal.say("nobody listens")
     terminal.close()
     assert time.monotonic() - began < 2
     assert terminal.dropped == 100
-    closed = Terminal(987654)
+    closed = TerminalWriter(987654)
     closed.say("no such descriptor")
     closed.close()
     assert closed.dropped == 1
@@ -83,7 +83,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up_and_is_told_later_what_it_miss
     reader, writer = pipe
     size = fill(writer)
     fcntl.fcntl(writer, fcntl.F_SETFL, flags)
-    terminal = Terminal(writer, deadline_s=0.2)
+    terminal = TerminalWriter(writer, deadline_s=0.2)
     began = time.monotonic()
     for _ in range(50):
         terminal.say("held up")
@@ -107,7 +107,7 @@ def test_a_write_that_hangs_fills_the_queue_and_no_more() -> None:
         hanging.set()
         return free.wait(30)
 
-    writer = Writer("hanging", sink, limit=10)
+    writer = BackgroundWriter("hanging", sink, limit=10)
     writer.put(b"")
     assert hanging.wait(10)
     for _ in range(25):

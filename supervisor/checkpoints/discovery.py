@@ -1,18 +1,16 @@
-"""Where a job's checkpoints are, learned from what its ranks save and load.
+"""Discovers where a job's checkpoints are, from the logs of what its ranks save and load.
 
-In: the lines that ranks write (`saves-*.jsonl`, `loads-*.jsonl` of an attempt's directory). Out: patterns of places, for the same catalogue
-as `--checkpoints`; and what this run was seen to write, for the rule of ownership. A place that was saved to twice is a *candidate*: its
-files are verified in the background and kept as copies. It is one of *checkpoints* once an attempt also loaded from it, or tried to, or
-asked in vain for just what it saved later, before its first step; or once it saved twice to a place in a directory that it had listed
-before its first step. Only such a place is handed out, put back or mirrored. What is loaded like data (more than `MOST_LOADED` different
-ones in one attempt) never is: a cache is saved and loaded, too.
+A location that was saved to twice is a *candidate*: its files are verified in the background and kept as copies. It is one of *checkpoints*
+once an attempt also loaded from it, or tried to, or looked for just what it saved later, before its first step; or once it saved twice to a
+location in a directory that it had listed before its first step. Only such a location is handed out, put back or mirrored. A location that
+is loaded like data (more than `MOST_LOADED` different files in one attempt) never is one: a cache is saved and loaded, too.
 
     <state>/checkpoints/learned.json
     {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "listed"}],
      "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
 
-Nothing here raises: what cannot be read or written is told by `problem`, and costs no more than what would have been known. Thread-safe;
-the file is of one supervisor, which has the job's lock. Bounded in places and writes.
+Nothing here raises: a file that cannot be read or written is in `problem`, and costs only what it would have told. Thread-safe; one
+supervisor owns the file, since it holds the job's lock. The numbers of locations and writes are bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from supervisor.instrument._supervise_shim.layout import loads_first
-from supervisor.observe.path_patterns import is_of, pattern_of, says_checkpoint, unit_of
+from supervisor.observe.path_patterns import checkpoint_path, matches, pattern_of, says_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "learned.json"
 MOST_LOADED: Final = 3
-MOST_PLACES: Final = 64
+MOST_LOCATIONS: Final = 64
 MOST_WRITES: Final = 512
 MOST_MADE: Final = 128
 #: What is written into a checkpoint's directory without a call that is seen: by DCP, transformers, accelerate, DeepSpeed, Megatron.
@@ -58,7 +56,7 @@ Stat = tuple[int, int, int, int]  # device, inode, size, modification time in na
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where checkpoints of one kind lie.
 
     saved: saves seen; loaded: attempts that loaded from it, tried to, or asked for what they saved later, before their first step; listed:
@@ -74,7 +72,7 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """What the place is taken for: checkpoint, candidate, or seen."""
+        """What the location is taken for: checkpoint, candidate, or seen."""
         if self.data or not self.saved:
             return "seen"
         if self.loaded or (self.listed and self.saved >= _REPEATED):
@@ -84,10 +82,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a rank of this run did to one path.
+    """What a rank of this run wrote to one path.
 
     was: the file before its last save; now: as the save left it, None while it is under way; of a directory the size is -1. cut: a save of
-    it began and did not end, as far as was told. fresh: nothing was there before its first save of this run. loose: it was told before the
+    it began, and no end of it was logged. fresh: nothing was there before its first save of this run. loose: it was logged before the
     script closed the file. replaced: its last save made another inode, under a temporary name or after the old one was removed.
     """
 
@@ -107,14 +105,14 @@ class Write:
         return self.now is not None and self.now[2] < 0
 
 
-class Learned:
-    """What was learned of one job on this node."""
+class Discovery:
+    """Where one job's checkpoints are, and what its ranks wrote, on this node."""
 
     def __init__(self, directory: Path, run_id: str, hands_over: str = "") -> None:
-        """Read what earlier runs learned; what they wrote is not this run's.
+        """Read what earlier runs discovered; what they wrote is not this run's.
 
         hands_over: "path" or "switch" where the user said how a checkpoint is handed over, and not where they are: then what the job was
-        seen to save is one, without being seen to load it. A path needs more: there must be no doubt which place is meant.
+        seen to save is one, without being seen to load it. A path needs more: there must be no doubt which location is meant.
         """
         self._hands_over = hands_over
         self._file = directory / FILE_NAME
@@ -123,73 +121,76 @@ class Learned:
         self._read: dict[str, tuple[int, int]] = {}  # file of lines → inode, bytes read of it
         self._numbers: dict[str, int] = {}  # file of lines → number of the last save that was counted
         self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
-        self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → units loaded
+        self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → paths loaded
         self._asked: set[tuple[int, str]] = set()  # (attempt, pattern) that was asked for
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.problem: str | None = None
         record = _decoded(self._file)
-        self._places = {place.pattern: place for place in record.places}
+        self._locations = {location.pattern: location for location in record.locations}
         self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
-        self._earlier = tuple(write.path for write in record.writes)  # of this run or the one before it
+        self._logged_before = tuple(write.path for write in record.writes)  # of this run or the one before it
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
     def absorb(self, directory: Path, attempt: int, *, again: bool = False) -> bool:
-        """Take in what the ranks of an attempt wrote since the last time. Returns whether anything was new; writes it down then.
+        """Read what the ranks of an attempt logged since the last time. Return whether anything was new; then it is recorded.
 
         `again`: an earlier supervisor took in a part of it. What is known of that attempt already counts no second time.
         """
         with self._lock:
             self._counted = {path for path, write in self._writes.items() if again and write.attempt == attempt}
-            before = self._places, self._writes, self._made
-            self._places, self._writes, self._made = dict(self._places), dict(self._writes), dict(self._made)  # readers hold no lock
+            before = self._locations, self._writes, self._made
+            self._locations, self._writes, self._made = dict(self._locations), dict(self._writes), dict(self._made)  # readers hold no lock
             for file in sorted(directory.glob("saves-*.jsonl")):
                 for row in self._new_rows(file):
-                    self._saved(row, str(file), attempt)
+                    self._add_save(row, str(file), attempt)
             for file in sorted(directory.glob("loads-*.jsonl")):
                 for row in self._new_rows(file):
-                    self._was_loaded(row, str(file))
-            self._bound()
-            changed = (self._places, self._writes, self._made) != before
+                    self._add_load(row, str(file))
+            self._drop_oldest()
+            changed = (self._locations, self._writes, self._made) != before
             if changed:
-                self._keep()
+                self._write_file()
             return changed
 
-    def places(self) -> tuple[Place, ...]:
-        """Return all places, those of checkpoints first."""
+    def locations(self) -> tuple[Location, ...]:
+        """Return all locations, those of checkpoints first."""
         return tuple(
-            sorted(self._places.values(), key=lambda place: (place.kind != "checkpoint", place.kind != "candidate", place.pattern))
+            sorted(
+                self._locations.values(),
+                key=lambda location: (location.kind != "checkpoint", location.kind != "candidate", location.pattern),
+            )
         )
 
     def patterns(self, *, candidates: bool = False) -> tuple[str, ...]:
         """Return the patterns of checkpoints, and with `candidates` those of what may turn out to be."""
         kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
-        places = self.places()
-        found = tuple(place.pattern for place in places if place.kind in kinds)
-        given = self._given(places) if self._hands_over else ()
+        locations = self.locations()
+        found = tuple(location.pattern for location in locations if location.kind in kinds)
+        given = self._handed_over(locations) if self._hands_over else ()
         return (*found, *(pattern for pattern in given if pattern not in found))
 
-    def _given(self, places: tuple[Place, ...]) -> tuple[str, ...]:
-        """Return the patterns of what was saved as a checkpoint by all that can be told, where none was also loaded."""
-        if any(place.kind == "checkpoint" for place in places):
+    def _handed_over(self, locations: tuple[Location, ...]) -> tuple[str, ...]:
+        """Return the patterns of what was most likely saved as a checkpoint, where none was also loaded."""
+        if any(location.kind == "checkpoint" for location in locations):
             return ()
-        likely = [p.pattern for p in places if p.kind == "candidate" or (p.saved and not p.data and says_checkpoint(p.pattern))]
+        likely = [p.pattern for p in locations if p.kind == "candidate" or (p.saved and not p.data and says_checkpoint(p.pattern))]
         return tuple(likely) if self._hands_over == "switch" or len(likely) == 1 else ()
 
     def is_checkpoint(self, path: str) -> bool:
-        """Return whether a path is of a place of checkpoints."""
-        return any(is_of(pattern, path) for pattern in self.patterns())
+        """Return whether a path lies at a location of checkpoints."""
+        return any(matches(pattern, path) for pattern in self.patterns())
 
     def is_known(self, path: str) -> bool:
-        """Return whether a path is of a place of checkpoints or candidates."""
-        return any(is_of(pattern, path) for pattern in self.patterns(candidates=True))
+        """Return whether a path lies at a location of checkpoints or candidates."""
+        return any(matches(pattern, path) for pattern in self.patterns(candidates=True))
 
     def is_saved(self, path: str) -> bool:
-        """Return whether a path is of a place to which this job was seen to save."""
-        return any(place.saved and not place.data and is_of(place.pattern, path) for place in self.places())
+        """Return whether a path lies at a location to which this job was seen to save."""
+        return any(location.saved and not location.data and matches(location.pattern, path) for location in self.locations())
 
-    def writes(self, unit: str) -> tuple[Write, ...]:
+    def writes(self, checkpoint: str) -> tuple[Write, ...]:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
-        return tuple(write for write in self._writes.values() if write.path == unit or write.path.startswith(unit + "/"))
+        return tuple(write for write in self._writes.values() if write.path == checkpoint or write.path.startswith(checkpoint + "/"))
 
     def attempt_of(self, path: str, identity: Identity) -> int | None:
         """Return which attempt of this run was seen to write a file as it is now, None where none was."""
@@ -201,39 +202,39 @@ class Learned:
         return tuple(write for write in self._writes.values() if _is_ended(write))
 
     def is_ended(self, path: str, identity: Identity) -> bool:
-        """Return whether a file is as a save left it that was seen to end: nobody writes it any more."""
+        """Return whether the last save of a file was seen to end and left the file as it is: nobody writes it any more."""
         write = self._writes.get(path)
         return write is not None and _is_ended(write) and write.now == (identity.dev, identity.ino, identity.size, identity.mtime_ns)
 
-    def replaces(self, unit: str) -> bool:
+    def replaces(self, checkpoint: str) -> bool:
         """Return whether each file of a checkpoint was seen to get another inode when it was saved: a rewrite cannot harm a link to it."""
-        writes = self.writes(unit)
+        writes = self.writes(checkpoint)
         return bool(writes) and all(write.replaced for write in writes)
 
-    def wrote_earlier(self, unit: str) -> bool:
+    def wrote_earlier(self, checkpoint: str) -> bool:
         """Return whether a save of a checkpoint was logged when this supervisor started: in this run, or the one before it."""
-        return any(path == unit or path.startswith(unit + "/") for path in self._earlier)
+        return any(path == checkpoint or path.startswith(checkpoint + "/") for path in self._logged_before)
 
-    def teach(self, unit: str) -> None:
-        """Take a path for one of checkpoints: that is known from elsewhere."""
+    def add(self, checkpoint: str) -> None:
+        """Take a path for that of a checkpoint: a mirror had it."""
         with self._lock:
-            self._places = dict(self._places)
-            self._count(unit, time.time(), saved=1, loaded=1)
-            self._keep()
+            self._locations = dict(self._locations)
+            self._count(checkpoint, time.time(), saved=1, loaded=1)
+            self._write_file()
 
-    def settle(self) -> None:
-        """Take down what the files are that dead ranks left, or that were told before they were closed. No rank is alive.
+    def stat_interrupted_saves(self) -> None:
+        """Note the identity of files that dead ranks left, or whose save was logged before they were closed. No rank is alive.
 
-        A file that a cut save left is this job's where it was begun in its place: it is new, or the same inode as before, and another than
-        it was then. What the save had not touched yet is what it was before.
+        A file that a cut save left is this job's where the save began in its place: it is new, or it has the same inode as before and
+        differs otherwise. A file that the save had not touched yet is what it was before.
         """
         with self._lock:
-            settled = {path: _settled(write) for path, write in self._writes.items() if write.cut or write.loose}
+            settled = {path: _with_stat(write) for path, write in self._writes.items() if write.cut or write.loose}
             if any(self._writes[path] != write for path, write in settled.items()):
                 self._writes = {**self._writes, **settled}
-                self._keep()
+                self._write_file()
 
-    def seen(self, unit: str, alive_until_ns: int, proven: Identity | None = None) -> dict[str, Identity]:
+    def written_files(self, checkpoint: str, alive_until_ns: int, proven: Identity | None = None) -> dict[str, Identity]:
         """Return the files of a checkpoint that this run was seen to write, each as it was noted then.
 
         The small files that a framework writes beside (`BESIDE`) are written without a call that is seen. They count as seen where they
@@ -241,40 +242,44 @@ class Learned:
         older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone, or the directory is still `proven`,
         as it was found whole: a hard link that a mirror's upload made and removed has changed their ctime alone.
         """
-        found = {write.path: Identity(*write.now) for write in self.writes(unit) if write.now is not None and not write.is_directory}
-        if not self._is_born_here(unit):
+        found = {write.path: Identity(*write.now) for write in self.writes(checkpoint) if write.now is not None and not write.is_directory}
+        if not self._is_born_here(checkpoint):
             return found
         try:
-            tree = Tree(unit)
+            tree = Tree(checkpoint)
         except OSError:
             return found
         entries, as_proven = tree.entries, tree.identity == proven
         for name, entry in entries.items():
-            known = not entry.what and (BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{unit}/{name}")))
+            known = not entry.what and (
+                BESIDE.fullmatch(name.rpartition("/")[2]) or (name == _CARD and _is_card_of_peft(f"{checkpoint}/{name}"))
+            )
             if known and entry.st.st_nlink == 1 and (as_proven or entry.st.st_ctime_ns <= alive_until_ns):
-                found.setdefault(f"{unit}/{name}", Identity.of(entry.st))
+                found.setdefault(f"{checkpoint}/{name}", Identity.of(entry.st))
         return found
 
-    def begun(self) -> tuple[tuple[str, bool, bool], ...]:
-        """Return the directories of checkpoints and candidates that this run made; of each whether a save in it was cut off, and all."""
-        cuts: dict[str, list[bool]] = {path: [] for path in self._made if unit_of(path) == path}
+    def unfinished(self) -> tuple[tuple[str, bool, bool], ...]:
+        """Return the directories that this run made for checkpoints; of each whether a save in it was cut off, and whether all were."""
+        cuts: dict[str, list[bool]] = {path: [] for path in self._made if checkpoint_path(path) == path}
         for path, write in self._writes.items():
-            cuts.setdefault(unit_of(path), []).append(write.cut)
+            cuts.setdefault(checkpoint_path(path), []).append(write.cut)
         return tuple(
-            (unit, any(cut), bool(cut) and all(cut)) for unit, cut in cuts.items() if self.is_known(unit) and self._is_born_here(unit)
+            (checkpoint, any(cut), bool(cut) and all(cut))
+            for checkpoint, cut in cuts.items()
+            if self.is_known(checkpoint) and self._is_born_here(checkpoint)
         )
 
-    def _is_born_here(self, unit: str) -> bool:
+    def _is_born_here(self, checkpoint: str) -> bool:
         try:
-            st = os.lstat(unit)
+            st = os.lstat(checkpoint)
         except OSError:
             return False
-        write = self._writes.get(unit)
-        return stat.S_ISDIR(st.st_mode) and (self._made.get(unit) == (st.st_dev, st.st_ino) or (write is not None and write.fresh))
+        write = self._writes.get(checkpoint)
+        return stat.S_ISDIR(st.st_mode) and (self._made.get(checkpoint) == (st.st_dev, st.st_ino) or (write is not None and write.fresh))
 
-    # what the lines say
+    # the lines of the logs
 
-    def _saved(self, row: dict[str, Any], file: str, attempt: int) -> None:
+    def _add_save(self, row: dict[str, Any], file: str, attempt: int) -> None:
         path, what, number = str(row["path"]), row["what"], int(row.get("n", 0))
         known = self._writes.get(path, Write(path, attempt, float(row["t"])))
         for made, dev, ino in row.get("made", ()):
@@ -286,10 +291,12 @@ class Learned:
                 under_way.clear()  # whose ranks are dead
             if number > self._numbers.get(file, 0):
                 self._numbers[file] = number
-                unit = unit_of(path)
+                checkpoint = checkpoint_path(path)
                 is_counted = under_way or path in self._counted
-                if not is_counted and (unit == path or not self.writes(unit)):  # one save of all ranks, one directory of many files
-                    self._count(unit, float(row["t"]), saved=1)
+                if not is_counted and (
+                    checkpoint == path or not self.writes(checkpoint)
+                ):  # one save of all ranks, one directory of many files
+                    self._count(checkpoint, float(row["t"]), saved=1)
             under_way.add((file, number))
             was = _stat(row["was"])
             fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
@@ -304,57 +311,59 @@ class Learned:
             replaced = known.was is not None and now is not None and known.was[:2] != now[:2]
             self._writes[path] = replace(known, now=now, cut=bool(under_way) or not row["well"], replaced=replaced)
         elif what == "renamed":
-            self._renamed(str(row["was"]), path, row, attempt)
+            self._add_rename(str(row["was"]), path, row, attempt)
         if what != "ended":
-            self._was_asked(row, attempt)
+            self._add_lookup(row, attempt)
 
-    def _was_asked(self, row: dict[str, Any], attempt: int) -> None:
-        """What was asked for before the training began, and is saved now, is where the script looks for its checkpoint."""
-        unit = unit_of(row["path"])
-        pattern = pattern_of(unit)
-        if unit in row.get("asked", ()) and (attempt, pattern) not in self._asked:
+    def _add_lookup(self, row: dict[str, Any], attempt: int) -> None:
+        """Count a lookup: a path that was looked for before the training began and is saved now is where the script resumes from."""
+        checkpoint = checkpoint_path(row["path"])
+        pattern = pattern_of(checkpoint)
+        if checkpoint in row.get("asked", ()) and (attempt, pattern) not in self._asked:
             self._asked.add((attempt, pattern))
-            self._count(unit, float(row["t"]), loaded=1)
-        if unit.rpartition("/")[0] in row.get("listed", ()) and pattern in self._places:
-            self._places[pattern] = replace(self._places[pattern], listed=True)
+            self._count(checkpoint, float(row["t"]), loaded=1)
+        if checkpoint.rpartition("/")[0] in row.get("listed", ()) and pattern in self._locations:
+            self._locations[pattern] = replace(self._locations[pattern], listed=True)
 
-    def _renamed(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
-        """What was saved under another name counts under its final one alone."""
+    def _add_rename(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
+        """Count a save under its final name alone."""
         t = float(row["t"])
         earlier = self._writes.pop(before, None)
         if earlier is not None:
             self._open.pop(before, None)
-            if unit_of(before) == before or not self.writes(unit_of(before)):
-                self._count(unit_of(before), t, saved=-1)
-            unit = unit_of(path)
-            if unit == path or not self.writes(unit):
-                self._count(unit, t, saved=1)
+            if checkpoint_path(before) == before or not self.writes(checkpoint_path(before)):
+                self._count(checkpoint_path(before), t, saved=-1)
+            checkpoint = checkpoint_path(path)
+            if checkpoint == path or not self.writes(checkpoint):
+                self._count(checkpoint, t, saved=1)
         self._writes.pop(path, None)
         self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
 
-    def _was_loaded(self, row: dict[str, Any], file: str) -> None:
+    def _add_load(self, row: dict[str, Any], file: str) -> None:
         if not loads_first(row.get("via", ""), int(row["steps"])):
             return  # an evaluation, or the best model put back at the end
         path = str(row["path"])
         real = os.path.realpath(path) if os.path.islink(path) else path  # noqa: PTH114 (strings throughout)
-        unit = unit_of(real)
-        pattern = pattern_of(unit)
-        units = self._loaded.setdefault((file, pattern), set())
-        first = not any(units for (_, other), units in self._loaded.items() if other == pattern)  # of all ranks
-        units.add(unit)
-        self._count(unit, float(row["t"]), loaded=int(first), data=len(units) > MOST_LOADED)
+        checkpoint = checkpoint_path(real)
+        pattern = pattern_of(checkpoint)
+        paths = self._loaded.setdefault((file, pattern), set())
+        first = not any(paths for (_, other), paths in self._loaded.items() if other == pattern)  # of all ranks
+        paths.add(checkpoint)
+        self._count(checkpoint, float(row["t"]), loaded=int(first), data=len(paths) > MOST_LOADED)
 
-    def _count(self, unit: str, t: float, *, saved: int = 0, loaded: int = 0, data: bool = False) -> None:
-        pattern = pattern_of(unit)
-        place = self._places.pop(pattern, Place(pattern))
-        place = replace(place, saved=max(place.saved + saved, 0), loaded=place.loaded + loaded, data=place.data or data, t=t)
-        if place.saved or place.loaded:
-            self._places[pattern] = place
+    def _count(self, checkpoint: str, t: float, *, saved: int = 0, loaded: int = 0, data: bool = False) -> None:
+        pattern = pattern_of(checkpoint)
+        location = self._locations.pop(pattern, Location(pattern))
+        location = replace(location, saved=max(location.saved + saved, 0), loaded=location.loaded + loaded, data=location.data or data, t=t)
+        if location.saved or location.loaded:
+            self._locations[pattern] = location
 
-    def _bound(self) -> None:
-        while len(self._places) > MOST_PLACES:
-            del self._places[
-                min(self._places.values(), key=lambda place: (place.kind == "checkpoint", place.kind == "candidate", place.t)).pattern
+    def _drop_oldest(self) -> None:
+        while len(self._locations) > MOST_LOCATIONS:
+            del self._locations[
+                min(
+                    self._locations.values(), key=lambda location: (location.kind == "checkpoint", location.kind == "candidate", location.t)
+                ).pattern
             ]
         while len(self._writes) > MOST_WRITES:
             gone = next(iter(self._writes))
@@ -366,7 +375,7 @@ class Learned:
     # files
 
     def _new_rows(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Read the whole lines that are new; a file that was begun anew is read from its beginning."""
+        """Read the new whole lines of a log; a file that was made anew is read from its beginning."""
         try:
             st = file.stat()
             if self._read.get(str(file)) == (st.st_ino, st.st_size):
@@ -387,11 +396,11 @@ class Learned:
             except (ValueError, KeyError, TypeError):  # torn: memory was full
                 continue
 
-    def _keep(self) -> None:
+    def _write_file(self) -> None:
         content = {
             "version": _VERSION,
             "run": self._run,
-            "places": [asdict(place) for place in self._places.values()],
+            "places": [asdict(location) for location in self._locations.values()],
             "writes": [asdict(write) for write in self._writes.values()],
             "made": self._made,
         }
@@ -400,25 +409,25 @@ class Learned:
             durable.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
             self.problem = None
         except OSError as error:
-            self.problem = f"what was learned of the checkpoints could not be recorded: {self._file}: {error.strerror}"
+            self.problem = f"the discovered locations of checkpoints could not be recorded: {self._file}: {error.strerror}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    places: tuple[Place, ...] = ()
+    locations: tuple[Location, ...] = ()
     writes: tuple[Write, ...] = ()
     made: dict[str, tuple[int, int]] = field(default_factory=dict)
     run: str = ""
 
 
-def read(directory: Path) -> tuple[Place, ...]:
-    """Return the places that were learned of a job, from its `checkpoints` directory; empty where none were, or they cannot be read."""
-    return _decoded(directory / FILE_NAME).places
+def read_locations(directory: Path) -> tuple[Location, ...]:
+    """Return the locations that were discovered of a job, from its `checkpoints` directory; empty where none can be read."""
+    return _decoded(directory / FILE_NAME).locations
 
 
-def of_last_run(directory: Path) -> Learned:
-    """Return what was learned of a job, with what its last run was seen to write."""
-    return Learned(directory, _decoded(directory / FILE_NAME).run)
+def read_last_run(directory: Path) -> Discovery:
+    """Return what was discovered of a job, with what its last run was seen to write."""
+    return Discovery(directory, _decoded(directory / FILE_NAME).run)
 
 
 def _decoded(file: Path) -> _Record:
@@ -426,8 +435,10 @@ def _decoded(file: Path) -> _Record:
         content = json.loads(durable.read(str(file)))
         if int(content["version"]) > _VERSION:
             return _Record()
-        places = tuple(
-            Place(str(row["pattern"]), int(row["saved"]), int(row["loaded"]), bool(row["data"]), float(row["t"]), bool(row.get("listed")))
+        locations = tuple(
+            Location(
+                str(row["pattern"]), int(row["saved"]), int(row["loaded"]), bool(row["data"]), float(row["t"]), bool(row.get("listed"))
+            )
             for row in content["places"]
         )
         writes = tuple(
@@ -445,7 +456,7 @@ def _decoded(file: Path) -> _Record:
             for row in content["writes"]
         )
         made = {str(path): (int(dev), int(ino)) for path, (dev, ino) in content.get("made", {}).items()}
-        return _Record(places, writes, made, str(content["run"]))
+        return _Record(locations, writes, made, str(content["run"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # learned anew
         return _Record()
 
@@ -463,7 +474,7 @@ def _is_card_of_peft(path: str) -> bool:
     return lines[:1] == [b"---"] and b"library_name: peft" in lines
 
 
-def _settled(write: Write) -> Write:
+def _with_stat(write: Write) -> Write:
     try:
         st = os.lstat(write.path)
     except OSError:

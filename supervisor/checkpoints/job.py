@@ -106,7 +106,7 @@ class JobCheckpoints:
             if known.about.job == self._job.name:
                 records.manifests.put(replace(known, path=path, identity=identity))
         if records.discovery is not None:
-            records.discovery.teach(path)
+            records.discovery.add(path)
 
     def numbers(self) -> str:
         """Return in one line whether what this run saved last holds numbers that turned to NaN or Inf; "" where it does not."""

@@ -7,11 +7,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.discover import Listing, find
-from supervisor.observe.path_patterns import escaped, is_of, pattern_of
+from supervisor.observe.path_patterns import escaped, matches, pattern_of
 
 if TYPE_CHECKING:
     from checkpointing.io.listing_cache import Recall
-    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.discovery import Discovery
     from supervisor.job.job import Job
 
 _WILDCARDS: Final = frozenset("*?[")
@@ -20,7 +20,7 @@ _WILDCARDS: Final = frozenset("*?[")
 class CheckpointLocations:
     """Lists one job's checkpoints on this node, and tells which paths are theirs."""
 
-    def __init__(self, job: Job, discovery: Learned | None) -> None:
+    def __init__(self, job: Job, discovery: Discovery | None) -> None:
         """`discovery`: None where nothing is to be discovered."""
         self._patterns = job.settings.checkpoints.paths
         self._cwd = str(job.cwd)
@@ -41,7 +41,8 @@ class CheckpointLocations:
         more = [
             candidate
             for candidate in further.candidates
-            if (candidate.identity.dev, candidate.identity.ino) not in known and any(is_of(pattern, candidate.path) for pattern in patterns)
+            if (candidate.identity.dev, candidate.identity.ino) not in known
+            and any(matches(pattern, candidate.path) for pattern in patterns)
         ]
         # a discovered location that cannot be read is the script's own trouble
         return Listing(tuple(sorted((*declared.candidates, *more), key=lambda candidate: candidate.path)), declared.problems)

@@ -52,7 +52,7 @@ class NodeOffer:
             records.absorb()
             self._selector.rescue(permit)
             if records.discovery is not None:
-                records.discovery.settle()
+                records.discovery.stat_interrupted_saves()
         except (CheckpointingError, OSError) as error:
             return str(records.directory), str(error)
         return None

@@ -15,7 +15,7 @@ from checkpointing.model import UNKNOWN_LINEAGE
 from checkpointing.ordering import Order, RollBack
 from checkpointing.select import is_same
 from checkpointing.verification import identity_of, verify
-from supervisor.checkpoints import discovery
+from supervisor.checkpoints.discovery import read_last_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifest, Manifests
     from checkpointing.model import Identity, Lineage
     from checkpointing.retention.copies import Copies
-    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.discovery import Discovery
 
 
 class CheckpointOrder:
     """The lineages of one job's checkpoints. `run` "" only reads."""
 
-    def __init__(self, directory: Path, manifests: Manifests, learnt: Learned | None = None, run: str = "") -> None:
+    def __init__(self, directory: Path, manifests: Manifests, discovery: Discovery | None = None, run: str = "") -> None:
         """Read what was recorded in `directory`, the `checkpoints` of the state directory."""
-        self._directory, self._manifests, self._learned = directory, manifests, learnt
+        self._directory, self._manifests, self._discovery = directory, manifests, discovery
         self._lineages = Lineages(directory, run)
         self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, what a manifest told: that of a large directory takes long to read
         self.is_abandoned = self._lineages.is_abandoned
@@ -52,7 +52,7 @@ class CheckpointOrder:
         others = sorted(self._directory.parent.parent.glob(f"*/{self._directory.name}"))
         if not self._lineages.begin_run(self._manifests.all, others=[one for one in others if one != self._directory]):
             return ()
-        before = discovery.of_last_run(self._directory)
+        before = read_last_run(self._directory)
         newest = {copy.manifest.path: copy for copy in copies.all()}
         gone = [path for path, copy in newest.items() if _is_gone(copy.manifest) and not any(w.cut for w in before.writes(path))]
         for path in gone:
@@ -85,7 +85,7 @@ class CheckpointOrder:
             lineage = manifest.about.lineage or UNKNOWN_LINEAGE
             self._read[path] = identity, lineage
             return lineage
-        attempt = None if self._learned is None else self._learned.attempt_of(path, identity)
+        attempt = None if self._discovery is None else self._discovery.attempt_of(path, identity)
         return self._lineages.at(mtime_ns) if attempt is None else self._lineages.of_attempt(attempt)
 
     def step_back(self, avoid: Collection[str], copies: Copies) -> None:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import ownership
-from supervisor.checkpoints.discovery import of_last_run
+from supervisor.checkpoints.discovery import read_last_run
 from supervisor.job.identity import state_root
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.model import Identity
-    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.discovery import Discovery
 
 #: How many records are searched, the newest first: a chain of jobs is as long as its training.
 MOST_RECORDS: Final = 64
@@ -43,8 +43,8 @@ class OtherJobs:
         return any(_has_logged(discovery, path, identity) for discovery in self._discoveries)
 
     @cached_property
-    def _discoveries(self) -> list[Learned]:
-        return [of_last_run(directory) for directory in self._records]
+    def _discoveries(self) -> list[Discovery]:
+        return [read_last_run(directory) for directory in self._records]
 
     @cached_property
     def _records(self) -> list[Path]:
@@ -64,7 +64,7 @@ def _is_private(directory: Path) -> bool:
     return stat.S_ISDIR(st.st_mode) and st.st_uid == os.geteuid() and not st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _has_logged(discovery: Learned, path: str, identity: Identity) -> bool:
+def _has_logged(discovery: Discovery, path: str, identity: Identity) -> bool:
     """Return whether a run logged the save of each file of a checkpoint as it is now. Each node's mount has a device number of its own."""
-    seen = {file: replace(noted, dev=identity.dev) for file, noted in discovery.seen(path, 0, identity).items()}
+    seen = {file: replace(noted, dev=identity.dev) for file, noted in discovery.written_files(path, 0, identity).items()}
     return bool(seen) and not ownership.not_written(path, identity, seen)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifests
     from checkpointing.model import Identity
     from supervisor.checkpoints.baseline import Baseline
-    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.discovery import Discovery
     from supervisor.checkpoints.locations import CheckpointLocations
     from supervisor.checkpoints.order import CheckpointOrder
     from supervisor.checkpoints.other_jobs import OtherJobs
@@ -64,7 +64,7 @@ class Provenance:
         self,
         job: Job,
         locations: CheckpointLocations,
-        discovery: Learned | None,
+        discovery: Discovery | None,
         order: CheckpointOrder,
         *,
         manifests: Manifests,

@@ -11,7 +11,7 @@ from checkpointing.retention.copies import Copies
 from checkpointing.retention.move_journal import SetAside
 from checkpointing.verification import Cache
 from supervisor.checkpoints.baseline import Baseline
-from supervisor.checkpoints.discovery import Learned
+from supervisor.checkpoints.discovery import Discovery
 from supervisor.checkpoints.locations import CheckpointLocations
 from supervisor.checkpoints.order import CheckpointOrder
 from supervisor.checkpoints.other_jobs import OtherJobs
@@ -38,7 +38,7 @@ class CheckpointRecords:
         self.cache = Cache()  # of verdicts: what the watcher has read, a selection need not read again
         hands_over = "" if settings.checkpoints.paths else settings.knobs.resume.hands_over
         discovers = settings.checkpoints.learn and settings.instrument.enabled
-        self.discovery = Learned(self.directory, job.run_id, hands_over) if discovers else None
+        self.discovery = Discovery(self.directory, job.run_id, hands_over) if discovers else None
         self.locations = CheckpointLocations(job, self.discovery)
         self.manifests = Manifests(str(self.directory))
         self.order = CheckpointOrder(self.directory, self.manifests, self.discovery, job.run_id)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from checkpointing.model import Candidate
     from checkpointing.retention.copies import Copy
-    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.discovery import Discovery
     from supervisor.checkpoints.permit import Permit
     from supervisor.checkpoints.records import CheckpointRecords
 
@@ -31,7 +31,7 @@ MOST_BESIDE: Final = 4
 class CheckpointRepair:
     """Repairs the checkpoints of one job, while no rank is alive on this node."""
 
-    def __init__(self, records: CheckpointRecords, discovery: Learned) -> None:
+    def __init__(self, records: CheckpointRecords, discovery: Discovery) -> None:
         self._records, self._discovery = records, discovery
         self._trusts, self._locations = records.provenance.trusts, records.locations
         self._ranks_ended_ns = time.time_ns()
@@ -42,7 +42,7 @@ class CheckpointRepair:
 
     def repair(self, rejected: Sequence[str], attempt: int, permit: Permit) -> tuple[tuple[str, str], ...]:
         """Move torn checkpoints aside: the rejected ones, and those of which a save was cut off. Return each path and what was done."""
-        self._discovery.settle()
+        self._discovery.stat_interrupted_saves()
         torn = (*rejected, *self._cut_candidates(), *self._unfinished_directories())
         return tuple(row for path in torn for row in self._try(path, attempt, permit))
 
@@ -66,7 +66,7 @@ class CheckpointRepair:
         records.cache.put(found)
         copy = records.copies.newest_for(path) if self._locations.is_checkpoint(path) else None
         leads = leads_to(path)
-        seen = self._discovery.seen(path, self._ranks_ended_ns)
+        seen = self._discovery.written_files(path, self._ranks_ended_ns)
         stays = "" if copy is not None else f"because {leads} leads to it" if leads else self._why_last(found)
         if stays:
             if not ownership.why_not(found, seen, ranks_alive=not permit.alone):
@@ -108,7 +108,7 @@ class CheckpointRepair:
         returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies beside it.
         """
         listed = self._locations.listing(candidates=True).candidates
-        begun = [row for row in self._discovery.begun() if all(row[0] != one.path for one in listed)]
+        begun = [row for row in self._discovery.unfinished() if all(row[0] != one.path for one in listed)]
         whole = self._whole_patterns({pattern_of(unit) for unit, *_ in begun}, listed) if begun else set()
         found = [unit for unit, some, all_ in begun if all_ or (some and self._locations.is_checkpoint(unit)) or pattern_of(unit) in whole]
         for unit in found:

@@ -66,7 +66,7 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         "cwd": str(job.cwd),
         "command": list(job.command),
         "declared": list(checkpoints.paths),
-        "learned": [place.pattern for place in discovery.read(job.state / "checkpoints") if place.saved],
+        "learned": [place.pattern for place in discovery.read_locations(job.state / "checkpoints") if place.saved],
         "workers": checkpoints.concurrency,
         "s3": s3_options(job.settings),
     }

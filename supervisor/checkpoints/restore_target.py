@@ -16,7 +16,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from supervisor.observe.path_patterns import escaped, is_of, pattern_of
+from supervisor.observe.path_patterns import escaped, matches, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ def refusal(path: str, cwd: str, declared: Iterable[str], learned: Iterable[str]
     inside = path in named or any(_is_inside(path, top) for top in (cwd, *named) if top != "/")
     if plain and (inside or any(_matches(path, pattern, cwd) for pattern in declared)):
         return None
-    if plain and any(is_of(pattern, path) for pattern in learned):
+    if plain and any(matches(pattern, path) for pattern in learned):
         return None
     why = "is neither in the working directory nor in a place that the command names, that is declared, or that was learned here"
     by_hand = "supervise checkpoints restore --to DIR, and start with --checkpoints 'DIR/*'"

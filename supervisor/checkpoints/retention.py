@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from checkpointing.io.tree import Reading
     from checkpointing.manifest.documents import Manifest
-    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.discovery import Discovery
     from supervisor.checkpoints.mirror_feed import MirrorFeed
     from supervisor.checkpoints.recording import CheckpointRecorder
     from supervisor.checkpoints.records import CheckpointRecords
@@ -96,14 +96,14 @@ class Retention:
                 self._reported_stays.add((done.path, done.reason))
                 self._report(CheckpointPruned(done.path, done.step, done.reason))
 
-    def _rows(self, newest: Manifest, pattern: str, discovery: Learned, feed: MirrorFeed | None) -> list[Row]:
+    def _rows(self, newest: Manifest, pattern: str, discovery: Discovery, feed: MirrorFeed | None) -> list[Row]:
         records = self._records
         here = [made for made in records.manifests.all() if pattern_of(made.path) == pattern and records.locations.is_checkpoint(made.path)]
         finite = numerics.newest_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
         return [
             Row(
                 made,
-                discovery.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
+                discovery.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
                 in_use=made.path in self._in_use or (made is finite and newest.has_lost_weights),
                 uploading=feed is not None and feed.is_sending(made),
                 fenced=self._is_rejected(made),

@@ -14,7 +14,7 @@ from checkpointing.verification import verify
 from supervisor.checkpoints.watcher import to_event, to_ref
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import Unused
-from supervisor.observe.path_patterns import pattern_of, unit_of
+from supervisor.observe.path_patterns import checkpoint_path, pattern_of
 from supervisor.observe.progress_sampler import loads
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class CheckpointSelector:
         discovery = self._records.discovery
         if discovery is None or self._job.settings.checkpoints.paths:
             return ()
-        patterns = [place.pattern for place in discovery.places() if place.saved and not place.data]
+        patterns = [place.pattern for place in discovery.locations() if place.saved and not place.data]
         found: dict[str, list[Candidate]] = {}
         for candidate in find(patterns, str(self._job.cwd)).candidates if patterns else ():
             known = self._records.cache.get(candidate.path, candidate.identity)
@@ -163,4 +163,4 @@ class CheckpointSelector:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""
         torn = {path for path, _ in selection.fenced if path not in repaired}
         tried = loads(self._job.attempt_dir(attempt), complete=False) if torn and attempt else []
-        return next((unit_of(path) for path in reversed(tried) if unit_of(path) in torn), "")
+        return next((checkpoint_path(path) for path in reversed(tried) if checkpoint_path(path) in torn), "")

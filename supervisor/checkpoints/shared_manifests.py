@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import BACKGROUND_BYTES_PER_S
 from checkpointing.manifest.documents import Manifests
-from supervisor.checkpoints.discovery import of_last_run
+from supervisor.checkpoints.discovery import read_last_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Identity
-    from supervisor.checkpoints.discovery import Learned
+    from supervisor.checkpoints.discovery import Discovery
 
 #: How long the node that should read a checkpoint may take: it reads it twice, and may be slower than it is allowed to be.
 PATIENCE_S: Final = 30.0
@@ -54,12 +54,14 @@ class SharedManifests:
         since = self._asked.setdefault((path, identity), self._clock())
         return self._clock() - since < PATIENCE_S + _READINGS * identity.size / BACKGROUND_BYTES_PER_S
 
-    def is_first(self, unit: str, mine: Learned) -> bool:
+    def is_first(self, unit: str, mine: Discovery) -> bool:
         """Say whether this node's name is the first of those whose ranks were seen to take part in the last save of a checkpoint."""
         at = max((write.t for write in mine.writes(unit)), default=None)
         earlier = [name for name in self._others() if name < self._me]
         return at is None or not any(
-            abs(write.t - at) < _SAME_SAVE_S for name in earlier for write in of_last_run(self._nodes / name / self._directory).writes(unit)
+            abs(write.t - at) < _SAME_SAVE_S
+            for name in earlier
+            for write in read_last_run(self._nodes / name / self._directory).writes(unit)
         )
 
     def _others(self) -> list[str]:

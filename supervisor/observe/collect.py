@@ -25,7 +25,7 @@ from supervisor.core.model import Evidence
 from supervisor.observe import error_files, heartbeats
 from supervisor.observe.launched_ranks import VanishedRank
 from supervisor.observe.log_watch import AGENT
-from supervisor.observe.path_patterns import pattern_of, unit_of
+from supervisor.observe.path_patterns import checkpoint_path, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,7 +142,7 @@ def saves(directory: Path) -> tuple[Evidence, ...]:
                 row = json.loads(line)
                 if row["what"] == "ended" and row["well"]:
                     rounds[row["path"]] += 1
-                    units.setdefault(pattern_of(unit_of(row["path"])), set()).add(unit_of(row["path"]))
+                    units.setdefault(pattern_of(checkpoint_path(row["path"])), set()).add(checkpoint_path(row["path"]))
             except (ValueError, KeyError, TypeError, RecursionError):  # a line that is being written
                 continue
         most = max(most, *rounds.values(), *map(len, units.values()), 0)

@@ -1,13 +1,12 @@
-"""From a path that a job saved to or loaded to the place that its checkpoints have: a rule about names alone.
+"""Finds the checkpoint that a path belongs to, and the pattern that later checkpoints of the same location match.
 
-Pure: text in, text out. A *unit* is what is a checkpoint as a whole: a file, or the directory above it where that has the name of a
-step (`checkpoint-500/optimizer.pt`) or where the file is a part of one (`mp_rank_00/...`). A *pattern* is the unit's path with the numbers
-that grow while a training goes on replaced by `[0-9]*`, so that later checkpoints are found: `ckpt/step_100.pt` is of
-`ckpt/step_[0-9]*.pt`.
+Text in, text out. A *checkpoint path* is a file, or the directory above it where that has the name of a step
+(`checkpoint-500/optimizer.pt`) or where the file is a part of one (`mp_rank_00/...`). A *pattern* is that path with the numbers that grow
+during a training replaced by `[0-9]*`, so that later checkpoints are found: `ckpt/step_100.pt` matches `ckpt/step_[0-9]*.pt`.
 
-What is not replaced stays as it is written: a number that is part of a word (gpt2), that counts ranks, shards or versions, and all of a
-name that would be too broad without it: one with more than three numbers, or with no word beside them in a directory whose name says
-nothing of checkpoints (`cache/000123.pt`). Such a name stands for itself alone.
+A number stays where it is part of a word (gpt2) or counts ranks, shards or versions. All numbers stay where the pattern would be too broad:
+a name with more than three, or one with no word beside them in a directory whose name says nothing of checkpoints (`cache/000123.pt`). Such
+a name stands for itself alone.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _ANY: Final = "[0-9]*"
 _MAGIC: Final = re.compile(r"[*?[]")
 
 
-def unit_of(path: str) -> str:
+def checkpoint_path(path: str) -> str:
     """Return the path of the checkpoint that the file or directory at the absolute `path` is, or belongs to."""
     parent = path.rpartition("/")[0]
     if _is_step(path.rpartition("/")[2]) and not _SUFFIX.search(path):
@@ -50,9 +49,9 @@ def unit_of(path: str) -> str:
     return path
 
 
-def pattern_of(unit: str) -> str:
-    """Return the pattern (of absolute paths, for checkpointing.discover.find) that later checkpoints of the same place match."""
-    directory, _, name = unit.rpartition("/")
+def pattern_of(path: str) -> str:
+    """Return the pattern (of absolute paths, for checkpointing.discover.find) that later checkpoints of the same location match."""
+    directory, _, name = path.rpartition("/")
     suffix = _SUFFIX.search(name)
     stem, end = (name[: suffix.start()], suffix[0]) if suffix and suffix.start() else (name, "")
     spans = [match.span() for match in _NUMBER.finditer(stem) if _grows(stem, *match.span())]
@@ -61,8 +60,8 @@ def pattern_of(unit: str) -> str:
     return f"{escaped(directory)}/{escaped(name) if too_broad else _without(stem, spans, _ANY) + escaped(end)}"
 
 
-def is_of(pattern: str, path: str) -> bool:
-    """Return whether `path` is a checkpoint of the place: a pattern also matches `step_100_ema.pt`, which is another one's."""
+def matches(pattern: str, path: str) -> bool:
+    """Return whether `path` is a checkpoint of the location: a pattern also matches `step_100_ema.pt`, which is another one's."""
     return pattern_of(path) == pattern
 
 
@@ -72,7 +71,7 @@ def is_within(directory: str, path: str) -> bool:
 
 
 def says_checkpoint(pattern: str) -> bool:
-    """Return whether the name of a place, or of its directory, says that checkpoints lie there."""
+    """Return whether the name of a location, or of its directory, says that checkpoints lie there."""
     directory, _, name = pattern.rpartition("/")
     return bool(_SAYS_CHECKPOINT.search(name) or _SAYS_CHECKPOINT.search(directory.rpartition("/")[2]))
 

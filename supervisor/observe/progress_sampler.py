@@ -18,7 +18,7 @@ from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.observe import error_files, heartbeats
-from supervisor.observe.path_patterns import unit_of
+from supervisor.observe.path_patterns import checkpoint_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ class ProgressSampler:
         The one handed over if it is among them, else the last one.
         """
         paths = loads(self._directory) if self._directory else []
-        units = [unit_of(path) for path in paths]
+        units = [checkpoint_path(path) for path in paths]
         handed = self._resume.path if self._resume is not None else ""
         if handed and (handed in {*paths, *units} or any(path.startswith(handed + "/") for path in paths)):
             return handed, None

@@ -11,7 +11,7 @@ import pytest
 from checkpointing.model import Identity
 from checkpointing.verification import identity_of
 from supervisor.checkpoints import discovery
-from supervisor.checkpoints.discovery import MOST_PLACES, MOST_WRITES, Learned
+from supervisor.checkpoints.discovery import MOST_LOCATIONS, MOST_WRITES, Discovery
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,14 +51,14 @@ def rank(tmp_path: Path) -> Rank:
     return Rank(tmp_path / "attempt-0001")
 
 
-def knows(tmp_path: Path, rank: Rank, run: str = "r1") -> Learned:
-    known = Learned(tmp_path / "checkpoints", run)
+def knows(tmp_path: Path, rank: Rank, run: str = "r1") -> Discovery:
+    known = Discovery(tmp_path / "checkpoints", run)
     known.absorb(rank.directory, 1)
     return known
 
 
-def kinds(known: Learned) -> dict[str, str]:
-    return {place.pattern: place.kind for place in known.places()}
+def kinds(known: Discovery) -> dict[str, str]:
+    return {place.pattern: place.kind for place in known.locations()}
 
 
 def test_repeated_saves_are_candidates_and_no_checkpoints(tmp_path: Path, rank: Rank) -> None:
@@ -134,7 +134,7 @@ def test_what_was_asked_for_in_vain_and_is_saved_later_is_a_checkpoint_after_its
         "/j/out/checkpoint-[0-9]*": "checkpoint",
         "/j/out/model.pt": "candidate",
     }
-    assert {place.loaded for place in known.places() if place.kind == "checkpoint"} == {1}
+    assert {place.loaded for place in known.locations() if place.kind == "checkpoint"} == {1}
 
 
 def test_what_is_saved_again_in_a_directory_that_was_listed_is_a_checkpoint_and_what_is_saved_once_a_candidate(
@@ -147,7 +147,7 @@ def test_what_is_saved_again_in_a_directory_that_was_listed_is_a_checkpoint_and_
     rank.saves("/j/deep/in/it.pt", listed=["/j"])
     known = knows(tmp_path, rank)
     assert kinds(known) == {"/j/out/checkpoint-[0-9]*": "checkpoint", "/j/out/final.pt": "candidate", "/j/deep/in/it.pt": "candidate"}
-    assert Learned(tmp_path / "checkpoints", "r2").patterns() == ("/j/out/checkpoint-[0-9]*",)
+    assert Discovery(tmp_path / "checkpoints", "r2").patterns() == ("/j/out/checkpoint-[0-9]*",)
 
 
 @pytest.fixture
@@ -176,13 +176,13 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
         made = [[str(torn), *numbers(torn)[:2]]] if how == "made" else []
         rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=made)
     knows(tmp_path, rank)
-    known = Learned(tmp_path / "checkpoints", "r1")  # it outlives the supervisor
+    known = Discovery(tmp_path / "checkpoints", "r1")  # it outlives the supervisor
     seen = {"optimizer.pt"} if how == "there before" else {"optimizer.pt", "config.json"}
-    assert {path.rpartition("/")[2] for path in known.seen(str(torn), time.time_ns())} == seen
+    assert {path.rpartition("/")[2] for path in known.written_files(str(torn), time.time_ns())} == seen
     (torn / "config.json").write_text("another's, once no rank was alive")
     until = (torn / "config.json").stat().st_ctime_ns - 1
-    assert {path.rpartition("/")[2] for path in known.seen(str(torn), until)} == {"optimizer.pt"}
-    assert Learned(tmp_path / "checkpoints", "r2").seen(str(torn), time.time_ns()) == {}
+    assert {path.rpartition("/")[2] for path in known.written_files(str(torn), until)} == {"optimizer.pt"}
+    assert Discovery(tmp_path / "checkpoints", "r2").written_files(str(torn), time.time_ns()) == {}
 
 
 def test_what_an_upload_linked_and_let_go_is_the_job_s_as_long_as_it_is_what_was_proven(tmp_path: Path, rank: Rank, torn: Path) -> None:
@@ -191,19 +191,19 @@ def test_what_an_upload_linked_and_let_go_is_the_job_s_as_long_as_it_is_what_was
     proven, before = identity_of(str(torn)), (torn / "config.json").stat().st_ctime_ns - 1
     pinned = tmp_path / "pin"
     pinned.hardlink_to(torn / "config.json")
-    assert f"{torn}/config.json" not in known.seen(str(torn), before, proven)
+    assert f"{torn}/config.json" not in known.written_files(str(torn), before, proven)
     pinned.unlink()
-    assert f"{torn}/config.json" in known.seen(str(torn), before, proven)
+    assert f"{torn}/config.json" in known.written_files(str(torn), before, proven)
     (torn / "config.json").write_text("another's")
-    assert f"{torn}/config.json" not in known.seen(str(torn), before, proven)
+    assert f"{torn}/config.json" not in known.written_files(str(torn), before, proven)
 
 
 def test_a_card_that_peft_wrote_is_the_job_s(tmp_path: Path, rank: Rank, torn: Path) -> None:
     rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
     known = knows(tmp_path, rank)
-    assert f"{torn}/README.md" not in known.seen(str(torn), time.time_ns())
+    assert f"{torn}/README.md" not in known.written_files(str(torn), time.time_ns())
     (torn / "README.md").write_text("---\nbase_model: x\nlibrary_name: peft\n---\n\n# Model Card\n")
-    assert f"{torn}/README.md" in known.seen(str(torn), time.time_ns())
+    assert f"{torn}/README.md" in known.written_files(str(torn), time.time_ns())
 
 
 def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp_path: Path, rank: Rank, torn: Path) -> None:
@@ -212,20 +212,20 @@ def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp
     torn.rename(tmp_path / "kept")  # its inode stays in use
     torn.mkdir()
     (torn / "config.json").write_text("another's")
-    assert f"{torn}/config.json" not in known.seen(str(torn), time.time_ns())
+    assert f"{torn}/config.json" not in known.written_files(str(torn), time.time_ns())
 
 
 def test_the_files_of_one_directory_are_one_save(tmp_path: Path, rank: Rank) -> None:
     for name in ("optimizer.pt", "scheduler.pt", "model.safetensors"):
         rank.saves(f"/j/out/checkpoint-10/{name}")
-    assert {place.pattern: place.saved for place in knows(tmp_path, rank).places()} == {"/j/out/checkpoint-[0-9]*": 1}
+    assert {place.pattern: place.saved for place in knows(tmp_path, rank).locations()} == {"/j/out/checkpoint-[0-9]*": 1}
 
 
 def test_one_save_of_all_ranks_is_one(tmp_path: Path, rank: Rank) -> None:
     other = Rank(rank.directory, 1)
     for who in (rank, other):
         who.saves("/j/dcp", ends=False)
-    assert [place.saved for place in knows(tmp_path, rank).places()] == [1]
+    assert [place.saved for place in knows(tmp_path, rank).locations()] == [1]
 
 
 def test_of_ranks_that_save_together_the_second_finds_what_the_first_one_made(tmp_path: Path, rank: Rank) -> None:
@@ -250,7 +250,7 @@ def test_a_save_counts_under_its_final_name(tmp_path: Path, rank: Rank) -> None:
         rank.saves("/j/.tmp-xyz")
         rank.renames("/j/.tmp-xyz", f"/j/step_{step}.pt")
     known = knows(tmp_path, rank)
-    assert {place.pattern: place.saved for place in known.places()} == {"/j/step_[0-9]*.pt": 2}
+    assert {place.pattern: place.saved for place in known.locations()} == {"/j/step_[0-9]*.pt": 2}
     (write,) = known.writes("/j/step_2.pt")
     assert (write.now, write.cut) == ((1, 2, 10, 5), False)
     assert known.writes("/j/.tmp-xyz") == ()
@@ -276,11 +276,11 @@ def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path
     rank.saves("/j/ckpt.pt")
     rank.loads("/j/ckpt.pt")
     knows(tmp_path, rank)
-    again, another = Learned(tmp_path / "checkpoints", "r1"), Learned(tmp_path / "checkpoints", "r2")
+    again, another = Discovery(tmp_path / "checkpoints", "r1"), Discovery(tmp_path / "checkpoints", "r2")
     assert again.patterns() == another.patterns() == ("/j/ckpt.pt",)
     assert [write.path for write in again.writes("/j/ckpt.pt")] == ["/j/ckpt.pt"]
     assert another.writes("/j/ckpt.pt") == ()
-    assert [place.pattern for place in discovery.read(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
+    assert [place.pattern for place in discovery.read_locations(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
 
 
 def test_what_the_run_before_wrote_is_still_this_nodes(tmp_path: Path, rank: Rank) -> None:
@@ -300,7 +300,7 @@ def test_lines_are_read_once_and_a_torn_one_when_it_is_whole(tmp_path: Path, ran
         assert not known.absorb(rank.directory, 1)
         out.write(": null}\n\xff nonsense\n[]\n")
     assert known.absorb(rank.directory, 1)
-    assert [(place.saved, place.kind) for place in known.places()] == [(2, "candidate")]
+    assert [(place.saved, place.kind) for place in known.locations()] == [(2, "candidate")]
 
 
 def test_a_file_of_lines_that_was_begun_anew_counts_nothing_twice(tmp_path: Path, rank: Rank) -> None:
@@ -313,7 +313,7 @@ def test_a_file_of_lines_that_was_begun_anew_counts_nothing_twice(tmp_path: Path
     half.rename(file)
     rank.saves("/j/ckpt.pt")
     known.absorb(rank.directory, 1)
-    assert [place.saved for place in known.places()] == [4]
+    assert [place.saved for place in known.locations()] == [4]
 
 
 def test_it_is_bounded_and_forgets_what_is_no_checkpoint_first(tmp_path: Path, rank: Rank) -> None:
@@ -322,7 +322,7 @@ def test_it_is_bounded_and_forgets_what_is_no_checkpoint_first(tmp_path: Path, r
     for number in range(MOST_WRITES + 50):
         rank.saves(f"/j/x{number}q.pt")
     known = knows(tmp_path, rank)
-    assert len(known.places()) == MOST_PLACES
+    assert len(known.locations()) == MOST_LOCATIONS
     assert known.patterns() == ("/j/ckpt.pt",)
     assert len(json.loads((tmp_path / "checkpoints" / "learned.json").read_text())["writes"]) == MOST_WRITES
 
@@ -346,7 +346,7 @@ def test_what_cannot_be_recorded_is_told_and_known_all_the_same(tmp_path: Path, 
 
 
 def handed(tmp_path: Path, rank: Rank, hands_over: str) -> tuple[str, ...]:
-    known = Learned(tmp_path / "checkpoints", "r1", hands_over)
+    known = Discovery(tmp_path / "checkpoints", "r1", hands_over)
     known.absorb(rank.directory, 1)
     return known.patterns()
 

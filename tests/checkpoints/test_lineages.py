@@ -358,7 +358,9 @@ def test_what_was_written_before_a_takeover_is_pruned_after_it(tmp_path: Path) -
     node.look()
     assert node.on_disk() == [60, 70], node.pruned  # 60 is what the attempt was begun with
     assert node.checkpoints.records.discovery is not None
-    assert {place.pattern.rpartition("/")[2]: place.saved for place in node.checkpoints.records.discovery.places()} == {"step_[0-9]*.pt": 7}
+    assert {place.pattern.rpartition("/")[2]: place.saved for place in node.checkpoints.records.discovery.locations()} == {
+        "step_[0-9]*.pt": 7
+    }
 
 
 def test_another_runs_files_fill_no_quota_and_are_not_removed(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.observe.path_patterns import is_of, pattern_of, unit_of
+from supervisor.observe.path_patterns import checkpoint_path, matches, pattern_of
 
 UNITS = {
     "/j/ckpt.pt": "/j/ckpt.pt",
@@ -41,7 +41,7 @@ PATTERNS = {
 
 @pytest.mark.parametrize(("path", "unit"), UNITS.items(), ids=UNITS)
 def test_what_is_a_checkpoint_as_a_whole(path: str, unit: str) -> None:
-    assert unit_of(path) == unit
+    assert checkpoint_path(path) == unit
 
 
 @pytest.mark.parametrize(("path", "pattern"), PATTERNS.items(), ids=PATTERNS)
@@ -54,4 +54,4 @@ def test_the_place_of_a_checkpoint(path: str, pattern: str) -> None:
     [("step_100.pt", "step_2000.pt", True), ("step_100.pt", "step_100_ema.pt", False), ("step_1.pt", "best.pt", False)],
 )
 def test_an_export_beside_a_checkpoint_is_of_another_place(first: str, second: str, same: bool) -> None:  # noqa: FBT001  a column
-    assert is_of(pattern_of(f"/j/{first}"), f"/j/{second}") is same
+    assert matches(pattern_of(f"/j/{first}"), f"/j/{second}") is same

@@ -55,7 +55,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 #: What these hold is found out anew where it cannot be read: nothing is said.
 ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "what was learned": ("learned.json", lambda path: discovery.read(path.parent)),
+    "what was learned": ("learned.json", lambda path: discovery.read_locations(path.parent)),
     "the baseline": ("baseline.json", _baseline),
     "what was pruned": ("pruned.jsonl", lambda path: Pruner(str(path.parent)).finish()),
 }

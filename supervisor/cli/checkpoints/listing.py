@@ -47,11 +47,11 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     """Print the job's checkpoints, the places that were learned, and what was moved. Returns 0."""
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
-    learnt = discovery.read(directory)
+    discovered = discovery.read_locations(directory)
     fences, manifests = _fences(directory), Manifests(str(directory))
     rows: list[dict[str, Any]] = []
     recorded = [fence.path for fence in fences.all()] + [manifest.path for manifest in manifests.all()]
-    for candidate in _candidates(settings, learnt, recorded):
+    for candidate in _candidates(settings, discovered, recorded):
         fence, manifest = fences.get(candidate.path, candidate.identity), manifests.get(candidate.path)
         proven = manifest is not None and manifest.identity == candidate.identity
         rows.append(
@@ -63,13 +63,13 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
                 "reason": fence.reason if fence is not None else _numbers(manifest) if manifest is not None and proven else "",
             }
         )
-    learnt_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in learnt]
+    location_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in discovered]
     moved = [_change_row(change) for change in SetAside(str(directory)).changes()]
     if as_json:
-        document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": learnt_rows, "changes": moved}
+        document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": location_rows, "changes": moved}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
         return 0
-    stdio.write(sys.stdout, "\n".join(_listed(place, rows, learnt_rows, moved)))
+    stdio.write(sys.stdout, "\n".join(_listed(place, rows, location_rows, moved)))
     return 0
 
 
@@ -165,13 +165,13 @@ def records_of(settings: Settings, job: str | None, directory: str) -> Path | No
     return None
 
 
-def _candidates(settings: Settings, learnt: tuple[discovery.Place, ...], recorded: list[str]) -> Iterator[Candidate]:
+def _candidates(settings: Settings, discovered: tuple[discovery.Location, ...], recorded: list[str]) -> Iterator[Candidate]:
     """Yield what the declared patterns match, what the learned ones do, and what something is written down about, sorted by path."""
     cwd = str(settings.cwd)
-    patterns = tuple(one.pattern for one in learnt if one.kind != "seen")
+    patterns = tuple(one.pattern for one in discovered if one.kind != "seen")
     found = {candidate.path: candidate for candidate in find(settings.checkpoints.paths, cwd).candidates}
     for candidate in find(patterns, cwd).candidates if patterns else ():
-        if any(path_patterns.is_of(pattern, candidate.path) for pattern in patterns):
+        if any(path_patterns.matches(pattern, candidate.path) for pattern in patterns):
             found.setdefault(candidate.path, candidate)
     for path in recorded:
         identity = None if path in found else identity_of(path)
@@ -214,14 +214,14 @@ def _told(row: dict[str, Any]) -> str:
     return f"{row['id']}: {clean(row['path'])} was put there from the copy {clean(row['to'])}"
 
 
-def _listed(place: Place, rows: list[dict[str, Any]], learnt: list[dict[str, Any]], moved: list[dict[str, Any]]) -> Iterator[str]:
+def _listed(place: Place, rows: list[dict[str, Any]], discovered: list[dict[str, Any]], moved: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         step = "-" if row["step"] is None else row["step"]
         reason = f"  {clean(row['reason'])}" if row["reason"] else ""
         yield f"{row['state']:<11}  {step:>9}  {row['bytes']:>14}  {clean(row['path'])}{reason}"
     if not rows:
         yield f"no checkpoint of job {place.job} is known on {place.node}"
-    for one in learnt:
+    for one in discovered:
         yield f"learned: {one['kind']:<10}  saved {one['saved']}, loaded {one['loaded']}  {clean(one['pattern'])}"
     for change in moved:
         yield f"change {_told(change)}" + ("" if change["phase"] == "done" else f" ({change['phase']})")

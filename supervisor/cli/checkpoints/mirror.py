@@ -202,7 +202,7 @@ def _learned(settings: Settings, job: str) -> tuple[str, ...]:
         directory = find_job(state_root(settings), job).directory
     except SuperviseError:
         return ()
-    return tuple(place.pattern for place in discovery.read(directory / "checkpoints") if place.saved)
+    return tuple(place.pattern for place in discovery.read_locations(directory / "checkpoints") if place.saved)
 
 
 def _wanted(settings: Settings, job: str) -> str:

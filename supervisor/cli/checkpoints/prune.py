@@ -70,14 +70,14 @@ def _own(settings: Settings, directory: Path, policy: rules.Policy) -> Iterator[
     except CheckpointingError as error:
         raise SuperviseError(error.message, hint=error.hint) from error
     declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
-    learnt = discovery.of_last_run(directory)
+    discovered = discovery.read_last_run(directory)
     rows: dict[str, list[pruning.Row]] = {}
     manifests = Manifests(str(directory))
     order = CheckpointOrder(directory, manifests).order()
     for made in manifests.all():
-        seen = learnt.seen(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
+        seen = discovered.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
         fenced = fences.get(made.path, made.identity) is not None
-        if made.path in declared or learnt.is_checkpoint(made.path):
+        if made.path in declared or discovered.is_checkpoint(made.path):
             rows.setdefault(pattern_of(made.path), []).append(pruning.Row(made, seen, fenced=fenced, leads=leads_to(made.path)))
     for pattern in sorted(rows):
         newest = min(rows[pattern], key=lambda row: order.of_manifest(row.manifest, ordering.HERE, row.manifest.path))

@@ -34,7 +34,7 @@ def table() -> str:
             lines.append(f"| {who} | `batch_size`, `grad_accum` | {file} | per GPU, per rank | {DEFAULTS['']} |")
     sources = [
         f"- **{program.title}**: {program.source}; checked {program.checked}."
-        + (f" Not armed with {', '.join(f'`{word}`' for word in program.blocks)}." if program.blocks else "")
+        + (f" Not enabled with {', '.join(f'`{word}`' for word in program.blocks)}." if program.blocks else "")
         for program in programs()
     ]
     return "\n".join([*lines, "", *sources]) + "\n"

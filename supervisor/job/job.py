@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisor.config.settings import Settings
-from supervisor.knobs.job_knobs import KnobSet
+from supervisor.knobs.knob_set import KnobSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""The arithmetic of batches: world size x micro-batch x accumulation is what the user asked for, and stays.
+"""The arithmetic of batches: world size x micro-batch x accumulation is what the user asked for, and stays the same.
 
-In: the knobs of a job with their values, and its world size. Out: a Batch, another one with the same product, or (a str) why there is
-none, with the figures in it. Nothing can fail, and nothing is owned.
+A function that cannot return a batch returns a str: the reason, with the figures in it.
 
 A *micro-batch* is what one GPU holds in one forward pass, *accumulation* how many of those one rank adds up before a step. Programs count
 both in different ways (Knob.counts): a batch per gpu, or the global one, which the program divides by world and accumulation; an

@@ -1,10 +1,7 @@
 """One key in the text of a configuration file: read it, or set it and leave the rest of the text alone.
 
-In: a text, its form (json, yaml, toml), a dotted key. Out: the key's value as text, or the text with another value there. Can fail:
-EditError, whose text is the cause (no such form of text, a key that runs through a list, a library that is not there). Owns nothing.
-
-JSON and YAML keep every character but the value's: their own decoders say where a value begins and ends, and that stretch alone is
-replaced. Of a key that stands twice the last counts, as every reader of these has it. TOML is tomlkit's, which keeps comments and order.
+JSON and YAML keep every character but the value's: their own decoders say where a value begins and ends, and only that part is
+replaced. If a key stands twice the last counts, as for every reader of these forms. tomlkit keeps the comments and the order of TOML.
 PyYAML and tomlkit are imported where such a file is edited and nowhere else; the extra `files` brings them (docs/knobs.md).
 """
 
@@ -15,11 +12,17 @@ import json
 import re
 import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from supervisor.knobs import syntax
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from supervisor.knobs.syntax import FileKey
+
+_MOST_BYTES = 4 << 20
 _NUMBER = re.compile(r"-?\d+")
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _WORDS = {"true": True, "false": False}
@@ -55,6 +58,38 @@ def with_keys(text: str, form: str, values: Mapping[str, str | None]) -> str:
 def with_key(text: str, form: str, key: str, value: str) -> str:
     """Return the text with `value` at `key`."""
     return with_keys(text, form, {key: value})
+
+
+def file_text(argv: Sequence[str], place: FileKey, cwd: Path) -> tuple[str, str] | None:
+    """Return the path and the text of the file that `place` names, None if the command names none. Raises OSError, EditError."""
+    name = syntax.read(argv, place)
+    if not name:
+        return None
+    if Path(name).suffix not in syntax.FORMS:
+        raise EditError(f"{name} is no file of a known form ({', '.join(syntax.FORMS)})")
+    path = cwd / name
+    if not path.is_file():  # a FIFO would be waited for
+        raise FileNotFoundError(2, "no such file", str(path))
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise EditError(f"{name} is larger than {_MOST_BYTES >> 20} MiB")
+    try:
+        return str(path), data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EditError(f"{name} is not UTF-8") from error
+
+
+def require_writable(path: str, text: str, key: str, value: str) -> None:
+    """Try to write the key of a file's text, so that a failure shows at start and not at an attempt. Raises EditError."""
+    form = syntax.FORMS[Path(path).suffix]
+    if value_at(with_key(text, form, key, value), form, key) != value:
+        raise EditError(f"what is written at {key} is not what is read from it")
+
+
+def key_in(path: str, text: str, key: str) -> str | None:
+    """Return what stands at the key of a file's text. Raises EditError."""
+    return value_at(text, syntax.FORMS[Path(path).suffix], key)
 
 
 def _typed(value: str) -> str | int | bool:

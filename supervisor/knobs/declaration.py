@@ -1,8 +1,4 @@
-"""What a person writes to declare a knob, taken apart: NAME[:COUNTS][:VALUE]=WHERE.
-
-In: the text of `--knob`, of SUPERVISE_KNOBS or of a line in the configuration. Out: the knob's name, its binding (knobs/syntax.py), and
-what was said of its value. Can fail: ValueError, whose text is the cause as a person can act on it. Owns nothing.
-"""
+"""Parses the declaration of a knob, from --knob, SUPERVISE_KNOBS or the configuration: NAME[:COUNTS][:VALUE]=WHERE."""
 
 from __future__ import annotations
 
@@ -34,16 +30,16 @@ _DEEPSPEED = "deepspeed:"
 _ENV = "env:"
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
-#: What we, the launcher or the system says to the ranks: another value there takes a job apart.
-_NOT_THEIRS = re.compile(
+#: Variables of ours, of the launcher and of the system: another value there breaks the job.
+_RESERVED = re.compile(
     r"SUPERVISE_\w+|TORCHELASTIC_\w+|((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES"
     r"|PYTHON(PATH|HOME|STARTUP)|PATH|HOME|LD_\w+"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """`NAME[:COUNTS][:VALUE]=WHERE`, taken apart. value: "" where none was given; on: what turns a switch on."""
+class KnobDeclaration:
+    """`NAME[:COUNTS][:VALUE]=WHERE`. value: "" if none is given; on: the text that turns a switch on."""
 
     name: str
     binding: Binding
@@ -52,7 +48,7 @@ class Declared:
     on: str = ""
 
 
-def parse(text: str) -> Declared:
+def parse(text: str) -> KnobDeclaration:
     """Return what `text` declares. Raises ValueError, whose text is the cause, as a person can act on it."""
     left, equals, where = text.partition("=")
     name, *options = left.strip().split(":")
@@ -71,7 +67,7 @@ def parse(text: str) -> Declared:
         else:
             raise ValueError(f"{option!r} is {expected(name)}, before the first =")
     place, on = _split_on(where.strip()) if name in SWITCHES else (where.strip(), "")
-    return Declared(name, binding(place, name), value, counts or COUNTS.get(name, ("",))[0], on)
+    return KnobDeclaration(name, binding(place, name), value, counts or COUNTS.get(name, ("",))[0], on)
 
 
 def is_value(name: str, text: str) -> bool:
@@ -82,12 +78,12 @@ def is_value(name: str, text: str) -> bool:
 
 
 def canonical(name: str, text: str) -> str:
-    """Return what the knob holds as it would be written by us: a number without leading zeros."""
+    """Return the value in its normal form: a number without leading zeros."""
     return str(int(text)) if name in LEAST and is_value(name, text) else text
 
 
 def expected(name: str, *, only_value: bool = False) -> str:
-    """Return, in words, what stands wrong between a knob's name and its place, or (only_value) as its value."""
+    """Return, in words, what is wrong between a knob's name and its place, or (only_value) with its value."""
     words = [] if only_value else list(COUNTS.get(name, ()))
     if name in LEAST:
         words.append(f"a whole number from {LEAST[name]}")
@@ -119,9 +115,9 @@ def binding(where: str, name: str) -> Binding:
 def _env(variable: str, name: str) -> Env:
     if not _VARIABLE.fullmatch(variable):
         raise ValueError(f"{variable!r} is no name of a variable")
-    if _NOT_THEIRS.fullmatch(variable) and variable != VARIABLES.get(name):
+    if _RESERVED.fullmatch(variable) and variable != VARIABLES.get(name):
         ours = f"; the script may read ${VARIABLES[name]}" if name in VARIABLES else ""
-        raise ValueError(f"${variable} is not the script's to be told a {name} by{ours}")
+        raise ValueError(f"${variable} cannot carry a {name} to the script{ours}")
     return Env(variable)
 
 

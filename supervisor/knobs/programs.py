@@ -1,9 +1,7 @@
-"""Which well-known program a command runs, told by identity: the module it runs, or what the script's text imports and calls.
+"""Which well-known program a command runs, by identity: the module it runs, or what the script's text imports and calls.
 
-In: a command, the working directory. Out: where the script's own arguments begin, the script's text, and the rows of programs.toml that
-hold for it. A command that does not exist is a SuperviseError where it is asked for; nothing else can fail: what cannot be read or told
-is not recognised. Owns nothing. A flag's name alone never identifies anything; whether the program recognised in a text is the one that
-trains is seen in a rank (supervisor/instrument), by the same names.
+A flag's name alone never identifies a program. A program recognised in a script's text is confirmed in a rank (supervisor/instrument), by
+the same names. A script that cannot be read is not recognised.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a command runs. `at`: where the script's own arguments begin in the command. kind none: what it is could not be told."""
+    """What a command runs. `at`: where the script's own arguments begin in the command. kind "none": unknown."""
 
     kind: Literal["file", "module", "none"]
     target: str
@@ -75,8 +73,8 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
-    """A program that the command runs. seen: by its entry module; otherwise by the script's text, and a rank has the last word."""
+class RecognisedProgram:
+    """A program that the command runs. seen: by its entry module; else by the script's text, which a rank must confirm."""
 
     program: Program
     seen: bool
@@ -84,12 +82,12 @@ class Recognised:
 
 @functools.cache
 def programs() -> tuple[Program, ...]:
-    """Return the rows, in the order in which they are asked."""
+    """Return the rows, in the order of the table."""
     return tuple(_program(row) for row in tomllib.loads(TABLE.read_text(encoding="utf-8"))["program"])
 
 
 def title(name: str) -> str:
-    """Return what people call the program of this name; the name itself where it is none (a knob that was declared)."""
+    """Return the title of the program of this name; the name itself if there is none (a declared knob)."""
     return next((program.title for program in programs() if program.name == name), name)
 
 
@@ -113,14 +111,14 @@ def _tuples(row: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def require_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise SuperviseError where the command's first word cannot be run."""
+    """Raise SuperviseError if the command's first word cannot be run."""
     if shutil.which(command[0], path=environ.get("PATH")) is None:
         message = f"no such command: {command[0]}: it is not on PATH, or not executable"
         raise SuperviseError(message, hint="Check its spelling, or give its whole path behind `--`.", exit_code=ExitCode.USAGE)
 
 
 def locate(command: Sequence[str], path: str | None = None) -> Script:
-    """Return what the command runs. What stands before torchrun, a launcher or an interpreter (srun, env, nsys) is passed over."""
+    """Return what the command runs. Words before torchrun, a launcher or an interpreter (srun, env, nsys) are passed over."""
     for start in range(len(command)):
         words = command[start:]
         found = _torchrun(words, path) or _python(words) or _launched(words)
@@ -174,22 +172,22 @@ def _behind_launcher(words: Sequence[str], at: int) -> Script | None:
 
 
 def text_of(script: Script, cwd: Path) -> ScriptText:
-    """Return what the script's text says; nothing for a module, which only the interpreter can find."""
+    """Return the script's analysis; an empty one for a module, which only the interpreter can find."""
     return read_script(cwd / script.target) if script.kind == "file" else ScriptText()
 
 
-def recognise(script: Script, text: ScriptText) -> tuple[Recognised, ...]:
+def recognise(script: Script, text: ScriptText) -> tuple[RecognisedProgram, ...]:
     """Return the programs that the script is, in the order of the table."""
     found = []
     for program in programs():
         if script.kind == "module" and script.target in program.modules:
-            found.append(Recognised(program, seen=True))
-        elif _says_so(program, text):
-            found.append(Recognised(program, seen=False))
+            found.append(RecognisedProgram(program, seen=True))
+        elif _matches(program, text):
+            found.append(RecognisedProgram(program, seen=False))
     return tuple(found)
 
 
-def _says_so(program: Program, text: ScriptText) -> bool:
+def _matches(program: Program, text: ScriptText) -> bool:
     if program.executes:
         return program.executes in text.executed and program.divides in text.divided
     return (

@@ -1,7 +1,7 @@
-"""What a training script says of itself, without running it: what it imports and uses, what it sets, what its defaults are.
+"""Reads a training script without running it: what it imports and uses, what it sets, what its defaults are.
 
-In: the text of a Python file. Out: `ScriptText`. Nothing can fail: a text that is no Python says nothing. Owns nothing. The text is parsed,
-never executed; what it does at run time (an import by name, a setattr) is not seen, and nothing is concluded from what is not there.
+The text is parsed, never executed. It does not show what happens at run time (an import by name, a setattr), so nothing is concluded from
+what is absent. A text that is no Python gives an empty result.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MOST_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScriptText:
-    """What was found.
+    """The findings in one script.
 
     used: dotted names as imported (`transformers.Trainer`), and `.name` of every attribute that is called; called: those that are called.
     executed: files of the script's own that it runs by exec(open(…).read()). sets: bare names that the script gives a value to (a keyword
-    of a call, an attribute, a key of a dict, a field of a class), to the first line where it does; handing on what already bears the
-    name (`batch_size=args.batch_size`) is no such thing. constants: whole numbers at the module's top level.
+    of a call, an attribute, a key of a dict, a field of a class), to the first line where it does; passing on a value of the same
+    name (`batch_size=args.batch_size`) does not count. constants: whole numbers at the module's top level.
     keywords: whole numbers given by keyword in a call, None for a name that gets something else somewhere. divided: names with `//=`.
     datamodule: whole-number defaults of the parameters of its one LightningDataModule.
     """
@@ -38,7 +38,7 @@ class ScriptText:
 
 
 def read_script(path: Path) -> ScriptText:
-    """Return what the file says; nothing where it cannot be read or is no Python. A pipe (/dev/fd/63) is the script's to read."""
+    """Return the analysis of a file, empty if it cannot be read or is no Python. A pipe (/dev/fd/63) is left for the script to read."""
     try:
         if not path.is_file():
             return ScriptText()
@@ -50,7 +50,7 @@ def read_script(path: Path) -> ScriptText:
 
 
 def parse(source: str | bytes) -> ScriptText:
-    """Return what the text says."""
+    """Return the analysis of a text."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the script's own: an invalid escape and the like
@@ -136,11 +136,11 @@ def _set_by(node: ast.AST) -> list[tuple[str, int]]:
     elif isinstance(node, ast.ClassDef):
         fields = (entry for entry in node.body if isinstance(entry, ast.AnnAssign))
         found = [(entry.target.id, entry.lineno, entry.value) for entry in fields if isinstance(entry.target, ast.Name)]
-    return [(name, line) for name, line, value in found if value is None or not _hands_on(name, value)]
+    return [(name, line) for name, line, value in found if value is None or not _passes_on(name, value)]
 
 
-def _hands_on(name: str, value: ast.expr) -> bool:
-    """Whether the value is what already bears the name: batch_size, args.batch_size, config["batch_size"]."""
+def _passes_on(name: str, value: ast.expr) -> bool:
+    """Whether the value already has this name: batch_size, args.batch_size, config["batch_size"]."""
     if isinstance(value, ast.Name):
         return value.id == name
     if isinstance(value, ast.Attribute):

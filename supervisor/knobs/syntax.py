@@ -1,8 +1,7 @@
 """How a command line that we did not write is read and changed, one thing at a time.
 
-In: the words that a script gets, and a binding: where in them a knob stands. Out: the knob's value as text, or the words with that one
-value changed and every other word as it was. Nothing can fail, and nothing is owned. What a person writes for a binding is read by
-knobs/declaration.py; what holds of the bindings of one job is in supervisor/knobs/job_knobs.py.
+A *binding* says where in the words of a command a knob stands. knobs/declaration.py parses what a person writes for one;
+knobs/conflicts.py holds the rules on the bindings of one job.
 
 A binding is one of
     Flag         --batch-size 32 | --batch-size=32 | -b 32 | -b32; of several the last counts, as argparse has it; absent: appended
@@ -11,8 +10,8 @@ A binding is one of
     Placeholder  {batch_size} anywhere in the command, which is a template of ours then
     Env          a variable: no word of the command
     FileKey      a key in a file that the command names by a word or a flag of its own: the word is set to the path of a copy
-What stands behind a `--` is the script's own business: it is neither read nor changed, and what is appended goes in front of it.
-A word is a value where it does not begin with "-" or is a negative number: nobody but the script's own parser knows more.
+Words behind a `--` are the script's own business: they are neither read nor changed, and new words go in front of it.
+A word is a value if it does not begin with "-" or is a negative number: only the script's own parser knows more.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", "resume")
 #: Those that hold a whole number, and the least that it may be.
 LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0}
-#: Those that are off as the user's command stands, and may be turned on (value "on").
+#: Those that are off in the user's command, and may be turned on (value "on").
 SWITCHES = frozenset({"activation_checkpointing", "cpu_offload"})
 ON = "on"
-#: What a knob's number may count; the first is what is meant where nothing is said.
+#: What a knob's number may count; the first is the default.
 COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "derived")}
 
-#: What a script may read for itself, by knob.
+#: The variables from which a script may read a knob's value.
 VARIABLES = {"batch_size": "SUPERVISE_JOB_BATCH_SIZE", "grad_accum": "SUPERVISE_JOB_GRAD_ACCUM"}
 
 #: Suffixes of files in which keys can be set, and the form that they have.
@@ -150,6 +149,26 @@ def write(argv: Sequence[str], place: Binding, value: str) -> list[str]:
         case Env():
             pass
     return words
+
+
+def describe(place: Binding, value: str) -> str:  # noqa: PLR0911 (one for each kind)
+    """Return a binding as a person would write it."""
+    match place:
+        case Flag():
+            return place.names[0]
+        case Pair():
+            return f"{place.flag} {place.template.replace('{}', value)}"
+        case Env():
+            return f"${place.name}"
+        case Placeholder():
+            return f"{{{place.name}}}"
+        case FileKey():
+            file = place.file.names[0] if isinstance(place.file, Flag) else place.file.text
+            return f"{file}:{place.key}"
+        case Override():
+            return f"{place.key}="
+        case Word():
+            return place.text
 
 
 def placeholder(name: str) -> re.Pattern[str]:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.events import Event
-    from supervisor.knobs.job_knobs import Applied
+    from supervisor.knobs.knob_set import AttemptCommand
 
 SEND_DEADLINE_S = 1
 #: What the link gets for its end after the agent's own: what the agent said last is on it, and comes by another way than its exit code.
@@ -101,7 +101,7 @@ class ElasticSession:
         """See Session."""
         self._send({"do": "broadcast", "attempt": attempt, "text": text})
 
-    def begin(self, action: BeginAttempt, applied: Applied) -> None:
+    def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """See Session. Where the nodes have met, the agent is told to start its ranks."""
         self._overrides = action.overrides
         if action.attempt != self._gathered:
@@ -365,7 +365,7 @@ class ElasticSession:
         if made is not None:
             self._send(made)
 
-    def _order(self, what: str, action: BeginAttempt, applied: Applied) -> Mapping[str, Any] | None:
+    def _order(self, what: str, action: BeginAttempt, applied: AttemptCommand) -> Mapping[str, Any] | None:
         """Return the message that starts the attempt's ranks; None where there can be none, which is then told."""
         job = self._ground.job
         given = handed(job.settings, job.command, action.resume)

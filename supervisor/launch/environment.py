@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import BeginAttempt
     from supervisor.core.model import CheckpointRef
     from supervisor.job.job import Job
-    from supervisor.knobs.job_knobs import Applied
+    from supervisor.knobs.knob_set import AttemptCommand
 
 INSTRUMENT_DIR = Path(__file__).resolve().parent.parent / "instrument"
 
@@ -58,7 +58,7 @@ def instrumentation(environ: Mapping[str, str], shim: str) -> dict[str, str]:
     return {"PYTHONPATH": path, "SUPERVISE_JOB_SHIM": shim}
 
 
-def attempt_variables(job: Job, action: BeginAttempt, applied: Applied, shim: str) -> dict[str, str]:
+def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, shim: str) -> dict[str, str]:
     """Return all that an attempt's ranks find in their environment beyond the user's own, but for what hands a checkpoint over."""
     told = {
         "SUPERVISE_JOB_RUN": job.run_id,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import Evidence
-    from supervisor.knobs.job_knobs import Applied
+    from supervisor.knobs.knob_set import AttemptCommand
 
 #: What a killed command's other processes get between TERM and KILL once a person's deadline is over.
 KILL_GRACE_S = 0.0
@@ -55,7 +55,7 @@ class PlainSession:
     def broadcast(self, attempt: int, text: str) -> None:
         """As `all_gather`."""
 
-    def begin(self, action: BeginAttempt, applied: Applied) -> None:
+    def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """See Session."""
         ground = self._ground
         self._ending.start(action.attempt)

@@ -23,7 +23,7 @@ from supervisor.run.loop import Loop
 if TYPE_CHECKING:
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.model import RankExit
-    from supervisor.knobs.job_knobs import Applied
+    from supervisor.knobs.knob_set import AttemptCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Session(Protocol):
         """Send a text to the other nodes of the attempt while the ranks run."""
         ...
 
-    def begin(self, action: BeginAttempt, applied: Applied) -> None:
+    def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """Start the attempt's ranks, by `applied`: the user's command with the attempt's overrides in it.
 
         Answered by AttemptStarted, RankExited or LauncherExited.

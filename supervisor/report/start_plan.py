@@ -1,4 +1,4 @@
-"""What would be done: `supervise plan -- CMD`, and the line at start that says what is armed.
+"""What would be done: `supervise plan -- CMD`, and the line at start that says what is enabled.
 
 In: a command, its knobs, the settings, the ladders. Out: text, or the same as data. Can fail: what the settings or the knobs' declarations
 fail with, and a cause that does not exist (SuperviseError). Owns nothing, runs nothing: what a ladder would do is found by asking the
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from supervisor.config.settings import Settings
     from supervisor.core.model import Policy
-    from supervisor.knobs.job_knobs import KnobSet
+    from supervisor.knobs.knob_set import KnobSet
 
 #: Settings that are shown as they are, default or not: what a person would want to know of a failure at night.
 MATTER = (
@@ -116,7 +116,7 @@ def opening_line(  # noqa: PLR0911  one for each thing that is to be said
         return f"on CUDA OOM: {size.how} {changed}; --no-batch-drift forbids it"
     if size is None or accum is None:
         have, lack = (size.how, "grad_accum") if size is not None else (accum.how if accum else "", "batch_size")
-        return f"on CUDA OOM: {have} is left as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG arms it"
+        return f"on CUDA OOM: {have} is left as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG enables it"
     by = ", ".join(dict.fromkeys(programs.title(knob.by) for knob in (size, accum) if knob.by != "declared"))
     rest = f"{f' ({by})' if by else ''}; --no-batch-change forbids it"
     per_node, nodes = torchrun.size(_torchrun(command, environ), environ)
@@ -188,12 +188,12 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "script_is_here": script.kind != "file" or (Path(settings.cwd) / script.target).exists(),
         "programs": [programs.title(name) for name in found.programs],
         "on_cuda_oom": opening_line(found, command, os.environ, ladder=strategies.ladder(Cause.CUDA_OOM, policy)) or _unknown_batch(found),
-        "armed": [_armed(knob) for knob in found.knobs],
-        "not_armed": _not_armed(found),
+        "armed": [_enabled(knob) for knob in found.knobs],
+        "not_armed": _not_enabled(found),
         "settings": {key: one for key, one in shown.items() if key in MATTER or one["origin"] != "default"},
         "ladders": {
             one.value: [
-                {"strategy": name, "does": strategies.summary(name), "lacks": _lacks(name, policy)}
+                {"strategy": name, "does": strategies.summary(name), "lacks": _missing(name, policy)}
                 for name in strategies.ladder(one, policy)
             ]
             for one in Cause
@@ -213,27 +213,26 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
 def _unknown_batch(found: KnobSet) -> str:
     if not found.batch_change:
         return _NO_BATCH_CHANGE
-    arms = "--knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG"
-    return f"on CUDA OOM: the batch is left as it is: neither of its knobs is known: {arms} arms it"
+    return f"on CUDA OOM: the batch is left as it is: neither of its knobs is known: {memory.ENABLE_BATCH} enables it"
 
 
-def _armed(knob: Knob) -> dict[str, Any]:
+def _enabled(knob: Knob) -> dict[str, Any]:
     entry = {"knob": knob.name, "how": knob.how, "value": knob.value, "counts": knob.counts, "by": programs.title(knob.by)}
     return entry | ({} if knob.seen else {"when": "once a rank is seen to train with it"})
 
 
-def _not_armed(found: KnobSet) -> list[dict[str, str]]:
-    """Return every knob that is not there, with the line that would arm it."""
+def _not_enabled(found: KnobSet) -> list[dict[str, str]]:
+    """Return every knob that is not there, with the option that would enable it."""
     there = {knob.name for knob in found.knobs}
-    told = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unarmed]
-    there |= {one.knob for one in found.unarmed} | _NOT_KNOBS
+    told = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
+    there |= {one.knob for one in found.unavailable} | _NOT_KNOBS
     return told + [
         {"knob": name, "why": "not declared", "remedy": f"--knob {name}=--YOUR-FLAG"} for name in syntax.NAMES if name not in there
     ]
 
 
-def _lacks(name: str, policy: Policy) -> str:
-    """Return what a rung would need to do anything, "" where it lacks nothing."""
+def _missing(name: str, policy: Policy) -> str:
+    """Return what a rung needs and has not, "" if it has all."""
     there = {knob.name for knob in policy.knobs}
     wants = _WANTS.get(name, ())
     if name == "halve_batch" and not policy.batch_change:
@@ -266,8 +265,8 @@ def _text(data: Mapping[str, Any]) -> list[str]:
         f"script    {data['script'] or 'not told apart from its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
         "",
     ]
-    lines += ["armed", *(_columns([_armed_row(one) for one in data["armed"]]) or ["  nothing"])]
-    lines += ["not armed", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_armed"]])]
+    lines += ["enabled", *(_columns([_enabled_row(one) for one in data["armed"]]) or ["  nothing"])]
+    lines += ["not enabled", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_armed"]])]
     lines += [data["on_cuda_oom"], ""]
     if "cause" in data:
         return lines + _one_ladder(data)
@@ -275,7 +274,7 @@ def _text(data: Mapping[str, Any]) -> list[str]:
     return [*lines, "settings", *_columns(rows), "", *_all_ladders(data["ladders"])]
 
 
-def _armed_row(one: Mapping[str, Any]) -> tuple[str, ...]:
+def _enabled_row(one: Mapping[str, Any]) -> tuple[str, ...]:
     counts = {"gpu": "per GPU", "global": "global", "rank": "per rank", "world": "over all ranks", "derived": "derived by the program"}
     by = f"{one['by']}{', ' + one['when'] if 'when' in one else ''}"
     return one["knob"], f"{one['how']} {one['value']}".strip(), counts.get(one["counts"], ""), by
@@ -288,7 +287,7 @@ def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str
     for cause, rungs in ladders.items():
         words = tuple(rung["strategy"] + ("*" if rung["lacks"] else "") for rung in rungs if rung["strategy"] not in guards)
         groups.setdefault(words, []).append(cause)
-    lines = [f"ladders   (before each: {', '.join(guards)}; * not armed; `supervise plan --cause CAUSE -- CMD` shows one)"]
+    lines = [f"ladders   (before each: {', '.join(guards)}; * not enabled; `supervise plan --cause CAUSE -- CMD` shows one)"]
     for rungs_, causes in groups.items():
         lines += [f"  {' '.join(causes)}", f"      {' → '.join(rungs_)}"]
     return lines
@@ -297,7 +296,7 @@ def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str
 def _one_ladder(data: Mapping[str, Any]) -> list[str]:
     name = data["cause"]["name"]
     rows = [
-        (rung["strategy"], rung["does"] + (f" [not armed: {rung['lacks']}]" if rung["lacks"] else "")) for rung in data["ladders"][name]
+        (rung["strategy"], rung["does"] + (f" [not enabled: {rung['lacks']}]" if rung["lacks"] else "")) for rung in data["ladders"][name]
     ]
     lines = [f"ladder for {name}: {data['cause']['meaning']}", *_columns(rows), ""]
     lines += [f"if it came again and again, proven, with no progress between (supposed: {data['supposed']})"]

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Evidence, RankExit, RankInfo
     from supervisor.core.state import JobState
     from supervisor.job.job import Job
-    from supervisor.knobs.job_knobs import Applied
+    from supervisor.knobs.knob_set import AttemptCommand
     from supervisor.launch.guardian_client import GuardianClient
     from supervisor.launch.session import Session
     from supervisor.observe.heartbeats import RankHeartbeat
@@ -95,7 +95,7 @@ class Executor:
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
         self._current: act.BeginAttempt | act.GatherNodes | None = None
-        self._command: Applied | None = None  # the current attempt's
+        self._command: AttemptCommand | None = None  # the current attempt's
         self._permit = Permit()  # of the newest selection
         self._node = 0  # of the nodes that met for the current attempt
         self._preparing = False
@@ -205,7 +205,7 @@ class Executor:
             self._reporter.said(act.Say("warning", told))
 
     def _prepared(
-        self, action: act.BeginAttempt | act.GatherNodes, unmade: str, refused: tuple[str, str] | None, applied: Applied | None
+        self, action: act.BeginAttempt | act.GatherNodes, unmade: str, refused: tuple[str, str] | None, applied: AttemptCommand | None
     ) -> None:
         self._preparing = False
         if not self._loop.state.awaits_ranks(action.attempt):

@@ -9,7 +9,7 @@ import shutil
 from typing import TYPE_CHECKING, Final
 
 from supervisor.job import identity
-from supervisor.knobs import job_knobs
+from supervisor.knobs import knob_set
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def continues(past: Past, job: Job) -> tuple[bool, str]:
         return False, why if past.problems else ""
     if last.command_digest != identity.command_digest(job.command):
         return False, f"a new run begins, because the command changed; run {last.run_id} is not continued ({decision.reason})"
-    gone = {name for name, _ in past.state.overrides if not name.startswith(job_knobs.ENV)} - {knob.name for knob in job.knobs.knobs}
+    gone = {name for name, _ in past.state.overrides if not name.startswith(knob_set.ENV)} - {knob.name for knob in job.knobs.knobs}
     if gone:
         told = f"{', '.join(sorted(gone))} is no knob of the command any more"
         return False, f"a new run begins, because {told}; run {last.run_id} is not continued ({decision.reason})"

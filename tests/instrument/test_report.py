@@ -11,7 +11,7 @@ from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt
 from supervisor.core.model import Phase
 from supervisor.job.job import Job
-from supervisor.knobs.job_knobs import Applied
+from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.environment import attempt_variables
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def test_an_exception_under_hydra_is_seen_unless_the_user_chose_otherwise(
     script = tmp_path / "train.py"
     script.write_text("from hydra_stand_in import run_and_report\ndef job(): raise MemoryError('too much')\nrun_and_report(job)\n")
     job = Job("j", "run", "n", (), tmp_path, theirs, Settings(), tmp_path, attempt.job_dir, "c")
-    given = attempt_variables(job, BeginAttempt(1, "start", None), Applied((), {}), "rank")
+    given = attempt_variables(job, BeginAttempt(1, "start", None), AttemptCommand((), {}), "rank")
     done = attempt.run(str(script), env=attempt.bare | theirs | given)
     assert done.returncode == 1
     assert [error.exc_type for error in attempt.errors().errors] == seen

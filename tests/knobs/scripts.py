@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from supervisor.knobs.job_knobs import KnobSet
+    from supervisor.knobs.knob_set import KnobSet
 
 HF = """
 from transformers import HfArgumentParser, Trainer, TrainingArguments

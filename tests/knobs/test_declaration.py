@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.knobs.declaration import Declared, parse
+from supervisor.knobs.declaration import KnobDeclaration, parse
 from supervisor.knobs.syntax import NAMES, Env, FileKey, Flag, Override, Pair, Placeholder, Word
 
 RIGHT = {
-    "batch_size=--batch-size": Declared("batch_size", Flag(("--batch-size",)), counts="gpu"),
-    "batch_size=-b": Declared("batch_size", Flag(("-b",)), counts="gpu"),
-    "batch_size:32=--batch_size=": Declared("batch_size", Flag(("--batch_size",), joined=True), "32", "gpu"),
-    "batch_size:global=--batch": Declared("batch_size", Flag(("--batch",)), counts="global"),
-    "grad_accum:world:40=--accum": Declared("grad_accum", Flag(("--accum",)), "40", "world"),
-    "grad_accum:derived=--global-batch": Declared("grad_accum", Flag(("--global-batch",)), counts="derived"),
-    "batch_size=--set data.bs={batch_size}": Declared("batch_size", Pair("--set", "data.bs={}"), counts="gpu"),
-    "num_workers:4=env:WORKERS": Declared("num_workers", Env("WORKERS"), "4"),
-    "batch_size:8={batch_size}": Declared("batch_size", Placeholder("batch_size"), "8", "gpu"),
-    "batch_size=trainer.batch_size=": Declared("batch_size", Override("trainer.batch_size"), counts="gpu"),
-    "batch_size=++trainer.batch_size=": Declared("batch_size", Override("trainer.batch_size", "++"), counts="gpu"),
-    "batch_size=conf/a.yaml:train.bs": Declared("batch_size", FileKey(Word("conf/a.yaml"), "train.bs"), counts="gpu"),
-    "batch_size=--config:train.bs": Declared("batch_size", FileKey(Flag(("--config",)), "train.bs"), counts="gpu"),
-    "grad_accum=deepspeed:ds.json": Declared(
+    "batch_size=--batch-size": KnobDeclaration("batch_size", Flag(("--batch-size",)), counts="gpu"),
+    "batch_size=-b": KnobDeclaration("batch_size", Flag(("-b",)), counts="gpu"),
+    "batch_size:32=--batch_size=": KnobDeclaration("batch_size", Flag(("--batch_size",), joined=True), "32", "gpu"),
+    "batch_size:global=--batch": KnobDeclaration("batch_size", Flag(("--batch",)), counts="global"),
+    "grad_accum:world:40=--accum": KnobDeclaration("grad_accum", Flag(("--accum",)), "40", "world"),
+    "grad_accum:derived=--global-batch": KnobDeclaration("grad_accum", Flag(("--global-batch",)), counts="derived"),
+    "batch_size=--set data.bs={batch_size}": KnobDeclaration("batch_size", Pair("--set", "data.bs={}"), counts="gpu"),
+    "num_workers:4=env:WORKERS": KnobDeclaration("num_workers", Env("WORKERS"), "4"),
+    "batch_size:8={batch_size}": KnobDeclaration("batch_size", Placeholder("batch_size"), "8", "gpu"),
+    "batch_size=trainer.batch_size=": KnobDeclaration("batch_size", Override("trainer.batch_size"), counts="gpu"),
+    "batch_size=++trainer.batch_size=": KnobDeclaration("batch_size", Override("trainer.batch_size", "++"), counts="gpu"),
+    "batch_size=conf/a.yaml:train.bs": KnobDeclaration("batch_size", FileKey(Word("conf/a.yaml"), "train.bs"), counts="gpu"),
+    "batch_size=--config:train.bs": KnobDeclaration("batch_size", FileKey(Flag(("--config",)), "train.bs"), counts="gpu"),
+    "grad_accum=deepspeed:ds.json": KnobDeclaration(
         "grad_accum", FileKey(Word("ds.json"), "gradient_accumulation_steps", deepspeed=True), counts="rank"
     ),
-    "batch_size=deepspeed:--deepspeed_config": Declared(
+    "batch_size=deepspeed:--deepspeed_config": KnobDeclaration(
         "batch_size", FileKey(Flag(("--deepspeed_config",)), "train_micro_batch_size_per_gpu", deepspeed=True), counts="gpu"
     ),
-    "activation_checkpointing=--ckpt": Declared("activation_checkpointing", Flag(("--ckpt",))),
-    "activation_checkpointing=--ckpt=full": Declared("activation_checkpointing", Flag(("--ckpt",)), on="full"),
-    "cpu_offload=model.offload=true": Declared("cpu_offload", Override("model.offload"), on="true"),
-    "cpu_offload=env:OFFLOAD=1": Declared("cpu_offload", Env("OFFLOAD"), on="1"),
-    "cpu_offload=a.yaml:offload": Declared("cpu_offload", FileKey(Word("a.yaml"), "offload"), on="true"),
-    "skip_window=--skip": Declared("skip_window", Flag(("--skip",))),
+    "activation_checkpointing=--ckpt": KnobDeclaration("activation_checkpointing", Flag(("--ckpt",))),
+    "activation_checkpointing=--ckpt=full": KnobDeclaration("activation_checkpointing", Flag(("--ckpt",)), on="full"),
+    "cpu_offload=model.offload=true": KnobDeclaration("cpu_offload", Override("model.offload"), on="true"),
+    "cpu_offload=env:OFFLOAD=1": KnobDeclaration("cpu_offload", Env("OFFLOAD"), on="1"),
+    "cpu_offload=a.yaml:offload": KnobDeclaration("cpu_offload", FileKey(Word("a.yaml"), "offload"), on="true"),
+    "skip_window=--skip": KnobDeclaration("skip_window", Flag(("--skip",))),
 }
 WRONG = {
     "batchsize=--bs": "there is no knob 'batchsize'",
@@ -45,12 +45,12 @@ WRONG = {
     "batch_size=a.ini:b": "no file of a known form",
     "batch_size=a.yaml:": "no dotted key",
     "batch_size=env:3": "no name of a variable",
-    "batch_size=env:SUPERVISE_JOB_RESUME_FROM": "to be told a batch_size by; the script may read $SUPERVISE_JOB_BATCH_SIZE",
-    "batch_size=env:SUPERVISE_JOB_GRAD_ACCUM": "not the script's",
-    "num_workers=env:SUPERVISE_JOB_BATCH_SIZE": "not the script's",
-    "batch_size=env:PYTHONPATH": "not the script's",
-    "batch_size=env:LOCAL_WORLD_SIZE": "not the script's",
-    "skip_window=env:CUDA_VISIBLE_DEVICES": "not the script's",
+    "batch_size=env:SUPERVISE_JOB_RESUME_FROM": "cannot carry a batch_size to the script; the script may read $SUPERVISE_JOB_BATCH_SIZE",
+    "batch_size=env:SUPERVISE_JOB_GRAD_ACCUM": "to the script",
+    "num_workers=env:SUPERVISE_JOB_BATCH_SIZE": "to the script",
+    "batch_size=env:PYTHONPATH": "to the script",
+    "batch_size=env:LOCAL_WORLD_SIZE": "to the script",
+    "skip_window=env:CUDA_VISIBLE_DEVICES": "to the script",
     "batch_size=--set bs=1": "no flag with a value that holds {batch_size}",
     "num_workers=deepspeed:ds.json": "DeepSpeed's file holds batch_size and grad_accum",
     "resume=--resume": "--resume-args",

@@ -32,7 +32,7 @@ def digests(place: Path) -> dict[str, str]:
 
 def test_without_a_knob_the_command_stays_as_it_is(tmp_path: Path) -> None:
     found = find(tmp_path, "python train.py --bs 8")
-    assert (found.knobs, found.unarmed, opening_lines(found, (), {})) == ((), (), [])
+    assert (found.knobs, found.unavailable, opening_lines(found, (), {})) == ((), (), [])
     after = found.apply(["python", "train.py", "--bs", "8"], (), tmp_path / "attempt")
     assert (after.argv, after.environment, after.files) == (("python", "train.py", "--bs", "8"), {}, ())
     assert not (tmp_path / "attempt").exists()
@@ -296,7 +296,10 @@ def test_an_override_that_this_node_cannot_make_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "line"),
     [
-        (("batch_size=--bs",), "on CUDA OOM: --bs is left as it is, because no grad_accum is known: --knob grad_accum=--YOUR-FLAG arms it"),
+        (
+            ("batch_size=--bs",),
+            "on CUDA OOM: --bs is left as it is, because no grad_accum is known: --knob grad_accum=--YOUR-FLAG enables it",
+        ),
         (("batch_size=--bs", "grad_accum:derived=--accum"), "on CUDA OOM: --bs 8→4; --no-batch-change forbids it"),
         (
             ("batch_size:global=--bs", "grad_accum:2=--accum"),

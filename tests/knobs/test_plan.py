@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.core.model import Cause, Knob, Policy
-from supervisor.knobs.job_knobs import Bound, KnobSet
+from supervisor.knobs.knob_set import BoundKnob, KnobSet
 from supervisor.knobs.syntax import NAMES
 from supervisor.report import start_plan
 from supervisor.strategies import RUNGS
@@ -28,7 +28,7 @@ def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_it_says_what_is_armed_and_what_is_not_on_one_screen(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_is_enabled_and_what_is_not_on_one_screen(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(there.iterdir())
     assert main.main(["plan", "--max-attempts", "7", "--", *HF]) == 0
     text = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_one_cause_is_followed_to_its_stop(capsys: pytest.CaptureFixture[str]) -
     assert "1. restart: --per_device_train_batch_size 32 → 16; --gradient_accumulation_steps 1 → 2" in text
     assert "5. restart: --per_device_train_batch_size 2 → 1; --gradient_accumulation_steps 16 → 32" in text
     assert "6. stop (65)" in text
-    assert "not armed: activation_checkpointing or cpu_offload" in text
+    assert "not enabled: activation_checkpointing or cpu_offload" in text
 
 
 @pytest.mark.usefixtures("there")
@@ -107,7 +107,7 @@ def test_what_a_rung_wants_is_said_of_rungs_and_knobs_that_there_are() -> None:
 )
 def test_the_line_at_start_promises_of_a_global_batch_what_the_number_of_ranks_allows(command: str, line: str) -> None:
     size, accum = Knob("batch_size", "24", "--batch", counts="global"), Knob("grad_accum", "1", "--accum", counts="rank")
-    told = start_plan.opening_lines(KnobSet((Bound(size, ()), Bound(accum, ()))), command.split(), {"PATH": "/usr/bin:/bin"})[0]
+    told = start_plan.opening_lines(KnobSet((BoundKnob(size, ()), BoundKnob(accum, ()))), command.split(), {"PATH": "/usr/bin:/bin"})[0]
     assert line.replace("--batch 24→24", "--accum 1→2") in told
 
 
@@ -146,7 +146,7 @@ def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--", "python", "nosuch.py"]) == 0
     text = capsys.readouterr().out
     assert "script    nosuch.py: no such file here" in text
-    assert "neither of its knobs is known: --knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG arms it" in text
+    assert "neither of its knobs is known: --knob batch_size=--YOUR-FLAG --knob grad_accum=--YOUR-FLAG enables it" in text
     assert main.main(["plan", "--", *HF]) == 0
     assert "no such file" not in capsys.readouterr().out
 

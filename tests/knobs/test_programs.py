@@ -1,4 +1,4 @@
-"""Programs are recognised by what they are, and armed only where nothing is left to guess."""
+"""Programs are recognised by what they are, and enabled only where nothing is left to guess."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCATED = {
     "torchrun --no-python ./run.sh --x": Script("none", "./run.sh", 3),
     "python -c pass --x": Script("none", "pass", 3),
 }
-#: What each script's own command arms, and the command.
+#: What each script's own command enables, and the command.
 ARMED = [
     ("hf_trainer", "torchrun hf_trainer.py --per-device-train-batch-size 32", {"batch_size": "32", "grad_accum": "1", "num_workers": "0"}),
     ("hf_trainer", "torchrun hf_trainer.py", {"batch_size": "8", "grad_accum": "1", "num_workers": "0"}),
@@ -155,7 +155,7 @@ def test_what_is_not_certain_is_not_armed_and_says_why(tmp_path: Path, program: 
     found = find(tmp_path, command)
     assert found.programs == (program,)
     assert not {"batch_size", "grad_accum"} & set(values_of(found)), "one without the other could not keep the global batch"
-    assert any(why in one.why for one in found.unarmed), found.unarmed
+    assert any(why in one.why for one in found.unavailable), found.unavailable
 
 
 def test_a_file_that_the_command_names_gives_values(place: Path) -> None:

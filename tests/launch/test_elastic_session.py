@@ -19,7 +19,7 @@ from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBac
 from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
 from supervisor.core.state import JobState, Stop
 from supervisor.core.state import Stage as JobStage
-from supervisor.knobs.job_knobs import Applied
+from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.elastic_session import ElasticSession, exception_line
 from supervisor.launch.session import SessionContext
 from tests.launch.conftest import make_job
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PID = 4711
 BEGIN = BeginAttempt(1, "start", None)
 COMMAND = ("torchrun", "train.py", "--bs", "32")
-AS_WRITTEN = Applied(COMMAND, {})
+AS_WRITTEN = AttemptCommand(COMMAND, {})
 HELLO = {"ev": "hello", "attempt": 0, "pid": PID, "nnodes": [1, 2], "nproc": 3, "max_restarts": None}
 RANKS = [{"rank": 0, "local_rank": 0, "pid": 1, "start_ticks": 1}]
 STARTED = {"ev": "started", "attempt": 1, "world_size": 1, "ranks": RANKS}
@@ -238,7 +238,7 @@ def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) ->
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
-    applied = Applied((*COMMAND[:3], "16", "--accum=2"), {"SUPERVISE_JOB_BATCH_SIZE": "16", "PYTHONPATH": "theirs"})
+    applied = AttemptCommand((*COMMAND[:3], "16", "--accum=2"), {"SUPERVISE_JOB_BATCH_SIZE": "16", "PYTHONPATH": "theirs"})
     stage.state = JobState(attempt=2, stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None, (("batch_size", "16"),), gpus=("GPU-a", "GPU-c"), nproc=2), applied)
     go = stage.hears()
@@ -264,7 +264,7 @@ def test_a_change_of_torchruns_own_arguments_is_refused_aloud(stage: Stage) -> N
     stage.take(1)
     stage.hears()
     stage.state = JobState(attempt=2, stage=JobStage.STARTING)
-    stage.session.begin(BeginAttempt(2, "failure", None), Applied(("torchrun", "other.py", "--bs", "16"), {}))
+    stage.session.begin(BeginAttempt(2, "failure", None), AttemptCommand(("torchrun", "other.py", "--bs", "16"), {}))
     assert [(event.attempt, event.code) for event in stage.posted(LauncherExited)] == [(2, 1)]
     assert any("torchrun's own arguments" in fact.text for fact in stage.session.facts)
 

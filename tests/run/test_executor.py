@@ -16,7 +16,7 @@ from supervisor.core.events import LauncherFellBack
 from supervisor.core.model import Launcher
 from supervisor.core.state import JobState, Stage, Stop
 from supervisor.job.clock import Clock
-from supervisor.knobs.job_knobs import Applied
+from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.run.executor import Executor
 from tests.support.waiting import wait_for
 
@@ -44,7 +44,7 @@ def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> Non
     loop, workshop = MagicMock(), MagicMock()
     executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
     loop.state = JobState(attempt=1, stage=Stage.STARTING)
-    executor._prepared(act.BeginAttempt(1, "start", None), "", None, Applied(("torchrun", "train.py"), {}))  # noqa: SLF001  its worker's answer
+    executor._prepared(act.BeginAttempt(1, "start", None), "", None, AttemptCommand(("torchrun", "train.py"), {}))  # noqa: SLF001  its worker's answer
     loop.state = JobState(attempt=1, stage=Stage.STOPPING, stop=Stop(15, 1, 0.0))
     executor.fall_back(LauncherFellBack(0.0, Launcher.STOCK, "torch does not fit"))
     workshop.stock_session.assert_not_called()

@@ -202,7 +202,7 @@ def batch_halved(record: Record, _past: Past, books: Watch) -> str:
 
 
 def switched(record: Record, _past: Past, books: Watch) -> str:
-    """Declared memory knobs are turned on before the run is given up."""
+    """KnobDeclaration memory knobs are turned on before the run is given up."""
     if not _clear(record) or record.changed or record.amount("other_bytes"):
         return ""
     left = [n for n in ("activation_checkpointing", "cpu_offload") if books.enabled(n) and n not in books.overrides]

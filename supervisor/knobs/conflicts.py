@@ -1,8 +1,4 @@
-"""What must hold of the places of one job's knobs together: each a place of its own, and DeepSpeed's keys not in two hands.
-
-In: the knobs as they are bound, the script's arguments, the working directory. Out: nothing, or SuperviseError (64 or 78, as the caller
-says). Nothing else can fail, and nothing is owned. What holds of one knob by itself is in supervisor/knobs/job_knobs.py.
-"""
+"""Refuses knobs of one job that conflict: two at one place, or DeepSpeed's batch half in its file and half elsewhere."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from supervisor.knobs.job_knobs import Bound
+    from supervisor.knobs.knob_set import BoundKnob
 
 
-def require_apart(bound: Sequence[Bound], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
+def require_apart(bound: Sequence[BoundKnob], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
     """Refuse two knobs at one place: halving the one would double the other."""
-    taken: dict[tuple[str, ...], Bound] = {}
+    taken: dict[tuple[str, ...], BoundKnob] = {}
     for one in bound:
         for spelling in (spelling for place in one.places for spelling in _spellings(place, argv, cwd)):
             other = taken.setdefault(spelling, one)
@@ -34,7 +30,7 @@ def require_apart(bound: Sequence[Bound], argv: Sequence[str], cwd: Path, exit_c
 
 
 def _spellings(place: Binding, argv: Sequence[str], cwd: Path) -> list[tuple[str, ...]]:
-    """Return what tells a place from every other, in each way in which it can be written; the last word is for people."""
+    """Return keys that identify a place, one for each way to write it; the last word of a key is for people."""
     match place:
         case Flag():
             return [("flag", name) for name in place.names]
@@ -50,7 +46,7 @@ def _spellings(place: Binding, argv: Sequence[str], cwd: Path) -> list[tuple[str
             return []
 
 
-def require_whole_deepspeed(bound: Sequence[Bound], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
+def require_whole_deepspeed(bound: Sequence[BoundKnob], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
     """Refuse the batch in DeepSpeed's file and the accumulation elsewhere, or the other way, where the file holds both."""
     by_name = {one.knob.name: one for one in bound}
     for name, other in (tuple(syntax.DEEPSPEED_KEYS), tuple(syntax.DEEPSPEED_KEYS)[::-1]):
@@ -62,7 +58,7 @@ def require_whole_deepspeed(bound: Sequence[Bound], argv: Sequence[str], cwd: Pa
             file = syntax.read(argv, place) if isinstance(place, FileKey) and place.deepspeed else None
             if file is None or file in files:
                 continue
-            remedy = _left_alone(here.texts[str(cwd / file)], file, other)
+            remedy = _deepspeed_remedy(here.texts[str(cwd / file)], file, other)
             if remedy:
                 how = f"{name} is in {file}, by which DeepSpeed goes for {other} too, and {other} is {there.knob.how}"
                 raise SuperviseError(
@@ -72,8 +68,8 @@ def require_whole_deepspeed(bound: Sequence[Bound], argv: Sequence[str], cwd: Pa
                 )
 
 
-def _left_alone(text: str, file: str, other: str) -> str:
-    """Return what would declare the other knob in the file, "" where the file says nothing of it."""
+def _deepspeed_remedy(text: str, file: str, other: str) -> str:
+    """Return the option that declares the other knob in the file, "" if the file does not hold it."""
 
     def is_number(key: str) -> bool:
         return (config_files.value_at(text, "json", key) or "").isdecimal()

@@ -1,0 +1,142 @@
+"""The knobs that the user declared, each with its value from the command, a file or the environment.
+
+A declaration that cannot hold ends the start: SuperviseError 78, or 64 if it stands on the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Knob
+from supervisor.errors import ExitCode, SuperviseError, nearest
+from supervisor.knobs import config_files, declaration, syntax
+from supervisor.knobs.knob_set import BoundKnob
+from supervisor.knobs.syntax import Binding, Env, FileKey, Flag, Pair, Placeholder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from supervisor.config.settings import Settings
+    from supervisor.knobs.declaration import KnobDeclaration
+
+
+def find(settings: Settings, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> dict[str, BoundKnob]:
+    """Return the declared knobs, by name. Raises SuperviseError."""
+    origin = settings.origin("knobs.declared")
+    found: dict[str, BoundKnob] = {}
+    for text in settings.knobs.declared:
+        try:
+            declared = declaration.parse(text)
+            new = _bind(declared, argv, environ, cwd)
+        except (ValueError, config_files.EditError, OSError) as error:
+            raise _wrong(text, str(origin), error, origin.exit_code) from error
+        found[declared.name] = _joined(found[declared.name], new) if declared.name in found else new
+    return found
+
+
+class _DeclarationError(ValueError):
+    """A declaration that cannot hold; `hint` says what would help."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
+def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> BoundKnob:
+    """Return the knob with its value. Raises ValueError, EditError, OSError, which say what is wrong with it."""
+    place = _as_named(one.binding, argv, cwd)
+    texts: dict[str, str] = {}
+    if isinstance(place, FileKey):
+        named = config_files.file_text(argv, place, cwd)
+        if named is None:
+            name = syntax.describe(place, "").partition(":")[0]
+            raise _DeclarationError(
+                f"the command does not name {name}, so that no copy could be put in its place",
+                f"Have the script take the file's name from its command, or declare a flag: --knob {one.name}=--flag.",
+            )
+        texts = dict([named])
+        value = config_files.key_in(*named, place.key)
+    elif isinstance(place, Env):
+        value = environ.get(place.name)
+    else:
+        value = syntax.read(argv, place)
+    _require_place(one, argv)
+    lone = value == ""
+    value = one.value if value in (None, "") else value
+    if one.name in syntax.SWITCHES or one.name not in syntax.LEAST or one.counts == "derived":
+        value = value or ""  # a global batch that the program divides may be unknown
+    elif not value:
+        where = "stands there without a value" if lone else "is not in the command"
+        raise ValueError(f"its value is not known: {syntax.describe(place, '')} {where}, and none is given")
+    elif not declaration.is_value(one.name, value):
+        raise _DeclarationError(
+            f"{value!r} is {declaration.expected(one.name, only_value=True)}",
+            f"Write a number at {syntax.describe(place, '')}, or declare another place: --knob {one.name}=--flag.",
+        )
+    if one.name in syntax.SWITCHES:
+        value = ""
+    value = declaration.canonical(one.name, value)
+    if isinstance(place, FileKey):
+        for path, text in texts.items():
+            config_files.require_writable(path, text, place.key, value or one.on or "0:0")
+    return BoundKnob(Knob(one.name, value, syntax.describe(place, value), counts=one.counts), (place,), one.on, texts)
+
+
+def _as_named(place: Binding, argv: Sequence[str], cwd: Path) -> Binding:
+    """Return the place with its file named as in the command: conf/a.json may be ./conf/a.json there, or an absolute path."""
+    if not isinstance(place, FileKey) or not isinstance(place.file, syntax.Word) or syntax.read(argv, place) is not None:
+        return place
+    meant = (cwd / place.file.text).resolve()
+    for word in reversed(argv):
+        text = word.partition("=")[2] if word.startswith("-") else word
+        if text.endswith(meant.suffix) and "\0" not in text and (cwd / text).resolve() == meant:
+            return replace(place, file=syntax.Word(text))
+    return place
+
+
+def _require_place(one: KnobDeclaration, argv: Sequence[str]) -> None:
+    """Refuse a place that could not be written without harm."""
+    place = one.binding
+    if isinstance(place, Placeholder) and not any(syntax.placeholder(place.name).search(word) for word in argv):
+        raise ValueError(f"{{{place.name}}} stands nowhere in the script's arguments")
+    if isinstance(place, Pair) and syntax.read(argv, place) is None and syntax.has_flag(argv, place.flag):
+        # only the script knows whether a second one adds to the first or replaces it
+        raise ValueError(f"{place.flag} stands in the command without {place.template.replace('{}', '…')}: write it there, with its value")
+    flag = place if isinstance(place, Flag) else place.file if isinstance(place, FileKey) and isinstance(place.file, Flag) else None
+    short = syntax.abbreviated(argv, flag) if flag else None
+    if flag and short and not any(name.startswith(f"{short}.") for name in flag.names):  # --data beside --data.batch_size is a flag itself
+        raise _DeclarationError(
+            f"{short} may be an abbreviation of {flag.names[0]}, and the last counts",
+            f"Write it in full; where it is another flag, a placeholder is exact: {flag.names[0]} {{{one.name}}} in the command, and"
+            f" --knob '{one.name}:VALUE={{{one.name}}}'.",
+        )
+
+
+def _joined(first: BoundKnob, second: BoundKnob) -> BoundKnob:
+    """Return one knob for two declared places; both are written, the first has the value."""
+    if first.knob.value and second.knob.value and first.knob.value != second.knob.value:
+        raise SuperviseError(
+            f"a knob with two values: {first.knob.name}: {first.knob.how} is {first.knob.value}, {second.knob.how} is {second.knob.value}",
+            hint="Make them agree in the command, or declare one of the two.",
+        )
+    knob = replace(first.knob, how=f"{first.knob.how} and {second.knob.how}")
+    return BoundKnob(knob, (*first.places, *second.places), first.on or second.on, {**first.texts, **second.texts})
+
+
+def _wrong(text: str, origin: str, error: Exception, exit_code: ExitCode) -> SuperviseError:
+    cause = (error.strerror or str(error)) + f": {error.filename}" if isinstance(error, OSError) else str(error)
+    name = text.partition("=")[0].partition(":")[0].strip()
+    hint = (
+        f"Write it as --knob {name}=--flag, or {name}:VALUE=--flag where the command does not hold the flag; docs/knobs.md has all forms."
+    )
+    if isinstance(error, _DeclarationError):
+        hint = error.hint
+    elif isinstance(error, config_files.EditError):
+        hint = f"Correct the file, or declare a flag in its place: --knob {name}=--flag."
+    if name not in syntax.NAMES:
+        meant = nearest(name, syntax.NAMES)
+        hint = f"The nearest is {meant}: --knob {meant}=--flag; docs/knobs.md has all of them."
+        hint = hint if meant else f"docs/knobs.md has all of them: {', '.join(syntax.NAMES)}."
+    return SuperviseError(f"wrong knob: {text} from {origin}: {cause}", hint=hint, exit_code=exit_code)

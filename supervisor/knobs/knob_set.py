@@ -1,0 +1,186 @@
+"""The knobs of one job, and its command with values set.
+
+The user's own files are never written: an attempt gets copies, made from what was read at start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.core.model import Knob
+from supervisor.errors import SuperviseError
+from supervisor.knobs import config_files, syntax
+from supervisor.knobs.syntax import Binding, Env, FileKey, Placeholder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ENV = "env:"
+#: The two names of one setting of torch's (torch 2.9 renamed it); a plan's value is added to what the user has in either.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundKnob:
+    """A knob, and every place where it is written. texts: the files among these places as they were at start, by path."""
+
+    knob: Knob
+    places: tuple[Binding, ...]
+    on: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UnavailableKnob:
+    """A knob of a recognised program (`by`, its name) that is not enabled: why, and what would enable it ("": nothing would)."""
+
+    knob: str
+    by: str
+    why: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCommand:
+    """What an attempt is run with. files: the copies of the user's files that were written."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KnobSet:
+    """All knobs of a job. at: where the script's own arguments begin in its command."""
+
+    bound: tuple[BoundKnob, ...] = ()
+    unavailable: tuple[UnavailableKnob, ...] = ()
+    programs: tuple[str, ...] = ()
+    at: int = 0
+    cwd: Path = Path()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    batch_change: bool = True
+    batch_drift: bool = False
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """Return the knobs, for core/model.py's Policy."""
+        return tuple(bound.knob for bound in self.bound)
+
+    @property
+    def allocator(self) -> str:
+        """Return the user's settings of torch's allocator, from either variable, for core/model.py's Policy."""
+        return ",".join(text for name in _ALLOCATOR if (text := self.environ.get(name, "")))
+
+    def apply(
+        self, command: Sequence[str], overrides: Sequence[tuple[str, str]], directory: Path, world_size: int | None = None
+    ) -> AttemptCommand:
+        """Return `command` (the user's, whole) as an attempt with `overrides` (knob or env:NAME, to value) runs it.
+
+        Only the arguments behind the script change. Copies of files go below `directory`. world_size: ranks of the attempt, None if
+        unknown; DeepSpeed then derives its train_batch_size itself. Raises SuperviseError and OSError.
+        """
+        values = dict(overrides)
+        argv = list(command[self.at :])
+        environment: dict[str, str] = {}
+        edits: dict[FileKey, str] = {}
+        texts: dict[str, str] = {}
+        for bound in self.bound:
+            value = values.pop(bound.knob.name, None)
+            texts.update(bound.texts)
+            for place in bound.places:
+                written = bound.knob.value if value is None else bound.on if bound.knob.name in syntax.SWITCHES else value
+                if isinstance(place, Placeholder) or value is not None:
+                    argv = self._set(argv, place, written, environment, edits)
+            self._set_variable(bound, value, environment)
+        for name, value in values.items():
+            if not name.startswith(ENV):
+                raise SuperviseError(
+                    f"cannot change the command: {name}={value}: this node's command has no such knob",
+                    hint="Start every node with the same --knob options and the same command.",
+                )
+            environment |= self._override_variable(name.removeprefix(ENV), value)
+        argv, files = self._copies(argv, edits, texts, directory, world_size)
+        return AttemptCommand((*command[: self.at], *argv), environment, files)
+
+    def _set(self, argv: list[str], place: Binding, value: str, environment: dict[str, str], edits: dict[FileKey, str]) -> list[str]:
+        if isinstance(place, Env):
+            environment[place.name] = value
+        elif isinstance(place, FileKey):
+            edits[place] = value
+        else:
+            return syntax.write(argv, place, value)
+        return argv
+
+    def _set_variable(self, bound: BoundKnob, value: str | None, environment: dict[str, str]) -> None:
+        """Set the variable of ours from which a script may read its batch."""
+        current = bound.knob.value if value is None else value
+        if current and bound.knob.name in syntax.VARIABLES and bound.knob.counts != "derived":
+            environment[syntax.VARIABLES[bound.knob.name]] = current
+
+    def _override_variable(self, name: str, value: str) -> dict[str, str]:
+        """Return the variable to set; the allocator's keeps what the user has in either of its two names."""
+        if name not in _ALLOCATOR:
+            return {name: value}
+        name = next((known for known in _ALLOCATOR if self.environ.get(known)), name)
+        users = [part for part in self.environ.get(name, "").split(",") if part]
+        ours = [part for part in value.split(",") if part]
+        new = {part.partition(":")[0].strip() for part in ours}
+        return {name: ",".join([*(part for part in users if part.partition(":")[0].strip() not in new), *ours])}
+
+    def _copies(
+        self, argv: list[str], edits: Mapping[FileKey, str], texts: Mapping[str, str], directory: Path, world_size: int | None
+    ) -> tuple[list[str], tuple[Path, ...]]:
+        """Write a copy of each file in which a key changes, and put the copy's name into the command."""
+        named = {place: syntax.read(argv, place) or "" for place in edits}
+        files: list[Path] = []
+        for number, name in enumerate(dict.fromkeys(named.values())):
+            places = [place for place in edits if named[place] == name]
+            path = str(self.cwd / name)
+            form = syntax.FORMS[Path(name).suffix]
+            values: dict[str, str | None] = {place.key: edits[place] for place in places}
+            try:
+                if any(place.deepspeed for place in places):
+                    values |= _deepspeed_total(texts[path], values, world_size)
+                text = config_files.with_keys(texts[path], form, values)
+            except config_files.EditError as error:
+                raise SuperviseError(f"cannot change a configuration file: {name}: {error}", hint="Declare the knob by a flag.") from error
+            copy = directory / "knobs" / str(number) / Path(name).name
+            _write_copy(copy, text)
+            files.append(copy)
+            for place in places:
+                argv = syntax.write(argv, place, str(copy))
+        return argv, tuple(files)
+
+
+def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: int | None) -> dict[str, str | None]:
+    """Return the right train_batch_size: DeepSpeed asserts that it is micro-batch x accumulation x world.
+
+    If the world is not known and the product changes, the key is removed: DeepSpeed derives it from the other two.
+    """
+    before = {key: config_files.value_at(text, "json", key) for key in (*syntax.DEEPSPEED_KEYS.values(), syntax.DEEPSPEED_TOTAL)}
+    after = {key: values.get(key) or before[key] for key in syntax.DEEPSPEED_KEYS.values()}
+    numbers = [int(value) if value and value.isdecimal() else None for value in after.values()]
+    total = before[syntax.DEEPSPEED_TOTAL]
+    if total is None or not total.isdecimal() or None in numbers:
+        return {}
+    micro, accum = (number or 0 for number in numbers)
+    if world_size is not None:
+        return {syntax.DEEPSPEED_TOTAL: str(micro * accum * world_size)}
+    old = [value for key in syntax.DEEPSPEED_KEYS.values() if (value := before[key]) is not None and value.isdecimal()]
+    same = len(old) == len(numbers) and int(old[0]) * int(old[1]) == micro * accum
+    return {} if same else {syntax.DEEPSPEED_TOTAL: None}
+
+
+def _write_copy(path: Path, text: str) -> None:
+    """Write a copy, whole or not at all, readable by the user only: configuration files hold tokens."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    half = path.with_name(path.name + ".half")
+    fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+    half.replace(path)

@@ -1,11 +1,10 @@
-"""Checkpoints as files: find them, say which step they hold, prove that they are whole, choose the newest that is.
+"""Checkpoints as files: find them, verify them, choose the newest whole one, save, load, and copy to a mirror.
 
-Usable without the supervisor. Three calls make the package: `catalog.find` (glob patterns to candidates), `verify.verify` (one file
-to a verdict) and `select.newest` (the newest good one, and what was wrong with the others). No pickle is ever executed, no file that
-is not ours is ever written, moved or removed, and no module here imports torch to read torch's format.
+Usable without the supervisor (docs/library-checkpointing.md). Reading never executes a pickle. No file that is not ours is written,
+moved or removed, unless the caller asks for it.
 
-For training scripts there are `save`, `load_latest` and `Snapshotter` (docs/training-scripts.md). Their modules import
-torch, so they are fetched when they are first asked for: `import checkpointing` costs nothing.
+Every name is imported when it is first used, so `import checkpointing` costs nothing. Only `save`, `load_latest`, `Loaded` and
+`Snapshotter` need torch.
 """
 
 from __future__ import annotations
@@ -14,26 +13,59 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from checkpointing.discover import Listing, find
+    from checkpointing.examine import latest
+    from checkpointing.mirror.client import Mirror
+    from checkpointing.model import Candidate, CheckpointingError, Verdict, Verification
+    from checkpointing.select import Selection, newest
     from checkpointing.training.load import Loaded, load_latest
     from checkpointing.training.save import save
     from checkpointing.training.snapshot import Snapshotter
+    from checkpointing.verification import verify
 
-__all__ = ["Loaded", "Snapshotter", "load_latest", "save"]
+__all__ = [
+    "Candidate",
+    "CheckpointingError",
+    "Listing",
+    "Loaded",
+    "Mirror",
+    "Selection",
+    "Snapshotter",
+    "Verdict",
+    "Verification",
+    "find",
+    "latest",
+    "load_latest",
+    "newest",
+    "save",
+    "verify",
+]
 
-_HOMES: Final = {
-    "Loaded": "checkpointing.training.load",
-    "Snapshotter": "checkpointing.training.snapshot",
-    "load_latest": "checkpointing.training.load",
-    "save": "checkpointing.training.save",
+_MODULES: Final = {
+    "Candidate": "model",
+    "CheckpointingError": "model",
+    "Listing": "discover",
+    "Loaded": "training.load",
+    "Mirror": "mirror.client",
+    "Selection": "select",
+    "Snapshotter": "training.snapshot",
+    "Verdict": "model",
+    "Verification": "model",
+    "find": "discover",
+    "latest": "examine",
+    "load_latest": "training.load",
+    "newest": "select",
+    "save": "training.save",
+    "verify": "verification",
 }
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the interface of a module
-    """Fetch a name for training scripts."""
-    if name not in _HOMES:
+    """Import a public name when it is first used."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
+        found = getattr(importlib.import_module(f"checkpointing.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -42,3 +74,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the interface of a module
         ) from error
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """List the public names also before they are imported."""
+    return sorted({*globals(), *__all__})

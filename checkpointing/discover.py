@@ -120,14 +120,15 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def find(patterns: Iterable[str], cwd: str, recall: Recall | None = None) -> Listing:
-    """List what matches the patterns. `**` stands for any directories, none included, and does not follow links to directories.
+def find(patterns: str | Iterable[str], cwd: str | None = None, recall: Recall | None = None) -> Listing:
+    """List what matches the patterns, relative to `cwd` (None: the working directory).
 
+    `**` stands for any directories, none included, and does not follow links to directories.
     With `recall`, as by who lists again and again, what stood still for long is not looked at each time.
     """
-    walk = _Walk(recall)
+    walk, cwd = _Walk(recall), os.getcwd() if cwd is None else cwd  # noqa: PTH109 -- strings as the script gets them
     best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
-    for pattern in patterns:
+    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
         # the working directory is no pattern, whatever characters it holds
         for path, inode in walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)):

@@ -1,12 +1,12 @@
 """What checkpoints a path stands for, and a verdict for each: a file, a checkpoint's directory, or a directory that holds several.
 
-In: paths as a person types them. Out: `Verification`s, in the order of the paths. Nothing needs to be configured and nothing is written.
-Unlike `catalog`, which looks for what may be resumed from, this shows leftovers too: a stale temporary file is a row of its own. What
-cannot be looked at is a verdict. Raises nothing but what `interrupted` makes of it.
+Nothing needs to be configured and nothing is written. Unlike `discover`, which finds what a resume may take, this shows leftovers too: a
+stale temporary file is a row of its own. A path that cannot be read gets a verdict, not an exception.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -19,10 +19,13 @@ from checkpointing.formats import pointer_files, tree_format_of
 from checkpointing.io.reader import NotRegular, never
 from checkpointing.io.tree import Tree
 from checkpointing.model import Candidate, Identity, Verdict, Verification
+from checkpointing.select import newest
 from checkpointing.verification import identity_of, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from checkpointing.select import Selection
 
 _SUFFIXES: Final = frozenset((".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp"))
 _LIGHTNING: Final = re.compile(r"(?<![a-z_])step=(\d{1,18})")
@@ -43,19 +46,20 @@ def word(verdict: Verdict) -> str:
     return _WORDS.get(verdict, "unverifiable")
 
 
-def look(path: str, *, interrupted: Callable[[], bool] = never, told: Callable[[str], None] | None = None) -> Iterator[Verification]:
-    """Yield a verification for each checkpoint that `path` stands for, at least one. `told` is given each path before it is read."""
+def look(
+    path: str, *, interrupted: Callable[[], bool] = never, started: Callable[[str], None] = lambda _path: None
+) -> Iterator[Verification]:
+    """Yield a verification for each checkpoint that `path` stands for, at least one. `started` gets each path before it is read."""
     found, pointer = checkpoints_in(path), _pointer(path)
     # any script may write a file "latest"; Megatron's name is nobody else's
     ours = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
     if ours and pointer is not None and (pointer.problem or len(found) == 1):
         # the root is what is given to the framework's loader: where it holds one step, both are the same checkpoint
-        yield _root(path, pointer, found, interrupted, told)
+        yield _root(path, pointer, found, interrupted, started)
         if len(found) == 1:
             return
     for one in found:
-        if told is not None:
-            told(one)
+        started(one)
         yield judged(one, interrupted)
 
 
@@ -74,6 +78,14 @@ def listing(directory: str) -> Listing:
             mtime_ns = Tree(path).newest_mtime_ns if is_directory else identity.mtime_ns
             found.append(Candidate(path, identity, step_names.step_in(path), mtime_ns, is_directory))
     return Listing(tuple(found))
+
+
+def latest(directory: str) -> Selection:
+    """Choose the checkpoint of a directory that a resume would take: the newest one that is verified whole (`chosen`).
+
+    The others, each with a reason, are in the other fields. Nothing is recorded.
+    """
+    return newest(listing(os.path.abspath(directory)), limit_s=math.inf, prefer_finite=True)  # noqa: PTH100 -- a link keeps its name
 
 
 def _below(path: str, levels: int) -> Iterator[str]:
@@ -195,13 +207,12 @@ def _pointer(path: str) -> pointer_files.Pointer | None:
 
 
 def _root(
-    path: str, pointer: pointer_files.Pointer, found: list[str], interrupted: Callable[[], bool], told: Callable[[str], None] | None
+    path: str, pointer: pointer_files.Pointer, found: list[str], interrupted: Callable[[], bool], started: Callable[[str], None]
 ) -> Verification:
     """Give the verdict of a root: that of the one step in it, and what is wrong with the pointer."""
     one = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
     if len(found) == 1 and found[0] != path:
-        if told is not None:
-            told(found[0])
+        started(found[0])
         one = replace(judged(found[0], interrupted), path=path)
     if not pointer.problem:
         return one

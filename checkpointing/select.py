@@ -127,8 +127,8 @@ def glance(
 
 def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces by itself
     listing: Listing,
-    fences: Fences | None,
-    cache: Cache,
+    fences: Fences | None = None,
+    cache: Cache | None = None,
     *,
     manifests: Manifests | None = None,
     spares: Sequence[Spare] = (),
@@ -147,10 +147,11 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
 
     `avoid`: paths that are passed over unread, whatever they hold now, and copies of just what they hold; they count as found, so that
     nobody starts from scratch for them. `prefer_finite`: one whose weights turned NaN gives way to an older. `suspect`: the last failure
-    may have come from a checkpoint. `fences` None: nothing is recorded. `own`: is a path known to be written by this job (see `verify`).
+    may have come from a checkpoint. `fences` None: nothing is recorded. `cache`: verdicts of earlier calls.
+    `own`: is a path known to be written by this job (see `verify`).
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
-    now = clock()
+    now, cache = clock(), Cache() if cache is None else cache
     reader = _Reader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order, own)
     tally = _Tally()
     avoided = frozenset(avoid)

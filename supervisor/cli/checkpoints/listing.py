@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing import step_names
+from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, CheckpointingError, note_of
@@ -24,7 +25,6 @@ from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints import discovery, numerics
 from supervisor.cli import stdio
-from supervisor.cli.checkpoints.verify import as_dict, table
 from supervisor.cli.status import find_job, places_in, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe import path_patterns
@@ -93,7 +93,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     if as_json:
         stdio.write(sys.stdout, json.dumps(row, indent=1))
         return int(not good)
-    lines = table([found])
+    lines = table([found], clean)
     if fence is not None:
         lines.append(f"fenced ({fence.kind}) {_day(fence.t)}: {clean(fence.reason)}")
     if manifest is not None:

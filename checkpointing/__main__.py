@@ -1,0 +1,56 @@
+"""`python -m checkpointing verify|latest|push|restore`: the commands of `supervise checkpoints` that need no job."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from checkpointing.command_line.output import Output
+from checkpointing.model import CheckpointingError
+
+_FAILED = 1
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run a command and return its exit code: 0; 1 where a checkpoint is not good or nothing was found; 2 for a wrong command line."""
+    parser = argparse.ArgumentParser(prog="python -m checkpointing", description="Look at checkpoints, and copy them to a mirror.")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object on a line")
+    commands = parser.add_subparsers(dest="command", required=True)
+    verify = commands.add_parser("verify", help="say whether each checkpoint is whole; runs no pickle, changes nothing")
+    verify.add_argument("paths", nargs="+", metavar="PATH")
+    latest = commands.add_parser("latest", help="say which checkpoint of a directory a resume would take")
+    latest.add_argument("directory", metavar="DIRECTORY")
+    push = commands.add_parser("push", help="copy checkpoints to a mirror")
+    push.add_argument("paths", nargs="+", metavar="PATH")
+    restore = commands.add_parser("restore", help="bring the newest whole checkpoint of a job back from a mirror")
+    restore.add_argument("--to", required=True, metavar="DIRECTORY")
+    for command in (push, restore):
+        command.add_argument("--mirror", required=True, metavar="URL", help="s3://BUCKET/PREFIX, file:///DIRECTORY or a path")
+        command.add_argument("--job", metavar="NAME", help="whose checkpoints in the mirror (default: default)")
+    args = parser.parse_args(words)
+    try:
+        return _run(args, Output(as_json=args.json))
+    except CheckpointingError as error:
+        print(f"checkpointing: {error.message}\ncheckpointing: {error.hint}", file=sys.stderr)  # noqa: T201 -- a command
+    except OSError as error:
+        print(f"checkpointing: cannot read or write a checkpoint: {error}", file=sys.stderr)  # noqa: T201 -- a command
+    return _FAILED
+
+
+def _run(args: argparse.Namespace, out: Output) -> int:
+    if args.command in ("verify", "latest"):
+        from checkpointing.command_line import verdicts  # noqa: PLC0415 -- for these commands only
+
+        return verdicts.verify(args.paths, out) if args.command == "verify" else verdicts.latest(args.directory, out)
+    from checkpointing.command_line import mirrors  # noqa: PLC0415 -- loads what speaks to S3
+    from checkpointing.mirror.client import DEFAULT_JOB, backend_of, default_spool  # noqa: PLC0415 -- as above
+    from checkpointing.mirror.upload import Means  # noqa: PLC0415 -- as above
+
+    backends, job = [backend_of(args.mirror)], args.job or DEFAULT_JOB
+    if args.command == "push":
+        return mirrors.push(args.paths, backends, job, out, spool=default_spool(), means=Means())
+    return mirrors.restore_newest(backends, job, out, into=args.to)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The commands `verify`, `latest`, `push` and `restore`, for `python -m checkpointing` and for `supervise checkpoints`."""

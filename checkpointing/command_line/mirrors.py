@@ -1,0 +1,90 @@
+"""`push` and `restore`: copies in a mirror, by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from checkpointing.command_line.output import ProgressBar
+from checkpointing.manifest.digest import PART_BYTES
+from checkpointing.mirror import client, restore
+from checkpointing.mirror.spool import Spool
+from checkpointing.mirror.stall import RestoreProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from checkpointing.command_line.output import Output
+    from checkpointing.mirror.backends import Backend
+    from checkpointing.mirror.upload import Means
+
+
+def push(  # noqa: PLR0913 -- what is copied, where to, and how
+    paths: Sequence[str],
+    backends: Sequence[Backend],
+    job: str,
+    out: Output,
+    *,
+    spool: str,
+    means: Means,
+    part_bytes: int = PART_BYTES,
+) -> int:
+    """Copy checkpoints to every mirror. Returns 0 where all arrived, 1 where one is not good enough for a copy."""
+    worst = 0
+    with contextlib.closing(Spool(spool)) as held:
+        for path in (os.path.realpath(path) for path in paths):
+            bar = ProgressBar(out, path)
+            try:
+                for done in client.push(path, backends, held, job=job, means=means, part_bytes=part_bytes, progress=bar.shown):
+                    bar.clear()
+                    row = {"path": path, "step": done.step, "mirror": done.mirror, "key": done.key, "bytes": done.n_bytes}
+                    out.row(row, f"{path} -> {done.mirror}/{done.key}")
+            except client.NotCopied as error:
+                bar.clear()
+                out.row({"path": path, "verdict": error.verdict, "reason": error.reason}, f"not pushed: {path}: {error.reason}")
+                worst = 1
+            finally:
+                bar.clear()
+    return worst
+
+
+def restore_newest(  # noqa: PLR0913 -- what is asked for, of whom, and where to
+    backends: Sequence[Backend],
+    job: str,
+    out: Output,
+    *,
+    into: str | None,
+    workers: int = 4,
+    elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
+) -> int:
+    """Bring a job's newest whole checkpoint back. Returns 0, or 1 where the mirrors are empty.
+
+    `into` is the directory; None: where it was saved, unless `elsewhere` gives a reason against that path.
+    """
+    bar = ProgressBar(out, f"checkpoint of {job}")
+    try:
+        done = restore.newest(
+            backends,
+            job,
+            into=into and os.path.abspath(into),  # noqa: PTH100 -- plain strings, as the package takes them
+            workers=workers,
+            elsewhere=elsewhere,
+            watch=RestoreProgress(out.warn, bar.shown),
+        )
+    finally:
+        bar.clear()
+    if done is None:
+        out.row({"path": None}, f"nothing to restore: the mirror holds no checkpoint of {job}")
+        return 1
+    print_restored(done, out)
+    return 0
+
+
+def print_restored(done: restore.Restored, out: Output) -> None:
+    """Print what was restored, and why newer ones were not."""
+    passed = [{"key": key, "reason": reason} for key, reason in done.passed_over]
+    row = {"path": done.path, "step": done.manifest.step, "mirror": done.url, "fetched_bytes": done.fetched_bytes, "passed_over": passed}
+    lines = [f"passed over: {key}: {reason}" for key, reason in done.passed_over]
+    source = "was there already" if not done.fetched_bytes and done.manifest.n_bytes else f"from {done.url}"
+    out.row(row, "\n".join([*lines, f"{done.path} {source}, every byte as it was recorded"]))

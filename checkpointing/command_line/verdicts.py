@@ -1,0 +1,135 @@
+"""`verify` and `latest`: what checkpoints are worth, in any directory, with or without a job.
+
+A fault of a checkpoint or of a path is a row. Nothing is written and no pickle is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from checkpointing import examine
+from checkpointing.formats import pointer_files
+from checkpointing.io.reader import NotRegular
+from checkpointing.model import Identity, Verdict, Verification
+from checkpointing.select import newest
+from checkpointing.verification import Cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from checkpointing.command_line.output import Output
+    from checkpointing.discover import Listing
+    from checkpointing.select import Selection
+
+_SHOWN_REASONS: Final = 3
+
+
+def verify(paths: Sequence[str], out: Output) -> int:
+    """Print a verdict for each checkpoint that the paths stand for. Returns 0 if all are good, else 1."""
+    good = True
+    rows: list[Verification] = []
+    for path in paths:
+        for found in examine.look(path, started=lambda one: out.show(_reading(one, out))):
+            out.show("")
+            good = good and found.verdict is Verdict.VERIFIED
+            if out.as_json:
+                out.write(json.dumps(as_dict(found)))
+            rows.append(found)
+    if not out.as_json:
+        out.write("\n".join(table(rows, out.clean)))
+    return 0 if good else 1
+
+
+def choose(listing: Listing, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
+    """Choose by the files alone: no job recorded anything about them."""
+    return newest(listing, cache=cache, limit_s=math.inf, prefer_finite=True), ()
+
+
+def latest(
+    directory: str,
+    out: Output,
+    choose: Callable[[Listing, Cache], tuple[Selection, Sequence[tuple[str, str]]]] = choose,
+) -> int:
+    """Print which checkpoint a resume would take, and why newer ones were passed over. Returns 0 if there is one, else 1.
+
+    `choose` returns the selection, and (path, reason) of those that were rejected before it.
+    """
+    out.show(_reading(directory, out))
+    cache = Cache()
+    listing = examine.listing(os.path.abspath(directory))  # noqa: PTH100 -- a link keeps its name
+    selection, rejected = choose(listing, cache)
+    out.show("")
+    torn = (*rejected, *selection.not_finite, *selection.fenced)
+    refused = (*torn, *selection.dangerous, *selection.poisoned, *selection.unverifiable, *selection.unknown)
+    identities = {candidate.path: candidate.identity for candidate in listing.candidates}
+    passed = [_known(cache, path, identities.get(path), why) for path, why in refused]
+    chosen = selection.chosen
+    reasons = [*selection.notes, *_pointer_disagrees(directory, chosen)]
+    if out.as_json:
+        row = {**as_dict(chosen), "reasons": [*(chosen.reasons if chosen else ()), *reasons]}
+        out.write(json.dumps({**row, "passed_over": [as_dict(one) for one in passed]}))
+    else:
+        lines = table([chosen], out.clean) if chosen is not None else [f"none is proven good in {out.clean(directory)}"]
+        lines += [f"  {out.clean(reason)}" for reason in reasons]
+        out.write("\n".join([*lines, "passed over:", *table(passed, out.clean)] if passed else lines))
+    return 0 if chosen is not None else 1
+
+
+def _known(cache: Cache, path: str, identity: Identity | None, why: str) -> Verification:
+    """Return what was found about one that was passed over; if it was not read now, what is recorded."""
+    found = None if identity is None else cache.get(path, identity)
+    if found is not None:
+        return found if found.verdict is not Verdict.VERIFIED else replace(found, reasons=(why,))
+    return Verification(path, identity or Identity(0, 0, 0, 0), Verdict.BAD, why, reasons=(why,))
+
+
+def as_dict(found: Verification | None) -> dict[str, Any]:
+    """Return a verdict as the documented object; all is null where there is none."""
+    if found is None:
+        return {"path": None, "format": "", "step": None, "verdict": None, "reasons": []}
+    return {
+        "path": found.path,
+        "format": _format(found),
+        "step": found.step,
+        "verdict": examine.word(found.verdict),
+        "reasons": list(found.reasons or ((found.reason,) if found.reason else ())),
+    }
+
+
+def _format(found: Verification) -> str:
+    """Return the format's name; a file that is merely named like a checkpoint has none."""
+    return "" if found.format == "unproven" else found.format
+
+
+def table(rows: Sequence[Verification], clean: Callable[[str], str]) -> list[str]:
+    """Lay verdicts out for a person: one line each, with the reasons below."""
+    cells = [(examine.word(row.verdict), "-" if row.step is None else str(row.step), _format(row) or "-", clean(row.path)) for row in rows]
+    widths = [max((len(line[at]) for line in cells), default=0) for at in range(3)]
+    lines: list[str] = []
+    for line, row in zip(cells, rows, strict=True):
+        lines.append("  ".join((line[0].ljust(widths[0]), line[1].rjust(widths[1]), line[2].ljust(widths[2]), line[3])))
+        reasons = row.reasons or ((row.reason,) if row.reason else ())
+        lines += [f"{'':{widths[0]}}  {clean(reason)}" for reason in reasons[:_SHOWN_REASONS]]
+    return lines
+
+
+def _pointer_disagrees(directory: str, chosen: Verification | None) -> list[str]:
+    """Return a line where the framework's own pointer names another checkpoint."""
+    try:
+        pointer = pointer_files.read(directory)
+    except (OSError, NotRegular):
+        return []
+    if pointer is None:
+        return []
+    if pointer.problem:
+        return [pointer.problem]
+    name = os.path.basename(chosen.path) if chosen is not None else ""  # noqa: PTH119 -- the package's paths are strings
+    return [] if name == pointer.target else [f"{pointer.name} names {pointer.target}: the framework's own loader would take that one"]
+
+
+def _reading(path: str, out: Output) -> str:
+    return f"reading {out.clean(path)[-80:]}"

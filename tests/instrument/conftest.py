@@ -14,7 +14,7 @@ import pytest
 from supervisor.observe import error_files, heartbeats
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = str(ROOT / "supervisor" / "instrument")
@@ -70,8 +70,18 @@ class Attempt:
         return {path.name for path in self.directory.iterdir()}
 
 
+@pytest.fixture(scope="session")
+def make_attempt() -> Callable[[Path], Attempt]:
+    """Return how an attempt is prepared below a directory."""
+
+    def make(place: Path) -> Attempt:
+        made = Attempt(place / "job")
+        heartbeats.create(made.directory / "heartbeat", 4)
+        return made
+
+    return make
+
+
 @pytest.fixture
-def attempt(tmp_path: Path) -> Attempt:
-    made = Attempt(tmp_path / "job")
-    heartbeats.create(made.directory / "heartbeat", 4)
-    return made
+def attempt(make_attempt: Callable[[Path], Attempt], tmp_path: Path) -> Attempt:
+    return make_attempt(tmp_path)

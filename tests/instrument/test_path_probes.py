@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.instrument._supervise_shim.path_probes import LISTED, MISSING, PER_FOLDER, PathProbes
+from tests.jobs import light
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,6 +185,7 @@ import os, pathlib, pickle, sys, threading
 assert '_supervise_shim.path_probes' not in sys.modules and type(os.stat).__name__ == 'builtin_function_or_method'
 import warnings; warnings.simplefilter('ignore')
 import torch
+LIGHT
 wrapped = os.stat
 assert '_supervise_shim.path_probes' in sys.modules and type(wrapped).__name__ == 'function'
 assert not os.path.exists('ckpt.pt') and not pathlib.Path('other.pt').exists() and not os.path.exists('cache.pt')
@@ -193,7 +195,7 @@ if not os.fork():
     os._exit(type(os.stat).__name__ != 'builtin_function_or_method')
 assert os.wait()[1] == 0
 layer = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+optimizer = light_sgd(torch, layer.parameters())
 HOW
 for name in ('stat', 'lstat', 'access', 'listdir', 'scandir'):
     assert type(getattr(os, name)).__name__ == 'builtin_function_or_method', name
@@ -214,7 +216,7 @@ HOW = {"a step": "layer.weight.grad = torch.ones(2, 2); optimizer.step()", "a ba
 def test_what_is_saved_after_the_first_step_tells_whether_it_was_asked_for_and_in_a_directory_of_whose_making(
     attempt: Attempt, tmp_path: Path, how: str
 ) -> None:
-    done = attempt.run("-c", SCRIPT.replace("HOW", how), cwd=tmp_path)
+    done = attempt.run("-c", SCRIPT.replace("HOW", how).replace("LIGHT", light.IMPORT), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     rows = [json.loads(line) for line in (attempt.directory / "saves-0.jsonl").read_text().splitlines()]
     told = {(row["path"][len(str(tmp_path)) + 1 :], row["what"]): row for row in rows if row["what"] != "ended"}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.observe import error_files
+from tests.jobs import light
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 
 #: What trains, once or until it fails.
-LOOP = """
+LOOP = f"""
+{light.IMPORT}
 import torch
 def train(self, fail=False, model=None):
     model = model or torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = light_sgd(torch, model.parameters())
     if fail:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     for _ in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,35 +15,17 @@ import pytest
 from supervisor.instrument._supervise_shim.save_log import SaveLog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import Attempt
 
 pytestmark = pytest.mark.process
 
 HEAD = """
-import io, os, pathlib, shutil, sys, tempfile, threading
+import io, os, pathlib, shutil, sys, tempfile, threading, traceback
 import warnings; warnings.simplefilter('ignore')
 import torch, torch.distributed.checkpoint as dcp
-here = pathlib.Path.cwd()
 """
-
-
-def rows_of(attempt: Attempt, kind: str) -> list[dict[str, Any]]:
-    """Return what the one rank told."""
-    return [json.loads(line) for line in (attempt.directory / f"{kind}-0.jsonl").read_text().splitlines()]
-
-
-def run(attempt: Attempt, place: Path, script: str, code: int = 0) -> list[dict[str, Any]]:
-    """Run a rank to its end and return what it told of its saves."""
-    done = attempt.run("-c", HEAD + script, cwd=place)
-    assert (done.returncode, done.stderr) == (code, "")
-    return rows_of(attempt, "saves")
-
-
-def identity(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
-
-
 #: Ways to save the file NAME.
 SAVES = (
     "torch.save({}, NAME)",
@@ -51,19 +34,6 @@ SAVES = (
     "import safetensors.torch as s; s.save_file({'w': torch.ones(2)}, NAME)",
     "from safetensors.torch import save_file; save_file({'w': torch.ones(2)}, filename=NAME)",
 )
-
-
-def test_a_save_tells_where_it_began_and_what_stood_there_when_it_ended(attempt: Attempt, tmp_path: Path) -> None:
-    rows = run(attempt, tmp_path, "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(SAVES)))
-    assert len(rows) == 2 * len(SAVES)
-    for number, way in enumerate(SAVES):
-        began, ended = rows[2 * number : 2 * number + 2]
-        saved = tmp_path / f"{number}.pt"
-        assert (began["what"], began["path"], began["was"], began["file"]) == ("began", str(saved), None, False), way
-        assert (ended["what"], ended["path"], ended["n"], ended["well"]) == ("ended", str(saved), began["n"], True), way
-        assert ended["now"] == identity(saved), way
-
-
 #: Ways in which a file gets its final NAME.
 RENAMES = (
     "torch.save({}, 'a.tmp'); os.replace('a.tmp', NAME)",
@@ -74,27 +44,6 @@ RENAMES = (
     "f = tempfile.NamedTemporaryFile(dir='.', delete=False); torch.save({}, f); f.close(); os.replace(f.name, NAME)",
     "os.mkdir('tmp'); torch.save({}, 'tmp/b.pt'); os.rename('tmp', 'step_1'); os.rename('step_1/b.pt', NAME)",
 )
-
-
-def test_the_final_name_is_told(attempt: Attempt, tmp_path: Path) -> None:
-    rows = run(attempt, tmp_path, "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(RENAMES)))
-    told = {row["path"]: row["now"] for row in rows if row["what"] == "renamed"}
-    for number, way in enumerate(RENAMES):
-        saved = tmp_path / f"{number}.pt"
-        assert told.get(str(saved)) == identity(saved), way
-
-
-def test_other_renames_are_nobody_s_business(attempt: Attempt, tmp_path: Path) -> None:
-    rows = run(attempt, tmp_path, "torch.save({}, 'a.pt'); open('x', 'w'); os.replace('x', 'y'); os.rename(src='y', dst='z')")
-    assert [row["what"] for row in rows] == ["began", "ended"]
-    assert (tmp_path / "z").exists()
-
-
-def test_a_rename_fails_as_it_would_without_us(attempt: Attempt, tmp_path: Path) -> None:
-    done = attempt.run("-c", HEAD + "os.replace('missing', 'x')", cwd=tmp_path)
-    assert "FileNotFoundError: [Errno 2] No such file or directory: 'missing' -> 'x'" in done.stderr
-
-
 DCP = """
 state = {'w': torch.ones(4)}
 dcp.save(state, checkpoint_id='step_1')
@@ -105,8 +54,13 @@ dcp.async_save(state, checkpoint_id=here / 'step_3').result()
 dcp.load(state, storage_reader=dcp.FileSystemReader('step_2'))
 torch.distributed.destroy_process_group()
 """
-
-
+OPENED = """
+import safetensors, safetensors.torch as s
+s.save_file({'w': torch.ones(2)}, 'm.safetensors')
+assert s.load_file('m.safetensors')['w'].sum() == 2
+with safetensors.safe_open('m.safetensors', framework='pt') as opened:
+    assert list(opened.keys()) == ['w']
+"""
 RESUME = """
 from torch.distributed.checkpoint.state_dict import get_state_dict
 model = torch.nn.Linear(2, 2)
@@ -118,67 +72,146 @@ model(torch.ones(2)).sum().backward()
 optimizer.step()
 dcp.load({'w': torch.ones(4)}, checkpoint_id='step_1')
 """
+#: name of a directory → what one rank does there. torch costs seconds in each process, so all of them are done by one, in this order.
+PARTS = {
+    "saves": "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(SAVES)),
+    "renames": "\n".join(f"NAME = '{number}.pt'; {way}" for number, way in enumerate(RENAMES)),
+    "other renames": "torch.save({}, 'a.pt'); open('x', 'w'); os.replace('x', 'y'); os.rename(src='y', dst='z')",
+    "failed rename": "try:\n    os.replace('missing', 'x')\nexcept OSError:\n    traceback.print_exc(file=open('said', 'w'))",
+    "failed save": "try:\n    torch.save({'x': lambda: 0}, 'a.pt')\nexcept Exception: pass",
+    "nameless": "torch.save({}, io.BytesIO()); torch.save({}, os.fdopen(os.open('n', 65), 'wb')); torch.save({}, 'a.pt')",
+    "fork": (
+        "torch.save({}, 'a.pt')\n"
+        "if not os.fork():\n    torch.save({}, 'b.pt'); os.replace('b.pt', 'c.pt'); os._exit(0)\n"
+        "assert os.wait()[1] == 0"
+    ),
+    "safetensors": OPENED,
+    "directories": DCP,
+    "resume": RESUME,
+}
+#: What a second rank does: many saves, and at last one that its end cuts off.
+LAST_PARTS = {
+    "many": "for i in range(1200):\n    torch.save(i, 'ckpt.pt'); torch.save(i, f'{i}.pt')",
+    "cut off": "class Dies:\n    def __reduce__(self):\n        os._exit(3)\ntorch.save({}, 'a.pt')\ntorch.save(Dies(), 'a.pt')",
+}
 
 
-def test_a_step_by_which_an_optimizer_s_state_is_made_is_none_of_the_training(attempt: Attempt, tmp_path: Path) -> None:
-    run(attempt, tmp_path, RESUME)
-    assert [row["steps"] for row in rows_of(attempt, "loads")] == [0, 1]
+@dataclass(frozen=True)
+class Done:
+    """What a rank did and noted."""
+
+    place: Path
+    directory: Path
+
+    def rows(self, part: str, kind: str = "saves") -> list[dict[str, Any]]:
+        """Return what was noted of the directory of that part."""
+        rows: list[dict[str, Any]] = [json.loads(line) for line in (self.directory / f"{kind}-0.jsonl").read_text().splitlines()]
+        return [row for row in rows if row["path"].startswith(f"{self.place / part}/")]
 
 
-def test_a_directory_is_told_as_one(attempt: Attempt, tmp_path: Path) -> None:
-    rows = run(attempt, tmp_path, DCP)
+def run(make_attempt: Callable[[Path], Attempt], place: Path, parts: dict[str, str], code: int) -> Done:
+    """Run a rank to its end."""
+    script = HEAD
+    for name, text in parts.items():
+        (place / name).mkdir()
+        script += f"os.chdir({str(place / name)!r}); here = pathlib.Path.cwd()\n{text}\n"
+    attempt = make_attempt(place)
+    done = attempt.run("-c", script)
+    assert (done.returncode, done.stderr) == (code, "")
+    return Done(place, attempt.directory)
+
+
+@pytest.fixture(scope="module")
+def done(make_attempt: Callable[[Path], Attempt], tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """Have one rank do all PARTS."""
+    return run(make_attempt, tmp_path_factory.mktemp("saves"), PARTS, 0)
+
+
+@pytest.fixture(scope="module")
+def died(make_attempt: Callable[[Path], Attempt], tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """Have one rank do all LAST_PARTS."""
+    return run(make_attempt, tmp_path_factory.mktemp("cut-off"), LAST_PARTS, 3)
+
+
+def identity(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def test_a_save_tells_where_it_began_and_what_stood_there_when_it_ended(done: Done) -> None:
+    rows = done.rows("saves")
+    assert len(rows) == 2 * len(SAVES)
+    for number, way in enumerate(SAVES):
+        began, ended = rows[2 * number : 2 * number + 2]
+        saved = done.place / "saves" / f"{number}.pt"
+        assert (began["what"], began["path"], began["was"], began["file"]) == ("began", str(saved), None, False), way
+        assert (ended["what"], ended["path"], ended["n"], ended["well"]) == ("ended", str(saved), began["n"], True), way
+        assert ended["now"] == identity(saved), way
+
+
+def test_the_final_name_is_told(done: Done) -> None:
+    told = {row["path"]: row["now"] for row in done.rows("renames") if row["what"] == "renamed"}
+    for number, way in enumerate(RENAMES):
+        saved = done.place / "renames" / f"{number}.pt"
+        assert told.get(str(saved)) == identity(saved), way
+
+
+def test_other_renames_are_nobody_s_business(done: Done) -> None:
+    assert [row["what"] for row in done.rows("other renames")] == ["began", "ended"]
+    assert (done.place / "other renames" / "z").exists()
+
+
+def test_a_rename_fails_as_it_would_without_us(done: Done) -> None:
+    said = (done.place / "failed rename" / "said").read_text()
+    assert said.endswith("FileNotFoundError: [Errno 2] No such file or directory: 'missing' -> 'x'\n")
+
+
+def test_a_step_by_which_an_optimizer_s_state_is_made_is_none_of_the_training(done: Done) -> None:
+    assert [row["steps"] for row in done.rows("resume", "loads")] == [0, 1]
+
+
+def test_a_directory_is_told_as_one(done: Done) -> None:
+    rows, place = done.rows("directories"), done.place / "directories"
     for step in (1, 2, 3):
-        mine = [row for row in rows if row["path"] == str(tmp_path / f"step_{step}")]
+        mine = [row for row in rows if row["path"] == str(place / f"step_{step}")]
         assert {row["what"] for row in mine} == {"began", "ended"}, step
         assert {row["n"] for row in mine if row["what"] == "began"} == {row["n"] for row in mine if row["what"] == "ended"}, step
         assert all(row["now"][2] == -1 and row["well"] for row in mine if row["what"] == "ended")
-    assert {Path(row["path"]).parent for row in rows} == {tmp_path}, "a shard was told by itself"
-    assert [(Path(row["path"]).name, row["via"]) for row in rows_of(attempt, "loads")] == [("step_2", "dcp")]
+    assert {Path(row["path"]).parent for row in rows} == {place}, "a shard was told by itself"
+    assert [(Path(row["path"]).name, row["via"]) for row in done.rows("directories", "loads")] == [("step_2", "dcp")]
 
 
-def test_a_save_that_was_cut_off_began_and_never_ended(attempt: Attempt, tmp_path: Path) -> None:
-    script = "class Dies:\n    def __reduce__(self):\n        os._exit(3)\ntorch.save({}, 'a.pt')\ntorch.save(Dies(), 'a.pt')"
-    rows = run(attempt, tmp_path, script, 3)
-    assert [(row["what"], row["n"]) for row in rows] == [("began", 1), ("ended", 1), ("began", 2)]
+def test_a_save_that_was_cut_off_began_and_never_ended(died: Done) -> None:
+    rows = died.rows("cut off")
+    first = rows[0]["n"]
+    assert [(row["what"], row["n"]) for row in rows] == [("began", first), ("ended", first), ("began", first + 1)]
     assert rows[2]["was"] == rows[1]["now"]
 
 
-def test_a_save_that_raised_did_not_end_well(attempt: Attempt, tmp_path: Path) -> None:
-    rows = run(attempt, tmp_path, "try:\n    torch.save({'x': lambda: 0}, 'a.pt')\nexcept Exception: pass")
-    assert [row.get("well") for row in rows] == [None, False]
+def test_a_save_that_raised_did_not_end_well(done: Done) -> None:
+    assert [row.get("well") for row in done.rows("failed save")] == [None, False]
 
 
-def test_what_has_no_name_is_not_told_and_saves_all_the_same(attempt: Attempt, tmp_path: Path) -> None:
-    rows = run(attempt, tmp_path, "torch.save({}, io.BytesIO()); torch.save({}, os.fdopen(os.open('n', 65), 'wb')); torch.save({}, 'a.pt')")
-    assert {row["path"] for row in rows} == {str(tmp_path / "a.pt")}
-    assert (tmp_path / "n").stat().st_size
+def test_what_has_no_name_is_not_told_and_saves_all_the_same(done: Done) -> None:
+    assert {Path(row["path"]).name for row in done.rows("nameless")} == {"a.pt"}
+    assert (done.place / "nameless" / "n").stat().st_size
 
 
-def test_the_file_stays_small_and_keeps_the_newest_of_each_path(attempt: Attempt, tmp_path: Path) -> None:
-    rows = run(attempt, tmp_path, "for i in range(1200):\n    torch.save(i, 'ckpt.pt'); torch.save(i, f'{i}.pt')")
-    assert (attempt.directory / "saves-0.jsonl").stat().st_size <= 300 << 10
-    assert [row["path"] for row in rows[-4:]] == [str(tmp_path / "ckpt.pt")] * 2 + [str(tmp_path / "1199.pt")] * 2
-    assert rows[-3]["now"] == identity(tmp_path / "ckpt.pt")
-    assert os.listdir(attempt.directory).count("saves-0.jsonl.half") == 0  # noqa: PTH208 - as short as it gets
+def test_the_file_stays_small_and_keeps_the_newest_of_each_path(died: Done) -> None:
+    rows, place = died.rows("many"), died.place / "many"
+    assert (died.directory / "saves-0.jsonl").stat().st_size <= 300 << 10
+    assert [row["path"] for row in rows[-4:]] == [str(place / "ckpt.pt")] * 2 + [str(place / "1199.pt")] * 2
+    assert rows[-3]["now"] == identity(place / "ckpt.pt")
+    assert os.listdir(died.directory).count("saves-0.jsonl.half") == 0  # noqa: PTH208 - as short as it gets
 
 
-def test_a_forked_child_tells_nothing(attempt: Attempt, tmp_path: Path) -> None:
-    script = "torch.save({}, 'a.pt')\nif not os.fork():\n    torch.save({}, 'b.pt'); os.replace('b.pt', 'c.pt'); os._exit(0)\nos.wait()"
-    rows = run(attempt, tmp_path, script)
-    assert {row["path"] for row in rows} == {str(tmp_path / "a.pt")}
-    assert (tmp_path / "c.pt").exists()
+def test_a_forked_child_tells_nothing(done: Done) -> None:
+    assert {Path(row["path"]).name for row in done.rows("fork")} == {"a.pt"}
+    assert (done.place / "fork" / "c.pt").exists()
 
 
-def test_safetensors_that_are_opened_are_loads(attempt: Attempt, tmp_path: Path) -> None:
-    script = """
-import safetensors, safetensors.torch as s
-s.save_file({'w': torch.ones(2)}, 'm.safetensors')
-assert s.load_file('m.safetensors')['w'].sum() == 2
-with safetensors.safe_open('m.safetensors', framework='pt') as opened:
-    assert list(opened.keys()) == ['w']
-"""
-    run(attempt, tmp_path, script)
-    told = [(Path(row["path"]).name, row["via"], row["complete"], row["steps"]) for row in rows_of(attempt, "loads")]
+def test_safetensors_that_are_opened_are_loads(done: Done) -> None:
+    told = [(Path(row["path"]).name, row["via"], row["complete"], row["steps"]) for row in done.rows("safetensors", "loads")]
     assert told == [("m.safetensors", "safetensors", True, 0)] * 2
 
 

@@ -21,6 +21,7 @@ from supervisor.agent import save_agreement
 from supervisor.observe import heartbeats
 from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.progress_sampler import is_saved
+from tests.jobs import light
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ for call in range(1, 4000):
 dist.destroy_process_group()
 """
 #: One process that saves as it is told, goes on or not, and says so by its flags.
-SAVER = """
+SAVER = f"""
+{light.IMPORT}
 import os, sys, torch
 from supervisor import worker
 how = sys.argv[1]
 model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = light_sgd(torch, model.parameters())
 def step():
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()

@@ -14,30 +14,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from job_parts import Job, add_arguments
+from light import light_sgd
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def light_sgd(torch: Any, parameters: Any) -> Any:
-    """Return an SGD with momentum that steps without importing torch._dynamo; the optimizer's hooks run as in torch's own."""
-    for method in vars(torch.optim.Optimizer).values():
-        wrapped = getattr(method, "__wrapped__", None)
-        if wrapped is not None:  # as if torch._dynamo.disable had wrapped it already (torch/_compile.py keeps its answer there)
-            wrapped.__dict__.setdefault("__dynamo_disable", wrapped)
-
-    class LightSGD(torch.optim.Optimizer):  # type: ignore[misc]  # torch is a value here
-        def __init__(self) -> None:
-            super().__init__(parameters, {"lr": 0.05})
-
-        def step(self) -> None:
-            with torch.no_grad():
-                for parameter in self.param_groups[0]["params"]:
-                    momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                    momentum.mul_(0.9).add_(parameter.grad)
-                    parameter.sub_(momentum, alpha=0.05)
-
-    return LightSGD()
 
 
 def plain_sgd(torch: Any, parameters: Any) -> Any:

@@ -136,10 +136,9 @@ class AttemptWatch:
 
         def of_exceptions() -> Iterable[Evidence]:
             raised = collect.errors(directory, ranks, self._clock, since_ns, deaths)
-            return collect.claims((*raised, *launcher.facts()), self._signatures)
+            return (*raised, *collect.claims((*raised, *launcher.facts()), self._signatures))
 
         return {
-            "error files": lambda: collect.errors(directory, ranks, self._clock, since_ns, deaths),
             "exceptions": of_exceptions,
             "heartbeats": lambda: collect.beats(directory / "heartbeat"),
             "saves": lambda: collect.saves(directory),

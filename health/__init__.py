@@ -1,1 +1,58 @@
-"""What a node's hardware, system and network say of themselves, and what follows from it. Usable alone; `supervise doctor` shows it."""
+"""What is wrong with this node: its GPUs, system, disks and network, and what repairs it. Usable without the supervisor.
+
+    from health import Ask, examine
+
+    found = examine(Ask(paths=("/data/checkpoints",)))
+    for result in found.results:
+        print(result.result, result.check, result.reason, result.command)
+
+`python -m health` prints the same. docs/library-health.md explains each name. Each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from health.doctor import Diagnosis, Doctor, examine
+    from health.model import Ask, Check, CheckResult, Reading, Readings, Repair, Result
+    from health.registry import Plugged
+    from health.thresholds import Thresholds
+
+__all__ = [
+    "Ask",
+    "Check",
+    "CheckResult",
+    "Diagnosis",
+    "Doctor",
+    "Plugged",
+    "Reading",
+    "Readings",
+    "Repair",
+    "Result",
+    "Thresholds",
+    "examine",
+]
+
+_MODULES: Final = {
+    "Diagnosis": "health.doctor",
+    "Doctor": "health.doctor",
+    "examine": "health.doctor",
+    "Plugged": "health.registry",
+    "Thresholds": "health.thresholds",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 -- the interface of a module
+    """Import a public name."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_MODULES.get(name, "health.model")), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return all names, also those that are not imported yet."""
+    return sorted({*globals(), *__all__})

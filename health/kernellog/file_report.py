@@ -1,10 +1,4 @@
-"""`supervise doctor --kernel-log FILE`: judges a saved log.
-
-In: a file's name, `-` for stdin. Out: on stdout one JSON object per finding and line, or a table for people; the exit code: 69 where
-something is to be repaired before the node is used (critical), else 0. It is read as it comes, so that a log of any length takes little
-memory. What can fail is reading and writing (OSError), and a file that is no text of a log (ValueError with the command that makes one of
-it). Nothing is kept.
-"""
+"""Judges a saved kernel log, read as it comes, so that a log of any length takes little memory."""
 
 from __future__ import annotations
 
@@ -60,6 +54,12 @@ _COMMANDS: Final = {
 }
 
 
+class LogUnreadableError(Exception):
+    """A file that cannot be read. hint: what to name instead."""
+
+    hint: Final = "Name a file that can be read, or `-` for standard input: `dmesg | supervise doctor --kernel-log -`."
+
+
 class LogFormError(ValueError):
     """A file that is no text of a log. hint: what makes one of it."""
 
@@ -91,7 +91,7 @@ def opened(path: str) -> Iterator[TextIO]:
                     yield _text(unpacked, unpacked.peek(_BEGINNING))
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise LogFormError(
-                    f"its gzip is damaged: {error}", f"Correlator what is left: `gzip -dc {path} | supervise doctor --kernel-log -`."
+                    f"its gzip is damaged: {error}", f"Judge what is left: `gzip -dc {path} | supervise doctor --kernel-log -`."
                 ) from error
         else:
             yield _text(data, begins)
@@ -130,13 +130,29 @@ class _Noted:
         return text
 
 
+def report(path: str, out: TextIO, *, as_json: bool) -> int:
+    """Print what a saved log shows, as JSON one object a line; `-` is standard input. Return 69 for a critical finding, else 0.
+
+    Raises LogUnreadableError, LogFormError; OSError where nothing can be printed.
+    """
+    name = "standard input" if path == "-" else path or "''"
+    try:
+        with opened(path) as stream:
+            judged = judge_stream(stream)
+    except OSError as error:
+        raise LogUnreadableError(f"kernel log not readable: {name}: {error.strerror or error}") from error
+    except LogFormError as error:
+        raise LogFormError(f"no text of a kernel log: {name}: {error}", error.hint) from error
+    return show(judged, as_json=as_json, out=out)
+
+
 def judge(text: str) -> tuple[Finding, ...]:
     """Return the findings of a log's text, in its order. Raises LogFormError."""
     return _judged(_Noted(StringIO(text))).findings
 
 
 def judge_stream(stream: TextIO) -> Judged:
-    """Correlator a log as it is read. Raises OSError, LogFormError; that also of a text in which no line can be the kernel's."""
+    """Judge a log as it is read. Raises OSError, LogFormError; that also of a text in which no line can be the kernel's."""
     noted = _Noted(stream)
     judged = _judged(noted)
     if noted.has_text and not judged.messages:
@@ -146,14 +162,14 @@ def judge_stream(stream: TextIO) -> Judged:
 
 
 def _judged(stream: parse.Source) -> Judged:
-    judged, messages = Correlator(), 0
+    correlator, messages = Correlator(), 0
     try:
         for entry in parse.streamed(stream):
-            judged.take(entry)
+            correlator.take(entry)
             messages += 1
     except parse.LogTooLongError as error:
         raise LogFormError(str(error), "Save it one object a line: `journalctl -k -o json > FILE`.") from error
-    return Judged(judged.findings(), messages, judged.forgotten)
+    return Judged(correlator.findings(), messages, correlator.forgotten)
 
 
 def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:

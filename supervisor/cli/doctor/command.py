@@ -75,8 +75,7 @@ def _doctor(
 
         for line in doctor_fix.fix(settings):
             stdio.say(line)
-    from health import doctor  # noqa: PLC0415
-    from health.model import Ask  # noqa: PLC0415
+    from health import Ask, Doctor, render  # noqa: PLC0415
     from supervisor.config.health import directories, healthset  # noqa: PLC0415
     from supervisor.job import identity  # noqa: PLC0415
     from supervisor.launch import rendezvous  # noqa: PLC0415
@@ -93,8 +92,8 @@ def _doctor(
         need_bytes=_largest(patterns, str(here)),
     )
     chosen = healthset(settings)
-    looking = doctor.Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=watch_s is not None)
-    return doctor.run(looking, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
+    doctor = Doctor(ask, limits=chosen.limits, plugged=chosen.plugged, lasting=watch_s is not None)
+    return render.run(doctor, sys.stdout, as_json=as_json, in_full=in_full, watch_s=watch_s)
 
 
 def _largest(patterns: Sequence[str], cwd: str) -> int:
@@ -129,13 +128,7 @@ def _refuse_both(instead: dict[str, bool], of_this_node: dict[str, bool]) -> Non
 def _kernel_log(path: str, *, as_json: bool) -> int:
     from health.kernellog import file_report  # noqa: PLC0415  for this command only
 
-    name = "standard input" if path == "-" else path or "''"
     try:
-        with file_report.opened(path) as stream:
-            judged = file_report.judge_stream(stream)
-    except OSError as error:
-        hint = "Name a file that can be read, or `-` for standard input: `dmesg | supervise doctor --kernel-log -`."
-        raise SuperviseError(f"kernel log not readable: {name}: {error.strerror or error}", hint=hint, exit_code=ExitCode.USAGE) from error
-    except file_report.LogFormError as error:
-        raise SuperviseError(f"no text of a kernel log: {name}: {error}", hint=error.hint, exit_code=ExitCode.USAGE) from error
-    return file_report.show(judged, as_json=as_json, out=sys.stdout)
+        return file_report.report(path, sys.stdout, as_json=as_json)
+    except (file_report.LogUnreadableError, file_report.LogFormError) as error:
+        raise SuperviseError(str(error), hint=error.hint, exit_code=ExitCode.USAGE) from error

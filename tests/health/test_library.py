@@ -1,0 +1,91 @@
+"""`health` alone: its public names, its example, and its command."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import health
+from health import Ask, Doctor, Plugged, Result, Thresholds, examine
+
+PAGE = (Path(__file__).parents[2] / "docs" / "library-health.md").read_text("utf-8")
+PROBE = """
+from health import Reading
+def read(ask):
+    yield Reading("rack", "host", "rack.water_c", 41.5)
+"""
+CHECK = """
+from health import Check, CheckResult, Result
+def water(now, before, limits):
+    yield CheckResult("rack_water", "host", Result.FAILED, f"{now.number('rack.water_c')} of {limits.hbm_max_c}")
+CHECKS = {"rack_water": Check(("rack",), water)}
+"""
+
+
+def python(*words: str, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=cwd, input=stdin, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 -- ours
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    assert set(health.__all__) <= set(dir(health))
+    for name in health.__all__:
+        assert getattr(health, name).__module__.startswith("health.")
+        assert re.search(rf"`{name}\b", PAGE), f"docs/library-health.md does not name {name}"
+    with pytest.raises(AttributeError, match="diagnose"):
+        health.diagnose  # noqa: B018 -- that it is asked for
+
+
+def test_importing_it_imports_nothing_else(tmp_path: Path) -> None:
+    code = "import sys; before = set(sys.modules); import health; print(sorted({*sys.modules} - before))"
+    loaded = python("-c", code, cwd=tmp_path).stdout
+    assert not re.search(r"health\.|torch|psutil|rich", loaded), loaded
+
+
+@pytest.mark.process
+def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    done = python("-c", example, cwd=tmp_path)
+    assert done.returncode in (0, 69), done.stderr
+    assert not done.stderr
+
+
+@pytest.mark.process
+def test_a_probe_and_a_check_of_one_s_own_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rackprobe.py").write_text(PROBE)
+    (tmp_path / "rackcheck.py").write_text(CHECK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    plugged = Plugged({"rack": "rackprobe"}, {"rack_water": "rackcheck"})
+    found = examine(Ask(paths=(str(tmp_path),)), limits=Thresholds(hbm_max_c=88), plugged=plugged)
+    (water,) = (one for one in found.results if one.check == "rack_water")
+    assert (water.result, water.reason, found.exit_code) == (Result.FAILED, "41.5 of 88", 69)
+    assert any(one.subject == f"path:{tmp_path}" for one in found.results)
+    doctor = Doctor(Ask(), lasting=True)
+    try:
+        first, second = ({one.check for one in doctor.examine().results} for _ in range(2))
+        assert first <= second, "with a baseline more can be judged"
+    finally:
+        doctor.close()
+
+
+@pytest.mark.process
+def test_the_command_prints_what_examine_returns(tmp_path: Path) -> None:
+    done = python("-m", "health", "--json", cwd=tmp_path)
+    diagnosis = json.loads(done.stdout)
+    assert done.returncode == (0 if diagnosis["fit"] else 69)
+    assert f"path:{tmp_path}" in {row["subject"] for row in diagnosis["results"]}
+
+
+def test_the_command_judges_a_saved_kernel_log(tmp_path: Path) -> None:
+    line = "[5.000000] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n"
+    done = python("-m", "health", "--json", "--kernel-log", "-", cwd=tmp_path, stdin=line)
+    assert (done.returncode, json.loads(done.stdout)["code"]) == (69, 79)
+    done = python("-m", "health", "--kernel-log", "no-such-file", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "kernel log not readable: no-such-file" in done.stderr
+    assert python("-m", "health", "--watch", "0", cwd=tmp_path).returncode == 2

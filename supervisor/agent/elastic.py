@@ -27,9 +27,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
+from supervisor.agent.link import with_words
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import AttemptEnvironment, RankHandler
-from supervisor.launch.environment import with_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

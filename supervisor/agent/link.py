@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 #: The agent's exit code where it refused to run because torch is not as it needs it (supervisor/agent/selfcheck.py).
 UNFIT = 79
@@ -189,3 +189,15 @@ class AgentLink:
                     yield parse(line)
             except OSError:
                 return
+
+
+def replaced(word: str, words: Mapping[str, str]) -> str:
+    """Return `word` with each placeholder replaced."""
+    for placeholder, value in words.items():
+        word = word.replace(placeholder, value)
+    return word
+
+
+def with_words(command: Sequence[str], words: Mapping[str, str]) -> list[str]:
+    """Return the command with its placeholders replaced."""
+    return [replaced(word, words) for word in command]

@@ -12,12 +12,11 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.agent.ranks import MonitoredRank
 
 READ_DEADLINE_S = 1.0
 MOST_BYTES = 1024 * 1024  # of an error file; what `@record` writes is an exception's text and its traceback
@@ -34,7 +33,23 @@ class TorchErrorFiles:
     tails: list[dict[str, object]] = field(default_factory=list)
 
 
-def read(ranks: Sequence[MonitoredRank]) -> TorchErrorFiles:
+class RankFiles(Protocol):
+    """A rank, and the files that torch gave it: see MonitoredRank."""
+
+    @property
+    def rank(self) -> int:
+        """Its global rank."""
+
+    @property
+    def error_file(self) -> str:
+        """Where `@record` writes an exception, "" for nowhere."""
+
+    @property
+    def logs(self) -> tuple[tuple[str, str], ...]:
+        """The streams that torch redirected to files: (stream name, path)."""
+
+
+def read(ranks: Sequence[RankFiles]) -> TorchErrorFiles:
     """Read them, in a thread of its own."""
     found = TorchErrorFiles()
 

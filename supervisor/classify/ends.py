@@ -28,7 +28,7 @@ from supervisor.core.model import Cause
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from supervisor.classify.engine import Candidate
+    from supervisor.classify.candidate import CauseCandidate
     from supervisor.core.model import Evidence
 
 #: The causes to which recovery answers with more than a restart: a wrong one does harm, and UNKNOWN does not.
@@ -66,7 +66,7 @@ def _in_table(fact: Evidence) -> bool:
     return fact.source == "exit" and fact.line > 0 and next((v for k, v in fact.fields if k == "line"), "").startswith("exitcode")
 
 
-def heard(candidates: Sequence[Candidate], facts: Sequence[Evidence]) -> list[Candidate]:
+def heard(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) -> list[CauseCandidate]:
     """Return the candidates that may be a cause."""
     telling = [c for c in candidates if _ended_its_rank(c)]
     ended = {f.rank for f in facts if f.name == "ended_by_us"}
@@ -93,7 +93,7 @@ def _is_text(fact: Evidence) -> bool:
     return fact.free_text and (fact.source == "log" or (fact.source == "kernel" and fact.line > 0))
 
 
-def _ended_its_rank(candidate: Candidate) -> bool:
+def _ended_its_rank(candidate: CauseCandidate) -> bool:
     """Whether it is the exception that ended a rank, and one that says something of its own."""
     fact = candidate.fact
     if fact.free_text or fact.source not in {"log", "error_file"} or (fact.claim is None and fact.name not in EXCEPTIONS):
@@ -101,7 +101,7 @@ def _ended_its_rank(candidate: Candidate) -> bool:
     return not exits.is_consequence(fact.text) and not exits.hands_on(fact.text)
 
 
-def _outranks(end: Candidate, other: Candidate, ended: set[int | None], tables: Sequence[int]) -> bool:
+def _outranks(end: CauseCandidate, other: CauseCandidate, ended: set[int | None], tables: Sequence[int]) -> bool:
     """Whether what ended a rank leaves no room for what else is said of it."""
     if not _is_text(other.fact) or _may_follow(end, other):
         return False
@@ -115,14 +115,14 @@ def _outranks(end: Candidate, other: Candidate, ended: set[int | None], tables: 
     return end.row.cause is not other.row.cause and end.fact.line > other.fact.line and not between
 
 
-def _may_follow(end: Candidate, other: Candidate) -> bool:
+def _may_follow(end: CauseCandidate, other: CauseCandidate) -> bool:
     after = end.row.after
     if _ANY in after:  # a module that is missing is weak as a mere line, for programs try imports; as the end it is no consequence
         return end.fact.claim is None or end.row.cause is not Cause.USER_CODE
     return other.row.cause.value in after
 
 
-def _is_no_end(candidate: Candidate, signal: Evidence) -> bool:
+def _is_no_end(candidate: CauseCandidate, signal: Evidence) -> bool:
     """Whether a rank's signal leaves no room for a line that tells of an exception."""
     fact = candidate.fact
     if not _is_text(fact) or fact.source == "kernel" or candidate.row.cause not in JOB_CHANGING:

@@ -15,10 +15,11 @@ Every fact that speaks of a cause is a candidate. Then three rules, in this orde
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import ends, exits, footers, gpumemory, xid
+from supervisor.classify.candidate import CONVINCING, CauseCandidate
 from supervisor.classify.exceptions import UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
 from supervisor.core.model import Cause, Evidence, Verdict
@@ -31,10 +32,6 @@ ENDS = frozenset({"exit", "launcher"})
 #: Ends that need not be of who failed, as (name, text): of a program of its own accord, and by the launcher's TERM.
 NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 
-#: Below this nothing is convincing, and nothing is a cause of something else.
-CONVINCING = 0.4
-#: Candidates within one class are told apart by time alone.
-CLASSES = (0.9, 0.75, 0.55, CONVINCING)
 #: What is left of a claim that was followed by more training.
 SURVIVED = 0.5
 #: A kernel's record within a log that is surer than this is pasted there because it mattered, in front of what happened before it or not.
@@ -49,26 +46,6 @@ SUMMARY_CHARACTERS = 160
 MOST_BECAUSE = 10
 MOST_OF_A_KIND = 16
 MOST_FACTS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A cause that one fact speaks for. `guess`: no signature said so, only the kind of the end. `survived`: more training followed."""
-
-    fact: Evidence
-    row: exits.Row
-    guess: bool = False
-    survived: bool = False
-
-    @property
-    def rank(self) -> int | None:
-        """The rank that it is about."""
-        return self.fact.rank
-
-    @property
-    def level(self) -> int:
-        """Its class: 0 is the surest."""
-        return next((i for i, least in enumerate(CLASSES) if self.row.confidence >= least), len(CLASSES))
 
 
 def classify(evidence: Iterable[Evidence]) -> Verdict:
@@ -102,12 +79,12 @@ def _field(fact: Evidence, name: str) -> str:
     return next((value for key, value in fact.fields if key == name), "")
 
 
-def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Candidate]:
+def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[CauseCandidate]:
     """Return a candidate for each fact that speaks of a cause."""
     afterwards = _trained_until(facts)
     recently = _trained_until(facts, "recent_progress")
     ended = _tells_an_end(facts, afterwards)
-    found: list[Candidate] = []
+    found: list[CauseCandidate] = []
     for fact in facts:
         candidate = _candidate(fact, exceptions)
         if candidate is None:
@@ -128,10 +105,10 @@ def _may_be_survived(fact: Evidence) -> bool:
     return fact.source == "log" or (fact.source == "kernel" and fact.line > 0 and light)
 
 
-def _few_of_each(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _few_of_each(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
     """Return the first ones in time of each kind: a thousand ranks that say the same are told apart by nothing else."""
     counts: dict[tuple[str, str, Cause], int] = {}
-    kept: list[Candidate] = []
+    kept: list[CauseCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.fact.t or float("inf")):
         kind = (candidate.fact.source, candidate.fact.name, candidate.row.cause)
         counts[kind] = counts.get(kind, 0) + 1
@@ -154,17 +131,17 @@ def _tells_an_end(facts: Sequence[Evidence], afterwards: float) -> bool:
     )
 
 
-def _candidate(fact: Evidence, exceptions: Exceptions) -> Candidate | None:
+def _candidate(fact: Evidence, exceptions: Exceptions) -> CauseCandidate | None:
     if fact.claim is not None:
         claim = fact.claim
-        return Candidate(fact, exits.Row(claim.cause, claim.weight, claim.transient, claim.consequence_of))
+        return CauseCandidate(fact, exits.Row(claim.cause, claim.weight, claim.transient, claim.consequence_of))
     if (fact.source, fact.name) in UNCAUGHT:
         row = None if exceptions.claims.knows(fact) else _of_exception(fact, exceptions.trace(fact))
-        return Candidate(fact, row, guess=True) if row else None
+        return CauseCandidate(fact, row, guess=True) if row else None
     if fact.source in ENDS and fact.name in {"signal", "exit_code"}:
         return _of_end(fact)
     row = exits.BY_FACT.get((fact.source, fact.name))
-    return Candidate(fact, row) if row else None
+    return CauseCandidate(fact, row) if row else None
 
 
 def _of_exception(fact: Evidence, trace: str) -> exits.Row | None:
@@ -178,27 +155,27 @@ def _of_exception(fact: Evidence, trace: str) -> exits.Row | None:
     return replace(row, confidence=min(row.confidence, OF_A_TAIL)) if fact.source == "tail" else row
 
 
-def _of_end(fact: Evidence) -> Candidate | None:
+def _of_end(fact: Evidence) -> CauseCandidate | None:
     try:
         number = int(fact.text)
     except ValueError:
         return None
     signum = number if fact.name == "signal" else None if OWN_WORD in fact.fields else footers.signal_of(number)
     if signum is not None:
-        return Candidate(fact, exits.BY_SIGNAL.get(signum, exits.ANY_SIGNAL), guess=True)
+        return CauseCandidate(fact, exits.BY_SIGNAL.get(signum, exits.ANY_SIGNAL), guess=True)
     if number == 0:
         return None
-    return Candidate(fact, exits.PLAIN_EXIT_CODE if number == 1 else exits.OWN_EXIT_CODE, guess=True)
+    return CauseCandidate(fact, exits.PLAIN_EXIT_CODE if number == 1 else exits.OWN_EXIT_CODE, guess=True)
 
 
-def _roots(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _roots(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
     """Return the candidates that follow from no other, the most telling first."""
     convincing = [c for c in candidates if c.row.confidence >= CONVINCING]
     left = [c for c in convincing if not any(_follows(c, other) and not _follows(other, c) for other in convincing)]
     return sorted(left or convincing, key=lambda c: (c.level, c.fact.t or float("inf"), -c.row.confidence))
 
 
-def _follows(candidate: Candidate, other: Candidate) -> bool:
+def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether a candidate may be a mere consequence of another one."""
     mine, cause = candidate.row, other.row.cause
     if mine.cause == cause:
@@ -212,7 +189,7 @@ def _follows(candidate: Candidate, other: Candidate) -> bool:
     return _is_of_a_peer(candidate, other)
 
 
-def _is_of_its_own(candidate: Candidate, other: Candidate) -> bool:
+def _is_of_its_own(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether an abort follows from the exception of the same rank: C++ threads that are still there abort an interpreter that ends.
 
     Where the rank of one of the two is not known, the exception must have been printed first, and be no mere echo of a peer's end.
@@ -228,7 +205,7 @@ def _is_of_its_own(candidate: Candidate, other: Candidate) -> bool:
     return 0 < other.fact.line < candidate.fact.line and "*" not in other.row.after
 
 
-def _is_of_a_peer(candidate: Candidate, other: Candidate) -> bool:
+def _is_of_a_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether a guess by an exception's type gives way: another rank died of a signal, not after it as far as is known.
 
     A rank that loses its peer fails in many ways, but none of them kills the peer.
@@ -240,7 +217,7 @@ def _is_of_a_peer(candidate: Candidate, other: Candidate) -> bool:
     return not (other.fact.t and candidate.fact.t) or other.fact.t < candidate.fact.t
 
 
-def _unconvinced(facts: Sequence[Evidence], heard: Sequence[Candidate], candidates: Sequence[Candidate]) -> Verdict:
+def _unconvinced(facts: Sequence[Evidence], heard: Sequence[CauseCandidate], candidates: Sequence[CauseCandidate]) -> Verdict:
     """The verdict where no candidate is convincing: UNKNOWN if something failed, NONE if the log of a healthy job was read."""
     afterwards = _trained_until(facts)
     well = ends.well_ended(facts)
@@ -277,7 +254,9 @@ def _unconvinced(facts: Sequence[Evidence], heard: Sequence[Candidate], candidat
     )
 
 
-def _verdict(roots: Sequence[Candidate], candidates: Sequence[Candidate], facts: Sequence[Evidence], exceptions: Exceptions) -> Verdict:
+def _verdict(
+    roots: Sequence[CauseCandidate], candidates: Sequence[CauseCandidate], facts: Sequence[Evidence], exceptions: Exceptions
+) -> Verdict:
     best = roots[0]
     raised = exceptions.beside(best.fact)
     trace = exceptions.trace(raised) if raised else ""
@@ -312,7 +291,7 @@ def _rank_of_the_only_end(facts: Sequence[Evidence]) -> int | None:
     return next(iter(ended)) if len(ended) == 1 else None
 
 
-def _fingerprint(best: Candidate, facts: Sequence[Evidence], raised: Evidence | None, trace: str) -> str:
+def _fingerprint(best: CauseCandidate, facts: Sequence[Evidence], raised: Evidence | None, trace: str) -> str:
     fact = best.fact
     phase = _phase(facts, fact.rank)
     if fact.name in {"signal", "exit_code"}:
@@ -324,7 +303,9 @@ def _fingerprint(best: Candidate, facts: Sequence[Evidence], raised: Evidence | 
     return fingerprint(best.row.cause, kind, detail, frames_of(trace), phase)
 
 
-def _fields(best: Candidate, same: Sequence[Candidate], facts: Sequence[Evidence], raised: Evidence | None, trace: str) -> dict[str, str]:
+def _fields(
+    best: CauseCandidate, same: Sequence[CauseCandidate], facts: Sequence[Evidence], raised: Evidence | None, trace: str
+) -> dict[str, str]:
     """What recovery needs to know: the fields of the verdict's own evidence, the exception's type and place, the culprit's end."""
     found: dict[str, str] = dict(best.fact.fields) if best.fact.claim else {}
     for candidate in same:
@@ -347,7 +328,11 @@ def _fields(best: Candidate, same: Sequence[Candidate], facts: Sequence[Evidence
 
 
 def _because(
-    best: Candidate, same: Sequence[Candidate], candidates: Sequence[Candidate], facts: Sequence[Evidence], raised: Evidence | None
+    best: CauseCandidate,
+    same: Sequence[CauseCandidate],
+    candidates: Sequence[CauseCandidate],
+    facts: Sequence[Evidence],
+    raised: Evidence | None,
 ) -> tuple[Evidence, ...]:
     """The evidence that a verdict stands on: its own, what else is known of the culprit, then what followed from it."""
     listed: list[Evidence] = [best.fact, *_beside(best.rank, facts, best.fact)]
@@ -385,7 +370,7 @@ def _how(fact: Evidence) -> str:
     return f"was killed by {exits.signal_name(fact.text)}" if fact.name == "signal" else f"exited with code {fact.text}"
 
 
-def _summary(best: Candidate, facts: Sequence[Evidence], raised: Evidence | None) -> str:
+def _summary(best: CauseCandidate, facts: Sequence[Evidence], raised: Evidence | None) -> str:
     fact = best.fact
     if fact.source in ENDS and fact.name in {"signal", "exit_code"}:
         return f"{_who(fact, facts)} {_how(fact)}"

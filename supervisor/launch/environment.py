@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.agent.link import replaced
 from supervisor.job.sd_notify import strip
 from supervisor.launch import tracing
 
@@ -95,15 +96,3 @@ def handed(settings: Settings, command: Sequence[str], resume: CheckpointRef | N
     if knob.flag:
         arguments += [knob.flag, resume.path]
     return ResumeHandover(variables, (), tuple(arguments), words if ours else {})
-
-
-def replaced(word: str, words: Mapping[str, str]) -> str:
-    """Return `word` with each placeholder replaced."""
-    for placeholder, value in words.items():
-        word = word.replace(placeholder, value)
-    return word
-
-
-def with_words(command: Sequence[str], words: Mapping[str, str]) -> list[str]:
-    """Return the command with its placeholders replaced."""
-    return [replaced(word, words) for word in command]

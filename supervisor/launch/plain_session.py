@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from supervisor.agent.link import with_words
 from supervisor.core.events import AttemptStarted, LauncherExited, RankExited
 from supervisor.core.model import RankExit, RankInfo
-from supervisor.launch.environment import attempt_variables, handed, job_environment, with_words
+from supervisor.launch.environment import attempt_variables, handed, job_environment
 from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:

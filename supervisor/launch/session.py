@@ -18,12 +18,44 @@ from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBac
 from supervisor.core.model import Evidence
 from supervisor.job.job import Job
 from supervisor.launch.guardian_client import GuardianClient
-from supervisor.run.loop import Loop
 
 if TYPE_CHECKING:
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
+    from supervisor.core.events import Event
     from supervisor.core.model import RankExit
+    from supervisor.core.state import JobState
+    from supervisor.job.clock import Clock
     from supervisor.knobs.knob_set import AttemptCommand
+
+
+class DecidingLoop(Protocol):
+    """The loop that decides, as a session sees it (supervisor/run/loop.py)."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of all events."""
+        ...
+
+    @property
+    def state(self) -> JobState:
+        """The state of the job. Only from the loop's thread."""
+        ...
+
+    def post(self, event: Event) -> None:
+        """Put an event into the inbox, from any thread."""
+        ...
+
+    def feed(self, event: Event) -> None:
+        """Decide on one event now. Only from the loop's thread."""
+        ...
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Have `call` run on the loop's thread, from any thread."""
+        ...
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Have `call` run on the loop's thread after `delay_s` seconds. Only from the loop's thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +67,7 @@ class SessionContext:
     note: takes facts that decide nothing.
     """
 
-    loop: Loop
+    loop: DecidingLoop
     guardian: Callable[[], GuardianClient]
     job: Job
     last_look: Callable[[], None]

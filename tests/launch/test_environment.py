@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from supervisor.agent.link import with_words
 from supervisor.config.settings import Checkpoints, Knobs, ResumeKnob, Settings
 from supervisor.core.model import CheckpointRef
-from supervisor.launch.environment import handed, with_words
+from supervisor.launch.environment import handed
 
 FOUND = CheckpointRef("ckpt/7.pt", 7, "structure")
 DECLARED = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))

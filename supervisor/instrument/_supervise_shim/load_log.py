@@ -11,7 +11,7 @@ import os
 from time import time
 
 from .layout import quiet
-from .save_log import path_of
+from .paths import path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

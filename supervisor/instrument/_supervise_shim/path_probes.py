@@ -12,7 +12,7 @@ import functools
 import os
 
 from .layout import quiet
-from .save_log import as_good_as, path_of
+from .paths import as_good_as, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What this process saved: one line of JSON where a save begins, one where it ends, one where what was saved is renamed.
 
 In: the targets of the saves of torch, DCP, safetensors and Lightning, each os.replace, os.rename and os.mkdir, and what was asked for
-before the training began (looked.py). Out: `saves-<local rank>.jsonl`, from which the supervisor learns where the checkpoints are, which
+before the training began (path_probes.py). Out: `saves-<local rank>.jsonl`, which tells the supervisor where the checkpoints are, which
 files and directories this job made, and which save was cut off: one that began and never ended. Lines of a process that has no slot yet
 are kept until it has one. A file that grew long is written anew with the last lines of each path, so that what a job saves costs no more
 memory than the `PATHS` newest of it.
@@ -15,6 +15,7 @@ from itertools import count
 from time import time
 
 from .layout import quiet
+from .paths import as_good_as, path_of, stat_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ DIRECTORIES = 256
 FILE_BYTES = 256 << 10
 #: Parts of a directory that are saved by way of torch.save: the directory itself is what is noted.
 PARTS = (".distcp", ".metadata", ".metadata.tmp")
-#: S_IFMT and S_IFDIR: importing stat is for those who need more of it.
-_KIND, _DIRECTORY = 0o170000, 0o040000
 
 
 class SaveLog:
@@ -196,34 +195,3 @@ class SaveLog:
             self._rename(name + ".half", name)
         self._bytes = len(text) if anew else self._bytes + len(text)
         self._lines.clear()
-
-
-def as_good_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the wrapper of a function of os the rank of the original: shutil asks these sets for it, and pickle for its name."""
-    for able in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
-        if inner in able:
-            able.add(wrapper)
-    wrapper.__module__ = "os"
-    return wrapper
-
-
-def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script gave
-    """Give the absolute path that is meant: of a path, or of an open file; None for a number, an address, and what has no name."""
-    path = target if isinstance(target, (str, bytes, os.PathLike)) else getattr(target, "name", None)
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        return None
-    path = os.fsdecode(path)
-    return None if not path or "://" in path else os.path.abspath(path)  # noqa: PTH100 - see above
-
-
-def stat_of(path: str) -> list[int] | None:
-    """Give device, inode, size and modification time of a file; None where there is none.
-
-    Of a directory the size is -1: what it holds may change while its own numbers do not.
-    """
-    try:
-        found = os.stat(path)  # noqa: PTH116 - see above
-    except OSError:
-        return None
-    is_directory = found.st_mode & _KIND == _DIRECTORY
-    return [found.st_dev, found.st_ino, -1 if is_directory else found.st_size, found.st_mtime_ns]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from figures import Figure, at_least
 
-from checkpointing.io.reader import Source
+from checkpointing.io.reader import FileReader
 from checkpointing.manifest import check
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
@@ -57,14 +57,14 @@ def _whole(path: Path) -> None:
 
 def _zlib(path: Path) -> None:
     crc = 0
-    with Source(str(path)) as source:
+    with FileReader(str(path)) as source:
         for piece in source.stream(0, source.size):
             crc = zlib.crc32(piece, crc)
 
 
 def _sha256(path: Path) -> None:
     digest = hashlib.sha256()
-    with Source(str(path)) as source:
+    with FileReader(str(path)) as source:
         for piece in source.stream(0, source.size):
             digest.update(piece)
 

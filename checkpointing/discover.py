@@ -25,7 +25,7 @@ from checkpointing.model import Candidate, Identity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from checkpointing.io.listing_cache import Recall
+    from checkpointing.io.listing_cache import ListingCache
 
 _MOST_ENTRIES: Final = 200_000  # a pattern like /**/*.pt would walk a data set
 _MAGIC: Final = frozenset("*?[")
@@ -46,7 +46,7 @@ class _Walk:
     What a wildcard merely passes (lost+found in a mount's root) is neither ours nor the job's to read.
     """
 
-    def __init__(self, recall: Recall | None) -> None:
+    def __init__(self, recall: ListingCache | None) -> None:
         self.problems: list[tuple[str, str]] = []
         self._left = _MOST_ENTRIES
         self._recall = recall
@@ -120,7 +120,7 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def find(patterns: str | Iterable[str], cwd: str | None = None, recall: Recall | None = None) -> Listing:
+def find(patterns: str | Iterable[str], cwd: str | None = None, recall: ListingCache | None = None) -> Listing:
     """List what matches the patterns, relative to `cwd` (None: the working directory).
 
     `**` stands for any directories, none included, and does not follow links to directories.

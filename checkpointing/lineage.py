@@ -49,7 +49,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _LineageRecord:
     runs: tuple[Run, ...] = ()
     roll_backs: tuple[RollBack, ...] = ()
     abandoned: tuple[tuple[str, Lineage], ...] = ()
@@ -200,7 +200,7 @@ class Lineages:
     ) -> None:
         """Replace, never change: readers hold no lock. The caller holds it."""
         was = self._record
-        self._record = _Record(
+        self._record = _LineageRecord(
             was.runs if runs is None else runs,
             was.roll_backs if roll_backs is None else roll_backs,
             was.abandoned if abandoned is None else abandoned,
@@ -213,12 +213,12 @@ def _with_attempt(run: Run, number: int, began_ns: int) -> Run:
     return Run(run.run, run.began, tuple(sorted({**earlier, number: min(known, began_ns)}.items())))
 
 
-def _read(file: Path) -> tuple[_Record, str | None, bool]:
+def _read(file: Path) -> tuple[_LineageRecord, str | None, bool]:
     """Give what is recorded, what is wrong with it, and whether it is of a later version, which is left as it is."""
     try:
         document: Any = json.loads(durable.read(str(file)))
         if int(document["version"]) > _VERSION:
-            return _Record(), f"the order of the checkpoints could not be read: {file}: a newer supervise wrote it", True
+            return _LineageRecord(), f"the order of the checkpoints could not be read: {file}: a newer supervise wrote it", True
         runs = tuple(
             Run(str(row["run"]), int(row["began"]), tuple((int(number), int(t)) for number, t in row["attempts"]))
             for row in document["runs"]
@@ -228,11 +228,11 @@ def _read(file: Path) -> tuple[_Record, str | None, bool]:
             for row in document["roll_backs"]
         )
         abandoned = tuple((str(row["path"]), _lineage(row)) for row in document["abandoned"])
-        return _Record(runs, roll_backs, abandoned), None, False
+        return _LineageRecord(runs, roll_backs, abandoned), None, False
     except (FileNotFoundError, NotADirectoryError):
-        return _Record(), None, False
+        return _LineageRecord(), None, False
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return _Record(), f"the order of the checkpoints could not be read: {file}: {error}", False
+        return _LineageRecord(), f"the order of the checkpoints could not be read: {file}: {error}", False
 
 
 def _lineage(row: Any) -> Lineage:  # noqa: ANN401 (JSON)

@@ -1,6 +1,6 @@
 """Which files must not be resumed from: a record beside them, never a change of them.
 
-Who owns the state: one `Fences` per job and node owns `fences.json` in the state directory's `checkpoints/`. A fence holds for one
+Who owns the state: one `Rejections` per job and node owns `fences.json` in the state directory's `checkpoints/`. A fence holds for one
 identity of one path, so a file that is written anew is free again. Nothing is moved, renamed or deleted. What is recorded is durable
 before `add` returns: temporary file, fsync, rename, fsync of the directory. Where that fails, the fences hold in memory, and `problem`
 says why; losing the record costs one more reading of the torn file, nothing else, so an unreadable record is begun anew.
@@ -32,7 +32,7 @@ _NUMERICS: Final = "not finite: "
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class Rejection:
     """Why one identity of one path is not handed out, and since when (wall time in seconds)."""
 
     path: str
@@ -42,7 +42,7 @@ class Fence:
     kind: str = "torn"
 
 
-class Fences:
+class Rejections:
     """The fences of a job on this node. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
@@ -50,7 +50,7 @@ class Fences:
         self._file = directory / FILE_NAME
         self._lock = threading.Lock()
         self.problem: str | None = None
-        self._fences: dict[str, Fence] = {}
+        self._fences: dict[str, Rejection] = {}
         try:
             for fence in _decode(durable.read(str(self._file)), self._file):
                 self._fences[fence.path] = fence
@@ -60,12 +60,12 @@ class Fences:
             why = error.strerror if isinstance(error, OSError) else error
             self.problem = f"fences could not be read: {self._file}: {why}"
 
-    def get(self, path: str, identity: Identity) -> Fence | None:
+    def get(self, path: str, identity: Identity) -> Rejection | None:
         """Give the fence of this identity of this path."""
         fence = self._fences.get(path)
         return fence if fence is not None and fence.identity == identity else None
 
-    def all(self) -> tuple[Fence, ...]:
+    def all(self) -> tuple[Rejection, ...]:
         """Give every fence, also those whose identity is gone."""
         return tuple(self._fences.values())
 
@@ -77,7 +77,7 @@ class Fences:
             for path, identity, reason in torn:
                 if self.get(path, identity) is None:
                     fences.pop(path, None)
-                    fences[path] = Fence(path, identity, reason, time.time(), kind)
+                    fences[path] = Rejection(path, identity, reason, time.time(), kind)
                     changed = True
             if not changed:
                 return
@@ -92,20 +92,20 @@ class Fences:
                 self.problem = f"fences could not be recorded: {self._file}: {error.strerror}"
 
 
-def _encode(fences: Iterable[Fence]) -> bytes:
+def _encode(fences: Iterable[Rejection]) -> bytes:
     rows = [{"path": fence.path, **asdict(fence.identity), "kind": fence.kind, "reason": fence.reason, "t": fence.t} for fence in fences]
     # a path may hold bytes that are no UTF-8: surrogates go through JSON's own escapes
     return json.dumps({"version": _VERSION, "fences": rows}, indent=1).encode("ascii")
 
 
-def _decode(raw: bytes, file: Path) -> list[Fence]:
+def _decode(raw: bytes, file: Path) -> list[Rejection]:
     document: Any = json.loads(raw)
     version = int(document["version"])
     if version > _VERSION:
         message = f"fences could not be read: {file}: version {version} was written by a newer supervise"
         raise CheckpointingError(message, hint="install that version again, or remove the file to have every checkpoint judged anew")
     return [
-        Fence(
+        Rejection(
             str(row["path"]),
             Identity(int(row["dev"]), int(row["ino"]), int(row["size"]), int(row["mtime_ns"])),
             str(row["reason"]),

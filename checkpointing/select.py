@@ -2,7 +2,7 @@
 
 In: a listing, the fences, a cache of earlier verdicts, the manifests, and what lies elsewhere (`Spare`: copies of ours, a mirror's).
 Out: a `Selection`, always; what must not be resumed from is fenced on the way. Nothing can fail but the recording of a fence, which
-`Fences` tells itself.
+`Rejections` tells itself.
 
 Newest is what checkpointing/ordering.py says: by run, attempt and step. Three things make that more than a sort:
 
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import ordering
 from checkpointing.io.reader import Throttle, never
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Candidate, Identity, Verdict, Verification, nan_weights, note_of
@@ -46,7 +46,7 @@ from checkpointing.verification import Cache, identity_of, verify
 
 if TYPE_CHECKING:
     from checkpointing.discover import Listing
-    from checkpointing.rejections import Fences
+    from checkpointing.rejections import Rejections
 
 BUDGET_S: Final = 20.0
 LIMIT_S: Final = 900.0
@@ -127,7 +127,7 @@ def glance(
 
 def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces by itself
     listing: Listing,
-    fences: Fences | None = None,
+    fences: Rejections | None = None,
     cache: Cache | None = None,
     *,
     manifests: Manifests | None = None,
@@ -152,7 +152,7 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
     now, cache = clock(), Cache() if cache is None else cache
-    reader = _Reader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order, own)
+    reader = _CandidateReader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order, own)
     tally = _Tally()
     avoided = frozenset(avoid)
     queue = _gather(listing, fences, reader, tally, avoided)
@@ -166,7 +166,7 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
 
 def held(  # noqa: PLR0913 -- as newest
     listing: Listing,
-    fences: Fences | None,
+    fences: Rejections | None,
     cache: Cache,
     *,
     manifests: Manifests | None = None,
@@ -180,7 +180,7 @@ def held(  # noqa: PLR0913 -- as newest
     Nothing is read through, so that nobody knows yet which of them are whole; `chosen` is None.
     """
     tally = _Tally()
-    reader = _Reader(
+    reader = _CandidateReader(
         cache,
         manifests,
         suspect=False,
@@ -231,7 +231,7 @@ def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, av
             queue.append((order.of_manifest(spare.manifest, distance, spare.name), spare, None))
 
 
-def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Tally, avoided: frozenset[str]) -> list[_Row]:
+def _gather(listing: Listing, fences: Rejections | None, reader: _CandidateReader, tally: _Tally, avoided: frozenset[str]) -> list[_Row]:
     """Put into the queue what a name and a glance let through, and tell the rest."""
     queue: list[_Row] = []
     for candidate in listing.candidates:
@@ -253,7 +253,7 @@ def _gather(listing: Listing, fences: Fences | None, reader: _Reader, tally: _Ta
 _Taken = tuple[Age, Verification, Spare | None] | tuple[None, None, None]
 
 
-def _take_finite(queue: list[_Row], reader: _Reader, tally: _Tally) -> _Taken:
+def _take_finite(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
     """Take the newest whose weights did not turn NaN: compared with the newest of all, at least one of those that hold NaN is finite."""
     age, newest, spare = _take(queue, reader, tally)
     if newest is None or age is None or not (lost := nan_weights(newest.non_finite or ())):
@@ -278,7 +278,7 @@ def _candidate_of(found: Verification) -> Candidate:
     return Candidate(found.path, found.identity, None)
 
 
-def _take(queue: list[_Row], reader: _Reader, tally: _Tally) -> _Taken:
+def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
     """Take the newest that is proven out of the queue, and tell those that are not."""
     heapq.heapify(queue)
     while queue:
@@ -371,7 +371,7 @@ class _Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _CandidateReader:
     """Reads candidates in full, within the two deadlines (seconds of `clock`)."""
 
     cache: Cache
@@ -441,7 +441,7 @@ class _Reader:
         return self.manifests.get(candidate.path) if self.manifests is not None else None
 
     def _check(self, path: str, manifest: Manifest, interrupted: Callable[[], bool]) -> Verification:
-        return check.check(path, manifest, reading=Reading(self.throttle, interrupted=interrupted))
+        return check.check(path, manifest, reading=ReadOptions(self.throttle, interrupted=interrupted))
 
     def _believe(self, known: Verification, found: Verification) -> Verification:
         """Fall back on an earlier verdict where there was no time for another, and the directory of the file holds."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import step_names
 from checkpointing.formats import Examination, examine_file, tree_format_of
-from checkpointing.io.reader import Interrupted, NotRegular, Short, Source, Throttle, never
-from checkpointing.io.tree import Reading, Tree
+from checkpointing.io.reader import FileReader, Interrupted, NotRegular, Short, Throttle, never
+from checkpointing.io.tree import ReadOptions, Tree
 from checkpointing.model import Identity, Verdict, Verification, note_of
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
     from. `interrupted` is asked before each MiB; once it answers True, the verdict is UNKNOWN.
     """
     try:
-        source = Source(path, throttle=throttle, drop_cache=drop_cache, interrupted=interrupted)
+        source = FileReader(path, throttle=throttle, drop_cache=drop_cache, interrupted=interrupted)
     except NotRegular as error:
         if error.what == "a directory":
-            return _verify_tree(path, Reading(throttle, drop_cache, interrupted), bulk=bulk, own=own)
+            return _verify_tree(path, ReadOptions(throttle, drop_cache, interrupted), bulk=bulk, own=own)
         return _told(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
         return _told(path, identity_of(path), Verdict.UNKNOWN, _why(error))
     if path.endswith(_INDEX):  # it stands for the files beside it
         source.close()
-        below = _verify_tree(os.path.dirname(path) or ".", Reading(throttle, drop_cache, interrupted), bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
+        below = _verify_tree(os.path.dirname(path) or ".", ReadOptions(throttle, drop_cache, interrupted), bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
         return replace(below, path=path, identity=Identity.of(source.stat_opened))
     with source:
         identity = Identity.of(source.stat_opened)
@@ -74,7 +74,7 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
     return _conclude(path, identity, found, own=own)
 
 
-def _verify_tree(path: str, reading: Reading, *, bulk: bool, own: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
+def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> Verification:  # noqa: PLR0911 -- each is another answer
     identity: Identity | None = None
     try:
         tree = Tree(path, reading)

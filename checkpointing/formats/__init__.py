@@ -19,12 +19,12 @@ from checkpointing.model import NonFinite, Verdict, listed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
     from checkpointing.io.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepPosition:
     """Where in the training a file says it was saved.
 
     `step` is None where it does not; `sure`: the step counts the whole run. `loose`: it may as well count something else.
@@ -36,7 +36,7 @@ class Place:
     loose: bool = False
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = StepPosition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Examination:
 
     verdict: Verdict
     reason: str = ""
-    place: Place = NOWHERE
+    place: StepPosition = NOWHERE
     level: str = ""
     also: tuple[str, ...] = ()
     format: str = ""
@@ -66,10 +66,10 @@ class Format(Protocol):
     def claims(self, head: bytes, tail: bytes, suffix: str) -> bool:
         """Say whether a file is this format's by its first EDGE_BYTES, its last, and its suffix (names.suffix_of)."""
 
-    def examine(self, source: Source, suffix: str, *, bulk: bool) -> Examination:
+    def examine(self, source: FileReader, suffix: str, *, bulk: bool) -> Examination:
         """Look at the file; without `bulk`, at its directory and metadata only, and then VERIFIED says no more than that.
 
-        `source` may be a window of a file. Raises OSError and source.Interrupted.
+        `source` may be a window of a file. Raises OSError and Interrupted.
         """
 
 
@@ -80,7 +80,7 @@ class TreeFormat(Protocol):
         """Say whether a directory is this format's, by the names directly in it: often no more was listed yet (Tree.names_of)."""
 
     def examine(self, tree: Tree, *, bulk: bool) -> Examination:
-        """Look at all that must be there; without `bulk` as for a file. Raises OSError, source.Interrupted."""
+        """Look at all that must be there; without `bulk` as for a file. Raises OSError, Interrupted."""
 
 
 EDGE_BYTES: Final = 512
@@ -122,8 +122,8 @@ def tree_format_of(tree: Tree) -> tuple[str, TreeFormat] | None:
     return None
 
 
-def examine_file(source: Source, path: str, *, bulk: bool) -> Examination:
-    """Let the format that claims a file look at it; `path` is for its suffix alone. Raises OSError and source.Interrupted."""
+def examine_file(source: FileReader, path: str, *, bulk: bool) -> Examination:
+    """Let the format that claims a file look at it; `path` is for its suffix alone. Raises OSError and Interrupted."""
     suffix, edge = step_names.suffix_of(path), min(EDGE_BYTES, source.size)
     try:
         head, tail = source.read(0, edge), source.read(source.size - edge, edge)
@@ -137,7 +137,7 @@ def examine_file(source: Source, path: str, *, bulk: bool) -> Examination:
 
 
 def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
-    """Look at one file of a directory by itself; its name stands before each reason. Raises OSError and source.Interrupted."""
+    """Look at one file of a directory by itself; its name stands before each reason. Raises OSError and Interrupted."""
     entry = tree.entries.get(name)
     if entry is None:
         return Examination(Verdict.INCOMPLETE, f"{name} is missing")
@@ -179,7 +179,7 @@ _LEVELS: Final = ("directory", "layout", "structure")  # the weakest first
 _MOST_REASONS: Final = 20
 
 
-def combine(parts: Iterable[Examination], place: Place = NOWHERE, *, format: str = "", files: tuple[str, ...] = ()) -> Examination:  # noqa: A002 -- the field's name
+def combine(parts: Iterable[Examination], place: StepPosition = NOWHERE, *, format: str = "", files: tuple[str, ...] = ()) -> Examination:  # noqa: A002 -- the field's name
     """Make one answer of those about the parts of a directory: the gravest verdict, its reasons first, the weakest level.
 
     A part that nothing can prove makes the whole unverifiable; leave out what does not belong to the checkpoint.

@@ -2,7 +2,7 @@
 
 In: a `Tree`. Out: an `Examination`. Names (accelerate/checkpointing.py and utils/constants.py, 1.15): model.safetensors or shards with an
 index, pytorch_model_fsdp_N/ and optimizer_N/ (DCP), optimizer.bin, scheduler.bin, sampler.bin, scaler.pt, custom_checkpoint_N.pkl, and
-random_states_<rank>.pkl, which every rank writes last. Raises OSError and source.Interrupted.
+random_states_<rank>.pkl, which every rank writes last. Raises OSError and Interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every file, and at whether weights and random states are there. Raises OSError and source.Interrupted."""
+    """Look at every file, and at whether weights and random states are there. Raises OSError and Interrupted."""
     sharded = sorted(name for name in tree.directories if _SHARDED.fullmatch(name))
     parts = weights.examine(tree, bulk=bulk)
     if not parts and not any(name.startswith("pytorch_model_fsdp") for name in tree.top()):

@@ -18,7 +18,7 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp_metadata, torch_zip, zip_layout
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp_metadata, torch_zip, zip_layout
 from checkpointing.formats.pickles import scanner
 from checkpointing.io import birth_time
 from checkpointing.io.reader import Short
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from checkpointing.formats.dcp_metadata import Item, Metadata
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
     from checkpointing.io.tree import Tree
     from checkpointing.model import NonFinite
 
@@ -51,7 +51,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each is another answer
-    """Check metadata and shards, and with `bulk` every item. Raises OSError and source.Interrupted."""
+    """Check metadata and shards, and with `bulk` every item. Raises OSError and Interrupted."""
     entry = tree.entries.get(METADATA)
     if entry is None:
         return Examination(Verdict.INCOMPLETE, f"{METADATA} is missing: the save did not end")
@@ -63,7 +63,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each 
         metadata = dcp_metadata.read(tree.read_small(METADATA, dcp_metadata.MOST_BYTES), tree.interrupted)
     except dcp_metadata.Dangerous as error:
         return Examination(Verdict.DANGEROUS, f"loading it would run code: {METADATA}: {error}")
-    except dcp_metadata.Damaged as error:
+    except dcp_metadata.MetadataDamaged as error:
         return Examination(Verdict.BAD, f"{METADATA}: {error}")
     except dcp_metadata.TooLarge as error:
         return Examination(Verdict.UNVERIFIABLE, f"{METADATA}: {error}: it was not read")
@@ -150,7 +150,7 @@ def _named(item: Item, found: Iterable[NonFinite]) -> Iterator[NonFinite]:
         yield replace(one, tensor=(item.name if one.tensor.startswith("data/") else f"{item.name}.{one.tensor}")[:MOST_NAME])
 
 
-def _examine_item(source: Source, item: Item) -> Examination:
+def _examine_item(source: FileReader, item: Item) -> Examination:
     if not item.plain:
         return Examination(Verdict.UNVERIFIABLE, "it is stored in a form of its own, which is not known here")
     part = source.window(item.offset, item.length)
@@ -217,7 +217,7 @@ def _files(tree: Tree, shards: dict[str, list[Item]]) -> tuple[str, ...]:
     return tuple(name for name in tree.files if name in shards or not (name.endswith((_SHARD, ".tmp"))))
 
 
-def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
+def _place(tree: Tree, shards: dict[str, list[Item]]) -> StepPosition:
     """Give the step that an item under one of the well-known names holds."""
     small = {item.name: item for items in shards.values() for item in items if item.length <= _MOST_STEP_BYTES and item.plain}
     for key in scanner.STEP_KEYS:
@@ -228,7 +228,7 @@ def _place(tree: Tree, shards: dict[str, list[Item]]) -> Place:
             step = _count(tree, item)
             if step is not None and 0 <= step < 1 << 62:
                 epoch = small.get(f"{holder}.epoch" if holder else "epoch")
-                return Place(
+                return StepPosition(
                     step,
                     None if epoch is None else _count(tree, epoch),
                     sure=key in scanner.RUN_KEYS,
@@ -258,7 +258,15 @@ def _number(tree: Tree, item: Item) -> float | None:
             layout = struct.Struct(_SCALARS[found[0].rpartition(".")[2]])
             number: float = layout.unpack(part.read(records[b"data/" + found[1].encode()].data, layout.size))[0]
             return number
-    except (zip_layout.Damaged, zip_layout.NotZip, zip_layout.Unsupported, dcp_metadata.Damaged, dcp_metadata.Dangerous, Short, KeyError):
+    except (
+        zip_layout.ZipDamaged,
+        zip_layout.NotZip,
+        zip_layout.Unsupported,
+        dcp_metadata.MetadataDamaged,
+        dcp_metadata.Dangerous,
+        Short,
+        KeyError,
+    ):
         return None
 
 

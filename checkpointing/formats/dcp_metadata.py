@@ -1,6 +1,6 @@
 """What a DCP `.metadata` says, read without running it.
 
-In: its bytes. Out: `Metadata`: the items, where each lies, how long a tensor's piece is. Raises `Damaged`, `Dangerous`, `TooLarge`.
+In: its bytes. Out: `Metadata`: the items, where each lies, how long a tensor's piece is. Raises `MetadataDamaged`, `Dangerous`, `TooLarge`.
 
 The file is a pickle, and torch's own reader gives it to pickle.load, which runs whatever stands in it. So what it may name is a closed
 list (`_LISTED`), whoever wrote it. Here every global becomes an empty class of ours: a call then makes an empty object, and nothing that
@@ -30,7 +30,7 @@ MOST_OPCODES: Final = 32 << 20
 _ASKED_EACH: Final = 1 << 14
 
 
-class Damaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class MetadataDamaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
     """It is not a whole pickle, or not one of DCP's metadata."""
 
 
@@ -149,7 +149,7 @@ class _Rows:
 
 
 class _Counted(dict[int, Any]):
-    """The table of opcodes, which counts how often it is asked. Raises TooLarge, source.Interrupted."""
+    """The table of opcodes, which counts how often it is asked. Raises TooLarge, Interrupted."""
 
     def __init__(self, table: dict[int, Any], interrupted: Callable[[], bool]) -> None:
         super().__init__(table)
@@ -164,7 +164,7 @@ class _Counted(dict[int, Any]):
         return super().__getitem__(code)
 
 
-class _Reader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; typeshed and CPython's own tests use this name
+class _MetadataReader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; typeshed and CPython's own tests use this name
     """Builds empty objects."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # noqa: SLF001 -- as above
@@ -208,32 +208,34 @@ class _Reader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; type
 
     def load_extension(self) -> NoReturn:
         """Refuse what a registry of this process would name."""
-        raise Damaged("it uses extension codes")
+        raise MetadataDamaged("it uses extension codes")
 
 
 for _opcode, _method in (
-    (pickle.EMPTY_DICT, _Reader.load_rows),
-    (pickle.EMPTY_SET, _Reader.load_rows),
-    (pickle.DICT, _Reader.load_marked_rows),
-    (pickle.FROZENSET, _Reader.load_marked_set),
-    (pickle.EXT1, _Reader.load_extension),
-    (pickle.EXT2, _Reader.load_extension),
-    (pickle.EXT4, _Reader.load_extension),
+    (pickle.EMPTY_DICT, _MetadataReader.load_rows),
+    (pickle.EMPTY_SET, _MetadataReader.load_rows),
+    (pickle.DICT, _MetadataReader.load_marked_rows),
+    (pickle.FROZENSET, _MetadataReader.load_marked_set),
+    (pickle.EXT1, _MetadataReader.load_extension),
+    (pickle.EXT2, _MetadataReader.load_extension),
+    (pickle.EXT4, _MetadataReader.load_extension),
 ):
-    _Reader.dispatch[_opcode[0]] = _method
+    _MetadataReader.dispatch[_opcode[0]] = _method
 
 
 def build(raw: bytes, interrupted: Callable[[], bool] = never, *, closed: bool = False) -> Any:  # noqa: ANN401 -- whatever the pickle says
-    """Build what a pickle says out of empty objects, rows and plain values. Raises Damaged, Dangerous, TooLarge, source.Interrupted.
+    """Build what a pickle says out of empty objects, rows and plain values.
+
+    Raises MetadataDamaged, Dangerous, TooLarge, Interrupted.
 
     `closed`: it may name nothing but what a `.metadata` holds.
     """
     try:
-        return _Reader(raw, interrupted, closed=closed).load()
-    except (Dangerous, Damaged, TooLarge, Interrupted):
+        return _MetadataReader(raw, interrupted, closed=closed).load()
+    except (Dangerous, MetadataDamaged, TooLarge, Interrupted):
         raise
     except Exception as error:  # noqa: BLE001 -- a pickle can make any error: of types, of values, of memory, of recursion
-        raise Damaged(f"it is not a whole pickle: {type(error).__name__}: {str(error)[:80]}") from None
+        raise MetadataDamaged(f"it is not a whole pickle: {type(error).__name__}: {str(error)[:80]}") from None
 
 
 def scalar_storage(value: object) -> tuple[str, str] | None:
@@ -246,18 +248,18 @@ def scalar_storage(value: object) -> tuple[str, str] | None:
 
 
 def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
-    """Read a `.metadata`. Raises Damaged, Dangerous, TooLarge, source.Interrupted."""
+    """Read a `.metadata`. Raises MetadataDamaged, Dangerous, TooLarge, Interrupted."""
     if not raw:
-        raise Damaged("torn: it is empty")
+        raise MetadataDamaged("torn: it is empty")
     if not any(raw[:64]):
-        raise Damaged("torn: it begins with zeros, so its data never reached the disk")
+        raise MetadataDamaged("torn: it begins with zeros, so its data never reached the disk")
     top = build(raw, interrupted, closed=True)
     if not isinstance(top, _Empty) or not top.kind.endswith(".Metadata"):
-        raise Damaged("it holds no DCP metadata")
+        raise MetadataDamaged("it holds no DCP metadata")
     fields = top.fields()
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
     if not isinstance(described, _Rows) or not isinstance(stored, _Rows):
-        raise Damaged("it names no items")
+        raise MetadataDamaged("it names no items")
     places = dict(_places(stored))
     items, missing, uncovered = [], [], []
     for name, what in described.rows:
@@ -288,19 +290,19 @@ def _places(stored: _Rows) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
                     Item(str(name), file, offset, length, 0, not where.get("transform_descriptors")),
                 )
             case _:
-                raise Damaged("a row of its storage_data makes no sense")
+                raise MetadataDamaged("a row of its storage_data makes no sense")
 
 
 def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
     """Give the pieces of one item as (key, bytes), and whether they make up the whole of it."""
     if not isinstance(what, _Empty):
-        raise Damaged(f"what it says about {name[:80]} makes no sense")
+        raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
     if not what.kind.endswith("TensorStorageMetadata"):
         return [((name, None), 0)], True
     fields = _state(what)
     size, chunks = _numbers(fields.get("size")), fields.get("chunks")
     if size is None or not isinstance(chunks, list):
-        raise Damaged(f"what it says about {name[:80]} makes no sense")
+        raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
     item_bytes = _ITEM_BYTES.get(_dtype(fields.get("properties")), 0)
     pieces: list[tuple[_Key, int]] = []
     total = 0
@@ -308,7 +310,7 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
         here = _state(chunk)
         offsets, sizes = _numbers(here.get("offsets")), _numbers(here.get("sizes"))
         if offsets is None or sizes is None:
-            raise Damaged(f"what it says about {name[:80]} makes no sense")
+            raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
         total += math.prod(sizes)
         pieces.append(((name, offsets), math.prod(sizes) * item_bytes))
     return pieces, total >= math.prod(size)

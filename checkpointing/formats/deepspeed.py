@@ -17,10 +17,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, rank_shards
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, rank_shards
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickles.facts import Scan
+    from checkpointing.formats.pickles.facts import PickleScan
     from checkpointing.io.tree import Tree
 
 _MODEL: Final = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -40,7 +40,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every shard, and compare them with one another and with the numbers of ranks. Raises OSError, source.Interrupted."""
+    """Look at every shard, and compare them with one another and with the numbers of ranks. Raises OSError, Interrupted."""
     ours = sorted(name for name in tree.top() if _ours(name))
     parts = rank_shards.members(tree, ours, bulk=bulk)
     scans = {name: rank_shards.scan_of(tree, name) for name in ours}
@@ -50,7 +50,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     named = _STEP.fullmatch(tree.name)
     told = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
-    place = NOWHERE if step is None else Place(step, sure=True)
+    place = NOWHERE if step is None else StepPosition(step, sure=True)
     checks = (_ranks(ours, scans), rank_shards.mixed(told), rank_shards.mixed_facts(optimizer))
     found = [part for group in (checks[0], rank_shards.present(checks[1:])) for part in group]
     return combine([*parts, *found], place, files=tuple(ours))
@@ -60,7 +60,7 @@ def _ours(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in (_MODEL, _MODEL3, _OPTIMIZER, _OTHER))
 
 
-def _ranks(ours: list[str], scans: dict[str, Scan | None]) -> list[Examination]:
+def _ranks(ours: list[str], scans: dict[str, PickleScan | None]) -> list[Examination]:
     """Compare the ranks that there are files of with the ranks that there were."""
     states = [scan for name, scan in scans.items() if scan is not None and (_MODEL.fullmatch(name) or _MODEL3.fullmatch(name))]
     told_dp = next((size for scan in states if (size := rank_shards.number(scan, "dp_world_size"))), None)

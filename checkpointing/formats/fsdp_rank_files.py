@@ -2,7 +2,7 @@
 
 In: a `Tree`. Out: an `Examination`. Names: anything with `rank_3`, `rank3` or `rank-3` in it before the suffix, and the number of ranks
 where the name tells it (`model_world_size_4_rank_3.pt`). Files that differ in nothing but the rank are one row; all rows have the same
-ranks. Raises OSError and source.Interrupted.
+ranks. Raises OSError and Interrupted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at each file, and compare those of different ranks. Raises OSError and source.Interrupted."""
+    """Look at each file, and compare those of different ranks. Raises OSError and Interrupted."""
     rows = _rows(tree)
     parts = [examine_member(tree, name, bulk=bulk) for ranks in rows.values() for name in sorted(ranks.values())]
     world = max([1 + rank for ranks in rows.values() for rank in ranks] + [_told(row) for row in rows])

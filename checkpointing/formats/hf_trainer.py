@@ -9,7 +9,7 @@ In: a `Tree`. Out: an `Examination`. Names (transformers/trainer.py, 4.36 to 5.2
     trainer_state.json                                                                   its global_step is that of the directory's name
     training_args.bin, config.json and others                                            must be whole where they are there
 
-Raises OSError and source.Interrupted.
+Raises OSError and Interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, deepspeed, examine_member, nested, rank_shards, weights
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp, deepspeed, examine_member, nested, rank_shards, weights
 from checkpointing.formats.pickles import scanner
 from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
@@ -54,14 +54,14 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every file, and at whether all of them are there. Raises OSError and source.Interrupted."""
+    """Look at every file, and at whether all of them are there. Raises OSError and Interrupted."""
     step, epoch, parts = _read_state(tree)
     parts += [*_weights(tree, bulk=bulk), *_beside(tree), *_files(tree, bulk=bulk), *_deepspeed(tree, bulk=bulk)]
     named = _NAME.fullmatch(tree.name)
     if step is not None and named is not None and int(named[1]) != step:
         parts.append(Examination(Verdict.BAD, f"{_STATE} is of step {step}, and the directory of step {named[1]}"))
     parts += _scheduler(tree, step)
-    return combine(parts, NOWHERE if step is None else Place(step, epoch, sure=True))
+    return combine(parts, NOWHERE if step is None else StepPosition(step, epoch, sure=True))
 
 
 def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:

@@ -18,12 +18,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import NOWHERE, Examination, Place, combine, dcp, rank_shards
+from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp, rank_shards
 from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickles.facts import Scan
+    from checkpointing.formats.pickles.facts import PickleScan
     from checkpointing.io.tree import Tree
 
 _ITERATION: Final = re.compile(r"iter_(\d{7,18})")
@@ -47,7 +47,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every rank's files and compare them with one another. Raises OSError, source.Interrupted."""
+    """Look at every rank's files and compare them with one another. Raises OSError, Interrupted."""
     top = tree.top()
     if _sharded(top):
         return _examine_sharded(tree, bulk=bulk)
@@ -61,7 +61,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     steps = {name: rank_shards.number(scan, "iteration") for name, scan in scans.items()}
     told = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
-    place = NOWHERE if step is None else Place(step, sure=True)
+    place = NOWHERE if step is None else StepPosition(step, sure=True)
     checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(told, "iterations")]
     return combine([*parts, *rank_shards.present(checks)], place, files=tuple(there))
 
@@ -97,11 +97,11 @@ def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
     named = _ITERATION.fullmatch(tree.name)
     lost = rank_shards.missing(_COMMON, set(tree.entries))
     other = rank_shards.mixed({"common.pt": step, **({tree.name: int(named[1])} if named else {})}, "iterations")
-    place = found.place if step is None else Place(step, sure=True)
+    place = found.place if step is None else StepPosition(step, sure=True)
     return combine([replace(found, format=""), *beside, *rank_shards.present([lost, _described(tree), other])], place)
 
 
-def _layout(ranks: list[str], scans: dict[str, Scan | None]) -> Examination | None:
+def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:
     """Compare the directories with the sizes that the arguments tell, else with the largest rank among them."""
     places = {tuple(int(part) for part in match.groups() if part is not None): rank for rank in ranks if (match := _RANK.fullmatch(rank))}
     width = max(map(len, places))
@@ -125,7 +125,7 @@ def _layout(ranks: list[str], scans: dict[str, Scan | None]) -> Examination | No
     return rank_shards.missing([_name(place) for place in wanted], set(ranks))
 
 
-def _told(scans: dict[str, Scan | None], key: str) -> int | None:
+def _told(scans: dict[str, PickleScan | None], key: str) -> int | None:
     return next((size for scan in scans.values() if (size := rank_shards.fact(scan, key))), None)
 
 

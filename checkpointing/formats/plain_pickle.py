@@ -1,7 +1,7 @@
-"""A pickle in a file named like torch's: what `pickle.dump` writes, and what somebody plants.
+"""A pickle in a file named like torch's: what `pickle.dump` writes, and what an attacker plants.
 
-In: a `Source`. Out: DANGEROUS where it would run code, BAD where it is cut off, UNVERIFIABLE otherwise: a pickle holds no checksum and says
-nothing about how much should follow it. Read opcode by opcode, never unpickled.
+It is read opcode by opcode, never unpickled. DANGEROUS where it would run code, BAD where it is cut off, else UNVERIFIABLE: a pickle
+holds no checksum and does not say how much should follow it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
 
 _SUFFIXES: Final = frozenset((*TORCH_SUFFIXES, ".bin"))
 _PROTOCOLS: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -27,8 +27,8 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
     return suffix in _SUFFIXES and (head.startswith(_PROTOCOLS) or head[:1] in [bytes((one,)) for one in _TEXT])
 
 
-def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:
-    """Read its opcodes. Raises OSError and source.Interrupted."""
+def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:
+    """Read its opcodes. Raises OSError and Interrupted."""
     try:
         data = source.read(0, min(source.size, _MOST_BYTES))
     except Short:

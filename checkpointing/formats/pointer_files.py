@@ -1,7 +1,7 @@
 """The small files in which a framework writes down which of its checkpoints is the latest, and what to make of them.
 
 In: the directory that holds the checkpoints. Out: a `Pointer`; None where there is none. Such a file is what the framework's own loader
-believes, so one that leads nowhere breaks a resume however sound the checkpoints are. It can fail with OSError and source.Interrupted.
+believes, so one that leads nowhere breaks a resume however sound the checkpoints are. It can fail with OSError and Interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from checkpointing.io.reader import NotRegular, Short, Source
+from checkpointing.io.reader import FileReader, NotRegular, Short
 
 _MOST_BYTES: Final = 4096
 _TAG: Final = re.compile(r"[^/\x00-\x1f]{1,255}")
@@ -46,7 +46,7 @@ def read(directory: str) -> Pointer | None:
 
 
 def _text(path: str) -> str:
-    with Source(path) as source:
+    with FileReader(path) as source:
         try:
             return source.read(0, min(source.size, _MOST_BYTES)).decode("utf-8", "replace").strip()
         except Short:

@@ -1,7 +1,7 @@
 """What DeepSpeed's and Megatron's directories have in common: torch files, one for each rank, that must agree with one another.
 
-In: a `Tree` and the names in it. Out: an `Examination` of each member, and the `Scan` of its pickle where there is one. Pure rules on
-top: which numbers of a row are missing, and whether shards were saved at different steps. Raises OSError and source.Interrupted.
+In: a `Tree` and the names in it. Out: an `Examination` of each member, and the `PickleScan` of its pickle where there is one. Pure rules on
+top: which numbers of a row are missing, and whether shards were saved at different steps. Raises OSError and Interrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from checkpointing.model import Verdict
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from checkpointing.formats.pickles.facts import Scan
+    from checkpointing.formats.pickles.facts import PickleScan
     from checkpointing.io.tree import Tree
 
 _MOST_TOLD: Final = 4
@@ -26,7 +26,7 @@ def members(tree: Tree, names: Iterable[str], *, bulk: bool) -> list[Examination
     return [examine_member(tree, name, bulk=bulk) for name in names]
 
 
-def scan_of(tree: Tree, name: str) -> Scan | None:
+def scan_of(tree: Tree, name: str) -> PickleScan | None:
     """Scan the pickle of a torch zip; None where the file is none, or is damaged: its own examination says so."""
     if tree.file(name) is None:
         return None
@@ -34,13 +34,13 @@ def scan_of(tree: Tree, name: str) -> Scan | None:
         return torch_zip.scan_of(source)
 
 
-def fact(scan: Scan | None, key: str) -> int | None:
+def fact(scan: PickleScan | None, key: str) -> int | None:
     """Give the integer that stands under `key` in a pickle's dictionaries, if it is the same wherever it stands."""
     values = dict(scan.facts).get(key, frozenset()) if scan is not None else frozenset()
     return next(iter(values)) if len(values) == 1 else None
 
 
-def number(scan: Scan | None, key: str) -> int | None:
+def number(scan: PickleScan | None, key: str) -> int | None:
     """Give the integer under `key` in the outermost dictionary."""
     return dict(scan.numbers).get(key) if scan is not None else None
 
@@ -68,7 +68,7 @@ def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination |
     return Examination(Verdict.BAD, f"its files are of different {what}: {', '.join(f'{name} of {step}' for step, name in told.items())}")
 
 
-def mixed_facts(scans: Mapping[str, Scan | None]) -> Examination | None:
+def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
     """Compare the steps that stand anywhere within shards: all that tell any tell the same ones."""
     told: dict[str, dict[frozenset[int], str]] = {}
     for name, scan in scans.items():

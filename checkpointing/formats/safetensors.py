@@ -1,6 +1,6 @@
 """A safetensors file: 8 bytes of length, a JSON header, and the tensors one after the other without a gap.
 
-In: a `Source`. Out: an `Examination`. There is no checksum in it, so what can be proven is that the header is right, that the tensors
+In: a `FileReader`. Out: an `Examination`. There is no checksum in it, so what can be proven is that the header is right, that the tensors
 lie in the file without gap or overlap, as long as their shapes say, and that the file ends with them. With `bulk` the numbers are looked
 at as well: NaN, Inf, and zeros that were never written. The library's own reader proves no more than the first half of it. The layout
 is that of https://github.com/huggingface/safetensors (README and safetensors/src/tensor.rs, 0.8).
@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from checkpointing.formats import NOWHERE, Examination, Place, numerics, zero_pages
+from checkpointing.formats import NOWHERE, Examination, StepPosition, numerics, zero_pages
 from checkpointing.formats.pickles import scanner
 from checkpointing.io.reader import Short
 from checkpointing.model import MOST_NAME, Verdict, listed
@@ -24,7 +24,7 @@ from checkpointing.model import MOST_NAME, Verdict, listed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
     from checkpointing.model import NonFinite
 
 LEVEL: Final = "layout"
@@ -41,7 +41,7 @@ _BITS: Final = {
 }
 
 
-class Damaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class HeaderDamaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
     """The file contradicts itself; the text says how."""
 
 
@@ -57,7 +57,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """What the header says. `unknown` names a dtype that is newer than this table."""
 
     tensors: tuple[Tensor, ...]
@@ -70,8 +70,8 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
     return suffix == SUFFIX or (head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") <= _MOST_HEADER_BYTES)
 
 
-def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format
-    """Check header and layout, and with `bulk` the numbers. Raises OSError and source.Interrupted."""
+def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format
+    """Check header and layout, and with `bulk` the numbers. Raises OSError and Interrupted."""
     try:
         header = read_header(source)
         place = _place(header.metadata)
@@ -80,7 +80,7 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
         if not bulk:
             return Examination(Verdict.VERIFIED, "", place, "directory")
         unwritten, non_finite = _look_at_numbers(source, header.tensors)
-    except Damaged as error:
+    except HeaderDamaged as error:
         return Examination(Verdict.BAD, str(error))
     except Short:
         return Examination(Verdict.BAD, "the file became shorter while it was read")
@@ -89,8 +89,8 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
     return Examination(Verdict.VERIFIED, "", place, LEVEL, non_finite=non_finite)
 
 
-def read_header(source: Source) -> Header:
-    """Read the header and hold it against the file's size. Raises Damaged, source.Short, Interrupted, OSError."""
+def read_header(source: FileReader) -> SafetensorsHeader:
+    """Read the header and hold it against the file's size. Raises HeaderDamaged, Short, Interrupted, OSError."""
     if not source.size:
         _damaged("torn: the file is empty")
     if source.size < 8:  # noqa: PLR2004 -- the bytes of the length
@@ -109,7 +109,7 @@ def read_header(source: Source) -> Header:
     tensors = sorted((_tensor(name, row, 8 + length) for name, row in document.items()), key=lambda one: (one.begin, one.end))
     unknown = next((one.dtype for one in tensors if one.dtype not in _BITS), "")
     _check_layout(tensors, 8 + length, source.size)
-    return Header(tuple(tensors), metadata, unknown)
+    return SafetensorsHeader(tuple(tensors), metadata, unknown)
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _tensor(name: str, row: object, base: int) -> Tensor:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if _are_counts((*shape, begin, end)):
             return Tensor(name, dtype, tuple(shape), base + begin, base + end)
         case _:
-            raise Damaged(f"its header's row of {name[:80]} makes no sense")
+            raise HeaderDamaged(f"its header's row of {name[:80]} makes no sense")
 
 
 def _are_counts(values: Iterable[object]) -> bool:
@@ -157,13 +157,13 @@ def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> Non
         _damaged(f"{file_bytes - at} bytes after the last tensor")
 
 
-def _look_at_numbers(source: Source, tensors: tuple[Tensor, ...]) -> tuple[str, tuple[NonFinite, ...]]:
+def _look_at_numbers(source: FileReader, tensors: tuple[Tensor, ...]) -> tuple[str, tuple[NonFinite, ...]]:
     """Read all in one pass: say what was never written ("" for nothing), and give the tensors whose numbers are not finite."""
-    scan = zero_pages.Scan([_span(one) for one in tensors], source.size)
+    scan = zero_pages.ZeroPageScan([_span(one) for one in tensors], source.size)
     non_finite: list[NonFinite] = []
     for one in tensors:
         kind = numerics.kind_of(one.dtype)
-        numbers = numerics.Scan(kind) if kind else None
+        numbers = numerics.NumericsScan(kind) if kind else None
         for piece in source.stream(one.begin, one.end - one.begin):
             scan.feed(piece)
             if numbers is not None:
@@ -179,13 +179,13 @@ def _span(one: Tensor) -> zero_pages.Span:
     return zero_pages.Span(one.name[:80], one.begin, one.end, item, max(1, row), numerics.kind_of(one.dtype) is not None)
 
 
-def _place(metadata: dict[str, str]) -> Place:
+def _place(metadata: dict[str, str]) -> StepPosition:
     counts = {key: int(text) for key, text in metadata.items() if _COUNT.fullmatch(text)}
     for key in scanner.STEP_KEYS:
         if key in counts:
-            return Place(counts[key], counts.get("epoch"), sure=key in scanner.RUN_KEYS, loose=key in scanner.LOOSE_KEYS)
+            return StepPosition(counts[key], counts.get("epoch"), sure=key in scanner.RUN_KEYS, loose=key in scanner.LOOSE_KEYS)
     return NOWHERE
 
 
 def _damaged(reason: str) -> NoReturn:
-    raise Damaged(reason)
+    raise HeaderDamaged(reason)

@@ -1,6 +1,6 @@
 """A directory with weights that an index names, or with a model as transformers' save_pretrained writes it.
 
-In: a `Tree`. Out: an `Examination`. What is checked between the files is said in `weights`. Raises OSError and source.Interrupted.
+In: a `Tree`. Out: an `Examination`. What is checked between the files is said in `weights`. Raises OSError and Interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Check index and files. Raises OSError and source.Interrupted."""
+    """Check index and files. Raises OSError and Interrupted."""
     parts = weights.examine(tree, bulk=bulk)
     places = [part.place for part in parts if part.place.step is not None]
     return combine(parts, *places[:1], format="" if weights.indexes(tree) or weights.shards(tree) else "safetensors")

@@ -1,12 +1,12 @@
-"""torch.save's format before torch 1.6, and with `_use_new_zipfile_serialization=False` since: pickles and storages behind one another.
+"""torch.save's format before torch 1.6, and with `_use_new_zipfile_serialization=False` since: pickles and storages one behind the other.
 
-In: a `Source`. Out: an `Examination`. There is no checksum and no end mark in such a file, so nothing proves its numbers; but its layout
-says to the byte how long it must be, and all of it is compared. Layout (torch/serialization.py, _legacy_save; UntypedStorage._write_file):
+Such a file has no checksum and no end mark, so nothing proves its numbers. But its layout says to the byte how long it must be, and all of
+it is compared. Layout (torch/serialization.py, _legacy_save; UntypedStorage._write_file):
 
     pickle of the magic number | pickle of 1001 | pickle of {"protocol_version", "little_endian", "type_sizes"} | pickle of the object
     pickle of the list of storage keys | for each key: count of elements, int64 | the elements
 
-The object's pickle is read opcode by opcode, never unpickled; the list's too, and it may hold nothing but texts.
+The object's pickle is read opcode by opcode, never unpickled. So is the list's, which may hold nothing but texts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from checkpointing.io.reader import Short
 from checkpointing.model import Verdict, listed
 
 if TYPE_CHECKING:
-    from checkpointing.formats.pickles.facts import Scan, Storage
-    from checkpointing.io.reader import Source
+    from checkpointing.formats.pickles.facts import PickleScan, Storage
+    from checkpointing.io.reader import FileReader
     from checkpointing.model import NonFinite
 
 LEVEL: Final = "layout"
@@ -49,8 +49,8 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
     return _MAGIC in head[:_MAGIC_WITHIN]
 
 
-def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001, PLR0911 -- the interface of every format; each is another answer
-    """Compare the layout with the file's length, and with `bulk` look for numbers that are none. Raises OSError, source.Interrupted."""
+def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001, PLR0911 -- the interface of every format; each is another answer
+    """Compare the layout with the file's length, and with `bulk` look for numbers that are none. Raises OSError, Interrupted."""
     at, scans = 0, []
     try:
         for _ in range(4):
@@ -79,7 +79,7 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa:
     return Examination(Verdict.VERIFIED, torch_pickle.note(scans[3]), place, level, non_finite=non_finite, unlisted=unlisted)
 
 
-def _scan_at(source: Source, at: int) -> Scan:
+def _scan_at(source: FileReader, at: int) -> PickleScan:
     """Scan the pickle at an offset. Raises NotAPickle where it is none even with all that follows."""
     for window in _WINDOWS:
         length = min(window, source.size - at)
@@ -95,7 +95,7 @@ def _scan_at(source: Source, at: int) -> Scan:
     raise _Unread
 
 
-def _keys_at(source: Source, at: int) -> tuple[list[str], int]:
+def _keys_at(source: FileReader, at: int) -> tuple[list[str], int]:
     """Read the list of storage keys at an offset; give it and the offset behind it."""
     for window in _WINDOWS:
         data = source.read(at, min(window, source.size - at))
@@ -119,7 +119,7 @@ def _keys_in(data: bytes, at: int) -> tuple[list[str], int]:
     raise _Torn("torn: its list of storages has no end")
 
 
-def _lay_out(source: Source, keys: list[str], scan: Scan, at: int) -> dict[str, tuple[int, int]]:
+def _lay_out(source: FileReader, keys: list[str], scan: PickleScan, at: int) -> dict[str, tuple[int, int]]:
     """Give offset and bytes of each storage, all of them compared with what the object's pickle says. Raises _Torn."""
     referred = {storage.key: storage for storage in scan.storages}
     if set(keys) != set(referred) or len(keys) != len(referred):
@@ -145,15 +145,15 @@ def _lay_out(source: Source, keys: list[str], scan: Scan, at: int) -> dict[str, 
     return found
 
 
-def _numbers(source: Source, scan: Scan, storages: dict[str, tuple[int, int]]) -> tuple[str, tuple[NonFinite, ...]]:
+def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int, int]]) -> tuple[str, tuple[NonFinite, ...]]:
     """Read every storage once; name the first that was never written ("" for none), and give those whose numbers are not finite."""
     non_finite: list[NonFinite] = []
     by_key = {storage.key: storage for storage in scan.storages}
     ordered = [(at, size, by_key[key]) for key, (at, size) in storages.items()]
-    unwritten = zero_pages.Scan([_span(number, *row) for number, row in enumerate(ordered)], source.size)
+    unwritten = zero_pages.ZeroPageScan([_span(number, *row) for number, row in enumerate(ordered)], source.size)
     for at, size, storage in ordered:
         kind = numerics.kind_of(storage.kind)
-        numbers = None if kind is None else numerics.Scan(kind)
+        numbers = None if kind is None else numerics.NumericsScan(kind)
         begin, length = torch_pickle.span(storage)
         seen = 0
         for piece in source.stream(at, size):

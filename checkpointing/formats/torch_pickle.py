@@ -1,20 +1,17 @@
-"""What torch's two file formats have in common: an object's pickle that refers to storages, and the numbers in these.
-
-In: a `Scan` of the pickle, and where each storage's bytes are. Out: parts of an `Examination`. How a file is laid out is not known here.
-"""
+"""What torch's two file formats share: an object's pickle that refers to storages, and the numbers in these."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.formats import Examination, Place
+from checkpointing.formats import Examination, StepPosition
 from checkpointing.formats.pickles import scanner
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from checkpointing.formats.pickles.facts import Scan, Storage
+    from checkpointing.formats.pickles.facts import PickleScan, Storage
 
 # Bytes per element; a type that is not here (sparse, quantised in fours) is checked for presence only. Source: torch/storage.py.
 _ITEM_BYTES: Final = {
@@ -46,13 +43,13 @@ def name_of(storage: Storage) -> str:
     return storage.name or f"data/{storage.key}"
 
 
-def place(scan: Scan) -> Place:
+def place(scan: PickleScan) -> StepPosition:
     """Give the step and the epoch that the outermost dictionary tells."""
     key, step = scan.steps[0] if scan.steps else ("", None)
-    return Place(step, scan.epoch, sure=key in scanner.RUN_KEYS, loose=key in scanner.LOOSE_KEYS)
+    return StepPosition(step, scan.epoch, sure=key in scanner.RUN_KEYS, loose=key in scanner.LOOSE_KEYS)
 
 
-def framework(scan: Scan) -> str:
+def framework(scan: PickleScan) -> str:
     """Give the format's name where the outermost dictionary is a framework's own; "" otherwise."""
     return "lightning" if _LIGHTNING in scan.keys else ""
 
@@ -65,7 +62,7 @@ def dangerous(dangers: Iterable[str]) -> Examination | None:
     return Examination(Verdict.DANGEROUS, f"loading it would run code: its pickle calls {', '.join(told[:_MOST_TOLD])}")
 
 
-def note(scan: Scan) -> str:
+def note(scan: PickleScan) -> str:
     """Say which names a file holds that are on no list, such as classes of the user's own; "" for none."""
     return f"it needs names that are not listed to be loaded: {', '.join(scan.unknown[:_MOST_TOLD])}" if scan.unknown else ""
 

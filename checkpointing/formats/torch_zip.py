@@ -1,6 +1,6 @@
 """torch.save's format since torch 1.6: a zip with `<name>/data.pkl` for the objects and `<name>/data/<key>` for each storage.
 
-In: a `Source`. Out: an `Examination`. Structure is all that the file itself can prove, and all of it is used: the zip directory
+In: a `FileReader`. Out: an `Examination`. Structure is all that the file itself can prove, and all of it is used: the zip directory
 against every local header, every record's CRC, the members that torch.load needs, and for each storage that data.pkl refers to a
 record that is long enough. data.pkl is read opcode by opcode, never unpickled; where it would call what `pickle_danger` refuses, the
 file is DANGEROUS, whatever else is right or wrong with it. Measured on 141 files (docs/checkpoints.md): the CRCs
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, numerics, torch_pickle, zip_layout
 from checkpointing.formats.pickles import scanner
-from checkpointing.formats.pickles.facts import Scan
+from checkpointing.formats.pickles.facts import PickleScan
 from checkpointing.io.reader import CHUNK_BYTES, Short
 from checkpointing.model import Verdict, listed
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from checkpointing.formats.pickles.facts import Storage
-    from checkpointing.formats.zip_layout import Record
-    from checkpointing.io.reader import Source
+    from checkpointing.formats.zip_layout import ZipRecord
+    from checkpointing.io.reader import FileReader
     from checkpointing.model import NonFinite
 
 LEVEL: Final = "structure"
@@ -46,14 +46,14 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
     return bool(begins) and (zip_layout.LOCAL_MAGIC.startswith(begins) or zip_layout.ends_as_zip(tail))
 
 
-def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:
-    """Check the structure, and with `bulk` every record's CRC. Raises OSError and source.Interrupted."""
+def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:
+    """Check the structure, and with `bulk` every record's CRC. Raises OSError and Interrupted."""
     try:
         records = {record.name: record for record in zip_layout.read_records(source)}
         return _examine(source, records, bulk=bulk)
     except zip_layout.NotZip:
         verdict, reason = Verdict.BAD, f"torn: {source.size} bytes, and no zip directory at its end"
-    except zip_layout.Damaged as error:
+    except zip_layout.ZipDamaged as error:
         verdict, reason = Verdict.BAD, str(error)
     except zip_layout.Unsupported as error:
         verdict, reason = Verdict.UNVERIFIABLE, str(error)
@@ -64,8 +64,8 @@ def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:
     return Examination(Verdict.FOREIGN, "a damaged zip that is neither named nor begun like a checkpoint")
 
 
-def scan_of(source: Source) -> Scan | None:
-    """Scan data.pkl of a sound file; None where it cannot be had. Raises OSError and source.Interrupted."""
+def scan_of(source: FileReader) -> PickleScan | None:
+    """Scan data.pkl of a sound file; None where it cannot be had. Raises OSError and Interrupted."""
     try:
         records = {record.name: record for record in zip_layout.read_records(source)}
         pickled = next((record for name, record in records.items() if name.endswith(b"/data.pkl") and name.count(b"/") == 1), None)
@@ -73,11 +73,13 @@ def scan_of(source: Source) -> Scan | None:
             return None
         scan = _read_objects(source, pickled, has_crcs=any(record.crc for record in records.values()))[0]
         return None if scan is None else replace(scan, facts=(*scan.facts, *_counted(source, records, pickled, scan)))
-    except (zip_layout.NotZip, zip_layout.Damaged, zip_layout.Unsupported, Short):
+    except (zip_layout.NotZip, zip_layout.ZipDamaged, zip_layout.Unsupported, Short):
         return None
 
 
-def _counted(source: Source, records: dict[bytes, Record], pickled: Record, scan: Scan) -> Iterator[tuple[str, frozenset[int]]]:
+def _counted(
+    source: FileReader, records: dict[bytes, ZipRecord], pickled: ZipRecord, scan: PickleScan
+) -> Iterator[tuple[str, frozenset[int]]]:
     """Give the largest of the optimizer's counts of steps: a parameter that is trained now and then counts fewer. Raises Short."""
     kinds = {storage.key: storage.kind for storage in scan.storages}
     found: list[float] = []
@@ -93,13 +95,13 @@ def _counted(source: Source, records: dict[bytes, Record], pickled: Record, scan
         yield scanner.COUNTED, frozenset((max(whole),))
 
 
-def _begins_as_torch(source: Source) -> bool:
+def _begins_as_torch(source: FileReader) -> bool:
     """Say whether the first record is torch's: torch.save writes data.pkl first."""
     head = source.read(0, min(EDGE_BYTES, source.size))
     return head.startswith(zip_layout.LOCAL_MAGIC) and zip_layout.first_name(head).endswith(b"/data.pkl")
 
 
-def _examine(source: Source, records: dict[bytes, Record], *, bulk: bool) -> Examination:
+def _examine(source: FileReader, records: dict[bytes, ZipRecord], *, bulk: bool) -> Examination:
     prefix = next(iter(records), b"").partition(b"/")[0]
     foreign = _foreign(records, prefix)
     if foreign:
@@ -120,12 +122,12 @@ def _examine(source: Source, records: dict[bytes, Record], *, bulk: bool) -> Exa
     try:
         proven = _prove(source, records, prefix, scan, has_crcs=has_crcs, bulk=bulk)
         return replace(proven, place=place, format=framework, unlisted=scan.unlisted)
-    except zip_layout.Damaged as error:
+    except zip_layout.ZipDamaged as error:
         return Examination(Verdict.BAD, str(error), place, format=framework)
 
 
 def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
-    source: Source, records: dict[bytes, Record], prefix: bytes, scan: Scan, *, has_crcs: bool, bulk: bool
+    source: FileReader, records: dict[bytes, ZipRecord], prefix: bytes, scan: PickleScan, *, has_crcs: bool, bulk: bool
 ) -> Examination:
     """Check what data.pkl refers to, and with `bulk` every record. Raises Damaged."""
     storages = _check_storages(scan, records, prefix)
@@ -141,7 +143,7 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
     return replace(whole, non_finite=listed(one for one in non_finite if one is not None))
 
 
-def _foreign(records: dict[bytes, Record], prefix: bytes) -> str:
+def _foreign(records: dict[bytes, ZipRecord], prefix: bytes) -> str:
     """Say what a zip is that is no checkpoint; "" for one that is, or was before it lost a record."""
     if prefix + b"/constants.pkl" in records:
         return "a TorchScript export: not a checkpoint"
@@ -149,7 +151,7 @@ def _foreign(records: dict[bytes, Record], prefix: bytes) -> str:
     return "" if torch_made or prefix + b"/data.pkl" in records else "a zip file without data.pkl: not a checkpoint"
 
 
-def _read_objects(source: Source, pickled: Record, *, has_crcs: bool) -> tuple[Scan | None, str]:
+def _read_objects(source: FileReader, pickled: ZipRecord, *, has_crcs: bool) -> tuple[PickleScan | None, str]:
     """Scan data.pkl; None and the reason where it is longer than we are willing to read. Raises Damaged."""
     if pickled.size_bytes > _MAX_PICKLE_BYTES:
         return None, f"data.pkl has {pickled.size_bytes} bytes: nobody looked whether it would run code"
@@ -159,16 +161,16 @@ def _read_objects(source: Source, pickled: Record, *, has_crcs: bool) -> tuple[S
         scan = scanner.scan(b"".join(bytes(piece) for piece in _unpacked(source, pickled)))
     except scanner.NotAPickle as error:
         if error.dangers:
-            return Scan((), None, (), dangers=error.dangers), ""
+            return PickleScan((), None, (), dangers=error.dangers), ""
         zip_layout.damaged(f"data.pkl is not a whole pickle: {error}")
     except scanner.TooLong as error:
         if error.dangers:
-            return Scan((), None, (), dangers=error.dangers), ""
+            return PickleScan((), None, (), dangers=error.dangers), ""
         return None, "data.pkl has too many objects: nobody looked whether it would run code"
     return scan, ""
 
 
-def _check_storages(scan: Scan, records: dict[bytes, Record], prefix: bytes) -> dict[bytes, Storage]:
+def _check_storages(scan: PickleScan, records: dict[bytes, ZipRecord], prefix: bytes) -> dict[bytes, Storage]:
     """Give the storage that each record holds. Raises Damaged where one is missing or short."""
     found: dict[bytes, Storage] = {}
     for storage in scan.storages:
@@ -183,10 +185,10 @@ def _check_storages(scan: Scan, records: dict[bytes, Record], prefix: bytes) -> 
     return found
 
 
-def _check_record(source: Source, record: Record, storage: Storage | None, *, has_crcs: bool) -> NonFinite | None:
+def _check_record(source: FileReader, record: ZipRecord, storage: Storage | None, *, has_crcs: bool) -> NonFinite | None:
     """Read a record once: compare its CRC, and give what is not finite where it holds floating numbers. Raises Damaged."""
     kind = None if storage is None else numerics.kind_of(storage.kind)
-    numbers = None if kind is None else numerics.Scan(kind)
+    numbers = None if kind is None else numerics.NumericsScan(kind)
     begin, length = (0, 0) if storage is None else torch_pickle.span(storage)
     crc = at = 0
     for piece in _unpacked(source, record):
@@ -200,7 +202,7 @@ def _check_record(source: Source, record: Record, storage: Storage | None, *, ha
     return numbers.found(torch_pickle.name_of(storage)) if numbers is not None and storage is not None else None
 
 
-def _unpacked(source: Source, record: Record) -> Iterator[memoryview | bytes]:
+def _unpacked(source: FileReader, record: ZipRecord) -> Iterator[memoryview | bytes]:
     """Yield a record's bytes as saved, in pieces of at most CHUNK_BYTES. Files of torch's own are never compressed; repacked ones are."""
     name = zip_layout.show(record.name)
     if record.method == zip_layout.STORED:

@@ -12,7 +12,7 @@ from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
 
 _PROTOCOL: Final = b"\x80"
 
@@ -22,8 +22,8 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
     return suffix in TORCH_SUFFIXES or (suffix in (".bin", ".safetensors") and not any(head))
 
 
-def examine(source: Source, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format; there is nothing to read in bulk
-    """Say what it is and that nothing can prove it. Raises OSError and source.Interrupted."""
+def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format; there is nothing to read in bulk
+    """Say what it is and that nothing can prove it. Raises OSError and Interrupted."""
     head = source.read(0, min(EDGE_BYTES, source.size))
     if not head:
         return Examination(Verdict.BAD, "torn: the file is empty")

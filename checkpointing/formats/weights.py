@@ -1,7 +1,7 @@
 """The weights of a model in a directory: one file, or several that an index names. What transformers and accelerate write.
 
 In: a `Tree`. Out: an `Examination` of each file, and what is wrong between them: files that the index names and that are missing, tensors
-that are not where it says. Raises OSError and source.Interrupted. The layout is huggingface_hub's:
+that are not where it says. Raises OSError and Interrupted. The layout is huggingface_hub's:
 
     model-00001-of-00003.safetensors …   model.safetensors.index.json: {"metadata": {"total_size"}, "weight_map": {tensor: file}}
 """
@@ -97,7 +97,7 @@ def _compare(tree: Tree, index: str, name: str, tensors: set[str]) -> Iterator[E
     try:
         with tree.open(name) as source:
             there = {one.name for one in safetensors.read_header(source).tensors}
-    except (safetensors.Damaged, Short):  # it was sound a moment ago: it changed, which the second listing will show
+    except (safetensors.HeaderDamaged, Short):  # it was sound a moment ago: it changed, which the second listing will show
         return
     if lacking := sorted(tensors - there):
         yield Examination(Verdict.BAD, f"{name}: it lacks {_some(lacking)}, which {index} puts there")

@@ -1,7 +1,7 @@
 """Zeros where a crash left blocks unwritten, in formats that have no checksum.
 
 In: where each tensor lies in a file, and the file's bytes in order. Out: one line about the first hole, or "". Nothing can fail; the
-state is a `Scan`, one per file, which its caller owns.
+state is a `ZeroPageScan`, one per file, which its caller owns.
 
 A file system that lost power shows zeros where the data of a grown file never reached the disk: whole sectors, pages, or the rest of
 the file. Trained weights hold zeros too, in whole rows (words that never occurred, padding of a vocabulary) or whole tensors (a fresh
@@ -46,7 +46,7 @@ class Span:
     floating: bool
 
 
-class Scan:
+class ZeroPageScan:
     """Looks at one file's tensors; feed it every byte from the first span's begin to the file's end in order."""
 
     def __init__(self, spans: Sequence[Span], file_bytes: int) -> None:

@@ -1,6 +1,6 @@
 """The layout of a zip file, read strictly: every structure must be where the others say it is.
 
-In: a `Source`. Out: the records in the order of the file, each with where its bytes are. Raises `Damaged` with the reason where two
+In: a `FileReader`. Out: the records in the order of the file, each with where its bytes are. Raises `ZipDamaged` with the reason where two
 structures disagree, and `NotZip` where there is no sign of a zip at all. Nothing is kept open and nothing is executed.
 
 Python's zipfile is made to read what it can: it accepts bytes before and after the archive and never compares the local headers with
@@ -20,7 +20,7 @@ from checkpointing.io.reader import Short
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
 
 LOCAL_MAGIC: Final = b"PK\x03\x04"
 _END_MAGIC: Final = b"PK\x05\x06"
@@ -42,7 +42,7 @@ STORED: Final = 0
 DEFLATED: Final = 8
 
 
-class Damaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
+class ZipDamaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
     """The file is a zip whose parts contradict each other; the text says which."""
 
 
@@ -55,8 +55,8 @@ class Unsupported(Exception):  # noqa: N818 -- a fact about the file, not an err
 
 
 def damaged(reason: str) -> NoReturn:
-    """Raise Damaged."""
-    raise Damaged(reason)
+    """Raise ZipDamaged."""
+    raise ZipDamaged(reason)
 
 
 def unsupported(reason: str) -> NoReturn:
@@ -65,7 +65,7 @@ def unsupported(reason: str) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ZipRecord:
     """One member. `offset` is that of its local header, `data` that of its bytes; sizes in bytes."""
 
     name: bytes
@@ -87,8 +87,8 @@ class _End:
     size: int
 
 
-def read_records(source: Source) -> tuple[Record, ...]:
-    """Give every record in the order of the file, all headers compared. Raises Damaged, NotZip, Unsupported, Interrupted, OSError."""
+def read_records(source: FileReader) -> tuple[ZipRecord, ...]:
+    """Give every record in the order of the file, all headers compared. Raises ZipDamaged, NotZip, Unsupported, Interrupted, OSError."""
     try:
         end = _find_end(source)
         records = sorted(_read_directory(source, end), key=lambda record: record.offset)
@@ -114,7 +114,7 @@ def first_name(head: bytes) -> bytes:
     return head[_LOCAL.size : _LOCAL.size + length]
 
 
-def _find_end(source: Source) -> _End:
+def _find_end(source: FileReader) -> _End:
     head = source.read(0, min(4, source.size))
     tail_bytes = min(source.size, _END.size + _MAX_COMMENT)
     tail_at = source.size - tail_bytes
@@ -135,7 +135,7 @@ def _find_end(source: Source) -> _End:
     damaged("torn: it begins as a zip and has no zip directory at its end")
 
 
-def _resolve_end(source: Source, at: int, fields: tuple[int, ...]) -> _End:
+def _resolve_end(source: FileReader, at: int, fields: tuple[int, ...]) -> _End:
     _, disk, directory_disk, count_here, count, size, offset, _ = fields
     if disk not in (0, _FULL16) or directory_disk not in (0, _FULL16):
         unsupported("a zip of several parts")
@@ -148,7 +148,7 @@ def _resolve_end(source: Source, at: int, fields: tuple[int, ...]) -> _End:
     return found
 
 
-def _resolve_end64(source: Source, at: int, small: tuple[int, int, int]) -> _End:
+def _resolve_end64(source: FileReader, at: int, small: tuple[int, int, int]) -> _End:
     """Follow locator and zip64 end record in front of the end record at `at`; `small` is its count, size and offset."""
     locator_at = at - _LOCATOR.size
     magic, end_disk, end64_at, disks = _LOCATOR.unpack(source.read(locator_at, _LOCATOR.size)) if locator_at >= 0 else (b"", 0, 0, 0)
@@ -171,9 +171,9 @@ def _resolve_end64(source: Source, at: int, small: tuple[int, int, int]) -> _End
     return _End(count, offset, size)
 
 
-def _read_directory(source: Source, end: _End) -> list[Record]:
+def _read_directory(source: FileReader, end: _End) -> list[ZipRecord]:
     raw = source.read(end.offset, end.size)
-    records: list[Record] = []
+    records: list[ZipRecord] = []
     names: set[bytes] = set()
     at = 0
     while at < len(raw):
@@ -195,7 +195,7 @@ def _read_directory(source: Source, end: _End) -> list[Record]:
     return records
 
 
-def _entry(name: bytes, fields: tuple[int, ...], extra: bytes) -> Record:
+def _entry(name: bytes, fields: tuple[int, ...], extra: bytes) -> ZipRecord:
     flags, method, crc = fields[3], fields[4], fields[7]
     packed, size, offset = fields[8], fields[9], fields[16]
     if flags & _FLAG_ENCRYPTED:
@@ -210,7 +210,7 @@ def _entry(name: bytes, fields: tuple[int, ...], extra: bytes) -> Record:
     if any(wanted):
         big = _zip64_values(name, extra, sum(wanted))
         size, packed, offset = (next(big) if full else small for full, small in zip(wanted, (size, packed, offset), strict=True))
-    return Record(name, method, flags, crc, packed, size, offset)
+    return ZipRecord(name, method, flags, crc, packed, size, offset)
 
 
 def _zip64_values(name: bytes, extra: bytes, count: int) -> Iterator[int]:
@@ -223,7 +223,7 @@ def _zip64_values(name: bytes, extra: bytes, count: int) -> Iterator[int]:
     damaged(f"record {show(name)} lacks its 64-bit sizes")
 
 
-def _check_local(source: Source, record: Record, limit: int) -> Record:
+def _check_local(source: FileReader, record: ZipRecord, limit: int) -> ZipRecord:
     """Compare a record's local header and data descriptor with the directory; nothing of it may reach beyond `limit`."""
     name = show(record.name)
     if record.offset + _LOCAL.size + len(record.name) > limit:
@@ -242,10 +242,10 @@ def _check_local(source: Source, record: Record, limit: int) -> Record:
         _check_descriptor(source, record, end, limit)
     elif crc != record.crc or packed not in (record.packed_bytes, _FULL32) or size not in (record.size_bytes, _FULL32):
         damaged(f"the two headers of record {name} disagree")
-    return Record(record.name, method, flags, record.crc, record.packed_bytes, record.size_bytes, record.offset, data)
+    return ZipRecord(record.name, method, flags, record.crc, record.packed_bytes, record.size_bytes, record.offset, data)
 
 
-def _check_descriptor(source: Source, record: Record, at: int, limit: int) -> None:
+def _check_descriptor(source: FileReader, record: ZipRecord, at: int, limit: int) -> None:
     """Compare the sizes that follow the data. Four layouts are in use: with and without a magic, sizes of 4 or 8 bytes."""
     raw = source.read(at, min(24, limit - at))
     for width in "LQ":

@@ -45,7 +45,7 @@ class _Looked:
     candidates: tuple[Candidate, ...]
 
 
-class Recall:
+class ListingCache:
     """What one thread listed before. Times are monotonic seconds; `wall` only guesses for how long a file stood still before we came."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:

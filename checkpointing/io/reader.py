@@ -1,6 +1,6 @@
 """Reading a file that may be torn, huge, hung or no file at all, without hurting anybody else.
 
-In: a path. Out: `Source`, which reads at offsets in pieces of at most `CHUNK_BYTES`, never faster than its throttle allows, and gives
+In: a path. Out: `FileReader`, which reads at offsets in pieces of at most `CHUNK_BYTES`, never faster than its throttle allows, and gives
 the page cache back where asked. It can fail with OSError (we could not look), `Interrupted` (we were told to stop, or time was up)
 and `Short` (the file ends earlier than it should). A FIFO or device is never opened: a reader on a FIFO would let its writer go on
 and then kill it with SIGPIPE. The caller owns the source and closes it; one source belongs to one thread.
@@ -94,7 +94,7 @@ def kind_of(mode: int) -> str:
     return "a device"
 
 
-class Source:
+class FileReader:
     """A regular file opened for reading at offsets. Use as a context manager."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Source:
         """Stat the open file again."""
         return os.fstat(self._fd)
 
-    def window(self, offset: int, length: int) -> Source:
+    def window(self, offset: int, length: int) -> FileReader:
         """Give a part of the file as if it were a file of its own. It borrows the descriptor: it is not closed, nor outlives this."""
         part = copy.copy(self)
         part._begin = self._begin + offset  # noqa: SLF001 -- one of our own kind

@@ -28,7 +28,7 @@ _LEFTOVER: Final = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<node>[0-9a
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Staged:
     """A temporary place, and an open descriptor of it that holds the lock."""
 
     path: str
@@ -37,13 +37,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def new_file(final: str, mode: int = 0o666) -> Iterator[Place]:
+def new_file(final: str, mode: int = 0o666) -> Iterator[Staged]:
     """Make an empty file beside `final`; removed again where it was not put in place. `mode` is subject to the umask."""
     path = temporary_for(final)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         _hold(fd)
-        yield Place(path, final, fd)
+        yield Staged(path, final, fd)
     finally:
         with contextlib.suppress(FileNotFoundError):  # it has its name by now
             os.unlink(path)  # noqa: PTH108 -- paths are plain strings throughout the package
@@ -51,13 +51,13 @@ def new_file(final: str, mode: int = 0o666) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def held_directory(path: str, final: str) -> Iterator[Place]:
+def held_directory(path: str, final: str) -> Iterator[Staged]:
     """Make the directory `path`, a `temporary_for(final)`; removed again with all in it where it was not put in place."""
     os.mkdir(path)  # noqa: PTH102 -- as above
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _hold(fd)
-        yield Place(path, final, fd)
+        yield Staged(path, final, fd)
     finally:
         if os.path.isdir(path):  # noqa: PTH112 -- as above
             shutil.rmtree(path, ignore_errors=True)
@@ -70,7 +70,7 @@ def temporary_for(final: str, kind: str = "tmp") -> str:
     return os.path.join(directory, f".{name}.{kind}-{leftovers.tag()}{secrets.token_hex(6)}")  # noqa: PTH118 -- as above
 
 
-def put(place: Place) -> None:
+def put(place: Staged) -> None:
     """Make the place durable and give it its name, in place of whatever has it.
 
     A directory that replaces one changes places with it. Where the file system cannot do that (NFS), the old one is moved aside first:
@@ -93,7 +93,7 @@ def put(place: Place) -> None:
             remove(aside)
 
 
-def _replace_in_two_steps(place: Place) -> str:
+def _replace_in_two_steps(place: Staged) -> str:
     """Give a directory the name of another one, and return where that is now."""
     while True:
         aside = temporary_for(place.final, "old")

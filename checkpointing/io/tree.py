@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from checkpointing.io.reader import Source, Throttle, kind_of, never
+from checkpointing.io.reader import FileReader, Throttle, kind_of, never
 from checkpointing.model import Identity
 
 MOST_ENTRIES: Final = 100_000  # a run of some thousand ranks has as many shards; a data set has more
@@ -23,7 +23,7 @@ _MOST_SMALL_BYTES: Final = 64 << 20  # an index of a million tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TreeEntry:
     """One name of a tree. `st` is the file's, behind a link that stays within; `what` is "" for a regular file, else its kind."""
 
     name: str
@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """How to read: never faster than `throttle`, the page cache given back where `drop_cache`, no further once `interrupted` says so."""
 
     throttle: Throttle | None = None
@@ -48,16 +48,16 @@ class Reading:
 class Tree:
     """What is in a directory. `entries` holds files and whatever else is no directory, `directories` those, both by relative path."""
 
-    def __init__(self, path: str, reading: Reading | None = None, *, levels: int = MOST_LEVELS) -> None:
+    def __init__(self, path: str, reading: ReadOptions | None = None, *, levels: int = MOST_LEVELS) -> None:
         """List `path`, no deeper than `levels` directories (1: its own names alone, 0: nothing yet). Raises OSError."""
         self.path = path
         self.name = os.path.abspath(path).rpartition("/")[2]  # noqa: PTH100 -- strings throughout the package
         self.stat = os.stat(path)  # noqa: PTH116 -- strings throughout the package
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TreeEntry] = {}
         self.directories: dict[str, os.stat_result] = {}
         self.problems: list[tuple[str, str]] = []
         self.truncated = False
-        self._reading = reading or Reading()
+        self._reading = reading or ReadOptions()
         self._real = os.path.realpath(path)
         self._list(levels)
 
@@ -73,7 +73,7 @@ class Tree:
                 if entry.is_dir(follow_symlinks=False):
                     found.directories[entry.name] = found.stat
                 else:
-                    found.entries[entry.name] = Entry(entry.name, found.stat, "not looked at")
+                    found.entries[entry.name] = TreeEntry(entry.name, found.stat, "not looked at")
         return found
 
     @property
@@ -95,19 +95,19 @@ class Tree:
         """The names directly below, of files and directories alike."""
         return frozenset(name for name in (*self.entries, *self.directories) if "/" not in name)
 
-    def file(self, name: str) -> Entry | None:
+    def file(self, name: str) -> TreeEntry | None:
         """Give the entry of a regular file; None where there is none, or something else stands."""
         entry = self.entries.get(name)
         return entry if entry is not None and not entry.what else None
 
-    def open(self, name: str) -> Source:
-        """Open a regular file of the tree. Raises source.NotRegular, OSError; KeyError for what was not listed as one."""
+    def open(self, name: str) -> FileReader:
+        """Open a regular file of the tree. Raises NotRegular, OSError; KeyError for what was not listed as one."""
         entry = self.entries[name]
         if entry.what:
             raise KeyError(name)
         how = self._reading
         # the real path: a link in the middle that was turned elsewhere since the listing would show as another inode, which `verify` sees
-        return Source(os.path.join(self._real, name), throttle=how.throttle, drop_cache=how.drop_cache, interrupted=how.interrupted)  # noqa: PTH118 -- strings throughout the package
+        return FileReader(os.path.join(self._real, name), throttle=how.throttle, drop_cache=how.drop_cache, interrupted=how.interrupted)  # noqa: PTH118 -- strings throughout the package
 
     @property
     def interrupted(self) -> Callable[[], bool]:
@@ -115,7 +115,7 @@ class Tree:
         return self._reading.interrupted
 
     def read_small(self, name: str, limit: int = _MOST_SMALL_BYTES) -> bytes:
-        """Read a whole file of at most `limit` bytes; a longer one is cut there. Raises source.Short, Interrupted, OSError."""
+        """Read a whole file of at most `limit` bytes; a longer one is cut there. Raises Short, Interrupted, OSError."""
         with self.open(name) as source:
             return source.read(0, min(source.size, limit))
 
@@ -126,7 +126,7 @@ class Tree:
         below.stat = self.directories[name]
         start = name + "/"
         listed = [(path.removeprefix(start), entry) for path, entry in self.entries.items() if path.startswith(start)]
-        below.entries = {short: Entry(short, entry.st, entry.what) for short, entry in listed}
+        below.entries = {short: TreeEntry(short, entry.st, entry.what) for short, entry in listed}
         below.directories = {path.removeprefix(start): st for path, st in self.directories.items() if path.startswith(start)}
         below.problems = [(path.removeprefix(start), why) for path, why in self.problems if path.startswith(start)]
         below.truncated = self.truncated
@@ -171,7 +171,7 @@ class Tree:
         if stat.S_ISDIR(st.st_mode):
             self.directories[name] = st
             return True
-        self.entries[name] = Entry(name, st, "" if stat.S_ISREG(st.st_mode) else kind_of(st.st_mode))
+        self.entries[name] = TreeEntry(name, st, "" if stat.S_ISREG(st.st_mode) else kind_of(st.st_mode))
         return False
 
     def _add_link(self, name: str, path: str, st: os.stat_result) -> None:
@@ -180,11 +180,11 @@ class Tree:
         try:
             behind = os.stat(real) if within else None  # noqa: PTH116 -- strings throughout the package
         except OSError:
-            self.entries[name] = Entry(name, st, "a link that leads nowhere")
+            self.entries[name] = TreeEntry(name, st, "a link that leads nowhere")
             return
         if behind is None:
-            self.entries[name] = Entry(name, st, "a link that leads out of the directory")
+            self.entries[name] = TreeEntry(name, st, "a link that leads out of the directory")
         elif stat.S_ISREG(behind.st_mode):
-            self.entries[name] = Entry(name, behind)
+            self.entries[name] = TreeEntry(name, behind)
         else:
-            self.entries[name] = Entry(name, st, f"a link to {kind_of(behind.st_mode)}")
+            self.entries[name] = TreeEntry(name, st, f"a link to {kind_of(behind.st_mode)}")

@@ -1,8 +1,8 @@
 """A checkpoint's bytes to a manifest, and a checkpoint held against one.
 
 In: a `Verification` (what was found, and of which identity), or a manifest and a place. Out: a `Manifest`, or a `Verification` of the
-level "digest". Every file is read once, in order, through `Source`, so that throttle and page cache are the caller's to say.
-Building can fail with `Changed`, source.Interrupted and OSError; checking cannot fail: what kept it is the verdict UNKNOWN.
+level "digest". Every file is read once, in order, through `FileReader`, so that throttle and page cache are the caller's to say.
+Building can fail with `CheckpointChanged`, Interrupted and OSError; checking cannot fail: what kept it is the verdict UNKNOWN.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.io.reader import Interrupted, NotRegular, Short, Source
-from checkpointing.io.tree import Reading, Tree
+from checkpointing.io.reader import FileReader, Interrupted, NotRegular, Short
+from checkpointing.io.tree import ReadOptions, Tree
 from checkpointing.manifest import digest
 from checkpointing.manifest.documents import About, File, Manifest
 from checkpointing.model import Identity, Verdict, Verification, note_of
@@ -28,7 +28,7 @@ _MOST_REASONS: Final = 20
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 
 
-class Changed(Exception):  # noqa: N818 -- a fact about the checkpoint, not an error of ours
+class CheckpointChanged(Exception):  # noqa: N818 -- a fact about the checkpoint, not an error of ours
     """It is not what was verified, or did not stay so while it was read."""
 
 
@@ -36,16 +36,16 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
     found: Verification,
     about: About = About(),  # noqa: B008 -- a frozen value
     *,
-    reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+    reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
     sha256: bool = False,
     part_bytes: int = digest.PART_BYTES,
     now: Callable[[], float] = time.time,
 ) -> Manifest:
-    """Record what was verified. Raises Changed, Interrupted, OSError."""
+    """Record what was verified. Raises CheckpointChanged, Interrupted, OSError."""
     tree = _tree(found.path, reading)
     name = found.path.rstrip("/").rpartition("/")[2]
     if (tree.identity if tree is not None else identity_of(found.path)) != found.identity:
-        raise Changed("it changed since it was verified")
+        raise CheckpointChanged("it changed since it was verified")
     names = sorted(found.files or tree.files) if tree is not None else [name]
     files: list[File] = []
     try:
@@ -54,9 +54,9 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
                 read = digest.of_source(source, part_bytes=part_bytes, sha256=sha256)
             files.append(File(member, read.n_bytes, read.crc64nvme, read.parts, read.sha256))
     except (Short, NotRegular, KeyError):
-        raise Changed("it changed while it was read") from None
+        raise CheckpointChanged("it changed while it was read") from None
     if not files or identity_of(found.path) != found.identity:
-        raise Changed("it changed while it was read")
+        raise CheckpointChanged("it changed while it was read")
     return Manifest(
         name=name,
         is_tree=tree is not None,
@@ -86,7 +86,7 @@ def check(
     manifest: Manifest,
     *,
     only: Collection[str] | None = None,
-    reading: Reading = Reading(),  # noqa: B008 -- a frozen value
+    reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
 ) -> Verification:
     """Hold what is at `path` against a manifest, wherever that was made; VERIFIED says that every byte is the one recorded.
 
@@ -105,7 +105,7 @@ def check(
     return _answer(path, identity, manifest, [_Fault(Verdict.WRITING, "it changed while it was read")] if changed else faults)
 
 
-def _faults(path: str, tree: Tree | None, manifest: Manifest, only: Collection[str] | None, reading: Reading) -> Iterator[_Fault]:
+def _faults(path: str, tree: Tree | None, manifest: Manifest, only: Collection[str] | None, reading: ReadOptions) -> Iterator[_Fault]:
     """Sizes first: they cost nothing, and most of what is torn shows there."""
     if manifest.is_tree != (tree is not None):
         yield _Fault(Verdict.BAD, f"it is {'no' if manifest.is_tree else 'a'} directory, and was {'one' if manifest.is_tree else 'a file'}")
@@ -137,7 +137,7 @@ def _size_fault(path: str, tree: Tree | None, file: File) -> _Fault | None:
     return None
 
 
-def _content_faults(path: str, tree: Tree | None, file: File, part_bytes: int, reading: Reading) -> Iterator[_Fault]:
+def _content_faults(path: str, tree: Tree | None, file: File, part_bytes: int, reading: ReadOptions) -> Iterator[_Fault]:
     try:
         with _open(path, tree, file.path, reading) as source:
             read = digest.of_source(source, part_bytes=part_bytes, sha256=bool(file.sha256))
@@ -174,12 +174,12 @@ def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fau
     )
 
 
-def _tree(path: str, reading: Reading) -> Tree | None:
+def _tree(path: str, reading: ReadOptions) -> Tree | None:
     """List a directory; None for a file. Raises OSError."""
     return Tree(path, reading) if os.path.isdir(path) else None  # noqa: PTH112 -- as above
 
 
-def _open(path: str, tree: Tree | None, member: str, reading: Reading) -> Source:
+def _open(path: str, tree: Tree | None, member: str, reading: ReadOptions) -> FileReader:
     if tree is not None:
         return tree.open(member)
-    return Source(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
+    return FileReader(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)

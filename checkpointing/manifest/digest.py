@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
 
 PART_BYTES: Final = 32 << 20
 _MASK: Final = (1 << 64) - 1
@@ -69,7 +69,7 @@ class Hasher:
         return Digest(self._n_bytes, whole, parts, self._part_bytes, self._sha256.hexdigest() if self._sha256 is not None else "")
 
 
-def of_source(source: Source, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> Digest:
+def of_source(source: FileReader, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> Digest:
     """Read a file once. Raises what the source does: Short, Interrupted, OSError."""
     hasher = Hasher(part_bytes=part_bytes, sha256=sha256)
     for piece in source.stream(0, source.size):
@@ -77,7 +77,7 @@ def of_source(source: Source, *, part_bytes: int = PART_BYTES, sha256: bool = Fa
     return hasher.digest()
 
 
-def of_range(source: Source, offset: int, n_bytes: int) -> int:
+def of_range(source: FileReader, offset: int, n_bytes: int) -> int:
     """Give the CRC of a range of a file. Raises Short, Interrupted, OSError."""
     crc = 0
     for piece in source.stream(offset, n_bytes):

@@ -1,8 +1,8 @@
-"""What the bytes of a checkpoint are, as a document (docs/checkpoint-format.md), and the ones that are kept in the state directory.
+"""What the bytes of a checkpoint are, as a document (docs/checkpoint-format.md), and the documents that the state directory keeps.
 
-In: `Manifest` values, or bytes. Out: bytes, or values. `decode` fails with `Damaged` for what is cut short, changed, or leads out of the
-checkpoint, and with `Newer` for what a later version wrote: neither says anything about the checkpoint itself. Who owns the state:
-one `Manifests` per job and node owns `manifests/` in the state directory's `checkpoints/`; the files are written all at once.
+`decode` raises `ManifestDamaged` for a document that is cut short, changed, or leads out of the checkpoint, and `Newer` for one of a later
+version. Neither says anything about the checkpoint itself. One `Manifests` per job and node owns `manifests/` in the state directory's
+`checkpoints/`; each file is written all at once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._=-]")
 
 
-class Damaged(Exception):  # noqa: N818 -- a fact about a document, not an error of ours
+class ManifestDamaged(Exception):  # noqa: N818 -- a fact about a document, not an error of ours
     """The document is not what was written, or leads out of the checkpoint."""
 
 
-class Newer(Damaged):
+class Newer(ManifestDamaged):
     """The document needs a later version of us. It is left as it is."""
 
 
@@ -155,34 +155,34 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(raw: bytes) -> Manifest:
-    """Read a document. Raises Newer, Damaged."""
+    """Read a document. Raises Newer, ManifestDamaged."""
     try:
         document = json.loads(raw, object_pairs_hook=_once, parse_float=_no_fraction, parse_constant=_no_fraction)
         if document["format"] != FORMAT:
-            raise Damaged("it is no manifest of a checkpoint")
+            raise ManifestDamaged("it is no manifest of a checkpoint")
         if _count(document["reader"]) > VERSION:
             raise Newer(f"it needs version {document['reader']} of the format and this is version {VERSION}")
         told = document.pop("digest")
         if told != _own_digest(document):
-            raise Damaged("its own digest does not fit: it was changed or is damaged")
+            raise ManifestDamaged("its own digest does not fit: it was changed or is damaged")
         return _manifest(document)
     except RecursionError:
-        raise Damaged("it is nested too deep") from None
+        raise ManifestDamaged("it is nested too deep") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"it cannot be read: {type(error).__name__}: {error}") from None
+        raise ManifestDamaged(f"it cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _manifest(row: dict[str, Any]) -> Manifest:
     source, part_bytes = row["source"], _count(row["part_bytes"])
     if row["kind"] not in ("file", "tree") or part_bytes == 0:
-        raise Damaged("kind or size of parts is none that there is")
+        raise ManifestDamaged("kind or size of parts is none that there is")
     files = tuple(_file(file, part_bytes) for file in row["files"])
     paths = [file.path for file in files]
     if paths != sorted(set(paths)) or not paths:
-        raise Damaged("its files are not sorted, occur twice, or there are none")
+        raise ManifestDamaged("its files are not sorted, occur twice, or there are none")
     name = _inner_path(row["name"])
     if row["kind"] == "file" and paths != [name]:
-        raise Damaged("a checkpoint that is a file has that one")
+        raise ManifestDamaged("a checkpoint that is a file has that one")
     made = Manifest(
         name=name,
         is_tree=row["kind"] == "tree",
@@ -206,7 +206,7 @@ def _manifest(row: dict[str, Any]) -> Manifest:
         non_finite=tuple(_non_finite(one) for one in row.get("non_finite", ())),
     )
     if made.n_bytes != row["bytes"] or "/" in name:
-        raise Damaged("sizes do not add up, or its name is a path")
+        raise ManifestDamaged("sizes do not add up, or its name is a path")
     return made
 
 
@@ -216,9 +216,9 @@ def _file(row: dict[str, Any], part_bytes: int) -> File:
         _inner_path(row["path"]), _count(row["bytes"]), digest.from_hex(row["crc64nvme"]), tuple(map(digest.from_hex, row["parts"])), sha256
     )
     if len(file.parts) != -(-file.n_bytes // part_bytes) or digest.combine(file.parts, file.n_bytes, part_bytes) != file.crc64nvme:
-        raise Damaged(f"the parts of {file.path} do not combine into the whole")
+        raise ManifestDamaged(f"the parts of {file.path} do not combine into the whole")
     if sha256 and not _SHA256.fullmatch(sha256):
-        raise Damaged(f"the SHA-256 of {file.path} is none")
+        raise ManifestDamaged(f"the SHA-256 of {file.path} is none")
     return file
 
 
@@ -246,25 +246,25 @@ def _non_finite_row(one: NonFinite) -> dict[str, Any]:
 def _inner_path(value: object) -> str:
     path = _text(value)
     if any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
-        raise Damaged(f"{path!r} leads out of the checkpoint")
+        raise ManifestDamaged(f"{path!r} leads out of the checkpoint")
     return path
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise Damaged(f"{value!r} is no text")
+        raise ManifestDamaged(f"{value!r} is no text")
     return value
 
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Damaged(f"{value!r} is no count")
+        raise ManifestDamaged(f"{value!r} is no count")
     return value
 
 
 def _pair(value: object) -> tuple[int, int]:
     if not isinstance(value, list):
-        raise Damaged(f"{value!r} is no pair")
+        raise ManifestDamaged(f"{value!r} is no pair")
     epoch, step = value
     return _count(epoch), _count(step)
 
@@ -272,12 +272,12 @@ def _pair(value: object) -> tuple[int, int]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise Damaged("a name occurs twice")
+        raise ManifestDamaged("a name occurs twice")
     return found
 
 
 def _no_fraction(text: str) -> int:
-    raise Damaged(f"{text} is no integer")
+    raise ManifestDamaged(f"{text} is no integer")
 
 
 def _canonical(document: object) -> bytes:
@@ -289,10 +289,10 @@ def _own_digest(document: object) -> str:
 
 
 def read(path: str) -> Manifest:
-    """Read a document from a file. Raises OSError, Newer, Damaged."""
+    """Read a document from a file. Raises OSError, Newer, ManifestDamaged."""
     raw = durable.read(path, _MOST_BYTES + 1)
     if len(raw) > _MOST_BYTES:
-        raise Damaged("it is larger than any manifest")
+        raise ManifestDamaged("it is larger than any manifest")
     return decode(raw)
 
 
@@ -313,7 +313,7 @@ class Manifests:
             found = read(self.file_of(path))
         except FileNotFoundError:
             return None
-        except (OSError, Damaged) as error:
+        except (OSError, ManifestDamaged) as error:
             self.problem = f"a manifest could not be read: {self.file_of(path)}: {error}"
             return None
         return found if found.path == path else None
@@ -326,7 +326,7 @@ class Manifests:
         except Newer as error:
             self.problem = f"a manifest was not replaced: {file}: {error}"
             return False
-        except (OSError, Damaged):  # there is none, or none that says anything
+        except (OSError, ManifestDamaged):  # there is none, or none that says anything
             pass
         try:
             durable.make_directory(self._directory)
@@ -346,7 +346,7 @@ class Manifests:
         for name in names:
             try:
                 yield read(f"{self._directory}/{name}")
-            except (OSError, Damaged) as error:
+            except (OSError, ManifestDamaged) as error:
                 self.problem = f"a manifest could not be read: {self._directory}/{name}: {error}"
 
     def sweep(self) -> int:

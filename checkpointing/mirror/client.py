@@ -13,7 +13,7 @@ from checkpointing.manifest.digest import PART_BYTES
 from checkpointing.mirror import restore
 from checkpointing.mirror.backends import S3Options, open_backend
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import Changed, Means, upload
+from checkpointing.mirror.upload import Means, SourceChanged, upload
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verification import verify
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from checkpointing.mirror.backends import Backend
-    from checkpointing.mirror.layout import Kept
+    from checkpointing.mirror.layout import MirroredCheckpoint
     from checkpointing.mirror.restore import Restored
 
 DEFAULT_JOB: Final = "default"
@@ -69,7 +69,7 @@ def push(  # noqa: PLR0913 -- what is copied, where to, and how
         raise NotCopied(path, found.verdict, found.reason)
     try:
         raw = manifests.encode(check.build(found, manifests.About(job, _RUN), part_bytes=part_bytes))
-    except check.Changed as error:
+    except check.CheckpointChanged as error:
         raise NotCopied(path, Verdict.WRITING, str(error)) from error
     entry = spool.add(path, found.step, raw)
     total = entry.manifest.n_bytes
@@ -84,7 +84,7 @@ def push(  # noqa: PLR0913 -- what is copied, where to, and how
         own = Means(means.workers, means.take, means.pause, means.stopped, sent)
         try:
             key = upload(backend, entry, spool.log(entry, backend.url), own)
-        except Changed as error:
+        except SourceChanged as error:
             spool.drop(entry)
             raise NotCopied(path, Verdict.WRITING, str(error)) from error
         spool.mark_done(entry, backend.url, [one.url for one in backends])
@@ -117,7 +117,7 @@ class Mirror:
             (done,) = push(os.path.realpath(path), [self._backend], spool, job=job, means=Means(workers=self._workers))
         return done.key
 
-    def list(self, job: str = DEFAULT_JOB) -> tuple[Kept, ...]:
+    def list(self, job: str = DEFAULT_JOB) -> tuple[MirroredCheckpoint, ...]:
         """Return the job's checkpoints here, newest first. Raises CheckpointingError, also where the mirror holds only other jobs'."""
         return tuple(restore.available([self._backend], job)[0])
 

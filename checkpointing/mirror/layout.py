@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import Manifest
-from checkpointing.mirror.backends import Backend, Denied, Missing
+from checkpointing.mirror.backends import Backend, NotFound, PermissionDenied
 from checkpointing.model import Verdict
 from checkpointing.ordering import Generations
 from checkpointing.retention import rules
@@ -29,7 +29,7 @@ _READERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MirrorLocation:
     """Where one checkpoint stands in a mirror. `key` ends with "/"; n_bytes is of its manifest; `at` is when that was written."""
 
     key: str
@@ -40,11 +40,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MirroredCheckpoint:
     """A checkpoint in a mirror, with its manifest."""
 
     backend: Backend
-    place: Place
+    place: MirrorLocation
     manifest: Manifest
 
 
@@ -64,54 +64,54 @@ def data_key(key: str, path: str) -> str:
     return f"{key}data/{path}"
 
 
-def places(backend: Backend, job: str | None = None) -> Iterator[Place]:
+def places(backend: Backend, job: str | None = None) -> Iterator[MirrorLocation]:
     """Yield where checkpoints stand, of one job or of all."""
     for stored in backend.list("" if job is None else prefix_of(job)):
         parts = stored.key.split("/")
         if len(parts) == _DEPTH and parts[-1] == MANIFEST:
-            yield Place(stored.key.removesuffix(MANIFEST), _unquoted(parts[0]), _unquoted(parts[1]), stored.n_bytes, stored.at)
+            yield MirrorLocation(stored.key.removesuffix(MANIFEST), _unquoted(parts[0]), _unquoted(parts[1]), stored.n_bytes, stored.at)
 
 
-def read_manifest(backend: Backend, place: Place) -> Manifest:
+def read_manifest(backend: Backend, place: MirrorLocation) -> Manifest:
     """Read a manifest. Raises manifest.Damaged, and what the backend does."""
     found = manifests.decode(b"".join(backend.read(place.key + MANIFEST, 0, place.n_bytes)))
     if key_of(found) != place.key:
-        raise manifests.Damaged("it stands where another one belongs")
+        raise manifests.ManifestDamaged("it stands where another one belongs")
     return found
 
 
 def newest_first(
-    backend: Backend, job: str, seen: Callable[[], object] = lambda: None, known: dict[str, Kept] | None = None
-) -> tuple[list[Kept], list[tuple[str, str]]]:
+    backend: Backend, job: str, seen: Callable[[], object] = lambda: None, known: dict[str, MirroredCheckpoint] | None = None
+) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]]]:
     """Give a job's checkpoints, the newest first; and (key, reason) for each whose manifest says nothing, or was removed meanwhile.
 
     `seen` is called, in a thread, for each that was read. `known` is a cache that the caller owns, by key: a manifest is never changed, so
     only those that are new are read, and those that are gone are dropped from it.
-    Raises Denied where not one may be read, and what else the backend does.
+    Raises PermissionDenied where not one may be read, and what else the backend does.
     """
-    kept: list[Kept] = []
+    kept: list[MirroredCheckpoint] = []
     passed: list[tuple[str, str]] = []
-    denied: list[Denied] = []
+    denied: list[PermissionDenied] = []
 
-    def look(place: Place) -> Kept | tuple[str, str]:
+    def look(place: MirrorLocation) -> MirroredCheckpoint | tuple[str, str]:
         cached = (known or {}).get(place.key)
         if cached is not None and cached.place == place:
             return cached
         try:
             read = read_manifest(backend, place)
             seen()
-            return Kept(backend, place, read)
-        except manifests.Damaged as error:
+            return MirroredCheckpoint(backend, place, read)
+        except manifests.ManifestDamaged as error:
             return place.key, f"its manifest: {error}"
-        except Missing:
+        except NotFound:
             return place.key, "it was removed meanwhile"
-        except Denied as error:
+        except PermissionDenied as error:
             denied.append(error)
             return place.key, error.message
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
         for found in pool.map(look, places(backend, job)):
-            if isinstance(found, Kept):
+            if isinstance(found, MirroredCheckpoint):
                 kept.append(found)
             else:
                 passed.append(found)
@@ -123,14 +123,14 @@ def newest_first(
     return ordered(kept), passed
 
 
-def ordered(kept: Iterable[Kept]) -> list[Kept]:
+def ordered(kept: Iterable[MirroredCheckpoint]) -> list[MirroredCheckpoint]:
     """Give them the newest first; of the same one in several mirrors, the mirror that came first."""
     kept = list(kept)
     generations = Generations(one.manifest for one in kept)
     return sorted(kept, key=lambda one: generations.age(one.manifest, one.place.key))
 
 
-def may_go(kept: Iterable[Kept], policy: rules.Policy, made: str | None = None) -> list[Kept]:
+def may_go(kept: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy, made: str | None = None) -> list[MirroredCheckpoint]:
     """Give what a policy lets go of one mirror, in the order in which it should be removed. `made`: the key of what arrived just now.
 
     The quota is that of one run, the one that `made` is of, else the newest. Earlier runs get what it leaves of the quota. A run that goes
@@ -142,7 +142,7 @@ def may_go(kept: Iterable[Kept], policy: rules.Policy, made: str | None = None) 
         return []
     generations = Generations(one.manifest for one in kept)
     number, run = generations.generation(own.manifest)
-    counted: dict[str, Kept] = {}
+    counted: dict[str, MirroredCheckpoint] = {}
     for one in kept:
         generation, its_run = generations.generation(one.manifest)
         if generation < number or (generation, its_run) == (number, run):
@@ -153,7 +153,7 @@ def may_go(kept: Iterable[Kept], policy: rules.Policy, made: str | None = None) 
         next((key for key, one in counted.items() if not one.manifest.has_lost_weights), None) if own.manifest.has_lost_weights else None
     )
     held = [
-        rules.Held(key, own_order.age(one.manifest, key), Verdict.VERIFIED, one.manifest.n_bytes, in_use=key == finite)
+        rules.RetainedItem(key, own_order.age(one.manifest, key), Verdict.VERIFIED, one.manifest.n_bytes, in_use=key == finite)
         for key, one in counted.items()
     ]
     return [counted[one.name] for one in rules.may_go(held, policy, made)]

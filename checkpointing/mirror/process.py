@@ -43,7 +43,7 @@ from checkpointing.manifest import documents as manifests
 from checkpointing.mirror.backends import Backend, S3Options, open_backend
 from checkpointing.mirror.spool import Busy, Spool
 from checkpointing.mirror.upload import Means
-from checkpointing.mirror.worker import Lane
+from checkpointing.mirror.worker import MirrorWorker
 from checkpointing.model import CheckpointingError
 from checkpointing.retention import rules
 
@@ -58,7 +58,7 @@ _SPOOL_ENTRIES: Final = 3
 _JOIN_S: Final = 5.0
 
 
-class Mirror:
+class MirrorProcess:
     """The lanes and what they share. One per process."""
 
     def __init__(self, row: dict[str, Any], out: TextIO) -> None:
@@ -80,10 +80,10 @@ class Mirror:
             pause=self._stop.wait,
             stopped=self._stop.is_set,
         )
-        keep = rules.Policy(int(row["keep"]), row.get("keep_every")) if row.get("keep") else None
+        keep = rules.RetentionPolicy(int(row["keep"]), row.get("keep_every")) if row.get("keep") else None
         self._urls = tuple(backend.url for backend in backends)
         self._lanes = [
-            Lane(
+            MirrorWorker(
                 backend,
                 self._spool,
                 mirrors=self._urls,
@@ -137,7 +137,7 @@ class Mirror:
         try:
             with open(manifest, "rb") as file:  # noqa: PTH123 -- strings throughout the package
                 entry = self._spool.add(path, step, file.read())
-        except (OSError, manifests.Damaged) as error:
+        except (OSError, manifests.ManifestDamaged) as error:
             self._refuse(f"cannot mirror: {path}: {error}", path)
             return
         with self._wake:
@@ -186,7 +186,7 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints must not end up between the lines
     try:
-        mirror = Mirror(json.loads(sys.stdin.readline()), out)
+        mirror = MirrorProcess(json.loads(sys.stdin.readline()), out)
     except (CheckpointingError, OSError, ValueError, KeyError, TypeError) as error:
         hint = error.hint if isinstance(error, CheckpointingError) else "report this: the first line must be a configuration"
         held = isinstance(error, Busy)

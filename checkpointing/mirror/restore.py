@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 import tenacity
 
 from checkpointing.io import durable
-from checkpointing.io.reader import NotRegular, Short, Source
+from checkpointing.io.reader import FileReader, NotRegular, Short
 from checkpointing.manifest import digest
 from checkpointing.manifest.documents import Manifest
 from checkpointing.mirror import layout, restore_target
-from checkpointing.mirror.backends import Away, Backend, BackendError, Damaged
+from checkpointing.mirror.backends import Backend, BackendError, TransferDamaged, Unavailable
 from checkpointing.mirror.stall import Patience, RestoreProgress, Stalled
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verification import verify
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from checkpointing.manifest.documents import File
-    from checkpointing.mirror.layout import Kept
+    from checkpointing.mirror.layout import MirroredCheckpoint
 
 _TRIES: Final = 5
 _MOST_STALLS: Final = 2  # of one mirror; the second may have been of an object alone
@@ -84,9 +84,9 @@ def available(
     backends: Sequence[Backend],
     job: str,
     watch: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
-) -> tuple[list[Kept], list[tuple[str, str]]]:
+) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]]]:
     """Give a job's checkpoints in all mirrors, newest first, and (what, reason) for what says nothing. Raises OtherJob, Unreachable."""
-    kept: list[Kept] = []
+    kept: list[MirroredCheckpoint] = []
     passed: list[tuple[str, str]] = []
     others: set[str] = set()
     failures: list[BackendError] = []
@@ -110,7 +110,7 @@ def available(
     return layout.ordered(kept), passed
 
 
-def _held(backend: Backend, job: str, patience: Patience) -> tuple[list[Kept], list[tuple[str, str]], set[str]]:
+def _held(backend: Backend, job: str, patience: Patience) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]], set[str]]:
     """Give what one mirror holds of a job, what says nothing, and where it holds nothing, which other jobs it holds."""
     found, damaged = _patiently(lambda: layout.newest_first(backend, job, patience.moved))
     others: set[str] = set()
@@ -127,7 +127,7 @@ def newest(  # noqa: PLR0913 -- keywords, each with a default
     *,
     into: str | None = None,
     workers: int = 4,
-    wanted: Callable[[Kept], str] = lambda _kept: "",
+    wanted: Callable[[MirroredCheckpoint], str] = lambda _kept: "",
     elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
     watch: RestoreProgress = RestoreProgress(),  # noqa: B008 -- a frozen value
 ) -> Restored | None:
@@ -204,7 +204,7 @@ def newest_of(  # noqa: PLR0913 -- keywords, each with a default
 
 
 def fetch(
-    one: Kept,
+    one: MirroredCheckpoint,
     *,
     into: str | None = None,
     workers: int = 4,
@@ -238,11 +238,11 @@ def fetch(
     return Restored(target, one.manifest, one.backend.url, n_fetched, passed_over)
 
 
-def _target(one: Kept, into: str | None) -> str:
+def _target(one: MirroredCheckpoint, into: str | None) -> str:
     return one.manifest.path if into is None else os.path.join(into, one.manifest.name)  # noqa: PTH118 -- strings throughout the package
 
 
-def _there(target: str, one: Kept, passed_over: tuple[tuple[str, str], ...]) -> Restored | None:
+def _there(target: str, one: MirroredCheckpoint, passed_over: tuple[tuple[str, str], ...]) -> Restored | None:
     """Give what has the name already, if it has the content as well. Raises InTheWay where it has another."""
     if not os.path.lexists(target):
         return None
@@ -252,7 +252,7 @@ def _there(target: str, one: Kept, passed_over: tuple[tuple[str, str], ...]) -> 
     raise InTheWay(message, hint="move it away, or restore into another directory with --to DIR")
 
 
-def _usable(target: str, one: Kept, passed: Sequence[tuple[str, str]]) -> Restored | None:
+def _usable(target: str, one: MirroredCheckpoint, passed: Sequence[tuple[str, str]]) -> Restored | None:
     """Give what stands where the checkpoint belongs, if it is a whole one itself: then there is one, which this disk only forgot."""
     found = verify(target)
     if found.verdict is not Verdict.VERIFIED:
@@ -262,7 +262,7 @@ def _usable(target: str, one: Kept, passed: Sequence[tuple[str, str]]) -> Restor
     return Restored(target, manifest, one.backend.url, 0, (*passed, why), is_proven=False)
 
 
-def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int], None], patience: Patience) -> int:
+def _fetch_all(one: MirroredCheckpoint, beside: str, workers: int, fetched: Callable[[int, int], None], patience: Patience) -> int:
     manifest = one.manifest
     tasks = [(file, number) for file in manifest.files for number in range(len(file.parts))]
     for file in manifest.files:
@@ -288,11 +288,11 @@ def _fetch_all(one: Kept, beside: str, workers: int, fetched: Callable[[int, int
     return n_fetched
 
 
-def _fetch_part(one: Kept, file: File, number: int, path: str, patience: Patience) -> int:
+def _fetch_part(one: MirroredCheckpoint, file: File, number: int, path: str, patience: Patience) -> int:
     """Download a part unless it is here already; return how many bytes came."""
     offset = number * one.manifest.part_bytes
     n_bytes = min(one.manifest.part_bytes, file.n_bytes - offset)
-    with Source(path, drop_cache=True) as source:
+    with FileReader(path, drop_cache=True) as source:
         if _begins_written(path, offset, n_bytes) and digest.of_range(source, offset, n_bytes) == file.parts[number]:
             patience.moved()
             return 0
@@ -316,7 +316,7 @@ def _fetch_part(one: Kept, file: File, number: int, path: str, patience: Patienc
             os.close(fd)
         if crc != file.parts[number]:
             message = f"the copy is damaged: {one.backend.url}/{one.place.key}data/{file.path}: part {number + 1}"
-            raise Damaged(message, hint="another copy is tried")
+            raise TransferDamaged(message, hint="another copy is tried")
 
     _patiently(attempt)
     return n_bytes
@@ -336,7 +336,7 @@ def _begins_written(path: str, offset: int, n_bytes: int) -> bool:
 def _is_it(target: str, manifest: Manifest) -> bool:
     for file in manifest.files:
         try:
-            with Source(_place(target, file, manifest), drop_cache=True) as source:
+            with FileReader(_place(target, file, manifest), drop_cache=True) as source:
                 if source.size != file.n_bytes or digest.of_range(source, 0, file.n_bytes) != file.crc64nvme:
                     return False
         except (OSError, NotRegular, Short):
@@ -378,6 +378,6 @@ def _sync(beside: str, manifest: Manifest) -> None:
 _patiently = tenacity.retry(
     stop=tenacity.stop_after_attempt(_TRIES),
     wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
-    retry=tenacity.retry_if_exception_type((Away, Damaged)),
+    retry=tenacity.retry_if_exception_type((Unavailable, TransferDamaged)),
     reraise=True,
 )(lambda call: call())

@@ -45,7 +45,7 @@ class Busy(CheckpointingError):  # noqa: N818 -- an answer
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldFile:
     """One file of an entry: where its bytes are read, how firmly they are held, and which content was meant."""
 
     path: str
@@ -63,7 +63,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SpoolEntry:
     """A checkpoint to be uploaded. `at` is when it was asked for, wall time."""
 
     directory: str
@@ -71,7 +71,7 @@ class Entry:
     step: int | None
     manifest: Manifest
     raw_manifest: bytes
-    held: tuple[Held, ...]
+    held: tuple[HeldFile, ...]
     at: float
 
     @property
@@ -87,7 +87,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Log:
+class TransferLog:
     """What has arrived of one entry at one mirror. Thread-safe; each note is durable before it returns."""
 
     path: str
@@ -97,7 +97,7 @@ class Log:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def read(cls, path: str) -> Log:
+    def read(cls, path: str) -> TransferLog:
         """Read what is there. A torn last line is passed over: what it would have said is asked of the mirror."""
         log = cls(path)
         with contextlib.suppress(FileNotFoundError):
@@ -134,7 +134,7 @@ class Spool:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, SpoolEntry] = {}
         self._under_way: dict[str, str] = {}  # mirror → id of what is being brought there
         self._failing: dict[str, str] = {}  # mirror → id of what it would not take at the last attempt: others go first
         durable.make_directory(directory)
@@ -151,7 +151,7 @@ class Spool:
         """Give the lock back."""
         os.close(self._fd)
 
-    def add(self, path: str, step: int | None, raw_manifest: bytes) -> Entry:
+    def add(self, path: str, step: int | None, raw_manifest: bytes) -> SpoolEntry:
         """Pin a checkpoint and hold it durably; the same content again is the same entry. Raises OSError, manifest.Damaged."""
         made = manifests.decode(raw_manifest)
         with self._lock:
@@ -165,8 +165,8 @@ class Spool:
             source = f"{path}/{file.path}" if made.is_tree else path
             identity = Identity.of(os.stat(source))  # noqa: PTH116
             how = reflink.pin(source, f"{directory}/pins/{number}")
-            held.append(Held(source if how == reflink.PATH else f"{directory}/pins/{number}", how, identity))
-        entry = Entry(directory, path, step, made, raw_manifest, tuple(held), time.time())
+            held.append(HeldFile(source if how == reflink.PATH else f"{directory}/pins/{number}", how, identity))
+        entry = SpoolEntry(directory, path, step, made, raw_manifest, tuple(held), time.time())
         durable.sync_directory(f"{directory}/pins")
         durable.write(f"{directory}/{_MANIFEST}", raw_manifest)
         durable.write(f"{directory}/{_ENTRY}", json.dumps(_row(entry)).encode("ascii"))
@@ -174,12 +174,12 @@ class Spool:
             self._entries[entry.id] = entry
         return entry
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[SpoolEntry, ...]:
         """Give what is held, the newest first: after days without a mirror the newest protects most."""
         with self._lock:
             return tuple(sorted(self._entries.values(), key=lambda entry: -entry.at))
 
-    def claim(self, mirror: str) -> Entry | None:
+    def claim(self, mirror: str) -> SpoolEntry | None:
         """Give what to bring to a mirror next, and hold it until `release`: what was begun there, else the newest.
 
         The newest alone would leave each upload half done for the next, where the uploads are slower than the saves.
@@ -201,7 +201,7 @@ class Spool:
             claimed = self._under_way.pop(mirror, "")
             self._failing[mirror] = claimed if failing else ""
 
-    def drop_waiting(self, most: int, mirrors: Iterable[str]) -> list[Entry]:
+    def drop_waiting(self, most: int, mirrors: Iterable[str]) -> list[SpoolEntry]:
         """Drop the oldest entries beyond `most`; never the newest, what is under way, or what was begun and comes next."""
         with self._lock:
             stays = {*self._under_way.values(), *(entry.id for mirror in mirrors if (entry := self._next(mirror)) is not None)}
@@ -212,26 +212,26 @@ class Spool:
             self.drop(entry)
         return dropped
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: SpoolEntry) -> bool:
         """Say whether an entry is still held."""
         with self._lock:
             return entry.id in self._entries
 
-    def log(self, entry: Entry, mirror: str) -> Log:
+    def log(self, entry: SpoolEntry, mirror: str) -> TransferLog:
         """Give the log of an entry at a mirror."""
-        return Log.read(f"{entry.directory}/{_mark(mirror)}.jsonl")
+        return TransferLog.read(f"{entry.directory}/{_mark(mirror)}.jsonl")
 
-    def is_done(self, entry: Entry, mirror: str) -> bool:
+    def is_done(self, entry: SpoolEntry, mirror: str) -> bool:
         """Say whether an entry has arrived at a mirror."""
         return os.path.exists(f"{entry.directory}/{_mark(mirror)}.done")  # noqa: PTH110
 
-    def mark_done(self, entry: Entry, mirror: str, mirrors: Iterable[str]) -> None:
+    def mark_done(self, entry: SpoolEntry, mirror: str, mirrors: Iterable[str]) -> None:
         """Note that it has arrived; let it go once it has arrived everywhere."""
         durable.write(f"{entry.directory}/{_mark(mirror)}.done", b"")
         if all(self.is_done(entry, name) for name in mirrors):
             self.drop(entry)
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: SpoolEntry) -> None:
         """Let an entry go, and with it the pins."""
         with self._lock:
             self._entries.pop(entry.id, None)
@@ -239,7 +239,7 @@ class Spool:
             os.unlink(f"{entry.directory}/{_ENTRY}")  # noqa: PTH108 -- first: what is left is then a leftover
         shutil.rmtree(entry.directory, ignore_errors=True)
 
-    def _next(self, mirror: str) -> Entry | None:
+    def _next(self, mirror: str) -> SpoolEntry | None:
         """Choose for a mirror; under the lock."""
         waiting = [entry for entry in self._entries.values() if not self.is_done(entry, mirror)]
         failing = self._failing.get(mirror)
@@ -254,17 +254,17 @@ class Spool:
                 continue
             try:
                 row, raw = json.loads(durable.read(f"{directory}/{_ENTRY}")), durable.read(f"{directory}/{_MANIFEST}")
-                held = tuple(Held(path, how, Identity(*identity)) for path, how, identity in row["held"])
-                self._entries[name] = Entry(directory, row["path"], row["step"], manifests.decode(raw), raw, held, row["at"])
+                held = tuple(HeldFile(path, how, Identity(*identity)) for path, how, identity in row["held"])
+                self._entries[name] = SpoolEntry(directory, row["path"], row["step"], manifests.decode(raw), raw, held, row["at"])
             except manifests.Newer:
                 continue
-            except (FileNotFoundError, ValueError, KeyError, TypeError, manifests.Damaged):
+            except (FileNotFoundError, ValueError, KeyError, TypeError, manifests.ManifestDamaged):
                 shutil.rmtree(directory, ignore_errors=True)
             except OSError:  # too many open files, a disk that hesitates: the next of us looks again
                 continue
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: SpoolEntry) -> dict[str, Any]:
     held = [[h.path, h.how, [h.identity.dev, h.identity.ino, h.identity.size, h.identity.mtime_ns]] for h in entry.held]
     return {"path": entry.path, "step": entry.step, "at": entry.at, "held": held}
 

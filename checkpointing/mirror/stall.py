@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from checkpointing.io.reader import Interrupted
-from checkpointing.mirror.backends import Away
+from checkpointing.mirror.backends import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ class RestoreProgress:
         return Patience(what, self.stall_s, self.say)
 
 
-class Stalled(Away):
+class Stalled(Unavailable):
     """Nothing came for too long."""
 
 

@@ -1,12 +1,11 @@
-"""One checkpoint to one mirror: its data, and when all of that is there, its manifest.
+"""Uploads one checkpoint to one mirror: its data, and when all of that is there, its manifest.
 
-In: a spool's entry. Out: objects. At each byte of it we may be killed: what was sent is in the entry's log or is asked of the mirror, so
-that the next of us goes on from there and sends no part twice. A part that the mirror has is trusted only where it is the right one: by
-its checksum, by the token that the log has for it, or because its token is the MD5 of our bytes. Bytes are compared with the manifest
-while they are read for sending, which is the only time that they are read.
+A kill may come at any byte. What was sent is in the entry's log or is asked of the mirror, so the next process continues there and sends
+no part twice. A part that the mirror has is trusted only if its checksum is right, the log has its token, or its token is the MD5 of our
+bytes. Bytes are compared with the manifest while they are read for sending, which is the only time that they are read.
 
-Raises what the backend does, after some attempts; `Changed` where the source is no longer what the manifest says; Interrupted when told
-to stop. The manifest is never written unless every file was seen at the mirror, with its size, just before.
+Raises what the backend does, after some attempts; `SourceChanged` if the source no longer is what the manifest says; Interrupted. The
+manifest is written only after every file was seen at the mirror with its size.
 """
 
 from __future__ import annotations
@@ -27,8 +26,18 @@ from checkpointing.manifest import digest
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import File
 from checkpointing.mirror import layout
-from checkpointing.mirror.backends import Away, Backend, Bytes, Damaged, Exists, Missing, StoredPart, Upload, is_made_of
-from checkpointing.mirror.spool import Entry, Held, Log
+from checkpointing.mirror.backends import (
+    AlreadyExists,
+    Backend,
+    Bytes,
+    NotFound,
+    StoredPart,
+    TransferDamaged,
+    Unavailable,
+    Upload,
+    is_made_of,
+)
+from checkpointing.mirror.spool import HeldFile, SpoolEntry, TransferLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +49,7 @@ _TRIES: Final = 5
 Answer = TypeVar("Answer")
 
 
-class Changed(Exception):  # noqa: N818 -- a fact about the source
+class SourceChanged(Exception):  # noqa: N818 -- a fact about the source
     """The source is not, or no longer, what its manifest says."""
 
 
@@ -59,7 +68,7 @@ class Means:
 class Piece:
     """A range of a source as the body of a request."""
 
-    held: Held
+    held: HeldFile
     offset: int
     n_bytes: int
     crc64nvme: int
@@ -77,7 +86,7 @@ class Piece:
                 self.means.take(min(len(buffer), end - at))
                 n_read = os.preadv(fd, [buffer[: end - at]], at)
                 if not n_read:
-                    raise Changed(f"{self.held.path} became shorter")
+                    raise SourceChanged(f"{self.held.path} became shorter")
                 yield buffer[:n_read]
                 at += n_read
             os.posix_fadvise(fd, self.offset, self.n_bytes, os.POSIX_FADV_DONTNEED)
@@ -90,9 +99,9 @@ class _Errand:
     """What is brought where, and what is known of it."""
 
     backend: Backend
-    entry: Entry
+    entry: SpoolEntry
     key: str
-    log: Log
+    log: TransferLog
     means: Means
 
 
@@ -107,7 +116,7 @@ class _Sending:
     n_parts: int
 
 
-def upload(backend: Backend, entry: Entry, log: Log, means: Means) -> str:
+def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, means: Means) -> str:
     """Bring an entry to a mirror and return its key there."""
     errand = _Errand(backend, entry, layout.key_of(entry.manifest), log, means)
     if _is_there(errand):
@@ -129,7 +138,7 @@ def upload(backend: Backend, entry: Entry, log: Log, means: Means) -> str:
     raw = entry.raw_manifest
     try:
         _insist(means, lambda: backend.put(errand.key + layout.MANIFEST, Bytes(raw, digest.of_bytes(raw)), only_new=True))
-    except Exists:
+    except AlreadyExists:
         if not _is_there(errand):
             raise
     return errand.key
@@ -142,14 +151,14 @@ def _is_there(errand: _Errand) -> bool:
     """
     try:
         stored = _insist(errand.means, lambda: errand.backend.stat(errand.key + layout.MANIFEST))
-    except Missing:
+    except NotFound:
         return False
     raw = _insist(errand.means, lambda: b"".join(errand.backend.read(stored.key, 0, stored.n_bytes)))
     try:
         return manifests.decode(raw).id == errand.entry.manifest.id
     except manifests.Newer:
         return True
-    except manifests.Damaged:
+    except manifests.ManifestDamaged:
         errand.backend.remove(stored.key)
         return False
 
@@ -204,7 +213,7 @@ def _opened(errand: _Errand, key: str, file: File, n_parts: int) -> Upload | Non
             opened = _insist(errand.means, lambda: errand.backend.begin(key, known))
             if not _was_completed(errand, key, file, known, n_parts):
                 return opened
-        except Missing:
+        except NotFound:
             if not _was_completed(errand, key, file, known, n_parts):
                 known = ""
         if known:
@@ -223,7 +232,7 @@ def _was_completed(errand: _Errand, key: str, file: File, upload_id: str, n_part
     """
     try:
         stored = _insist(errand.means, lambda: errand.backend.stat(key))
-    except Missing:
+    except NotFound:
         return False
     if stored.n_bytes != file.n_bytes:
         return False
@@ -264,7 +273,7 @@ def _is_ours(errand: _Errand, part: StoredPart, body: Piece | None, file: File, 
 def _send(errand: _Errand, sending: _Sending, number: int, body: Piece) -> StoredPart:
     """Send one part, or a small file, and note it."""
     if not body.held.is_same():
-        raise Changed(f"{body.held.path} was changed after it was proven")
+        raise SourceChanged(f"{body.held.path} was changed after it was proven")
 
     def attempt() -> StoredPart:
         try:
@@ -272,12 +281,12 @@ def _send(errand: _Errand, sending: _Sending, number: int, body: Piece) -> Store
                 stored = errand.backend.put(sending.key, body)
                 return StoredPart(0, stored.n_bytes, stored.token, body.crc64nvme)
             return errand.backend.put_part(sending.upload, number, body)
-        except Damaged:
+        except TransferDamaged:
             crc = 0
             for piece in body.pieces():
                 crc = digest.of_bytes(piece, crc)
             if crc != body.crc64nvme:
-                raise Changed(f"{body.held.path} is not what its manifest says") from None
+                raise SourceChanged(f"{body.held.path} is not what its manifest says") from None
             raise  # it was damaged on the way
 
     part = _insist(errand.means, attempt)
@@ -308,17 +317,17 @@ def _complete(errand: _Errand, sending: _Sending) -> None:
         nonlocal doubted
         try:
             return errand.backend.complete(opened, parts, file.crc64nvme).token
-        except Damaged:
+        except TransferDamaged:
             doubted = True
             raise
-        except Missing:  # an answer that was lost: the first attempt did it
+        except NotFound:  # an answer that was lost: the first attempt did it
             if _was_completed(errand, sending.key, file, opened.id, len(parts), doubted=doubted):
                 return ""
             raise
 
     try:
         token = _insist(errand.means, attempt)
-    except (Damaged, Missing):
+    except (TransferDamaged, NotFound):
         errand.log.note(file=file.path, upload="")  # the next attempt opens another upload, and sends all of the file
         raise
     errand.log.note(file=file.path, stored=token)
@@ -335,7 +344,7 @@ def _check(errand: _Errand) -> None:
             errand.log.uploads.pop(file.path, None)
             message = f"cannot vouch for {errand.backend.url}/{errand.key}: {file.path} is not there, or not as it was sent"
             os.unlink(errand.log.path)  # noqa: PTH108 -- what it says does not hold: the next attempt asks the mirror for everything
-            raise Damaged(message, hint="it is uploaded again; see who else writes or removes below the prefix")
+            raise TransferDamaged(message, hint="it is uploaded again; see who else writes or removes below the prefix")
 
 
 def _insist(means: Means, call: Callable[[], Answer]) -> Answer:
@@ -349,15 +358,15 @@ def _insist(means: Means, call: Callable[[], Answer]) -> Answer:
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(_TRIES),
         wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
-        retry=tenacity.retry_if_exception_type((Away, Damaged)),
+        retry=tenacity.retry_if_exception_type((Unavailable, TransferDamaged)),
         sleep=pause,
         reraise=True,
     )
     return retrying(call)
 
 
-def _open(held: Held) -> int:
+def _open(held: HeldFile) -> int:
     try:
         return os.open(held.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise Changed(f"{held.path} is gone") from None
+        raise SourceChanged(f"{held.path} is gone") from None

@@ -14,14 +14,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io.reader import Interrupted
 from checkpointing.mirror import layout
-from checkpointing.mirror.backends import Away, Backend, BackendError, Damaged, Denied, Expired, Missing, Skewed
-from checkpointing.mirror.upload import Changed, Means, upload
+from checkpointing.mirror.backends import (
+    Backend,
+    BackendError,
+    ClockSkewed,
+    CredentialsExpired,
+    NotFound,
+    PermissionDenied,
+    TransferDamaged,
+    Unavailable,
+)
+from checkpointing.mirror.upload import Means, SourceChanged, upload
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from checkpointing.mirror.spool import Entry, Spool
+    from checkpointing.mirror.spool import Spool, SpoolEntry
     from checkpointing.retention import rules
 
 _PROGRESS_S: Final = 1.0
@@ -37,7 +46,7 @@ _PAUSES: Final[dict[str, tuple[float, float]]] = {
 }
 
 
-class Lane:
+class MirrorWorker:
     """The work for one mirror. `run` is the thread's; `is_waiting` and `n_waits` may be asked from anywhere, under `wake`."""
 
     def __init__(  # noqa: PLR0913 -- all of it is wired in one place
@@ -50,7 +59,7 @@ class Lane:
         tell: Callable[..., None],
         wake: threading.Condition,
         means: Means,
-        keep: rules.Policy | None = None,
+        keep: rules.RetentionPolicy | None = None,
     ) -> None:
         """Begin with nothing known about the mirror."""
         self._backend = backend
@@ -66,7 +75,7 @@ class Lane:
         self._pause_s = 0.0
         self._swept = False
         self._untidy = False
-        self._known: dict[str, layout.Kept] = {}  # the manifests at the mirror, as they were read: see remote.newest_first
+        self._known: dict[str, layout.MirroredCheckpoint] = {}  # the manifests at the mirror, as they were read: see remote.newest_first
         self.is_waiting = False
         self.n_waits = 0
         self.hurry = False  # set, under `wake`, by whoever knows that the pause is needless
@@ -83,7 +92,7 @@ class Lane:
                 self._spool.release(self._backend.url)
             except Interrupted:
                 return
-            except Changed as error:
+            except SourceChanged as error:
                 self._spool.release(self._backend.url)
                 self._spool.drop(entry)
                 self._alert(
@@ -95,7 +104,7 @@ class Lane:
                 )
                 self._forget(entry)
             except BackendError as error:
-                self._spool.release(self._backend.url, failing=not isinstance(error, Away))
+                self._spool.release(self._backend.url, failing=not isinstance(error, Unavailable))
                 self._troubled(_kind(error), error.message, error.hint)
             except OSError as error:
                 self._spool.release(self._backend.url, failing=True)
@@ -104,7 +113,7 @@ class Lane:
                         "disk", f"cannot mirror: {entry.path}: {error}", "see to the disk with the checkpoints and the state directory"
                     )
 
-    def _bring(self, entry: Entry) -> None:
+    def _bring(self, entry: SpoolEntry) -> None:
         began, state = time.monotonic(), {"sent": 0, "told": time.monotonic()}
         means = self._means
 
@@ -170,7 +179,7 @@ class Lane:
                 layout.remove(self._backend, one.place.key)
                 self._tell("pruned", mirror=self._backend.url, key=one.place.key, step=one.manifest.step)
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: SpoolEntry) -> None:
         """Take back what arrived of a content that will never be whole. What stays for want of an answer has no manifest."""
         try:
             layout.remove(self._backend, layout.key_of(entry.manifest))
@@ -215,5 +224,5 @@ class Lane:
 
 
 def _kind(error: BackendError) -> str:
-    rows = ((Skewed, "clock"), (Expired, "expired"), (Denied, "denied"), ((Damaged, Missing), "damaged"))
+    rows = ((ClockSkewed, "clock"), (CredentialsExpired, "expired"), (PermissionDenied, "denied"), ((TransferDamaged, NotFound), "damaged"))
     return next((name for kind, name in rows if isinstance(error, kind)), "away")

@@ -1,13 +1,13 @@
 """Copies of our own of the job's checkpoints, for scripts that write one file again and again, in place.
 
-In: a manifest of what was verified, and where it lies. Out: `Kept`, or why not. A copy shares the blocks of the original where the file
+In: a manifest of what was verified, and where it lies. Out: `KeptCopy`, or why not. A copy shares the blocks of the original where the file
 system can do that (reflink), and is read through once in any case: what is kept has the digests of the manifest, or is not kept. It
 appears all at once: data, then manifest, synced, under a hidden name, then renamed. Who owns the state: one `Copies` per job and node
 owns `copies/` in the state directory's `checkpoints/`; commands of other processes may use it at the same time.
 
 What is kept by number is kept of each path; the cap is on what stays of all together. While a new copy is made, the one that it replaces
 is still there, so that at most the size of one is held besides; and none is made that would not leave the disk room for two more saves of
-that size. Nothing fails with an exception but being interrupted: source.Interrupted.
+that size. Nothing fails with an exception but being interrupted: Interrupted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing import ordering
 from checkpointing.io import durable, leftovers
-from checkpointing.io.reader import NotRegular, Short, Source
+from checkpointing.io.reader import FileReader, NotRegular, Short
 from checkpointing.io.reflink import reflink
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, digest, documents
-from checkpointing.manifest.documents import Damaged, Manifest
+from checkpointing.manifest.documents import Manifest, ManifestDamaged
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
 from checkpointing.retention import rules
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
     from io import FileIO
 
-    from checkpointing.retention.move_journal import SetAside
+    from checkpointing.retention.move_journal import MoveJournal
 
 DIRECTORY: Final = "copies"
 _MAKING: Final = ".making-"  # and what is being removed: under a hidden name nothing is a copy
@@ -64,7 +64,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptCopy:
     """What became of a request: the copy, and the places of those that went for it; or None, and the reason.
 
     `is_transient`: it was written meanwhile, and the next try may well succeed.
@@ -110,7 +110,7 @@ class Copies:
             file = f"{directory}/{documents.FILE_NAME}"
             try:
                 found.append(Copy(documents.read(file), directory, os.stat(file).st_mtime_ns))  # noqa: PTH116 -- plain strings
-            except (OSError, Damaged) as error:
+            except (OSError, ManifestDamaged) as error:
                 self.problem = f"a copy could not be read: {file}: {error}"
         return tuple(sorted(found, key=lambda copy: (copy.made_ns, copy.directory)))
 
@@ -128,12 +128,12 @@ class Copies:
     def keep(
         self,
         made: Manifest,
-        policy: rules.Policy = rules.Policy(),  # noqa: B008 -- a frozen value
+        policy: rules.RetentionPolicy = rules.RetentionPolicy(),  # noqa: B008 -- a frozen value
         needed: Needed = Needed(),
         *,
         may_link: bool = False,
-        reading: Reading = Reading(),  # noqa: B008 -- a frozen value
-    ) -> Kept:
+        reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
+    ) -> KeptCopy:
         """Copy what the manifest was made of, as long as it still is that; then let go what the policy does not keep.
 
         `may_link`: the script replaces the file and never rewrites it, so that a hard link to it is a copy.
@@ -142,30 +142,30 @@ class Copies:
         held = self.all()
         known = next((copy for copy in held if copy.manifest.id == made.id and copy.manifest.name == made.name), None)
         if known is not None:
-            return Kept(known)
+            return KeptCopy(known)
         gone = self._to_remove(held, made, policy, needed)
         if gone is None:
-            return Kept(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
+            return KeptCopy(None, f"it would not fit into the {self._cap_bytes / 1e9:.3g} GB for copies")
         try:
             copy = self._make(made, reading, may_link=may_link and not made.is_tree)
         except _Changed as error:
-            return Kept(None, str(error), is_transient=True)
+            return KeptCopy(None, str(error), is_transient=True)
         except OSError as error:
-            return Kept(None, f"it could not be copied: {error.strerror or error}", is_transient=isinstance(error, FileNotFoundError))
+            return KeptCopy(None, f"it could not be copied: {error.strerror or error}", is_transient=isinstance(error, FileNotFoundError))
         if isinstance(copy, str):
-            return Kept(None, copy)
+            return KeptCopy(None, copy)
         # the new one was read through just now: it is the survivor that is proven
-        return Kept(copy, "", tuple(one.place for one in gone if self.remove(one)))
+        return KeptCopy(copy, "", tuple(one.place for one in gone if self.remove(one)))
 
     def prune(
         self,
-        policy: rules.Policy,
+        policy: rules.RetentionPolicy,
         needed: Needed = Needed(),
         *,
         bad: Collection[str] = (),
         dry_run: bool = False,
-        reading: Reading = Reading(),  # noqa: B008 -- a frozen value
-    ) -> Kept:
+        reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
+    ) -> KeptCopy:
         """Let go what the policy does not keep of each path, once its newest that stays was read through again and is what it was.
 
         `bad`: places of copies that were found damaged. The answer's `copy` is the survivor of the last path that something went of;
@@ -187,9 +187,9 @@ class Copies:
                     continue
             survivor = newest
             removed += [row.name for row in gone if dry_run or self.remove(held[row.name])]
-        return Kept(survivor, "; ".join(reasons), tuple(removed))
+        return KeptCopy(survivor, "; ".join(reasons), tuple(removed))
 
-    def put_back(self, copy: Copy, aside: SetAside, attempt: int, reason: str) -> str:
+    def put_back(self, copy: Copy, aside: MoveJournal, attempt: int, reason: str) -> str:
         """Put a copy where it was made from, where nothing is now; "" or why not. What was there is the caller's to have moved aside."""
         path = copy.manifest.path
         directory = os.path.dirname(path)  # noqa: PTH120 -- as above
@@ -201,7 +201,7 @@ class Copies:
             with _locked(temporary):
                 try:
                     target = f"{temporary}/{copy.manifest.name}"
-                    problem = _duplicate(copy.place, target, copy.manifest, Reading())
+                    problem = _duplicate(copy.place, target, copy.manifest, ReadOptions())
                     return problem or aside.put(target, path, copy.place, attempt, reason)
                 except _Changed as error:
                     return str(error)
@@ -225,13 +225,13 @@ class Copies:
         """Remove what a process left that was killed while it made or removed a copy."""
         _sweep(self._directory, _MAKING)
 
-    def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: rules.Policy, needed: Needed) -> tuple[Copy, ...] | None:
+    def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: rules.RetentionPolicy, needed: Needed) -> tuple[Copy, ...] | None:
         """Give what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
         order = self._order()
-        new = rules.Held("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
+        new = rules.RetainedItem("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
         names: set[str] = set()
-        for one in (*tighter, rules.Policy(1)):
+        for one in (*tighter, rules.RetentionPolicy(1)):
             mine = [_row(copy, order, needed, Verdict.VERIFIED) for copy in held if copy.manifest.path == made.path]
             others = _by_path((copy for copy in held if copy.manifest.path != made.path), order, needed)
             names = {row.name for rows in ([*mine, new], *others) for row in rules.may_go(rows, one, new.name)}
@@ -250,7 +250,7 @@ class Copies:
     def _fits(self, held: tuple[Copy, ...], gone: Collection[str], made: Manifest) -> bool:
         return sum(copy.manifest.n_bytes for copy in held if copy.place not in gone) + made.n_bytes <= self._cap_bytes
 
-    def _make(self, made: Manifest, reading: Reading, *, may_link: bool) -> Copy | str:
+    def _make(self, made: Manifest, reading: ReadOptions, *, may_link: bool) -> Copy | str:
         durable.make_directory(self._directory)
         temporary = tempfile.mkdtemp(prefix=_MAKING, dir=self._directory)
         with _locked(temporary):
@@ -269,17 +269,17 @@ class Copies:
         return Copy(made, final, os.stat(f"{final}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
 
 
-def _by_path(held: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.Held]]:
+def _by_path(held: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.RetainedItem]]:
     """Give the rows of each path by themselves: a model's file and its optimizer's are each torn by themselves."""
-    rows: dict[str, list[rules.Held]] = {}
+    rows: dict[str, list[rules.RetainedItem]] = {}
     for copy in held:
         rows.setdefault(copy.manifest.path, []).append(_row(copy, order, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
     return list(rows.values())
 
 
-def _row(copy: Copy, order: Order, needed: Needed, verdict: Verdict) -> rules.Held:
+def _row(copy: Copy, order: Order, needed: Needed, verdict: Verdict) -> rules.RetainedItem:
     place = copy.place
-    return rules.Held(place, _age(copy, order), verdict, copy.manifest.n_bytes, place in needed.in_use, place in needed.uploading)
+    return rules.RetainedItem(place, _age(copy, order), verdict, copy.manifest.n_bytes, place in needed.in_use, place in needed.uploading)
 
 
 def _age(copy: Copy, order: Order) -> ordering.Age:
@@ -328,7 +328,7 @@ def _locked(directory: str) -> Iterator[None]:
 
 
 def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
-    source: str, target: str, made: Manifest, reading: Reading, *, saves_left: int = 0, may_link: bool = False
+    source: str, target: str, made: Manifest, reading: ReadOptions, *, saves_left: int = 0, may_link: bool = False
 ) -> str:
     """Have `target` hold what a manifest says, from `source`; "" or why not. What is incomplete at `target` is the caller's to remove.
 
@@ -366,7 +366,7 @@ def _link(old: str, new: str) -> bool:
     return True
 
 
-def _take(old: str, new: str, part_bytes: int, reading: Reading, way: str) -> digest.Digest:
+def _take(old: str, new: str, part_bytes: int, reading: ReadOptions, way: str) -> digest.Digest:
     """Read a file once: of one that shares its blocks already the new one, else the old one, writing the new one on the way."""
     with _open(old, reading) as opened:
         if way != _COPY:
@@ -383,11 +383,11 @@ def _take(old: str, new: str, part_bytes: int, reading: Reading, way: str) -> di
     return read
 
 
-def _open(path: str, reading: Reading) -> Source:
-    return Source(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
+def _open(path: str, reading: ReadOptions) -> FileReader:
+    return FileReader(path, throttle=reading.throttle, drop_cache=reading.drop_cache, interrupted=reading.interrupted)
 
 
-def _write(opened: Source, out: FileIO, part_bytes: int) -> digest.Digest:
+def _write(opened: FileReader, out: FileIO, part_bytes: int) -> digest.Digest:
     hasher = digest.Hasher(part_bytes=part_bytes)
     for piece in opened.stream(0, opened.size):
         hasher.update(piece)

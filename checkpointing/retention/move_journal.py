@@ -1,8 +1,8 @@
 """Moving a torn file of the user's out of the way of a script that resumes by itself, so that it can be moved back.
 
-In: what was found, and what the ownership rule needs. Out: `Aside`. Each change is written down and synced before it is made
+In: what was found, and what the ownership rule needs. Out: `MovedFile`. Each change is written down and synced before it is made
 (docs/checkpoint-format.md, "The journal of what was moved"), replaces nothing, and `undo` reverses it. Who owns the state: one
-`SetAside` per job and node owns `setaside.jsonl` in the state directory's `checkpoints/`; a command of another process may use it at
+`MoveJournal` per job and node owns `setaside.jsonl` in the state directory's `checkpoints/`; a command of another process may use it at
 the same time, under the file's lock. Fails with OSError where the journal cannot be written: then nothing was changed.
 """
 
@@ -36,7 +36,7 @@ _MOST_NAMES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class MovedFile:
     """What became of a request. `to` is the new name; "" with the `reason` where nothing was moved."""
 
     to: str
@@ -44,7 +44,7 @@ class Aside:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MoveChange:
     """A change as it was written down: `kind` is "moved" (path -> to) or "put_back" (at path, made from the copy `to`)."""
 
     id: int
@@ -62,11 +62,11 @@ class Change:
 class Undone:
     """One change that was to be reversed; `problem` says why it was not, "" where it was."""
 
-    change: Change
+    change: MoveChange
     problem: str = ""
 
 
-class SetAside:
+class MoveJournal:
     """Moves aside, and back."""
 
     def __init__(self, directory: str) -> None:
@@ -74,16 +74,16 @@ class SetAside:
         self._directory = directory
         self._file = f"{directory}/{FILE_NAME}"
 
-    def move(self, found: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> Aside:
+    def move(self, found: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> MovedFile:
         """Rename what was found to NAME.torn-ATTEMPT beside it, if the ownership rule allows that (see ownership.why_not)."""
         why = ownership.why_not(found, seen, ranks_alive=ranks_alive)
         if why:
-            return Aside("", why)
+            return MovedFile("", why)
         to = _free_name(f"{found.path.rstrip('/')}.torn-{attempt}")
         if to is None:
-            return Aside("", "there is no free name beside it")
+            return MovedFile("", "there is no free name beside it")
         with self._journal() as journal:
-            change = self._intend(journal, Change(0, "moved", found.path, to, found.identity, attempt, found.reason, time.time()))
+            change = self._intend(journal, MoveChange(0, "moved", found.path, to, found.identity, attempt, found.reason, time.time()))
             try:
                 durable.rename_exclusive(found.path, to)
                 durable.sync_directory(os.path.dirname(to))  # noqa: PTH120 -- paths are plain strings throughout the package
@@ -91,9 +91,9 @@ class SetAside:
                 # what has the name may be somebody else's; the same file is there where but the syncing failed, or another node was first
                 if isinstance(error, FileExistsError) or identity_of(to) != found.identity:
                     self._conclude(journal, change, "failed")
-                    return Aside("", f"it could not be renamed: {error.strerror}")
+                    return MovedFile("", f"it could not be renamed: {error.strerror}")
             self._conclude(journal, change, "done")
-        return Aside(to)
+        return MovedFile(to)
 
     def put(self, temporary: str, path: str, copy: str, attempt: int, reason: str) -> str:
         """Give what lies under a temporary name beside `path` that name, where nothing is; "" or why not. Written down like a move."""
@@ -101,7 +101,7 @@ class SetAside:
         if identity is None:
             return "what was to be put there is gone"
         with self._journal() as journal:
-            change = self._intend(journal, Change(0, "put_back", path, copy, identity, attempt, reason, time.time()))
+            change = self._intend(journal, MoveChange(0, "put_back", path, copy, identity, attempt, reason, time.time()))
             try:
                 durable.rename_exclusive(temporary, path)
                 durable.sync_directory(os.path.dirname(path))  # noqa: PTH120 -- as above
@@ -112,7 +112,7 @@ class SetAside:
             self._conclude(journal, change, "done")
         return ""
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[MoveChange, ...]:
         """Give every change that was written down, oldest first, each in its last phase."""
         try:
             with os.fdopen(durable.open_regular(self._file), "rb") as journal:
@@ -147,18 +147,18 @@ class SetAside:
                 durable.sync_directory(self._directory)
             yield journal
 
-    def _intend(self, journal: BinaryIO, change: Change) -> Change:
+    def _intend(self, journal: BinaryIO, change: MoveChange) -> MoveChange:
         change = replace(change, id=max(_read(journal), default=0) + 1)
         _append(journal, change)
         return change
 
-    def _conclude(self, journal: BinaryIO, change: Change, phase: str) -> None:
+    def _conclude(self, journal: BinaryIO, change: MoveChange, phase: str) -> None:
         # a line that cannot be written here is missed by nobody: where only the intent stands, the file system tells
         with contextlib.suppress(OSError):
             _append(journal, replace(change, phase=phase))
 
 
-def _reverse_move(change: Change) -> str:
+def _reverse_move(change: MoveChange) -> str:
     if not os.path.lexists(change.to):
         return "" if change.phase == "intent" and os.path.lexists(change.path) else f"{change.to} is not there any more"
     try:
@@ -174,7 +174,7 @@ def _reverse_move(change: Change) -> str:
     return ""
 
 
-def _reverse_put(change: Change) -> str:
+def _reverse_put(change: MoveChange) -> str:
     """Take away what we put there, as long as it is just that. Without the copy that it was made from it may be the only good one: kept."""
     now = identity_of(change.path)
     if now is None:
@@ -209,7 +209,7 @@ def _free_name(name: str) -> str | None:
     return None
 
 
-def _append(journal: BinaryIO, change: Change) -> None:
+def _append(journal: BinaryIO, change: MoveChange) -> None:
     row = asdict(change)
     row = {"version": _VERSION, "id": row.pop("id"), "phase": row.pop("phase"), **row.pop("identity"), **row}
     journal.seek(0, os.SEEK_END)
@@ -222,10 +222,10 @@ def _append(journal: BinaryIO, change: Change) -> None:
     os.fsync(journal.fileno())
 
 
-def _read(journal: BinaryIO) -> dict[int, Change]:
+def _read(journal: BinaryIO) -> dict[int, MoveChange]:
     """Give the changes by id, each in its last phase; lines that cannot be read are passed over."""
     journal.seek(0)
-    found: dict[int, Change] = {}
+    found: dict[int, MoveChange] = {}
     for line in journal:
         try:
             change = _change(json.loads(line))
@@ -235,8 +235,8 @@ def _read(journal: BinaryIO) -> dict[int, Change]:
     return found
 
 
-def _change(row: dict[str, Any]) -> Change:
-    return Change(
+def _change(row: dict[str, Any]) -> MoveChange:
+    return MoveChange(
         id=int(row["id"]),
         kind=str(row["kind"]),
         path=str(row["path"]),

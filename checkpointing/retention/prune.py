@@ -33,7 +33,7 @@ _HIDDEN: Final = ".supervise-pruned-"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PruneRow:
     """One checkpoint: what was recorded of it, and the files that this job was seen to write. `leads`: what leads to it, "" if nothing."""
 
     manifest: Manifest
@@ -54,10 +54,10 @@ class Pruned:
     reason: str = ""
 
 
-def plan(rows: Sequence[Row], policy: rules.Policy, proven: str, order: Order = Order()) -> tuple[tuple[Row, str], ...]:  # noqa: B008 -- a frozen value
+def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, order: Order = Order()) -> tuple[tuple[PruneRow, str], ...]:  # noqa: B008 -- a frozen value
     """Give those that the policy does not keep, the oldest first, and why each stays all the same, "" where it may go. Changes nothing."""
     held = [
-        rules.Held(
+        rules.RetainedItem(
             row.manifest.path,
             order.of_manifest(row.manifest, HERE, row.manifest.path),
             Verdict.VERIFIED if not row.fenced and identity_of(row.manifest.path) == row.manifest.identity else Verdict.UNKNOWN,
@@ -75,7 +75,7 @@ def plan(rows: Sequence[Row], policy: rules.Policy, proven: str, order: Order = 
     return tuple((by_path[path], _why_not(by_path[path])) for path in gone)
 
 
-def _why_not(row: Row) -> str:
+def _why_not(row: PruneRow) -> str:
     made = row.manifest
     if row.leads:
         return f"{row.leads} leads to it"
@@ -97,8 +97,8 @@ class Pruner:
 
     def prune(
         self,
-        rows: Sequence[Row],
-        policy: rules.Policy,
+        rows: Sequence[PruneRow],
+        policy: rules.RetentionPolicy,
         proven: str,
         order: Order = Order(),  # noqa: B008 -- a frozen value
     ) -> tuple[Pruned, ...]:
@@ -172,7 +172,7 @@ class Pruner:
         return found
 
 
-def _told(row: Row, reason: str) -> Pruned:
+def _told(row: PruneRow, reason: str) -> Pruned:
     return Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RetainedItem:
     """One copy. `age`: its place in the one order (checkpointing/ordering.py)."""
 
     name: str
@@ -30,14 +30,14 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetentionPolicy:
     """Keep the `newest` verified ones, and of each `every` steps the first, for ever; `every` None: none of those."""
 
     newest: int = 2
     every: int | None = None
 
 
-def may_go(held: Iterable[Held], policy: Policy, made: str | None = None) -> tuple[Held, ...]:
+def may_go(held: Iterable[RetainedItem], policy: RetentionPolicy, made: str | None = None) -> tuple[RetainedItem, ...]:
     """Give what may be removed: the damaged ones first, then the verified, oldest first. Never `made`, which was made just now.
 
     Of every `every` steps the first of each run stays (steps 0 to every - 1, every to 2 * every - 1, …): what stays once stays after others
@@ -56,7 +56,7 @@ def may_go(held: Iterable[Held], policy: Policy, made: str | None = None) -> tup
     return tuple(one for one in (*damaged, *verified) if one.name not in stay and not one.in_use and not one.uploading)
 
 
-def _milestones(verified: Sequence[Held], every: int) -> set[str]:
+def _milestones(verified: Sequence[RetainedItem], every: int) -> set[str]:
     """Give the first of each `every` steps of each run; `verified` is sorted, the oldest first."""
     first: dict[tuple[int, str, int], str] = {}
     for one in verified:

@@ -209,7 +209,7 @@ def _is_guarded(_path: str) -> bool:
 def _is_of(directory: str, handed: str) -> bool:
     """Say whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
     homes = [handed]
-    with contextlib.suppress(OSError, documents.Damaged):
+    with contextlib.suppress(OSError, documents.ManifestDamaged):
         homes.append(documents.read(f"{os.path.dirname(os.path.dirname(handed))}/{documents.FILE_NAME}").path)  # noqa: PTH120 -- as above
     above = directory.rstrip("/"), os.path.realpath(directory).rstrip("/")
     return any(f"{place}/".startswith(f"{one}/") for home in homes for place in (home, os.path.realpath(home)) for one in above)

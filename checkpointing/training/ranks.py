@@ -46,7 +46,7 @@ _numbers: Final = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankAnswer:
     """What all ranks heard: whether none voted no, and the value of rank 0."""
 
     yes: bool
@@ -64,10 +64,10 @@ class Ranks:
     store: Any = None
     _failed: bool = field(default=False, init=False)
 
-    def meet(self, *, vote: bool = True, value: str = "") -> Answer:
+    def meet(self, *, vote: bool = True, value: str = "") -> RankAnswer:
         """Wait until all ranks are here. `value` counts on rank 0 alone. Raises CheckpointingError."""
         if self.store is None:
-            return Answer(vote, value)
+            return RankAnswer(vote, value)
         keys = f"checkpointing/meeting/{next(_numbers)}"
         if self.rank == 0:
             self.store.set(f"{keys}/value", value)
@@ -80,7 +80,7 @@ class Ranks:
             self._failed = True  # everybody has heard of it, or will, by this one meeting
             told = outcome.removeprefix("error: ")
             raise CheckpointingError(f"{self.what}: {told}", hint=_NOT_ALL_CAME if told.startswith(_ONLY) else _AS_NAMED)
-        answer = Answer(outcome == "yes", self.store.get(f"{keys}/value").decode())
+        answer = RankAnswer(outcome == "yes", self.store.get(f"{keys}/value").decode())
         if self.store.add(f"{keys}/left", 1) == self.world:
             for key in ("came", "no", "value", "outcome", "left"):
                 with contextlib.suppress(Exception):  # a store that cannot forget keeps a few bytes

@@ -29,7 +29,7 @@ from checkpointing.training.ranks import TIMEOUT_S, Ranks, ranks
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from checkpointing.io.staging import Place
+    from checkpointing.io.staging import Staged
 
 _NAME: Final = re.compile(r"step-(\d{8,18})(\.pt)?")
 _MOST_STEPS: Final = 10**18  # what such a name has room for
@@ -146,7 +146,7 @@ def _hint(error: OSError) -> str:
     return _FREE_SPACE if error.errno in _FULL else _ELSEWHERE
 
 
-def _write(state: Any, place: Place) -> None:  # noqa: ANN401 -- as in save
+def _write(state: Any, place: Staged) -> None:  # noqa: ANN401 -- as in save
     """Have torch write the file: by its name, for through an open file it takes three times the CPU. Raises what the disk says."""
     try:
         torch.save(state, place.path)

@@ -10,7 +10,7 @@ from checkpointing.discover import Listing, find
 from supervisor.observe.path_patterns import escaped, matches, pattern_of
 
 if TYPE_CHECKING:
-    from checkpointing.io.listing_cache import Recall
+    from checkpointing.io.listing_cache import ListingCache
     from supervisor.checkpoints.discovery import Discovery
     from supervisor.job.job import Job
 
@@ -26,11 +26,11 @@ class CheckpointLocations:
         self._cwd = str(job.cwd)
         self._discovery = discovery
 
-    def declared(self, cache: Recall | None = None) -> Listing:
+    def declared(self, cache: ListingCache | None = None) -> Listing:
         """List what lies at the declared patterns."""
         return find(self._patterns, self._cwd, cache)
 
-    def listing(self, *, candidates: bool = False, cache: Recall | None = None) -> Listing:
+    def listing(self, *, candidates: bool = False, cache: ListingCache | None = None) -> Listing:
         """List the checkpoints that are declared or discovered, and with `candidates` what may turn out to be one."""
         declared = self.declared(cache)
         if self._discovery is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.common import NodeCheckpoint, Proof, is_shared, reads
 from checkpointing.discover import Listing
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import CheckpointingError, nan_weights
 from checkpointing.select import Spare, held
 from checkpointing.verification import identity_of
@@ -124,7 +124,7 @@ class NodeOffer:
                 return Proof(": ".join(whys[0]) if whys else f"{row.path} is not whole")
             digest = row.digest
             if not is_shared(candidate) and not isinstance(found, Spare):
-                manifest = self._recorder.record(chosen, Reading())
+                manifest = self._recorder.record(chosen, ReadOptions())
                 digest = manifest.id if manifest is not None else ""
             return Proof("", chosen.step, digest, chosen.level, tuple(sorted(nan_weights(chosen.non_finite or ()))))
         except (CheckpointingError, OSError) as error:

@@ -17,7 +17,7 @@ from supervisor.observe.path_patterns import pattern_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from checkpointing.io.tree import Reading
+    from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Verification
     from supervisor.checkpoints.discovery import Write
@@ -34,7 +34,7 @@ class CheckpointRecorder:
         self.newest: dict[str, Manifest] = {}  # of each path, as this run's watcher found it last
         self._checkpoints: set[str] = set()  # paths among these that were known to be of checkpoints
 
-    def record(self, found: Verification, reading: Reading, *, by_another_node: bool = False) -> Manifest | None:
+    def record(self, found: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
         """Record what was found whole, byte by byte, so that a later change is seen. Return None where it changed meanwhile.
 
         `by_another_node`: a manifest that another node recorded is taken first.
@@ -50,7 +50,7 @@ class CheckpointRecorder:
         try:
             part_bytes = records.job.settings.checkpoints.part_mib << 20
             manifest = self._with_lineage(check.build(found, About(records.job.name), reading=reading, part_bytes=part_bytes))
-        except (check.Changed, Interrupted, OSError):
+        except (check.CheckpointChanged, Interrupted, OSError):
             return None  # it is read anew when it stands still
         manifest = self._compared(manifest, known) if manifest.non_finite else manifest
         if not records.manifests.put(manifest):

@@ -6,9 +6,9 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.manifest.documents import Manifests
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
-from checkpointing.retention.move_journal import SetAside
+from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import Cache
 from supervisor.checkpoints.baseline import Baseline
 from supervisor.checkpoints.discovery import Discovery
@@ -53,7 +53,7 @@ class CheckpointRecords:
             other_jobs=OtherJobs(job.state, DIRECTORY),
             several_nodes=several_nodes,
         )
-        self.moves = SetAside(str(self.directory))
+        self.moves = MoveJournal(str(self.directory))
         self.copies = Copies(
             str(self.directory),
             int(settings.checkpoints.copies_gib * 2**30),
@@ -61,7 +61,7 @@ class CheckpointRecords:
             is_abandoned=self.order.is_abandoned,
         )
         self._lock = threading.Lock()
-        self._rejections: Fences | None = None
+        self._rejections: Rejections | None = None
         self._has_begun = False
         self._notes: tuple[str, ...] = ()
         self._attempt = 0
@@ -75,10 +75,10 @@ class CheckpointRecords:
         return tuple(problem for problem in found if problem)
 
     @property
-    def rejections(self) -> Fences:
+    def rejections(self) -> Rejections:
         """The checkpoints that must not be resumed from. Raises CheckpointingError where a newer version wrote the record."""
         with self._lock:
-            self._rejections = self._rejections or Fences(self.directory)
+            self._rejections = self._rejections or Rejections(self.directory)
             return self._rejections
 
     def begin_run(self) -> None:

@@ -13,7 +13,7 @@ from checkpointing import ordering
 from checkpointing.model import CheckpointingError
 from checkpointing.retention import free_space, rules
 from checkpointing.retention.copies import Needed
-from checkpointing.retention.prune import Pruner, Row
+from checkpointing.retention.prune import Pruner, PruneRow
 from supervisor.checkpoints import numerics
 from supervisor.checkpoints.references import leads_to
 from supervisor.checkpoints.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
@@ -22,7 +22,7 @@ from supervisor.observe.path_patterns import pattern_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from checkpointing.io.tree import Reading
+    from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
     from supervisor.checkpoints.discovery import Discovery
     from supervisor.checkpoints.mirror_feed import MirrorFeed
@@ -47,7 +47,7 @@ class Retention:
         """Keep the checkpoint or copy that the attempt is given. None: it is given none."""
         self._in_use = frozenset() if path is None else frozenset({path})
 
-    def keep_copy(self, made: Manifest, reading: Reading, recorder: CheckpointRecorder) -> None:
+    def keep_copy(self, made: Manifest, reading: ReadOptions, recorder: CheckpointRecorder) -> None:
         """Copy a file that the script writes in place.
 
         An alert, once a file: no copy can be made, and no save was seen to leave the old file whole until the new one is.
@@ -96,12 +96,12 @@ class Retention:
                 self._reported_stays.add((done.path, done.reason))
                 self._report(CheckpointPruned(done.path, done.step, done.reason))
 
-    def _rows(self, newest: Manifest, pattern: str, discovery: Discovery, feed: MirrorFeed | None) -> list[Row]:
+    def _rows(self, newest: Manifest, pattern: str, discovery: Discovery, feed: MirrorFeed | None) -> list[PruneRow]:
         records = self._records
         here = [made for made in records.manifests.all() if pattern_of(made.path) == pattern and records.locations.is_checkpoint(made.path)]
         finite = numerics.newest_of_run([made for made in here if not made.has_lost_weights], records.job.run_id)
         return [
-            Row(
+            PruneRow(
                 made,
                 discovery.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
                 in_use=made.path in self._in_use or (made is finite and newest.has_lost_weights),
@@ -125,10 +125,10 @@ class Retention:
                 return ""
         except OSError:
             return ""
-        removed = self._records.copies.prune(rules.Policy(1), Needed(in_use=self._in_use)).removed
+        removed = self._records.copies.prune(rules.RetentionPolicy(1), Needed(in_use=self._in_use)).removed
         return f"; {len(removed)} older copies of ours were removed" if removed else ""
 
     @property
-    def _policy(self) -> rules.Policy:
+    def _policy(self) -> rules.RetentionPolicy:
         """What stays of our copies, and of the job's own checkpoints where a person asked for that."""
-        return rules.Policy(self._settings.keep or rules.Policy().newest, self._settings.keep_every or None)
+        return rules.RetentionPolicy(self._settings.keep or rules.RetentionPolicy().newest, self._settings.keep_every or None)

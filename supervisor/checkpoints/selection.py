@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from checkpointing.discover import Listing
     from checkpointing.model import Candidate
-    from checkpointing.rejections import Fences
+    from checkpointing.rejections import Rejections
     from checkpointing.select import Selection, Spare
     from supervisor.checkpoints.permit import Permit
     from supervisor.checkpoints.records import CheckpointRecords
@@ -72,7 +72,7 @@ class CheckpointSelector:
             return CheckpointSelected(t, attempt, None, found=declared, refused=((str(records.directory), str(error)),), mended=repaired)
 
     def select_from(
-        self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Fences | None
+        self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Rejections | None
     ) -> Selection:
         """Return the newest whole one of some checkpoints and copies. `rejections`: None where nothing is to be rejected for good."""
         records, checkpoints = self._records, self._job.settings.checkpoints
@@ -135,7 +135,7 @@ class CheckpointSelector:
                 return to_ref(found)
         return None
 
-    def _newest(self, rejections: Fences | None, avoid: Collection[str], *, suspect: bool) -> Selection:
+    def _newest(self, rejections: Rejections | None, avoid: Collection[str], *, suspect: bool) -> Selection:
         return self.select_from(self._records.locations.listing(), self.copies(), avoid, suspect=suspect, rejections=rejections)
 
     @property

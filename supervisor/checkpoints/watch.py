@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from checkpointing.io.listing_cache import Recall
+from checkpointing.io.listing_cache import ListingCache
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
 from supervisor.checkpoints.provenance import Writer
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from checkpointing.discover import Listing
-    from checkpointing.io.tree import Reading
+    from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
     from supervisor.checkpoints.mirror_feed import MirrorFeed
     from supervisor.checkpoints.recording import CheckpointRecorder
@@ -45,7 +45,7 @@ class CheckpointWatch:
         self._records, self._recorder, self._shared, self._retention = records, recorder, shared, retention
         self._feed, self._has_rank_0, self._report = feed, has_rank_0, report
         self._is_first_look = True
-        self._listed = Recall()
+        self._listed = ListingCache()
         self.watcher = CheckpointWatcher(
             self._look,
             self._verified,
@@ -75,7 +75,7 @@ class CheckpointWatch:
             self._feed.send_known(listing)
         return listing
 
-    def _verified(self, found: Verification, reading: Reading, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
+    def _verified(self, found: Verification, reading: ReadOptions, is_new: bool) -> None:  # noqa: FBT001 (the watcher's)
         made = self._recorder.record(found, reading, by_another_node=self._has_rank_0() is False)
         if made is not None:
             self._recorder.note_newest(made)

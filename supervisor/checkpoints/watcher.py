@@ -20,7 +20,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import BACKGROUND_BYTES_PER_S, Interrupted, Throttle
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
 from checkpointing.select import glance, never_own
@@ -77,7 +77,7 @@ class CheckpointWatcher:
     def __init__(  # noqa: PLR0913 -- the settings of the watcher, each with its default
         self,
         look: Callable[[], Listing],
-        on_verified: Callable[[Verification, Reading, bool], None],
+        on_verified: Callable[[Verification, ReadOptions, bool], None],
         cache: Cache,
         *,
         order: Callable[[], Order] = Order,
@@ -236,4 +236,4 @@ class CheckpointWatcher:
         self._cache.put(found)
         if found.verdict is Verdict.VERIFIED:
             self._whole_at_start = self._whole_at_start or at_start
-            self._on_verified(found, Reading(self._throttle, drop_cache=True, interrupted=self._stopped.is_set), found is not known)
+            self._on_verified(found, ReadOptions(self._throttle, drop_cache=True, interrupted=self._stopped.is_set), found is not known)

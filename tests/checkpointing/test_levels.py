@@ -16,7 +16,7 @@ from checkpointing.discover import find
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifest, Manifests
 from checkpointing.model import Verdict
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 from checkpointing.select import Selection, Spare, newest
 from checkpointing.verification import Cache, verify
 from tests.checkpointing.clocks import Clock
@@ -52,7 +52,7 @@ class Bench:
         assert self.manifests.put(made)
         return made
 
-    def choose(self, *, fences: Fences | None = None, cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
+    def choose(self, *, fences: Rejections | None = None, cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
         """Select with what is recorded."""
         given = cache if cache is not None else self.cache
         return newest(find(["*.pt"], str(self.directory)), fences, given, manifests=self.manifests, **more)
@@ -94,7 +94,7 @@ def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> N
     rot(path)
     assert verify(str(path)).verdict is Verdict.VERIFIED  # no structure shows it
     before = everything(bench.directory)
-    fences = Fences(bench.state)
+    fences = Rejections(bench.state)
     selection = bench.choose(fences=fences)
     assert told(selection) == ("step_2.pt", "digest")
     assert "is not what was recorded" in selection.fenced[0][1]
@@ -177,7 +177,7 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
     selection = bench.choose(spares=[spare])
     assert (selection.chosen.step if selection.chosen else None, selection.older) == (300, ((spare.place, 200),))
     os.truncate(path, 700)
-    selection = bench.choose(spares=[spare], fences=Fences(bench.state))
+    selection = bench.choose(spares=[spare], fences=Rejections(bench.state))
     assert told(selection) == ("kept", "digest")
     assert (selection.spare, len(selection.fenced), selection.found) == (spare, 1, 2)
     rot(bench.state / "kept")
@@ -216,7 +216,7 @@ def test_incomplete_and_dangerous_ones_are_fenced_as_what_they_are(bench: Bench)
             return os.mkdir, (str(bench.directory / "executed"),)
 
     torch.save({"step": 9, "bomb": Bomb()}, bench.directory / "step_9.pt")
-    fences = Fences(bench.state)
+    fences = Rejections(bench.state)
     before = everything(bench.directory)
     selection = bench.choose(fences=fences)
     assert (selection.chosen, len(selection.fenced)) == (None, 1)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from checkpointing.model import CheckpointingError, Identity
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 
 ONE, OTHER = Identity(1, 2, 3, 4), Identity(1, 2, 3, 5)
 
 
 def test_a_fence_survives_and_holds_for_its_identity_alone(tmp_path: Path) -> None:
     directory = tmp_path / "state" / "checkpoints"
-    Fences(directory).add([("/a/ü\udc80.pt", ONE, "torn"), ("/b.pt", ONE, "torn")])
-    fences = Fences(directory)
+    Rejections(directory).add([("/a/ü\udc80.pt", ONE, "torn"), ("/b.pt", ONE, "torn")])
+    fences = Rejections(directory)
     assert fences.problem is None
     fence = fences.get("/a/ü\udc80.pt", ONE)
     assert fence is not None
@@ -30,10 +30,10 @@ def test_a_fence_survives_and_holds_for_its_identity_alone(tmp_path: Path) -> No
 
 
 def test_a_new_identity_replaces_the_old_fence(tmp_path: Path) -> None:
-    fences = Fences(tmp_path)
+    fences = Rejections(tmp_path)
     fences.add([("/a.pt", ONE, "first")])
     fences.add([("/a.pt", OTHER, "second")])
-    again = Fences(tmp_path)
+    again = Rejections(tmp_path)
     assert again.get("/a.pt", ONE) is None
     fence = again.get("/a.pt", OTHER)
     assert fence is not None
@@ -49,34 +49,34 @@ def test_the_record_is_durable_before_add_returns(tmp_path: Path, monkeypatch: p
         real(fd)
 
     monkeypatch.setattr(os, "fsync", recorded)
-    Fences(tmp_path).add([("/a.pt", ONE, "torn")])
+    Rejections(tmp_path).add([("/a.pt", ONE, "torn")])
     assert [re.sub(r"\.tmp-[0-9a-f]{12}$", "", path) for path in synced] == [f"{tmp_path}/.fences.json", str(tmp_path)]
     synced.clear()
-    Fences(tmp_path).add([("/a.pt", ONE, "torn")])
+    Rejections(tmp_path).add([("/a.pt", ONE, "torn")])
     assert synced == []  # nothing new, nothing written
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b'{"version": 1, "fences": [{}]}', b"\xff", b"[" * 10**5])
 def test_a_damaged_record_is_told_and_begun_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "fences.json").write_bytes(content)
-    fences = Fences(tmp_path)
+    fences = Rejections(tmp_path)
     assert fences.problem is not None
     assert "could not be read" in fences.problem
     fences.add([("/a.pt", ONE, "torn")])
     assert fences.problem is None
-    assert Fences(tmp_path).get("/a.pt", ONE) is not None
+    assert Rejections(tmp_path).get("/a.pt", ONE) is not None
 
 
 def test_a_record_of_a_newer_version_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "fences.json").write_text(json.dumps({"version": 2, "fences": []}))
     with pytest.raises(CheckpointingError, match="version 2 was written by a newer supervise") as caught:
-        Fences(tmp_path)
+        Rejections(tmp_path)
     assert caught.value.hint.startswith("install that version")
 
 
 def test_where_nothing_can_be_written_the_fence_holds_in_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    fences = Fences(tmp_path / "file" / "checkpoints")
+    fences = Rejections(tmp_path / "file" / "checkpoints")
     fences.add([("/a.pt", ONE, "torn")])
     assert fences.get("/a.pt", ONE) is not None
     assert fences.problem is not None

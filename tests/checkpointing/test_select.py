@@ -11,7 +11,7 @@ import torch
 from checkpointing import select
 from checkpointing.discover import find
 from checkpointing.model import Verdict
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 from checkpointing.select import Selection, newest
 from checkpointing.verification import Cache, verify
 from tests.checkpointing.clocks import Clock
@@ -32,7 +32,7 @@ def tear(path: Path) -> None:
 
 
 def choose(directory: Path, pattern: str = "*.pt", cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
-    return newest(find([pattern], str(directory)), Fences(directory / ".state"), cache or Cache(), **more)
+    return newest(find([pattern], str(directory)), Rejections(directory / ".state"), cache or Cache(), **more)
 
 
 def chosen_name(selection: Selection) -> str:
@@ -173,7 +173,7 @@ def test_what_cannot_be_read_is_neither_fenced_nor_forgotten(tmp_path: Path) -> 
     save(tmp_path / "step_3.pt", 3)
     listing = find(["*.pt"], str(tmp_path))
     (tmp_path / "step_3.pt").unlink()
-    selection = newest(listing, Fences(tmp_path / ".state"), Cache())
+    selection = newest(listing, Rejections(tmp_path / ".state"), Cache())
     assert (selection.chosen, selection.found, selection.fenced) == (None, 1, ())
     assert selection.unknown[0][1] == "it could not be read: No such file or directory"
 
@@ -182,7 +182,7 @@ def test_a_known_file_is_believed_once_the_budget_is_spent(tmp_path: Path) -> No
     path = save(tmp_path / "step_3.pt", 3)
     cache = Cache()
     cache.put(verify(str(path)))
-    selection = newest(find(["*.pt"], str(tmp_path)), Fences(tmp_path / ".state"), cache, budget_s=3, clock=Clock())
+    selection = newest(find(["*.pt"], str(tmp_path)), Rejections(tmp_path / ".state"), cache, budget_s=3, clock=Clock())
     assert selection.chosen is not None
     assert selection.chosen.level == "identity"
 
@@ -300,5 +300,5 @@ def test_an_optimizer_or_a_mask_that_is_not_finite_changes_nothing(tmp_path: Pat
 def test_a_fence_of_an_earlier_version_for_its_numbers_no_longer_holds(tmp_path: Path) -> None:
     path = weights(tmp_path / "step_100.pt", 100, weight=NAN)
     (candidate,) = find(["*.pt"], str(tmp_path)).candidates
-    Fences(tmp_path / ".state").add([(str(path), candidate.identity, "record step_100/data/0: not finite: NaN at element 1")])
+    Rejections(tmp_path / ".state").add([(str(path), candidate.identity, "record step_100/data/0: not finite: NaN at element 1")])
     assert chosen_name(choose(tmp_path)) == "step_100.pt"

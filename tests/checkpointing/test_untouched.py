@@ -11,9 +11,9 @@ from checkpointing.discover import find
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
-from checkpointing.retention.move_journal import SetAside
+from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.select import newest
 from checkpointing.verification import Cache, verify
 from tests.checkpointing.corruptions.sound import FORMATS
@@ -48,10 +48,10 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         flip(at)
         before = everything(job)
         assert check.check(str(path), made).verdict is Verdict.BAD, file.path
-        selection = newest(find([str(path)], str(job)), Fences(state / file.path), Cache(), manifests=manifests)
+        selection = newest(find([str(path)], str(job)), Rejections(state / file.path), Cache(), manifests=manifests)
         assert (selection.chosen, selection.found) == (None, 1), file.path
         judged = check.check(str(path), made)
-        assert not SetAside(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
+        assert not MoveJournal(str(state)).move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
         assert everything(job) == before
         flip(at)
     assert check.check(str(path), made).verdict is Verdict.VERIFIED

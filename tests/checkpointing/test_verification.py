@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing.io.reader import Source, Throttle
+from checkpointing.io.reader import FileReader, Throttle
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
 
@@ -106,7 +106,7 @@ def test_reading_keeps_to_its_rate(tmp_path: Path) -> None:
 def test_memory_stays_bounded(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"w": torch.zeros(8 << 20)}, path)  # 32 MiB
-    with Source(str(path)) as source:
+    with FileReader(str(path)) as source:
         assert max(len(piece) for piece in source.stream(0, source.size)) <= 1 << 20
 
 

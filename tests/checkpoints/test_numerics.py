@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.model import NonFinite, Verdict
 from checkpointing.verification import verify
 from supervisor.checkpoints import numerics
@@ -59,10 +59,10 @@ class Saves:
         """Do what the watcher does with what stood still."""
         found = verify(str(path))
         assert found.verdict is Verdict.VERIFIED
-        manifest = self.ground.checkpoints.recorder.record(found, Reading())
+        manifest = self.ground.checkpoints.recorder.record(found, ReadOptions())
         assert manifest is not None
         self.ground.checkpoints.recorder.note_newest(manifest)
-        self.ground.checkpoints.retention.keep_copy(manifest, Reading(), self.ground.checkpoints.recorder)
+        self.ground.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.ground.checkpoints.recorder)
 
 
 def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(ground: Ground) -> None:

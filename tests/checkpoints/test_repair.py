@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Verdict
-from checkpointing.retention.move_journal import SetAside
+from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.permit import Permit
@@ -93,9 +93,9 @@ class Ground:
         self.checkpoints.records.absorb()
         found = verify(str(path), own=self.checkpoints.records.provenance.trusts(str(path)))
         assert found.verdict is Verdict.VERIFIED
-        manifest = self.checkpoints.recorder.record(found, Reading())
+        manifest = self.checkpoints.recorder.record(found, ReadOptions())
         assert manifest is not None
-        self.checkpoints.retention.keep_copy(manifest, Reading(), self.checkpoints.recorder)
+        self.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.checkpoints.recorder)
 
     def mends(self) -> dict[str, str]:
         """Select, once no rank is alive."""
@@ -107,9 +107,9 @@ class Ground:
         return [(change.path, change.to) for change in self.aside.changes() if (change.kind, change.phase) == ("moved", "done")]
 
     @property
-    def aside(self) -> SetAside:
+    def aside(self) -> MoveJournal:
         """The journal."""
-        return SetAside(str(self.state / "checkpoints"))
+        return MoveJournal(str(self.state / "checkpoints"))
 
 
 @pytest.fixture
@@ -326,7 +326,7 @@ def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(ground: G
     def full(*_: Any, **__: Any) -> None:  # noqa: ANN401  whatever it is called with
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(SetAside, "move", full)
+    monkeypatch.setattr(MoveJournal, "move", full)
     ground.checkpoints.ended()
     selected = ground.checkpoints.select(1.0, 2)
     assert selected.chosen is not None

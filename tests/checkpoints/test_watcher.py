@@ -13,7 +13,7 @@ import torch
 
 from checkpointing.discover import Listing, find
 from checkpointing.io.reader import Interrupted, Throttle
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 from checkpointing.select import newest
 from checkpointing.verification import Cache
 from supervisor.checkpoints.watcher import CheckpointWatcher, to_event, to_ref
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from checkpointing.io.tree import Reading
+    from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Verification
 
 DEADLINE_S = 20.0
@@ -40,7 +40,7 @@ class Watched:
         self.told_at: list[float] = []
         self.watcher = CheckpointWatcher(lambda: find(("*.pt",), str(directory)), self._note, cache, interval_s=0.02, quiet_s=quiet_s)
 
-    def _note(self, found: Verification, _reading: Reading, news: bool) -> None:  # noqa: FBT001  the watcher's
+    def _note(self, found: Verification, _reading: ReadOptions, news: bool) -> None:  # noqa: FBT001  the watcher's
         if not news:
             return
         ref = to_ref(found)
@@ -169,7 +169,7 @@ def test_a_torn_file_is_not_told_and_not_fenced_and_told_once_it_is_whole(tmp_pa
 def test_what_the_selection_verified_is_not_told_again(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     save(tmp_path / "step_10.pt", 10)
     cache = Cache()
-    selection = newest(find(["*.pt"], str(tmp_path)), Fences(tmp_path / "state"), cache)
+    selection = newest(find(["*.pt"], str(tmp_path)), Rejections(tmp_path / "state"), cache)
     watched = watch(cache)
     save(tmp_path / "step_20.pt", 20)
     assert watched.next() == ("step_20.pt", 20)
@@ -185,7 +185,7 @@ def test_the_event_tells_torn_from_unproven(tmp_path: Path) -> None:
     finally:
         torch.serialization.set_crc32_options(compute_crc32=True)
     (tmp_path / "step_8.pt").write_bytes(b"")
-    event = to_event(newest(find(["*.pt"], str(tmp_path)), Fences(tmp_path / "state"), Cache()), 1.5, 3)
+    event = to_event(newest(find(["*.pt"], str(tmp_path)), Rejections(tmp_path / "state"), Cache()), 1.5, 3)
     assert (event.chosen, event.found) == (None, 2)
     assert event.fenced == ((str(tmp_path / "step_8.pt"), "torn: the file is empty"),)
     assert event.refused == ((str(tmp_path / "step_9.pt"), "it was saved without CRCs: nothing in it proves its records whole"),)
@@ -276,7 +276,7 @@ def test_a_failure_of_its_own_is_told_once_and_watching_goes_on(tmp_path: Path) 
             raise ValueError("no listing")
         return find(("*.pt",), str(tmp_path))
 
-    def verified(found: Verification, _reading: Reading, _news: bool) -> None:  # noqa: FBT001  the watcher's
+    def verified(found: Verification, _reading: ReadOptions, _news: bool) -> None:  # noqa: FBT001  the watcher's
         if found.step == 10:
             raise ValueError("no copy")
         told.put(found.path)
@@ -297,7 +297,7 @@ def test_who_is_interrupted_by_the_stop_ends_without_a_word(tmp_path: Path, monk
     monkeypatch.setattr(threading, "excepthook", raised.append)
     reading_on = threading.Event()
 
-    def verified(_found: Verification, reading: Reading, _news: bool) -> None:  # noqa: FBT001  the watcher's
+    def verified(_found: Verification, reading: ReadOptions, _news: bool) -> None:  # noqa: FBT001  the watcher's
         reading_on.set()
         while not reading.interrupted():
             pass

@@ -12,9 +12,9 @@ import pytest
 from checkpointing.io import durable
 from checkpointing.lineage import Lineages
 from checkpointing.manifest.documents import Manifests
-from checkpointing.mirror.spool import Log
-from checkpointing.rejections import Fences
-from checkpointing.retention.move_journal import SetAside
+from checkpointing.mirror.spool import TransferLog
+from checkpointing.rejections import Rejections
+from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.retention.prune import Pruner
 from supervisor.checkpoints import discovery
 from supervisor.checkpoints.baseline import Baseline
@@ -43,11 +43,11 @@ def _baseline(path: Path) -> str | None:
 
 #: What is read, who reads it. A reader returns what it says of the FIFO, or raises.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "fences": ("fences.json", lambda path: Fences(path.parent).problem),
+    "fences": ("fences.json", lambda path: Rejections(path.parent).problem),
     "lineage": ("lineage.json", lambda path: Lineages(path.parent).problem),
     "a manifest": (str(Path(Manifests("").file_of("/ckpt/a.pt")).relative_to("/")), _manifest),
-    "what was set aside": ("setaside.jsonl", lambda path: SetAside(str(path.parent)).changes()),
-    "the mirror's log": ("log", lambda path: Log.read(str(path))),
+    "what was set aside": ("setaside.jsonl", lambda path: MoveJournal(str(path.parent)).changes()),
+    "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),
     "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuLedger(path.parents[1], "n", 7.0).held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),

@@ -32,7 +32,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class PickleScan:
     """What the pickle says: `steps` in the order of STEP_KEYS, the integer `epoch` beside them, `storages` without repetition.
 
     `keys`: the texts among the keys of the outermost dictionary, at most MOST_KEYS; `numbers` those with an integer, `nones` those

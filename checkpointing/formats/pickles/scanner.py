@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats.pickles.facts import Number, Scan, Storage
+from checkpointing.formats.pickles.facts import Number, PickleScan, Storage
 from checkpointing.formats.pickles.policy import Judgement, is_method, is_plain_unknown, judge, may_be_called
 from checkpointing.model import MOST_NAME
 
@@ -467,7 +467,7 @@ _ROWS: Final = {
 }
 
 
-def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> Scan:
+def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> PickleScan:
     """Read a pickle's opcodes up to its STOP; what stands behind is not looked at. Raises NotAPickle, TooLong.
 
     `depth`: how many pickles this one is within.
@@ -495,15 +495,15 @@ def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> Scan:
     raise NotAPickle(without_stop, tuple(machine.dangers))
 
 
-def inner(data: bytes, depth: int) -> Iterator[Scan]:
+def inner(data: bytes, depth: int) -> Iterator[PickleScan]:
     """Yield what each of the pickles says that follow one another in `data`, as far as they are readable."""
     while data:
         try:
             found = scan(data, depth=depth)
         except NotAPickle as error:
-            found = Scan((), None, (), dangers=error.dangers)
+            found = PickleScan((), None, (), dangers=error.dangers)
         except TooLong as error:
-            found = Scan((), None, (), dangers=(*error.dangers, "a pickle that is too long to be read"))
+            found = PickleScan((), None, (), dangers=(*error.dangers, "a pickle that is too long to be read"))
         yield found
         data = data[found.end :] if found.end else b""
 
@@ -531,11 +531,11 @@ def _joined(name: str, part: object) -> str:
     return (f"{name}.{text}" if name and text else name or text)[:MOST_NAME]
 
 
-def _result(machine: _Machine, end: int) -> Scan:
+def _result(machine: _Machine, end: int) -> PickleScan:
     top = machine.stack.pop()
     found = (top.keys if isinstance(top, _Thing) else None) or {}
     numbers = {key: value for key, value in found.items() if isinstance(value, int)}
-    return Scan(
+    return PickleScan(
         tuple((key, numbers[key]) for key in STEP_KEYS if key in numbers),
         numbers.get(_EPOCH),
         _named(top, machine.storages),

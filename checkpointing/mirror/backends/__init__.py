@@ -1,10 +1,15 @@
 """Where copies of checkpoints are kept: one contract of eight methods, and one file for each kind of place.
 
-In: keys and bytes. Out: what the place holds. What can fail is a `BackendError`, whose class says what to do about it: wait and try
-again (`Away`), ask for credentials anew (`Expired`), tell somebody (`Denied`), look at the source again (`Damaged`), or nothing,
-because it is an answer (`Missing`, `Exists`). A backend keeps no state that a kill -9 could lose, and may be used by several threads.
+The class of a `BackendError` says what to do about it:
 
-Keys are relative to the place's prefix, with "/" between their parts. An object is written once and never changed.
+    Unavailable          wait and try again
+    CredentialsExpired   ask for credentials anew
+    PermissionDenied     report it: trying again does not help
+    TransferDamaged      read the source again
+    NotFound, AlreadyExists    nothing: each is an answer
+
+A backend keeps no state that a kill -9 could lose, and several threads may use it. Keys are relative to the place's prefix, with "/"
+between their parts. An object is written once and never changed.
 """
 
 from __future__ import annotations
@@ -25,31 +30,31 @@ class BackendError(CheckpointingError):
     """What failed, where, and why: the place's own words are in the message."""
 
 
-class Missing(BackendError):  # noqa: N818 -- an answer
+class NotFound(BackendError):  # noqa: N818 -- an answer
     """There is no such object, or no such upload."""
 
 
-class Exists(BackendError):  # noqa: N818 -- an answer
+class AlreadyExists(BackendError):  # noqa: N818 -- an answer
     """There is an object of this name, and the caller asked for a new one."""
 
 
-class Denied(BackendError):  # noqa: N818 -- a fact about the place
+class PermissionDenied(BackendError):  # noqa: N818 -- a fact about the place
     """We may not do this, and asking again will not help: permission, wrong bucket, full disk or quota."""
 
 
-class Expired(BackendError):  # noqa: N818 -- a fact about the credentials
+class CredentialsExpired(BackendError):  # noqa: N818 -- a fact about the credentials
     """The credentials are no longer, or not yet, good: fresh ones are needed."""
 
 
-class Skewed(Expired):
+class ClockSkewed(CredentialsExpired):
     """The two clocks differ by more than the place allows: it believes no signature of ours, whatever the credentials."""
 
 
-class Damaged(BackendError):  # noqa: N818 -- a fact about the bytes
+class TransferDamaged(BackendError):  # noqa: N818 -- a fact about the bytes
     """What arrived is not what was announced: a checksum or a length differs."""
 
 
-class Away(BackendError):  # noqa: N818 -- a fact about the place
+class Unavailable(BackendError):  # noqa: N818 -- a fact about the place
     """The place does not answer, or asks for patience: network, 5xx, SlowDown, time out."""
 
 
@@ -117,7 +122,7 @@ def is_made_of(token: str, parts: Sequence[StoredPart]) -> bool | None:
 
 
 class Backend(Protocol):
-    """A place for copies. Every method may raise Denied, Expired, Away; what else is said with it."""
+    """A place for copies. Every method may raise PermissionDenied, CredentialsExpired, Unavailable; what else is said with it."""
 
     @property
     def url(self) -> str:
@@ -126,32 +131,32 @@ class Backend(Protocol):
     def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
         """Store an object whole, durably, before returning.
 
-        Idempotent: the same again replaces it by the same. With `only_new` raises Exists where there is one, unless the place cannot
-        say (rclone's server), in which case it is replaced. Raises Damaged, after which nothing is stored.
+        Idempotent: the same again replaces it by the same. With `only_new` raises AlreadyExists where there is one, unless the place cannot
+        say (rclone's server), in which case it is replaced. Raises TransferDamaged, after which nothing is stored.
         """
 
     def begin(self, key: str, upload_id: str = "") -> Upload:
         """Open an upload in parts; with `upload_id` the one that was opened before, with the parts that arrived.
 
-        Without an id not idempotent: each call opens another, and what is not completed has to be removed. Raises Missing where the
+        Without an id not idempotent: each call opens another, and what is not completed has to be removed. Raises NotFound where the
         upload `upload_id` was completed, removed or never was.
         """
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
-        """Store a part. Idempotent: the last one of a number counts. Raises Missing for the upload, Damaged if not stored."""
+        """Store a part. Idempotent: the last one of a number counts. Raises NotFound for the upload, TransferDamaged if not stored."""
 
     def complete(self, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
         """Make one object of the parts: all of it, or nothing. `crc64nvme` is of the whole.
 
-        Not idempotent everywhere: raises Missing where the upload is gone, which it is too after a complete whose answer was lost;
+        Not idempotent everywhere: raises NotFound where the upload is gone, which it is too after a complete whose answer was lost;
         `stat` then tells.
         """
 
     def stat(self, key: str) -> Stored:
-        """Say what an object is. Raises Missing."""
+        """Say what an object is. Raises NotFound."""
 
     def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
-        """Yield exactly `n_bytes` of an object from `offset` on. Raises Missing, and Away where the stream ends early."""
+        """Yield exactly `n_bytes` of an object from `offset` on. Raises NotFound, and Unavailable where the stream ends early."""
 
     def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
         """Yield the objects, or with `unfinished` the uploads, whose key begins with `prefix`; nothing where there is none."""

@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import CHUNK_BYTES
 from checkpointing.manifest import digest
-from checkpointing.mirror.backends import Away, BackendError, Damaged, Denied, Exists, Missing, Stored, StoredPart, Upload
+from checkpointing.mirror.backends import (
+    AlreadyExists,
+    BackendError,
+    NotFound,
+    PermissionDenied,
+    Stored,
+    StoredPart,
+    TransferDamaged,
+    Unavailable,
+    Upload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +113,7 @@ class FileBackend:
         there = {part.number: part.token for part in self.begin(upload.key, upload.id).parts}
         if any(there.get(part.number) != part.token for part in parts):
             message = f"cannot complete: {target}: a part is not there"
-            raise Damaged(message, hint="it is uploaded again")
+            raise TransferDamaged(message, hint="it is uploaded again")
         size = sum(part.n_bytes for part in parts)
         with _told("complete", beside):
             fd = os.open(beside, os.O_WRONLY | os.O_CLOEXEC)
@@ -134,7 +144,7 @@ class FileBackend:
                     piece = os.pread(fd, min(CHUNK_BYTES, n_bytes), offset)
                     if not piece:
                         message = f"cannot read: {path}: it ends early"
-                        raise Damaged(message, hint="the copy is torn: verify the others")
+                        raise TransferDamaged(message, hint="the copy is torn: verify the others")
                     yield piece
                     offset += len(piece)
                     n_bytes -= len(piece)
@@ -180,7 +190,7 @@ class FileBackend:
         """Never make the root: where a file system is not mounted, that would fill another one."""
         if not os.path.isdir(self._root):  # noqa: PTH112
             message = f"cannot mirror: {self._root}: no such directory: is it mounted?"
-            raise Denied(message, hint="make the directory, or mount the file system that it is on")
+            raise PermissionDenied(message, hint="make the directory, or mount the file system that it is on")
 
     def _path(self, key: str) -> str:
         parts = key.split("/")
@@ -201,7 +211,7 @@ def _write(fd: int, offset: int, body: Body, target: str) -> None:
         offset += len(piece)
     if offset != end or crc != body.crc64nvme:
         message = f"cannot write: {target}: the bytes are not those that were announced"
-        raise Damaged(message, hint="the source was changed while it was copied")
+        raise TransferDamaged(message, hint="the source was changed while it was copied")
 
 
 def _put_in_place(beside: str, target: str, *, only_new: bool) -> None:
@@ -210,7 +220,7 @@ def _put_in_place(beside: str, target: str, *, only_new: bool) -> None:
             os.link(beside, target)  # fails where the name is taken, as O_EXCL does; a rename would replace
         except FileExistsError:
             message = f"cannot write: {target}: it is there already"
-            raise Exists(message, hint="nothing to do") from None
+            raise AlreadyExists(message, hint="nothing to do") from None
         except OSError as error:
             if error.errno not in {errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
                 raise
@@ -236,7 +246,7 @@ def _arrived(beside: str, target: str) -> tuple[StoredPart, ...]:
             lines = log.read().splitlines()
     except FileNotFoundError:
         message = f"no such upload: {target}"
-        raise Missing(message, hint="it is begun anew") from None
+        raise NotFound(message, hint="it is begun anew") from None
     found: dict[int, StoredPart] = {}
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -259,9 +269,9 @@ def _told(what: str, path: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         message = f"cannot {what}: {path}: {error.strerror}"
-        raise Missing(message, hint="it is not there") from error
+        raise NotFound(message, hint="it is not there") from error
     except OSError as error:
         message = f"cannot {what}: {path}: {error.strerror or error}"
         if error.errno in _LASTING:
-            raise Denied(message, hint="see to the directory's permission and space; it is tried again") from error
-        raise Away(message, hint="it is tried again") from error
+            raise PermissionDenied(message, hint="see to the directory's permission and space; it is tried again") from error
+        raise Unavailable(message, hint="it is tried again") from error

@@ -5,7 +5,7 @@ manager whose `crt` kind ignores a custom endpoint and would send the data to th
 a server that knows it refuses what was damaged on the way; no server known to us both refuses and tells it, hence what is told afterwards
 is compared, else the ETag. Bodies are streamed from the source in pieces, unsigned (the checksum stands for them), so that memory does
 not grow with the size of a part. One request is one attempt: who calls decides about another. Credentials come from the usual chain;
-after `Expired` the next request takes them from there anew.
+after `CredentialsExpired` the next request takes them from there anew.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from urllib3.exceptions import HTTPError
 from checkpointing.io.reader import CHUNK_BYTES
 from checkpointing.manifest import digest
 from checkpointing.mirror.backends import (
-    Away,
+    AlreadyExists,
     BackendError,
-    Damaged,
-    Denied,
-    Exists,
-    Expired,
-    Missing,
-    Skewed,
+    ClockSkewed,
+    CredentialsExpired,
+    NotFound,
+    PermissionDenied,
     Stored,
     StoredPart,
+    TransferDamaged,
+    Unavailable,
     Upload,
     is_made_of,
 )
@@ -212,7 +212,7 @@ class S3Backend:
                 self._call("abort_multipart_upload", key, UploadId=upload_id)
             else:
                 self._call("delete_object", key)
-        except Missing:
+        except NotFound:
             pass
 
     def _opened(self, key: str, **checksum: Any) -> Upload:  # noqa: ANN401 -- as of `_call`
@@ -220,7 +220,7 @@ class S3Backend:
         answer = self._call("create_multipart_upload", key, **checksum, **self._encryption())
         try:
             self._see_sse("create_multipart_upload", key, answer)
-        except Denied:
+        except PermissionDenied:
             self.remove(key, answer["UploadId"])
             raise
         self._encrypts = True
@@ -235,10 +235,10 @@ class S3Backend:
         """Look first, where the server knows no If-None-Match: two writers in the same moment are not told apart."""
         try:
             self.stat(key)
-        except Missing:
+        except NotFound:
             return self.put(key, body)
         message = f"cannot put: {self._name(key)}: it is there already"
-        raise Exists(message, hint="nothing to do")
+        raise AlreadyExists(message, hint="nothing to do")
 
     def _parts(self, key: str, upload_id: str) -> Iterator[StoredPart]:
         mark = 0
@@ -280,13 +280,13 @@ class S3Backend:
             raise self._said(operation, key, error) from error
         except _NO_CREDENTIALS as error:
             self._forget()
-            raise Expired(f"cannot {_words(operation)}: {self._name(key)}: {error}", hint=_CREDENTIALS_HINT) from error
+            raise CredentialsExpired(f"cannot {_words(operation)}: {self._name(key)}: {error}", hint=_CREDENTIALS_HINT) from error
         except (*_LOST, OSError) as error:
             if stream is not None and stream.failed is not None:
                 raise stream.failed from error
             raise self._away(operation, key, str(error)) from error
         except trouble.BotoCoreError as error:
-            raise Denied(
+            raise PermissionDenied(
                 f"cannot {_words(operation)}: {self._name(key)}: {error}", hint="see to the mirror's settings: [checkpoints.s3]"
             ) from error
         if stream is not None and body is not None and stream.crc64nvme != body.crc64nvme:
@@ -298,7 +298,7 @@ class S3Backend:
     def _see_sse(self, operation: str, key: str | None, answer: dict[str, Any]) -> None:
         if self._options.sse and "ServerSideEncryption" not in answer:
             message = f"cannot {_words(operation)}: {self._name(key)}: the server did not say that it encrypts"
-            raise Denied(message, hint="leave sse out, or use a server that knows server-side encryption")
+            raise PermissionDenied(message, hint="leave sse out, or use a server that knows server-side encryption")
 
     def _said(self, operation: str, key: str | None, error: trouble.ClientError) -> BackendError:
         """Choose the class for what the server answered."""
@@ -311,23 +311,23 @@ class S3Backend:
         if skewed:
             said += f": this machine's clock {_apart(behind_s)}"
         rows: tuple[tuple[bool, type[BackendError], str], ...] = (
-            (skewed, Skewed, "set this machine's clock (see timedatectl or chronyc tracking); the credentials may be right"),
-            (code in _EXPIRED, Expired, _CREDENTIALS_HINT),
-            (code in _DAMAGED, Damaged, "the source is looked at again"),
-            (code in _EXISTS or status == 412, Exists, "nothing to do"),  # noqa: PLR2004 -- HTTP
+            (skewed, ClockSkewed, "set this machine's clock (see timedatectl or chronyc tracking); the credentials may be right"),
+            (code in _EXPIRED, CredentialsExpired, _CREDENTIALS_HINT),
+            (code in _DAMAGED, TransferDamaged, "the source is looked at again"),
+            (code in _EXISTS or status == 412, AlreadyExists, "nothing to do"),  # noqa: PLR2004 -- HTTP
             (code in _UNSUPPORTED or status == 501, _UnsupportedError, "the server does not know this"),  # noqa: PLR2004 -- HTTP
-            (code in _AWAY or status >= 500 or status in (408, 429), Away, "it is tried again"),  # noqa: PLR2004 -- HTTP
-            (code == "NoSuchBucket", Denied, "make the bucket, or name another one with --mirror"),
-            (code in _MISSING or status == 404, Missing, "it is not there"),  # noqa: PLR2004 -- HTTP
+            (code in _AWAY or status >= 500 or status in (408, 429), Unavailable, "it is tried again"),  # noqa: PLR2004 -- HTTP
+            (code == "NoSuchBucket", PermissionDenied, "make the bucket, or name another one with --mirror"),
+            (code in _MISSING or status == 404, NotFound, "it is not there"),  # noqa: PLR2004 -- HTTP
         )
         for holds, kind, hint in rows:
             if holds:
-                if issubclass(kind, Expired):
+                if issubclass(kind, CredentialsExpired):
                     self._forget()
                 return kind(said, hint=hint)
         if status in (400, 403):
             self._forget()  # whoever gives us another key need not start us anew
-        return Denied(said, hint="see to the credentials, and to Put, Get, List and AbortMultipart on the bucket's prefix")
+        return PermissionDenied(said, hint="see to the credentials, and to Put, Get, List and AbortMultipart on the bucket's prefix")
 
     def _connected(self) -> Any:  # noqa: ANN401 -- as above
         with self._lock:
@@ -342,11 +342,11 @@ class S3Backend:
     def _name(self, key: str | None) -> str:
         return self._url if key is None else f"{self._url}/{key}"
 
-    def _away(self, operation: str, key: str | None, why: str) -> Away:
-        return Away(f"cannot {_words(operation)}: {self._name(key)}: {why}", hint="it is tried again")
+    def _away(self, operation: str, key: str | None, why: str) -> Unavailable:
+        return Unavailable(f"cannot {_words(operation)}: {self._name(key)}: {why}", hint="it is tried again")
 
-    def _damaged(self, operation: str, key: str | None) -> Damaged:
-        return Damaged(
+    def _damaged(self, operation: str, key: str | None) -> TransferDamaged:
+        return TransferDamaged(
             f"cannot {_words(operation)}: {self._name(key)}: the bytes are not those that were announced", hint="it is uploaded again"
         )
 
@@ -354,7 +354,7 @@ class S3Backend:
 _CREDENTIALS_HINT: Final = "give fresh credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the shared credentials file"
 
 
-class _UnsupportedError(Denied):
+class _UnsupportedError(PermissionDenied):
     """The server answered that it does not know this request."""
 
 

@@ -19,8 +19,8 @@ from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import Candidate, CheckpointingError, note_of
-from checkpointing.rejections import Fences
-from checkpointing.retention.move_journal import SetAside
+from checkpointing.rejections import Rejections
+from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints import discovery, numerics
@@ -64,7 +64,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
             }
         )
     location_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in discovered]
-    moved = [_change_row(change) for change in SetAside(str(directory)).changes()]
+    moved = [_change_row(change) for change in MoveJournal(str(directory)).changes()]
     if as_json:
         document = {"job": place.job, "node": place.node, "checkpoints": rows, "learned": location_rows, "changes": moved}
         stdio.write(sys.stdout, json.dumps(document, indent=1))
@@ -108,7 +108,7 @@ def undo(settings: Settings, job: str | None, number: int | None, *, as_json: bo
     """Reverse what was moved aside or put back, all of it or one change, the last first. Returns 0, 1 where something could not be."""
     place = find_job(state_root(settings), job)
     refuse_while_running(place)
-    aside = SetAside(str(place.directory / DIRECTORY))
+    aside = MoveJournal(str(place.directory / DIRECTORY))
     if number is not None and all(change.id != number for change in aside.changes()):
         raise SuperviseError(
             f"no such change: job {place.job}: {number}",
@@ -180,9 +180,9 @@ def _candidates(settings: Settings, discovered: tuple[discovery.Location, ...], 
     yield from (found[path] for path in sorted(found))
 
 
-def _fences(directory: Path) -> Fences:
+def _fences(directory: Path) -> Rejections:
     try:
-        return Fences(directory)
+        return Rejections(directory)
     except CheckpointingError as error:
         raise SuperviseError(error.message, hint=error.hint) from error
 

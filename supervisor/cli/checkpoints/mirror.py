@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from checkpointing.command_line.output import Output
     from checkpointing.mirror.backends import Backend
-    from checkpointing.mirror.layout import Kept
+    from checkpointing.mirror.layout import MirroredCheckpoint
     from checkpointing.retention import rules
     from supervisor.config.settings import Settings
 
@@ -120,16 +120,16 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
     return 0
 
 
-def _names(one: Kept) -> tuple[str, ...]:
+def _names(one: MirroredCheckpoint) -> tuple[str, ...]:
     """Give by what one checkpoint may be called. A step that nobody knows is no name."""
     step = () if one.manifest.step is None else (str(one.manifest.step),)
     return (*step, one.manifest.name, one.manifest.id, one.place.key.rstrip("/").rpartition("/")[2])
 
 
-def _fetch(settings: Settings, same: Sequence[Kept], into: str, out: Output) -> restore.Restored:
+def _fetch(settings: Settings, same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
     """Fetch the first that is whole of what is the same in several mirrors. Raises what the last of them does."""
 
-    def fetch(one: Kept) -> restore.Restored:
+    def fetch(one: MirroredCheckpoint) -> restore.Restored:
         bar = ProgressBar(out, one.manifest.name)
         try:
             return restore.fetch(
@@ -144,7 +144,7 @@ def _fetch(settings: Settings, same: Sequence[Kept], into: str, out: Output) -> 
     return fetch(same[-1])
 
 
-def prune(settings: Settings, job: str, policy: rules.Policy, *, dry_run: bool, as_json: bool) -> int:
+def prune(settings: Settings, job: str, policy: rules.RetentionPolicy, *, dry_run: bool, as_json: bool) -> int:
     """Remove from each mirror what a policy does not keep; with `dry_run` only say what that is. Returns 0.
 
     A checkpoint whose manifest cannot be read is never removed, nor is the newest, nor anything of another job.
@@ -182,7 +182,7 @@ def _means(settings: Settings) -> Means:
     return Means(workers=settings.checkpoints.concurrency, take=throttle.take if throttle is not None else lambda _n_bytes: None)
 
 
-def _row(one: Kept) -> dict[str, Any]:
+def _row(one: MirroredCheckpoint) -> dict[str, Any]:
     made = one.manifest
     place = {"mirror": one.backend.url, "key": one.place.key, "id": made.id, "job": made.about.job, "run": made.about.run}
     return {"name": made.name, "step": made.step, "format": made.layout, "bytes": made.n_bytes, "made_unix_s": made.made_unix_s, **place}

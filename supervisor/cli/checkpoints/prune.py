@@ -16,7 +16,7 @@ from checkpointing import ordering
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import CheckpointingError
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 from checkpointing.retention import prune as pruning
 from checkpointing.retention import rules
 from checkpointing.retention.copies import DIRECTORY as COPIES
@@ -46,7 +46,7 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     if not dry_run:
         refuse_while_running(place)
     directory = place.directory / DIRECTORY
-    policy = rules.Policy(checkpoints.keep or rules.Policy().newest, checkpoints.keep_every or None)
+    policy = rules.RetentionPolicy(checkpoints.keep or rules.RetentionPolicy().newest, checkpoints.keep_every or None)
     order = CheckpointOrder(directory, Manifests(str(directory))).order
     gone = Copies(str(directory), 0, order=order).prune(policy, dry_run=dry_run)
     for name in gone.removed:
@@ -59,26 +59,26 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
     in_mirrors = mirror_keep or checkpoints.mirror_keep
     if in_mirrors and checkpoints.mirror:
         every = checkpoints.keep_every or None
-        mirror.prune(settings, job, rules.Policy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
+        mirror.prune(settings, job, rules.RetentionPolicy(in_mirrors, every), dry_run=dry_run, as_json=as_json)
     return 1 if gone.reason else 0
 
 
-def _own(settings: Settings, directory: Path, policy: rules.Policy) -> Iterator[pruning.Pruned]:
+def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
     try:
-        fences = Fences(directory)
+        fences = Rejections(directory)
     except CheckpointingError as error:
         raise SuperviseError(error.message, hint=error.hint) from error
     declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
     discovered = discovery.read_last_run(directory)
-    rows: dict[str, list[pruning.Row]] = {}
+    rows: dict[str, list[pruning.PruneRow]] = {}
     manifests = Manifests(str(directory))
     order = CheckpointOrder(directory, manifests).order()
     for made in manifests.all():
         seen = discovered.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
         fenced = fences.get(made.path, made.identity) is not None
         if made.path in declared or discovered.is_checkpoint(made.path):
-            rows.setdefault(pattern_of(made.path), []).append(pruning.Row(made, seen, fenced=fenced, leads=leads_to(made.path)))
+            rows.setdefault(pattern_of(made.path), []).append(pruning.PruneRow(made, seen, fenced=fenced, leads=leads_to(made.path)))
     for pattern in sorted(rows):
         newest = min(rows[pattern], key=lambda row: order.of_manifest(row.manifest, ordering.HERE, row.manifest.path))
         for row, reason in pruning.plan(rows[pattern], policy, newest.manifest.path, order):

@@ -12,7 +12,7 @@ from checkpointing.command_line import verdicts
 from checkpointing.command_line.output import Output
 from checkpointing.manifest.documents import Manifests
 from checkpointing.model import CheckpointingError
-from checkpointing.rejections import Fences
+from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
 from supervisor.checkpoints.order import CheckpointOrder
@@ -58,7 +58,7 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
 def _selected(listing: Listing, records: Path, directory: str, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose as a resume does, and return (path, reason) of what is rejected."""
     try:
-        fences, manifests = Fences(records), Manifests(str(records))
+        fences, manifests = Rejections(records), Manifests(str(records))
     except CheckpointingError as error:
         raise SuperviseError(error.message, hint=error.hint) from error
     fenced = {one.path: fence.reason for one in listing.candidates if (fence := fences.get(one.path, one.identity)) is not None}

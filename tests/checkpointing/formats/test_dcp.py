@@ -153,7 +153,7 @@ def test_damage_is_told(directory: Path, name: str) -> None:
 def test_every_truncation_of_the_metadata_is_seen(directory: Path) -> None:
     raw = (directory / ".metadata").read_bytes()
     for size in range(0, len(raw), 7):
-        with pytest.raises(dcp_metadata.Damaged):
+        with pytest.raises(dcp_metadata.MetadataDamaged):
             dcp_metadata.read(raw[:size])
 
 

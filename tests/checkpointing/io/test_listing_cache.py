@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpointing.discover import find
-from checkpointing.io.listing_cache import MOST_S, Recall
+from checkpointing.io.listing_cache import MOST_S, ListingCache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ class Looks:
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place, self.t, self.n_stats = place, HOUR, 0
-        self.recall = Recall(clock=lambda: self.t)
+        self.recall = ListingCache(clock=lambda: self.t)
         for name in ("stat", "lstat"):
             real = getattr(os, name)
 

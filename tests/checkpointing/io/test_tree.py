@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from checkpointing.discover import find
 from checkpointing.io import tree
-from checkpointing.io.reader import Short, Source
+from checkpointing.io.reader import FileReader, Short
 from checkpointing.io.tree import Tree
 from checkpointing.model import Verdict
 from checkpointing.verification import Cache, identity_of, verify
@@ -108,7 +108,7 @@ def test_a_directory_that_may_not_be_listed_is_unknown(directory: Path, monkeypa
 def test_a_window_is_a_file_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"0123456789")
-    with Source(str(path)) as source:
+    with FileReader(str(path)) as source:
         part = source.window(2, 5)
         assert (part.size, part.read(0, 5), part.window(1, 99).read(0, 4)) == (5, b"23456", b"3456")
         for offset, length in ((0, 6), (5, 1), (9, 1)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpointing.io.reader import Interrupted, Throttle
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, decode, encode
 from checkpointing.model import Verdict, Verification
@@ -62,7 +62,7 @@ def test_every_changed_byte_shows_and_the_part_is_named(sound_file: Path) -> Non
 def test_another_size_shows_without_reading(sound_file: Path, change: int) -> None:
     made = check.build(verify(str(sound_file)))
     os.truncate(sound_file, sound_file.stat().st_size + change)
-    found = check.check(str(sound_file), made, reading=Reading(interrupted=lambda: True))
+    found = check.check(str(sound_file), made, reading=ReadOptions(interrupted=lambda: True))
     assert found.verdict is Verdict.BAD
     assert "was recorded with" in found.reason
 
@@ -112,7 +112,7 @@ def test_a_directory_where_a_file_was_and_the_reverse(tree: Path, sound_file: Pa
 def test_what_changed_since_it_was_verified_is_not_recorded(sound_file: Path) -> None:
     found = verify(str(sound_file))
     os.utime(sound_file, ns=(1, 1))
-    with pytest.raises(check.Changed, match="since"):
+    with pytest.raises(check.CheckpointChanged, match="since"):
         check.build(found)
 
 
@@ -128,19 +128,19 @@ def test_what_changes_while_it_is_read_is_not_recorded_and_not_judged(sound_file
         changed.write_bytes(content + b"more")
 
     slow = Throttle(1e9, burst_bytes=1, wait=writer_comes)
-    assert check.check(str(path), made, reading=Reading(slow)).verdict is Verdict.WRITING
+    assert check.check(str(path), made, reading=ReadOptions(slow)).verdict is Verdict.WRITING
     found = verify(str(sound_file)) if at == "file" else found_at(tree)
     content += b"and"
-    with pytest.raises(check.Changed, match="while"):
-        check.build(found, reading=Reading(Throttle(1e9, burst_bytes=1, wait=writer_comes)))
+    with pytest.raises(check.CheckpointChanged, match="while"):
+        check.build(found, reading=ReadOptions(Throttle(1e9, burst_bytes=1, wait=writer_comes)))
 
 
 def test_reading_can_be_given_up(sound_file: Path) -> None:
     made = check.build(verify(str(sound_file)))
-    found = check.check(str(sound_file), made, reading=Reading(interrupted=lambda: True))
+    found = check.check(str(sound_file), made, reading=ReadOptions(interrupted=lambda: True))
     assert (found.verdict, found.reason) == (Verdict.UNKNOWN, "not read to the end: out of time")
     with pytest.raises(Interrupted):
-        check.build(verify(str(sound_file)), reading=Reading(interrupted=lambda: True))
+        check.build(verify(str(sound_file)), reading=ReadOptions(interrupted=lambda: True))
 
 
 def test_sha256_shows_what_was_made_to_fit(sound_file: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing.io.reader import Source
+from checkpointing.io.reader import FileReader
 from checkpointing.manifest import digest
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_parts_combine_into_the_whole_however_the_bytes_arrive(content: bytes, p
 def test_a_file_is_read_once_and_a_range_of_it_alone(tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000
     (tmp_path / "file").write_bytes(content)
-    with Source(str(tmp_path / "file")) as source:
+    with FileReader(str(tmp_path / "file")) as source:
         found = digest.of_source(source, part_bytes=1 << 20)
         assert digest.of_range(source, 77, 3_000_000) == digest.of_bytes(content[77:3_000_077])
     assert (found.crc64nvme, len(found.parts), found.sha256) == (digest.of_bytes(content), 5, "")

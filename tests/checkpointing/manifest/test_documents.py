@@ -12,7 +12,7 @@ import pytest
 
 from checkpointing.io import durable
 from checkpointing.manifest import digest, documents
-from checkpointing.manifest.documents import VERSION, About, Damaged, File, Manifest, Manifests, Newer
+from checkpointing.manifest.documents import VERSION, About, File, Manifest, ManifestDamaged, Manifests, Newer
 from checkpointing.model import Identity, Lineage
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_what_is_written_is_read(made: Manifest) -> None:
 def test_every_cut_and_every_flip_shows() -> None:
     raw = documents.encode(TREE).rstrip()
     for at in range(len(raw)):
-        with pytest.raises(Damaged):
+        with pytest.raises(ManifestDamaged):
             documents.decode(raw[:at])
     chance = random.Random(5)  # noqa: S311 -- the same ones each time
     for at in range(len(raw)):
@@ -70,7 +70,7 @@ def test_every_cut_and_every_flip_shows() -> None:
         flipped[at] ^= 1 << chance.randrange(8)
         try:
             read = documents.decode(bytes(flipped))
-        except Damaged:
+        except ManifestDamaged:
             continue
         assert read == TREE, at  # an escape in capitals says the same
 
@@ -130,19 +130,19 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", sorted(WRONG))
 def test_what_makes_no_sense_is_refused_though_its_digest_fits(name: str) -> None:
-    with pytest.raises(Damaged):
+    with pytest.raises(ManifestDamaged):
         documents.decode(signed(WRONG[name]))
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format": "supervise-checkpoint"}'])
 def test_what_is_no_document_is_refused(raw: bytes) -> None:
-    with pytest.raises(Damaged):
+    with pytest.raises(ManifestDamaged):
         documents.decode(raw)
 
 
 def test_a_name_that_occurs_twice_is_refused() -> None:
     raw = documents.encode(TREE)
-    with pytest.raises(Damaged, match="twice"):
+    with pytest.raises(ManifestDamaged, match="twice"):
         documents.decode(raw.replace(b'"step":300', b'"step":300,"step":300'))
 
 

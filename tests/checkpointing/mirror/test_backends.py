@@ -10,7 +10,17 @@ import pytest
 from urllib3.exceptions import SSLError
 
 from checkpointing.manifest import digest
-from checkpointing.mirror.backends import Away, Backend, Bytes, Damaged, Denied, Exists, Missing, S3Options, open_backend
+from checkpointing.mirror.backends import (
+    AlreadyExists,
+    Backend,
+    Bytes,
+    NotFound,
+    PermissionDenied,
+    S3Options,
+    TransferDamaged,
+    Unavailable,
+    open_backend,
+)
 from checkpointing.model import CheckpointingError
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.process import PART
@@ -59,17 +69,17 @@ def test_what_was_put_is_there_and_listed_and_removed_twice(backend: Backend) ->
 
 def test_an_object_that_must_be_new_is_not_replaced(backend: Backend) -> None:
     backend.put("m", body(b"first"), only_new=True)
-    with pytest.raises(Exists):
+    with pytest.raises(AlreadyExists):
         backend.put("m", body(b"other"), only_new=True)
     assert b"".join(backend.read("m", 0, 5)) == b"first"
 
 
 def test_what_is_not_there_is_missing(backend: Backend) -> None:
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         backend.stat("none")
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         list(backend.read("none", 0, 1))
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         backend.begin("none", "MjE2ODc5YjMtMTczMS00YzRlLWI2MDEtYTA1NDIwYTgyNjcx")
     assert list(backend.list("none")) == []
     assert list(backend.list("none", unfinished=True)) == []
@@ -77,7 +87,7 @@ def test_what_is_not_there_is_missing(backend: Backend) -> None:
 
 
 def test_bytes_that_are_not_those_announced_are_not_stored(backend: Backend) -> None:
-    with pytest.raises(Damaged):
+    with pytest.raises(TransferDamaged):
         backend.put("bad", Bytes(b"content", 1))
     # moto stores what it did not check; who put it knows, and vouches for nothing
 
@@ -105,7 +115,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(backend: Backend) -> None:
     backend.remove("gone", upload.id)
     backend.remove("gone", upload.id)
     assert list(backend.list("", unfinished=True)) == []
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         backend.begin("gone", upload.id)
 
 
@@ -129,7 +139,7 @@ def test_the_log_that_a_kill_left_after_the_rename_is_found_and_removed(tmp_path
 
 def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     backend = open_backend(str(tmp_path / "nfs"))
-    with pytest.raises(Denied, match="mounted"):
+    with pytest.raises(PermissionDenied, match="mounted"):
         backend.put("a", body(b"x"))
     assert not (tmp_path / "nfs").exists()
 
@@ -163,5 +173,5 @@ def test_a_connection_whose_encryption_breaks_while_a_body_is_read_is_asked_agai
             pass
 
     monkeypatch.setattr(type(backend), "_call", lambda *_rest, **_more: {"Body": Breaks()})
-    with pytest.raises(Away, match="record layer"):
+    with pytest.raises(Unavailable, match="record layer"):
         list(backend.read("a", 0, 1))

@@ -93,9 +93,9 @@ def test_a_torn_one_is_not_pushed(settings: Settings, tmp_path: Path, capsys: py
 def test_pruning_says_first_what_it_would_do(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint_mirror.push(settings, "job", [saved(tmp_path, step) for step in (1, 2, 3)], as_json=True)
     capsys.readouterr()
-    assert checkpoint_mirror.prune(settings, "job", rules.Policy(newest=1), dry_run=True, as_json=True) == 0
+    assert checkpoint_mirror.prune(settings, "job", rules.RetentionPolicy(newest=1), dry_run=True, as_json=True) == 0
     assert [(row["step"], row["removed"]) for row in rows(capsys)] == [(1, False), (2, False)]
-    checkpoint_mirror.prune(settings, "job", rules.Policy(newest=1), dry_run=False, as_json=True)
+    checkpoint_mirror.prune(settings, "job", rules.RetentionPolicy(newest=1), dry_run=False, as_json=True)
     capsys.readouterr()
     checkpoint_mirror.listing(settings, "job", as_json=True)
     assert [row["step"] for row in rows(capsys)] == [3]
@@ -114,7 +114,7 @@ def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
         made = check.build(verify(path), documents.About("job", "run-1"))
         assert manifests.put(made)
         shutil.copyfile(path, tmp_path / "latest.pt")  # copies are kept of what is written again and again
-        assert copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.Policy(3)).copy is not None
+        assert copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.RetentionPolicy(3)).copy is not None
         was = made.identity
         now = [was.dev, was.ino, was.size, was.mtime_ns]
         flags = {"cut": False, "fresh": True, "loose": False}
@@ -132,7 +132,7 @@ def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
     assert prune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
     assert [one.manifest.step for one in copies.all()] == [3]
     shutil.copyfile(saved(tmp_path, 4), tmp_path / "latest.pt")
-    copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.Policy(3))
+    copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.RetentionPolicy(3))
     with open(copies.all()[-1].place, "r+b") as file:  # noqa: PTH123 -- a plain string
         file.truncate(1000)
     capsys.readouterr()

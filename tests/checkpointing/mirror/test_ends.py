@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, encode
 from checkpointing.mirror.backends import open_backend
@@ -188,7 +188,7 @@ def test_the_last_checkpoint_of_a_run_is_none_that_another_job_saved_to_the_same
     saved(theirs, 9)
     os.utime(theirs, ns=(time.time_ns(), time.time_ns()))  # within one tick of the clock it would be the same file
     for path in (mine, theirs):  # as the watcher does
-        manifest = checkpoints.recorder.record(verify(str(path)), Reading())
+        manifest = checkpoints.recorder.record(verify(str(path)), ReadOptions())
         assert manifest is not None
         assert manifest.about.run == "run-1", "by its time it is of this run"
         checkpoints.recorder.note_newest(manifest)
@@ -233,7 +233,7 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
     torch.save({"step": 1, "mode": Mode.WARM}, path)
     mirror = str(tmp_path / "mirror")
     (tmp_path / "mirror").mkdir()
-    manifest = check.build(verify(str(path), own=True), About(job, "run-0"), reading=Reading())
+    manifest = check.build(verify(str(path), own=True), About(job, "run-0"), reading=ReadOptions())
     with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
         entry = spool.add(str(path), 1, encode(manifest))
         upload(open_backend(mirror), entry, spool.log(entry, mirror), Means())

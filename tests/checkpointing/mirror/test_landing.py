@@ -18,7 +18,7 @@ from checkpointing.io import leftovers
 from checkpointing.manifest import digest, documents
 from checkpointing.mirror import layout as mirror_layout
 from checkpointing.mirror import restore, restore_target
-from checkpointing.mirror.backends import Backend, Bytes, Denied, Missing, open_backend
+from checkpointing.mirror.backends import Backend, Bytes, NotFound, PermissionDenied, open_backend
 from checkpointing.mirror.restore import Elsewhere, InTheWay, Unreachable
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
@@ -231,9 +231,9 @@ def test_a_framework_finds_what_was_restored_by_its_pointer(tmp_path: Path, back
     assert (tmp_path / "own" / pointer).read_text() == "the user's"
 
 
-@pytest.mark.parametrize("kind", [Missing, Denied], ids=["removed", "denied"])
+@pytest.mark.parametrize("kind", [NotFound, PermissionDenied], ids=["removed", "denied"])
 def test_one_manifest_that_cannot_be_read_is_passed_over(
-    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch, kind: type[Missing | Denied]
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch, kind: type[NotFound | PermissionDenied]
 ) -> None:
     brought(tmp_path, backend, 1)
     _, key = brought(tmp_path, backend, 2)

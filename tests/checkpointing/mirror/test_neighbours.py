@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from checkpointing.io.reader import Source
+    from checkpointing.io.reader import FileReader
     from supervisor.checkpoints.watcher import CheckpointWatcher
 
 
@@ -63,13 +63,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     from checkpointing.io import reader  # noqa: PLC0415 -- what is patched
 
-    real: Callable[..., None] = reader.Source.__init__
+    real: Callable[..., None] = reader.FileReader.__init__
 
-    def init(self: Source, path: str, **more: object) -> None:
+    def init(self: FileReader, path: str, **more: object) -> None:
         found.append(path)
         real(self, path, **more)
 
-    monkeypatch.setattr(reader.Source, "__init__", init)
+    monkeypatch.setattr(reader.FileReader, "__init__", init)
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from checkpointing.manifest import digest
 from checkpointing.mirror import restore
-from checkpointing.mirror.backends import Away, Bytes, Denied, Exists, S3Options, open_backend
+from checkpointing.mirror.backends import AlreadyExists, Bytes, PermissionDenied, S3Options, Unavailable, open_backend
 from checkpointing.model import CheckpointingError
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.faults import Fault
@@ -25,9 +25,9 @@ BODY = Bytes(b"content", digest.of_bytes(b"content"))
 
 def test_encryption_that_the_server_does_not_confirm_is_refused(place: Place) -> None:
     backend = open_backend(place.url, S3Options(**place.s3, sse="AES256"))
-    with pytest.raises(Denied, match="encrypt"):
+    with pytest.raises(PermissionDenied, match="encrypt"):
         backend.begin("a")
-    with pytest.raises(Denied, match="encrypt"):
+    with pytest.raises(PermissionDenied, match="encrypt"):
         backend.put("a", BODY)
     assert place.proxy.count("^PUT") == 0, "nothing is sent"
     assert place.objects() == {}
@@ -50,7 +50,7 @@ def test_a_server_without_if_none_match_is_asked_first(place: Place) -> None:
     place.proxy.faults.append(Fault("501 NotImplemented", "^PUT.*/m "))
     backend = place.backend()
     backend.put("m", BODY, only_new=True)
-    with pytest.raises(Exists):
+    with pytest.raises(AlreadyExists):
         backend.put("m", BODY, only_new=True)
     assert place.objects() == {"m": 7}
 
@@ -133,7 +133,7 @@ def test_a_certificate_is_checked_against_the_given_authority(tmp_path: Path, mo
         Thread(target=server.serve_forever, daemon=True).start()
         endpoint = f"https://localhost:{server.server_port}"
         unknown = open_backend("s3://bucket/p", S3Options(endpoint=endpoint, path_style=True))
-        with pytest.raises((Denied, Away), match=r"(?i)certificate|ssl"):
+        with pytest.raises((PermissionDenied, Unavailable), match=r"(?i)certificate|ssl"):
             unknown.stat("a")
         known = open_backend("s3://bucket/p", S3Options(endpoint=endpoint, path_style=True, ca_bundle=str(cert)))
         with pytest.raises(Exception, match="404"):

@@ -12,11 +12,11 @@ import pytest
 
 from checkpointing.manifest import documents
 from checkpointing.mirror import layout, restore
-from checkpointing.mirror.backends import Backend, Denied, open_backend
+from checkpointing.mirror.backends import Backend, PermissionDenied, open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
-from checkpointing.mirror.worker import Lane
-from checkpointing.retention.rules import Policy
+from checkpointing.mirror.worker import MirrorWorker
+from checkpointing.retention.rules import RetentionPolicy
 from tests.checkpointing.mirror.process import save
 from tests.support.waiting import wait_for
 
@@ -53,14 +53,14 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
 
     def remove(self: Backend, key: str, upload_id: str = "") -> None:
         if denied:
-            raise Denied(f"cannot remove: {key}", hint="")
+            raise PermissionDenied(f"cannot remove: {key}", hint="")
         real(self, key, upload_id)
 
     monkeypatch.setattr(type(backend), "remove", remove)
     wake, stop = threading.Condition(), threading.Event()
 
     with closing(Spool(str(tmp_path / "spool"))) as spool:
-        lane = Lane(
+        lane = MirrorWorker(
             backend,
             spool,
             mirrors=(backend.url,),
@@ -68,7 +68,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
             tell=lambda ev, **row: told.append({"ev": ev, **row}),
             wake=wake,
             means=Means(stopped=stop.is_set),
-            keep=Policy(1),
+            keep=RetentionPolicy(1),
         )
         thread = threading.Thread(target=lane.run)
         thread.start()
@@ -92,13 +92,13 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("policy", "left"),
-    [(Policy(1), [600]), (Policy(2), [600, 500]), (Policy(1, 500), [600, 500])],
+    [(RetentionPolicy(1), [600]), (RetentionPolicy(2), [600, 500]), (RetentionPolicy(1, 500), [600, 500])],
     ids=["one", "two", "one-and-the-first-of-each-500"],
 )
-def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: Policy, left: list[int]) -> None:
+def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: RetentionPolicy, left: list[int]) -> None:
     would = [one.place.key for one in layout.may_go(layout.newest_first(backend, "job")[0], policy)]
     told: list[dict[str, Any]] = []
-    lane = Lane(
+    lane = MirrorWorker(
         backend,
         None,  # type: ignore[arg-type] -- tidying up needs no spool
         mirrors=(backend.url,),

@@ -15,11 +15,11 @@ import pytest
 
 from checkpointing.manifest import documents
 from checkpointing.mirror import layout, restore
-from checkpointing.mirror.backends import Backend, Damaged, Missing, Stored, StoredPart, Upload, is_made_of, open_backend
+from checkpointing.mirror.backends import Backend, NotFound, Stored, StoredPart, TransferDamaged, Upload, is_made_of, open_backend
 from checkpointing.mirror.restore import InTheWay, NoSpace, OtherJob, Unreachable
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import RestoreProgress
-from checkpointing.mirror.upload import Changed, Means, parts_of, upload
+from checkpointing.mirror.upload import Means, SourceChanged, parts_of, upload
 from tests.checkpointing.mirror.process import PART, ROOT, save, save_tree
 from tests.support.waiting import wait_for
 
@@ -231,7 +231,7 @@ def test_removing_takes_the_manifest_first(tmp_path: Path, backend: Backend, mon
     monkeypatch.setattr(type(backend), "remove", watched)
     assert layout.remove(backend, key) == 2
     assert order[0] == key + "manifest.json"
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         backend.stat(key + "manifest.json")
 
 
@@ -250,7 +250,7 @@ def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backen
     with closing(Spool(str(tmp_path / "spool"))) as spool:
         entry = spool.add(str(path), 1, described.read_bytes())
         os.truncate(path, 6 << 20)
-        with pytest.raises(Changed):
+        with pytest.raises(SourceChanged):
             upload(backend, entry, spool.log(entry, backend.url), Means())
     assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
 
@@ -266,19 +266,19 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
     def damages(self: Backend, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
         """Do as a server does that damages the first object, tells no checksum but an ETag, and forgets uploads once completed."""
         if upload.id in completed:
-            raise Missing("NoSuchUpload", hint="")
+            raise NotFound("NoSuchUpload", hint="")
         stored = real(self, upload, parts, crc64nvme)
         completed.append(upload.id)
         if len(completed) == 1:
             with (tmp_path / "mirror" / upload.key).open("r+b") as file:
                 file.write(b"damaged")
-            raise Damaged("the ETag differs", hint="")
+            raise TransferDamaged("the ETag differs", hint="")
         return stored
 
     monkeypatch.setattr(type(backend), "complete", damages)
     with closing(Spool(str(tmp_path / "spool"))) as spool:
         entry = spool.add(str(path), 1, described.read_bytes())
-        with pytest.raises((Damaged, Missing)):
+        with pytest.raises((TransferDamaged, NotFound)):
             upload(backend, entry, spool.log(entry, backend.url), Means(pause=lambda _seconds: None))
         assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
         key = upload(backend, entry, spool.log(entry, backend.url), Means())

@@ -12,12 +12,12 @@ import pytest
 from checkpointing.manifest import digest, documents
 from checkpointing.mirror import layout
 from checkpointing.mirror.backends import Bytes, open_backend
-from checkpointing.mirror.spool import Entry, Spool
+from checkpointing.mirror.spool import Spool, SpoolEntry
 from checkpointing.mirror.upload import Means, upload
 from tests.checkpointing.mirror.process import save
 
 
-def spooled(home: Path) -> Entry:
+def spooled(home: Path) -> SpoolEntry:
     path = home / "ckpt" / "step_1.pt"
     described = save(path, 1000, 1)
     with closing(Spool(str(home / "spool"))) as spool:

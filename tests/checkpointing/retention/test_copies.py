@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from checkpointing.io.reader import Interrupted, Throttle
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check, documents
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention.copies import DIRECTORY, Copies, Needed
-from checkpointing.retention.move_journal import SetAside
-from checkpointing.retention.rules import Policy
+from checkpointing.retention.move_journal import MoveJournal
+from checkpointing.retention.rules import RetentionPolicy
 from checkpointing.verification import identity_of, verify
 from tests.checkpointing.mounts import btrfs, tmpfs
 from tests.checkpointing.untouched import everything
@@ -106,7 +106,7 @@ def test_what_is_overwritten_while_it_is_copied_is_not_kept(job: Path, tmp_path:
             begun.set()
             save(path, 20, n_kib=4000)
 
-    kept = copies.keep(made, reading=Reading(Throttle(1e9, burst_bytes=1, wait=overwrite)))
+    kept = copies.keep(made, reading=ReadOptions(Throttle(1e9, burst_bytes=1, wait=overwrite)))
     assert begun.is_set()
     assert (kept.copy, copies.all(), list((tmp_path / DIRECTORY).iterdir())) == (None, (), [])
 
@@ -125,7 +125,7 @@ def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_p
     assert sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file()) == ["rank_0.bin", "sub/rank_1.bin"]
     before = everything(job)
     tree.rename(job / "aside")
-    assert copies.put_back(kept.copy, SetAside(str(tmp_path)), 1, "its copy") == ""
+    assert copies.put_back(kept.copy, MoveJournal(str(tmp_path)), 1, "its copy") == ""
     assert check.check(str(tree), kept.copy.manifest).verdict is Verdict.VERIFIED
     assert [(tree / name).stat().st_mode & 0o777 for name in ("", "sub")] == [0o755, 0o755]
     assert not (tree / "notes").exists()
@@ -136,13 +136,13 @@ def test_the_policy_and_the_cap_hold_and_what_is_needed_stays(job: Path, tmp_pat
     path = job / "ckpt.pt"
     copies = Copies(str(tmp_path), BIG)
     for step in (1, 2, 3, 4):
-        assert copies.keep(save(path, step), Policy(newest=2)).copy is not None
+        assert copies.keep(save(path, step), RetentionPolicy(newest=2)).copy is not None
     assert steps(copies) == [3, 4]
     three, four = copies.all()
     capped = Copies(str(tmp_path), int(2.5 * four.manifest.n_bytes))
-    kept = capped.keep(save(path, 5), Policy(newest=5), Needed(in_use=frozenset({three.place})))
+    kept = capped.keep(save(path, 5), RetentionPolicy(newest=5), Needed(in_use=frozenset({three.place})))
     assert (steps(copies), kept.removed) == ([3, 5], (four.place,))
-    kept = capped.keep(save(path, 6), Policy(newest=5), Needed(frozenset({three.place}), frozenset({copies.all()[1].place})))
+    kept = capped.keep(save(path, 6), RetentionPolicy(newest=5), Needed(frozenset({three.place}), frozenset({copies.all()[1].place})))
     assert (kept.copy, steps(copies)) == (None, [3, 5])
     assert "would not fit" in kept.reason
     assert Copies(str(tmp_path), 1000).keep(save(path, 7)).copy is None
@@ -153,36 +153,36 @@ def test_of_each_path_so_many_stay_and_the_cap_alone_is_of_all(job: Path, tmp_pa
     copies = Copies(str(tmp_path), BIG)
     for step in (1, 2, 3):
         for name in ("model.pt", "optim.pt", "sched.pt", "best.pt")[: 4 if step == 1 else 3]:
-            assert copies.keep(save(job / name, step), Policy(newest=2)).copy is not None
+            assert copies.keep(save(job / name, step), RetentionPolicy(newest=2)).copy is not None
     assert sorted((copy.manifest.name, copy.manifest.step) for copy in copies.all()) == [
         ("best.pt", 1), ("model.pt", 2), ("model.pt", 3), ("optim.pt", 2), ("optim.pt", 3), ("sched.pt", 2), ("sched.pt", 3),
     ]  # fmt: skip
-    assert len(copies.prune(Policy(newest=1)).removed) == 3
+    assert len(copies.prune(RetentionPolicy(newest=1)).removed) == 3
     assert sorted(copy.manifest.name for copy in copies.all()) == ["best.pt", "model.pt", "optim.pt", "sched.pt"]
     one = copies.all()[0].manifest.n_bytes
-    kept = Copies(str(tmp_path), int(3.5 * one)).keep(save(job / "model.pt", 4), Policy(newest=2))
+    kept = Copies(str(tmp_path), int(3.5 * one)).keep(save(job / "model.pt", 4), RetentionPolicy(newest=2))
     assert (kept.copy is not None, sorted(Path(place).name for place in kept.removed)) == (True, ["best.pt", "model.pt"])
 
 
 def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(str(tmp_path), BIG)
     for step in (1, 2, 3):
-        copies.keep(save(path, step), Policy(newest=9))
+        copies.keep(save(path, step), RetentionPolicy(newest=9))
     newest = Path(copies.all()[-1].place)
     content = newest.read_bytes()
     newest.write_bytes(content[:-1] + b"?")
-    refused = copies.prune(Policy(newest=1))
+    refused = copies.prune(RetentionPolicy(newest=1))
     assert "not proven" in refused.reason
     assert steps(copies) == [1, 2, 3]
-    would = copies.prune(Policy(newest=1), bad=[str(newest)], dry_run=True)
+    would = copies.prune(RetentionPolicy(newest=1), bad=[str(newest)], dry_run=True)
     assert (len(would.removed), steps(copies)) == (2, [1, 2, 3])
-    done = copies.prune(Policy(newest=1), bad=[str(newest)])
+    done = copies.prune(RetentionPolicy(newest=1), bad=[str(newest)])
     assert (done.removed, steps(copies)) == (would.removed, [2])
-    assert copies.prune(Policy(newest=1)).removed == ()
+    assert copies.prune(RetentionPolicy(newest=1)).removed == ()
 
 
 def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(job: Path, tmp_path: Path) -> None:
-    path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), SetAside(str(tmp_path))
+    path, copies, aside = job / "ckpt.pt", Copies(str(tmp_path), BIG), MoveJournal(str(tmp_path))
     made = save(path, 10)
     path.chmod(0o640)
     mtime_ns, content = path.stat().st_mtime_ns, path.read_bytes()
@@ -208,7 +208,7 @@ def test_a_copy_that_rotted_is_not_put_back(job: Path, tmp_path: Path) -> None:
     path.unlink()
     place = Path(kept.place)
     place.write_bytes(place.read_bytes()[:-1] + b"?")
-    assert "not what its manifest says" in copies.put_back(kept, SetAside(str(tmp_path)), 1, "")
+    assert "not what its manifest says" in copies.put_back(kept, MoveJournal(str(tmp_path)), 1, "")
     assert list(job.iterdir()) == []
 
 
@@ -226,7 +226,7 @@ def test_giving_up_leaves_nothing(job: Path, tmp_path: Path) -> None:
     copies = Copies(str(tmp_path), BIG)
     made = save(job / "ckpt.pt", 10)
     with pytest.raises(Interrupted):
-        copies.keep(made, reading=Reading(interrupted=lambda: True))
+        copies.keep(made, reading=ReadOptions(interrupted=lambda: True))
     assert list((tmp_path / DIRECTORY).iterdir()) == []
 
 
@@ -270,7 +270,7 @@ def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
         assert Path(kept.copy.place).read_bytes() == content
         assert Path(kept.copy.place).stat().st_mtime_ns == made.identity.mtime_ns
         path.unlink()
-        assert copies.put_back(kept.copy, SetAside(str(disk / "state")), 1, "") == ""
+        assert copies.put_back(kept.copy, MoveJournal(str(disk / "state")), 1, "") == ""
         assert path.read_bytes() == content
 
 

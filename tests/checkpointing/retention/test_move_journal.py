@@ -16,7 +16,7 @@ import pytest
 from checkpointing.io import durable
 from checkpointing.model import Identity, Verdict, Verification
 from checkpointing.retention import ownership
-from checkpointing.retention.move_journal import FILE_NAME, SetAside
+from checkpointing.retention.move_journal import FILE_NAME, MoveJournal
 from checkpointing.verification import identity_of, verify
 from tests.checkpointing.untouched import everything
 
@@ -57,19 +57,19 @@ def seen_at(path: Path) -> Seen:
 def test_what_this_job_tore_is_moved_beside_and_back(torn: Path, tmp_path: Path) -> None:
     found, seen, state = verify(str(torn)), seen_at(torn), tmp_path / "state"
     before = everything(tmp_path, state)
-    aside = SetAside(str(state))
+    aside = MoveJournal(str(state))
     moved = aside.move(found, 3, seen, ranks_alive=False)
     assert moved.to == f"{torn}.torn-3"
     assert everything(tmp_path, state) == sorted((path.replace(str(torn), moved.to), *rest) for path, *rest in before)
     (change,) = aside.changes()
     assert (change.kind, change.path, change.to, change.phase, change.identity) == ("moved", str(torn), moved.to, "done", found.identity)
-    (undone,) = SetAside(str(state)).undo()
+    (undone,) = MoveJournal(str(state)).undo()
     assert (undone.problem, everything(tmp_path, state)) == ("", before)
     assert (aside.undo(), aside.changes()[0].phase) == ((), "undone")
 
 
 def test_a_directory_is_moved_whole(torn_tree: Path, tmp_path: Path) -> None:
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     before = everything(tmp_path, tmp_path / "state")
     assert aside.move(judged(torn_tree, Verdict.INCOMPLETE), 1, seen_at(torn_tree), ranks_alive=False).to == f"{torn_tree}.torn-1"
     assert not torn_tree.exists()
@@ -83,7 +83,7 @@ ALLOWED = (Verdict.BAD, Verdict.INCOMPLETE)
 @pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict not in ALLOWED])
 def test_no_other_verdict_moves_anything(torn: Path, tmp_path: Path, verdict: Verdict) -> None:
     before = everything(tmp_path)
-    refused = SetAside(str(tmp_path / "state")).move(judged(torn, verdict), 1, seen_at(torn), ranks_alive=False)
+    refused = MoveJournal(str(tmp_path / "state")).move(judged(torn, verdict), 1, seen_at(torn), ranks_alive=False)
     assert (refused.to, verdict.value in refused.reason) == ("", True)
     assert everything(tmp_path) == before
 
@@ -106,7 +106,7 @@ def test_each_condition_alone_keeps_a_file_where_it_is(torn: Path, tmp_path: Pat
         torn.rename(tmp_path / "real")
         torn.symlink_to(tmp_path / "real")
     before = everything(tmp_path)
-    refused = SetAside(str(tmp_path / "state")).move(found, 1, seen, ranks_alive=change == "rank alive")
+    refused = MoveJournal(str(tmp_path / "state")).move(found, 1, seen, ranks_alive=change == "rank alive")
     assert refused.to == ""
     assert refused.reason
     assert everything(tmp_path) == before
@@ -126,12 +126,12 @@ def test_a_directory_that_is_not_all_this_jobs_stays(torn_tree: Path, tmp_path: 
     found = judged(torn_tree, Verdict.INCOMPLETE)
     before = everything(tmp_path)
     assert ownership.why_not(found, seen, ranks_alive=False)
-    assert not SetAside(str(tmp_path / "state")).move(found, 1, seen, ranks_alive=False).to
+    assert not MoveJournal(str(tmp_path / "state")).move(found, 1, seen, ranks_alive=False).to
     assert everything(tmp_path) == before
 
 
 def test_nothing_is_replaced_by_a_move_nor_by_moving_back(torn: Path, tmp_path: Path) -> None:
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     taken, second = tmp_path / "step_120.pt.torn-1", tmp_path / "step_120.pt.torn-1.2"
     taken.write_text("of an earlier run")
     assert aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to == str(second)
@@ -161,12 +161,12 @@ def test_where_the_journal_cannot_be_written_nothing_is_moved(torn: Path, tmp_pa
     (tmp_path / "state" / FILE_NAME).mkdir()
     before = everything(tmp_path)
     with pytest.raises(OSError, match="directory"):
-        SetAside(str(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False)
+        MoveJournal(str(tmp_path / "state")).move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     assert everything(tmp_path) == before
 
 
 def test_a_torn_line_is_passed_over_and_written_after(torn: Path, tmp_path: Path) -> None:
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     journal = tmp_path / "state" / FILE_NAME
     os.truncate(journal, journal.stat().st_size - 7)  # the machine went down in "done"
@@ -178,7 +178,7 @@ def test_a_torn_line_is_passed_over_and_written_after(torn: Path, tmp_path: Path
 
 
 def test_an_intent_whose_rename_never_came_is_settled_by_what_is_there(torn: Path, tmp_path: Path) -> None:
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     torn.with_name("step_120.pt.torn-1").rename(torn)
     journal = tmp_path / "state" / FILE_NAME
@@ -210,12 +210,12 @@ def test_killed_at_the_rename_the_way_back_is_known(torn: Path, tmp_path: Path, 
     ended = subprocess.run(argv, check=False, timeout=60)  # noqa: S603 -- this interpreter and the text above
     assert ended.returncode == -signal.SIGKILL
     assert torn.exists() == (where == "before")
-    answers = SetAside(str(state)).undo()
+    answers = MoveJournal(str(state)).undo()
     assert [undone.problem for undone in answers] == [""]
     assert torn.read_bytes() == content
 
 
-def put(aside: SetAside, tmp_path: Path, *, kept: bool = True) -> Path:
+def put(aside: MoveJournal, tmp_path: Path, *, kept: bool = True) -> Path:
     """Put a copy of ours in the place of what was moved."""
     copy, temporary, path = tmp_path / "state" / "copy", tmp_path / ".putting", tmp_path / "step_120.pt"
     if kept:
@@ -226,7 +226,7 @@ def put(aside: SetAside, tmp_path: Path, *, kept: bool = True) -> Path:
 
 
 def test_what_was_put_back_is_taken_away_again_before_the_users_own_returns(torn: Path, tmp_path: Path) -> None:
-    content, aside = torn.read_bytes(), SetAside(str(tmp_path / "state"))
+    content, aside = torn.read_bytes(), MoveJournal(str(tmp_path / "state"))
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     assert put(aside, tmp_path).read_bytes() == b"good"
     assert [(undone.change.kind, undone.problem) for undone in aside.undo()] == [("put_back", ""), ("moved", "")]
@@ -235,7 +235,7 @@ def test_what_was_put_back_is_taken_away_again_before_the_users_own_returns(torn
 
 
 def test_what_was_put_back_and_is_the_only_one_left_is_kept(torn: Path, tmp_path: Path) -> None:
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     put(aside, tmp_path, kept=False)
     assert not any(undone.problem for undone in aside.undo())
@@ -243,7 +243,7 @@ def test_what_was_put_back_and_is_the_only_one_left_is_kept(torn: Path, tmp_path
 
 
 def test_what_the_training_wrote_since_stays(torn: Path, tmp_path: Path) -> None:
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     put(aside, tmp_path).write_bytes(b"the training's own")
     assert ["was written since" in undone.problem for undone in aside.undo()] == [True, True]
@@ -251,7 +251,7 @@ def test_what_the_training_wrote_since_stays(torn: Path, tmp_path: Path) -> None
 
 
 def test_what_stands_in_the_place_is_not_replaced(torn: Path, tmp_path: Path) -> None:
-    aside: Any = SetAside(str(tmp_path / "state"))
+    aside: Any = MoveJournal(str(tmp_path / "state"))
     temporary = tmp_path / ".putting"
     temporary.write_bytes(b"good")
     content = torn.read_bytes()
@@ -268,14 +268,14 @@ def test_a_name_that_is_taken_at_the_last_moment_is_not_taken_for_ours(torn: Pat
         rename(old, new)
 
     monkeypatch.setattr(durable, "rename_exclusive", outrun)
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     answer = aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     assert (answer.to, answer.reason) == ("", "it could not be renamed: File exists")
     assert [change.phase for change in aside.changes()] == ["failed"]
 
 
 def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Path, tmp_path: Path) -> None:
-    aside = SetAside(str(tmp_path / "state"))
+    aside = MoveJournal(str(tmp_path / "state"))
     to = aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / "theirs").replace(to)
@@ -288,7 +288,7 @@ def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Pat
 def test_a_kill_while_a_directory_is_taken_away_again_leaves_no_half_of_it(
     torn_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aside, copy, temporary = SetAside(str(tmp_path / "state")), tmp_path / "state" / "copy", tmp_path / ".putting"
+    aside, copy, temporary = MoveJournal(str(tmp_path / "state")), tmp_path / "state" / "copy", tmp_path / ".putting"
     aside.move(judged(torn_tree), 1, seen_at(torn_tree), ranks_alive=False)
     for one in (copy, temporary):
         (one / "sub").mkdir(parents=True)

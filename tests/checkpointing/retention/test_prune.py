@@ -11,7 +11,7 @@ import pytest
 from checkpointing.manifest.documents import About, File, Manifest
 from checkpointing.model import Identity
 from checkpointing.retention import prune, rules
-from checkpointing.retention.prune import Pruner, Row
+from checkpointing.retention.prune import Pruner, PruneRow
 from checkpointing.verification import identity_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ STEPS = (1, 2, 3, PROVEN)
 
 def row(  # noqa: PLR0913 -- keywords, each with a default
     path: Path, step: int, *, seen: bool = True, in_use: bool = False, uploading: bool = False, fenced: bool = False
-) -> Row:
+) -> PruneRow:
     identity = identity_of(str(path))
     assert identity is not None
     members = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
@@ -40,7 +40,7 @@ def row(  # noqa: PLR0913 -- keywords, each with a default
         part_bytes=5 << 20,
     )
     noted = {str(file): Identity.of(file.stat()) for file in members} if seen else {}
-    return Row(made, noted, in_use=in_use, uploading=uploading, fenced=fenced)
+    return PruneRow(made, noted, in_use=in_use, uploading=uploading, fenced=fenced)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def left(directory: Path) -> list[str]:
 
 
 def test_only_the_newest_stay_and_each_removal_is_written_down(tmp_path: Path, saved: dict[int, Path]) -> None:
-    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], rules.Policy(2), str(saved[PROVEN]))
+    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(2), str(saved[PROVEN]))
     assert [(one.step, one.reason) for one in done] == [(1, ""), (2, "")]
     assert left(tmp_path / "ckpt") == ["step_3.pt", "step_4.pt"]
     noted = [json.loads(line) for line in (tmp_path / "state" / prune.FILE_NAME).read_text().split("\n") if line]
@@ -65,7 +65,7 @@ def test_only_the_newest_stay_and_each_removal_is_written_down(tmp_path: Path, s
 
 
 def test_the_first_of_each_so_many_steps_stays(tmp_path: Path, saved: dict[int, Path]) -> None:
-    Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], rules.Policy(1, 2), str(saved[PROVEN]))
+    Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(1, 2), str(saved[PROVEN]))
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_2.pt", "step_4.pt"]
 
 
@@ -78,21 +78,21 @@ def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: st
         os.link(saved[1], tmp_path / "best.pt")
         rows[1] = row(saved[1], 1)
     elif reason == "something leads to it":
-        rows[1] = Row(rows[1].manifest, rows[1].seen, leads="best.pt")
+        rows[1] = PruneRow(rows[1].manifest, rows[1].seen, leads="best.pt")
     else:
         rows[1] = row(
             saved[1], 1, seen=reason != "not ours", in_use=reason == "in use", uploading=reason == "uploading", fenced=reason == "fenced"
         )
-    Pruner(str(tmp_path / "state")).prune(list(rows.values()), rules.Policy(2), str(saved[PROVEN]))
+    Pruner(str(tmp_path / "state")).prune(list(rows.values()), rules.RetentionPolicy(2), str(saved[PROVEN]))
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_3.pt", "step_4.pt"]
 
 
 def test_nothing_goes_where_what_stays_was_not_proven_just_now(tmp_path: Path, saved: dict[int, Path]) -> None:
     rows = [row(saved[n], n) for n in STEPS]
     pruner = Pruner(str(tmp_path / "state"))
-    assert pruner.prune(rows, rules.Policy(2), str(saved[1])) == (), "what was proven is itself to go"
+    assert pruner.prune(rows, rules.RetentionPolicy(2), str(saved[1])) == (), "what was proven is itself to go"
     saved[PROVEN].write_bytes(b"torn")
-    assert pruner.prune(rows, rules.Policy(1), str(saved[PROVEN])) == (), "what was proven is not there any more"
+    assert pruner.prune(rows, rules.RetentionPolicy(1), str(saved[PROVEN])) == (), "what was proven is not there any more"
     assert len(left(tmp_path / "ckpt")) == len(STEPS)
 
 
@@ -104,8 +104,8 @@ def test_a_directory_goes_only_if_each_file_in_it_is_the_jobs(tmp_path: Path) ->
         (path / "notes.txt").write_bytes(b"mine")
     rows = {n: row(paths[n], n) for n in STEPS}
     own = {str(paths[2] / "model.bin"): rows[2].seen[str(paths[2] / "model.bin")]}
-    rows[2] = Row(rows[2].manifest, own)
-    done = Pruner(str(tmp_path / "state")).prune(list(rows.values()), rules.Policy(1), str(paths[PROVEN]))
+    rows[2] = PruneRow(rows[2].manifest, own)
+    done = Pruner(str(tmp_path / "state")).prune(list(rows.values()), rules.RetentionPolicy(1), str(paths[PROVEN]))
     assert [one.step for one in done if not one.reason] == [1, 3]
     assert "notes.txt" in next(one.reason for one in done if one.step == 2)
     assert left(tmp_path / "ckpt") == ["checkpoint-2", "checkpoint-4"]
@@ -122,7 +122,7 @@ def test_what_was_written_between_the_look_and_the_rename_is_given_back(
         real(old, new)
 
     monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
-    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in (1, PROVEN)], rules.Policy(1), str(saved[PROVEN]))
+    done = Pruner(str(tmp_path / "state")).prune([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), str(saved[PROVEN]))
     assert [one.reason for one in done] == ["it was written meanwhile"]
     assert saved[1].read_bytes() == b"written at the last moment"
 
@@ -134,7 +134,7 @@ def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, saved: dict[
     pruner = Pruner(str(tmp_path / "state"))
     monkeypatch.setattr(prune, "_destroy", killed)
     with pytest.raises(KeyboardInterrupt):
-        pruner.prune([row(saved[n], n) for n in STEPS], rules.Policy(3), str(saved[PROVEN]))
+        pruner.prune([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(3), str(saved[PROVEN]))
     assert not saved[1].exists()
     assert len(left(tmp_path / "ckpt")) == len(STEPS), "it lies there under a hidden name"
     monkeypatch.undo()

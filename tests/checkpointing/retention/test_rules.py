@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from checkpointing.model import Lineage, Verdict
 from checkpointing.ordering import age
-from checkpointing.retention.rules import Held, Policy, may_go
+from checkpointing.retention.rules import RetainedItem, RetentionPolicy, may_go
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +26,7 @@ ages = st.builds(
 )
 copies = st.lists(
     st.builds(
-        lambda name, at, **more: Held(name, at._replace(name=name), **more),
+        lambda name, at, **more: RetainedItem(name, at._replace(name=name), **more),
         name=st.text("abcdefghij", min_size=1, max_size=3),
         at=ages,
         verdict=st.sampled_from(Verdict),
@@ -36,46 +36,46 @@ copies = st.lists(
     max_size=15,
     unique_by=lambda one: one.name,
 )
-policies = st.builds(Policy, newest=st.integers(0, 5), every=st.one_of(st.none(), st.integers(0, 12)))
+policies = st.builds(RetentionPolicy, newest=st.integers(0, 5), every=st.one_of(st.none(), st.integers(0, 12)))
 
 
-def held(step: int | None, verdict: Verdict = Verdict.VERIFIED, **more: bool) -> Held:
-    return Held(f"{step}", age(step, None), verdict, **more)
+def held(step: int | None, verdict: Verdict = Verdict.VERIFIED, **more: bool) -> RetainedItem:
+    return RetainedItem(f"{step}", age(step, None), verdict, **more)
 
 
-def names(gone: Iterable[Held]) -> list[str]:
+def names(gone: Iterable[RetainedItem]) -> list[str]:
     return [one.name for one in gone]
 
 
 @pytest.mark.parametrize(
     ("steps", "policy", "go"),
     [
-        ((1, 2, 3), Policy(2), (1,)),
-        ((1, 2, 3), Policy(0), (1, 2)),
-        ((3, 1, 2), Policy(1), (1, 2)),
-        ((10, 20, 30, 40, 50), Policy(1, every=20), (30,)),  # the first of each twenty steps: 10, 20, 40
-        ((5,), Policy(1), ()),
-        ((), Policy(1), ()),
+        ((1, 2, 3), RetentionPolicy(2), (1,)),
+        ((1, 2, 3), RetentionPolicy(0), (1, 2)),
+        ((3, 1, 2), RetentionPolicy(1), (1, 2)),
+        ((10, 20, 30, 40, 50), RetentionPolicy(1, every=20), (30,)),  # the first of each twenty steps: 10, 20, 40
+        ((5,), RetentionPolicy(1), ()),
+        ((), RetentionPolicy(1), ()),
     ],
     ids=str,
 )
-def test_the_newest_and_every_kth_stay(steps: tuple[int, ...], policy: Policy, go: tuple[int, ...]) -> None:
+def test_the_newest_and_every_kth_stay(steps: tuple[int, ...], policy: RetentionPolicy, go: tuple[int, ...]) -> None:
     assert tuple(one.age.step for one in may_go(map(held, steps), policy)) == go
 
 
 def test_what_is_damaged_goes_first_but_only_beside_a_verified_one() -> None:
     bad = held(9, Verdict.BAD)
-    assert may_go([bad], Policy(1)) == ()
-    assert may_go([bad, held(1), held(2)], Policy(1)) == (bad, held(1))
+    assert may_go([bad], RetentionPolicy(1)) == ()
+    assert may_go([bad, held(1), held(2)], RetentionPolicy(1)) == (bad, held(1))
 
 
 def test_of_unknown_verdict_nothing_goes() -> None:
     unknown = [held(step, verdict) for step, verdict in enumerate(Verdict) if verdict not in (Verdict.VERIFIED, Verdict.BAD)]
-    assert may_go([*unknown, held(99)], Policy(1)) == ()
+    assert may_go([*unknown, held(99)], RetentionPolicy(1)) == ()
 
 
 @given(copies, policies)
-def test_a_verified_one_always_stays_and_what_is_needed_is_never_named(given_copies: list[Held], policy: Policy) -> None:
+def test_a_verified_one_always_stays_and_what_is_needed_is_never_named(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
     gone = may_go(given_copies, policy)
     assert len(set(gone)) == len(gone)
     assert all(one in given_copies and one.verdict in (Verdict.VERIFIED, Verdict.BAD) for one in gone)
@@ -89,34 +89,34 @@ def test_a_verified_one_always_stays_and_what_is_needed_is_never_named(given_cop
     assert not verified or min(verified, key=lambda one: one.age) in left
 
 
-def of(run: int, attempt: int, step: int) -> Held:
-    return Held(f"{run}.{attempt}.{step}", age(step, None, Lineage(run, f"run-{run}", attempt)), Verdict.VERIFIED)
+def of(run: int, attempt: int, step: int) -> RetainedItem:
+    return RetainedItem(f"{run}.{attempt}.{step}", age(step, None, Lineage(run, f"run-{run}", attempt)), Verdict.VERIFIED)
 
 
 def test_a_lower_step_of_a_later_run_or_attempt_is_the_newer_one() -> None:
     earlier = [of(1, 1, 99_000), of(1, 1, 100_000)]
-    assert names(may_go([*earlier, of(2, 1, 500)], Policy(2))) == ["1.1.99000"]
-    assert names(may_go([*earlier, of(2, 1, 500), of(2, 1, 1000)], Policy(2))) == ["1.1.99000", "1.1.100000"]
+    assert names(may_go([*earlier, of(2, 1, 500)], RetentionPolicy(2))) == ["1.1.99000"]
+    assert names(may_go([*earlier, of(2, 1, 500), of(2, 1, 1000)], RetentionPolicy(2))) == ["1.1.99000", "1.1.100000"]
     rolled_back = [of(1, 1, 800), of(1, 1, 900), of(1, 1, 1000), of(1, 2, 850)]
-    assert names(may_go(rolled_back, Policy(2))) == ["1.1.800", "1.1.900"]
-    assert names(may_go([*rolled_back, of(1, 2, 890)], Policy(2))) == ["1.1.800", "1.1.900", "1.1.1000"]
+    assert names(may_go(rolled_back, RetentionPolicy(2))) == ["1.1.800", "1.1.900"]
+    assert names(may_go([*rolled_back, of(1, 2, 890)], RetentionPolicy(2))) == ["1.1.800", "1.1.900", "1.1.1000"]
 
 
 def test_what_was_made_just_now_stays_whatever_the_order_says() -> None:
     held = [of(1, 1, 100), of(1, 1, 200), of(1, 1, 10)]
-    assert names(may_go(held, Policy(2), made="1.1.10")) == []
-    assert names(may_go(held, Policy(1), made="1.1.10")) == ["1.1.100"]
+    assert names(may_go(held, RetentionPolicy(2), made="1.1.10")) == []
+    assert names(may_go(held, RetentionPolicy(1), made="1.1.10")) == ["1.1.100"]
 
 
 def test_the_first_of_each_so_many_steps_is_that_of_each_run_and_never_one_that_was_rolled_back() -> None:
     held = [of(1, 1, 100), of(1, 1, 150), of(2, 1, 120), of(2, 1, 150), of(2, 1, 300)]
-    assert names(may_go(held, Policy(1, every=100))) == ["1.1.150", "2.1.150"]
+    assert names(may_go(held, RetentionPolicy(1, every=100))) == ["1.1.150", "2.1.150"]
     gone = replace(held[0], age=held[0].age._replace(is_rolled_back=True))
-    assert names(may_go([gone, held[1], held[4]], Policy(1, every=100))) == ["1.1.100"]
+    assert names(may_go([gone, held[1], held[4]], RetentionPolicy(1, every=100))) == ["1.1.100"]
 
 
 @given(copies, policies)
-def test_what_stays_once_stays(given_copies: list[Held], policy: Policy) -> None:
+def test_what_stays_once_stays(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
     gone = may_go(given_copies, policy)
     assert may_go([one for one in given_copies if one not in gone], policy) == ()
     # and so it does when only some of what may go went: the disk had room again
@@ -124,7 +124,7 @@ def test_what_stays_once_stays(given_copies: list[Held], policy: Policy) -> None
 
 
 @given(copies, policies)
-def test_keeping_more_names_fewer_and_the_order_given_does_not_matter(given_copies: list[Held], policy: Policy) -> None:
+def test_keeping_more_names_fewer_and_the_order_given_does_not_matter(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
     gone = may_go(given_copies, policy)
     assert may_go(reversed(given_copies), policy) == gone
     assert set(may_go(given_copies, replace(policy, newest=policy.newest + 1))) <= set(gone)

@@ -1,9 +1,7 @@
-"""`python -P supervisor/agent/__main__.py --link-fd N --output-fd M [...] -- <torchrun's arguments>`: torchrun, asked before each attempt.
+"""`python -P supervisor/agent/__main__.py --link-fd N --output-fd M [...] -- <torchrun's arguments>`: a torchrun that asks first.
 
-In: two descriptors (the link to the supervisor, the way to the guardian) and the user's arguments, which torch alone parses. Out: what
-torchrun would print, the events of supervisor/agent/link.py, and an exit code: 0 after success, the code we were told to leave with,
-torchrun's own after wrong arguments (2), 1 after a failure of the agent or the rendezvous, UNFIT where torch is not as we need it
-(nothing was run then). This process owns the ranks.
+Exit codes: 0 after success, the code that the supervisor ordered, 2 after wrong arguments (torchrun's own), 1 after a failure of the agent
+or the rendezvous, UNFIT where torch is not as we need it (nothing has run then). Only torch parses torchrun's arguments.
 """
 
 from __future__ import annotations

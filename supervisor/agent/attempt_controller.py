@@ -1,9 +1,8 @@
-"""Carries out what the supervisor asks, on the link's own thread, and holds the gate that torch's main thread waits at.
+"""Carries out the supervisor's commands on the link's thread, and holds torch's main thread at a gate until an attempt is wanted.
 
-In: commands from the link, deaths from `RankMonitor`, fences and decisions from other nodes. Out: orders to `RankMonitor`, events to the
-supervisor, and a Go for the main thread, or SystemExit with the code to leave with. Nothing here waits for the main thread. What fails
-in one of these threads ends the process, loudly: the ranks go with it (PDEATHSIG) and the supervisor starts another agent. The wanted
-attempt and whether to leave are owned here, under one condition; who lives is owned by `RankMonitor`.
+Nothing here waits for the main thread, which may sit in a C++ store wait. An exception in one of these threads ends the process: the ranks
+die with it (PDEATHSIG), and the supervisor starts another agent. One condition guards which attempt is wanted and whether to leave;
+`RankMonitor` knows which ranks live.
 """
 
 from __future__ import annotations

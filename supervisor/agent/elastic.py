@@ -1,11 +1,8 @@
-"""torch's elastic agent, asked before each attempt and told of each end.
+"""torch's elastic agent with a gate before each attempt: it starts ranks only on a `Go`, and reports how each attempt ended.
 
-In: the commands of the link. Out: torch's own agent doing its own work between them: its rendezvous, its ranks' environment, its
-logs. Every override below says why it is there; docs/elastic-agent.md has the whole. What torch raises (a rendezvous that failed, an
-executable that is not there) goes up and ends this process: the supervisor starts another. State is owned by `Ranks` (who lives),
-`GatedAgent` (which attempt is wanted) and torch (the rest), each by itself.
-
-Overrides take whatever torch passes (`*args, **kwargs`): arguments came and went between 2.6 and 2.15.
+Between the gates torch does its own work: rendezvous, the ranks' environment, logs. Each override states its reason;
+docs/elastic-agent.md has them all. An exception of torch (a failed rendezvous, a missing executable) ends this process, and the supervisor
+starts another. Overrides take whatever torch passes (`*args, **kwargs`): arguments came and went between 2.6 and 2.15.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The agent's end of the supervisor link: one JSON object per line, every one with `attempt`.
+"""The agent's end of the link to the supervisor: one JSON object per line, each with `attempt`.
 
-In: bytes from a stream socket. Out: frozen commands, in order, and events written whole. Fails with ValueError on a line that is no
-command of ours (a bug, never a job's fault). Sending never raises: where the supervisor is gone, the reader sees the end of the
-stream, and the guardian ends us all. The socket belongs to `AgentLink`; any thread may send, one thread reads.
+Any thread may send, one thread reads. Sending never raises: without a supervisor the reader sees the end of the stream, and the guardian
+ends the agent. A line that is no command raises ValueError; that is a bug of ours and never the job's fault.
 """
 
 from __future__ import annotations

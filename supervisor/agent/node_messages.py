@@ -1,9 +1,10 @@
-"""The messages between the nodes of a round: all-gathers before their ranks start, then one broadcast of each, over the agents' store.
+"""The messages between the nodes of a round, over the agents' store: all-gathers before the ranks start, then one broadcast of each node.
 
-In an all-gather every node gives a text and gets the texts of all, in the order of the nodes. Reading a large checkpoint takes minutes, so
-a node is waited for as long as its agent counts up a key of its own, once a second. A node whose agent is gone is noticed after SILENT_S.
+In an all-gather each node gives a text and gets the texts of all, in the order of the nodes. Reading a large checkpoint takes minutes, so a
+node has time as long as its agent counts up its own key once a second. A node whose agent is gone is noticed after SILENT_S.
 
-Raises Cancelled where the attempt was stopped meanwhile, TimeoutError where a node is silent, and torch's errors where the store is lost.
+Raises AttemptCancelled where the attempt was stopped meanwhile, TimeoutError where a node is silent, and torch's errors where the store is
+lost.
 """
 
 from __future__ import annotations

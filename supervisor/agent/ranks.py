@@ -1,13 +1,11 @@
-"""The ranks of this node, from their birth to the death of the last one, watched by a thread that nothing can block.
+"""Watches and ends the ranks of this node, in a thread that nothing can block.
 
-In: ranks as the main thread spawns them, stop requests from any thread, deaths through pidfds. Out: reports (`started`,
-`rank_exited`, `stopped`) through the callbacks given, and the outcome that the main thread waits for. Nothing here waits for the
-main thread, which may sit in a C++ store wait: the watcher thread alone signals ranks and sees them die. It reads a rank's status with
-WNOWAIT, so a dead rank stays a zombie, and its pid stays its own, until torch reaps it after the attempt's end: killing a process
-group by its leader's pid is safe here and only for that reason.
+The main thread spawns the ranks and may then sit in a C++ store wait. So this thread alone signals ranks and sees them die, through pidfds.
+It reads a rank's status with WNOWAIT: a dead rank stays a zombie and keeps its pid until torch reaps it after the attempt. Only for that
+reason is it safe here to kill a process group by its leader's pid.
 
-The first failing exit fences the attempt: the peers get TERM at once (CONT and KILL where a process is stopped, which TERM would not
-wake), KILL after the grace. A rank that cannot be killed (state D) keeps the attempt open; the supervisor has a deadline for that.
+The first failing exit ends the attempt: the peers get TERM at once, and KILL after the grace. A stopped process gets CONT and KILL, because
+TERM would not wake it. A rank that cannot be killed (state D) keeps the attempt open; the supervisor has a deadline for that.
 """
 
 from __future__ import annotations

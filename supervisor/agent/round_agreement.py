@@ -1,18 +1,18 @@
-"""A store of its own for every attempt, and what the nodes of one attempt tell each other.
+"""Gives every attempt a store of its own, and carries which node failed first and what its supervisor decided.
 
 torch lets the ranks of every attempt use the agents' store, without a prefix per attempt, so restarted ranks read the addresses of the
-dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port for each attempt, on which rank 0 hosts a store of its
-own, and hands it to the other nodes through the agents' store. The static rendezvous knows no rounds (every attempt gets the same keys
-and nobody waits for anybody), so rounds are counted for it: `enter_round`.
+dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port for each attempt, on which rank 0 hosts a store, and hands the
+port to the other nodes through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and no node waits
+for another. `enter_round` counts rounds for it.
 
-On the same agents' store stand, per round, the fence (which node's rank failed first: one compare_set) and the decision that this
-node's supervisor publishes for all. The fence is read by a thread with a store client of its own in one long wait (TCPStore prints a
-warning for each wait that times out, and a client is locked while it waits); leaving the round sets that key, which ends the waits of
-every node that still sits in it. The decision is polled for, since it comes within seconds, and the node that owes it counts up a key
-meanwhile: where that count stands still for SILENT_S, the first node to say so decides `restart` in its place.
+The agents' store holds two keys per round. The fence says which node's rank failed first (one compare_set). The decision is what the
+supervisor of that node published for all. A thread reads the fence with its own store client in one long wait, because TCPStore prints a
+warning for each wait that times out and locks the client meanwhile. Leaving the round sets the fence, which ends these waits on every
+node. The decision is polled, since it comes within seconds. The node that owes it counts up a key meanwhile; when that count stands still
+for SILENT_S, the first node to notice decides `restart` in its place.
 
-Fails with TimeoutError where a peer does not come within PEER_TIMEOUT_S, with Cancelled where the attempt was stopped meanwhile, and
-with torch's own errors where the store is lost; the threads here end quietly then, because the ranks' collectives fail as well.
+Raises TimeoutError where a peer does not come within PEER_TIMEOUT_S, AttemptCancelled where the attempt was stopped meanwhile, and torch's
+own errors where the store is lost. The threads here end quietly then, because the ranks' collectives fail as well.
 """
 
 from __future__ import annotations

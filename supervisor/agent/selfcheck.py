@@ -1,11 +1,10 @@
-"""Whether the installed torch still looks the way the agent needs it.
+"""Checks whether the installed torch still looks the way the agent needs it.
 
-In: torch, imported. Out: what does not fit, one line for each; empty where all does. It looks at names, at the arguments that are
-passed or must be accepted, and at whether torch still *calls* what is overridden (the names in a function's byte code): an override
-that is never called would be silence, the worst of failures. Fails never: a torch that cannot be imported is an answer too.
+It checks names, the arguments that are passed or must be accepted, and whether torch still *calls* what is overridden (the names in a
+function's byte code): an override that is never called would fail in silence. A torch that cannot be imported is an answer too.
 
-The rows are the whole of what this package touches of torch's elastic code; tests/agent/test_contract.py holds them against stored
-signatures of several versions. Where a row does not fit, the command is run by stock torchrun.
+The rows are all that this package touches of torch's elastic code; tests/agent/test_contract.py holds them against stored signatures of
+several versions. Where a row does not fit, stock torchrun runs the command.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""No signal ends the agent: the supervisor asks over the link, and ends it through the guardian where it must.
+"""Makes the agent deaf to signals: the supervisor stops it over the link, and ends it through the guardian if it must.
 
-In: the dispositions this process was started with. Out: a function that makes it deaf again after torch installed handlers of its own.
-Nothing can fail; the dispositions are the process's. Main thread only. Standard library only: it runs before torch is imported.
+`guard` returns a function that makes it deaf again after torch installed handlers of its own. Main thread only. Standard library only,
+because it runs before torch is imported.
 """
 
 from __future__ import annotations

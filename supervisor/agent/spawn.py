@@ -1,10 +1,6 @@
-"""How one rank is started: torch's own handler, with our pipes where it would have let the rank write to torchrun's output.
+"""Starts one rank: torch's own handler, with our pipes where torch would let the rank write to torchrun's output.
 
-In: what torch asks for (`get_subprocess_handler`'s keywords) and the attempt's settings. Out: a process, a `MonitoredRank`, and
-the read ends of its pipes for the guardian. Fails as torch's does (the executable is not there). Nothing is owned here but for the
-moment: descriptors go to the child and to the guardian, the record to `Ranks`.
-
-Spawned on the main thread only: the kernel ties the death signal of a child to the *thread* that made it.
+Main thread only: the kernel ties the death signal of a child to the *thread* that made it. The read ends of the pipes go to the guardian.
 """
 
 from __future__ import annotations

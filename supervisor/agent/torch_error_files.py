@@ -1,7 +1,7 @@
-"""What the ranks of an ended attempt left in files of torch's: the exceptions that `@record` wrote down, and the ends of their logs.
+"""Reads what the ranks of an ended attempt left in torch's files: the exceptions that `@record` wrote, and the ends of their logs.
 
-In: the ranks. Out: plain values, fit for the link. Nothing fails: a file that is half-written, huge or of another form is passed over,
-and what was not read within READ_DEADLINE_S is left out, since the directory is the user's and may be on a file system that hangs.
+The directory is the user's and may be on a file system that hangs, so what is not read within READ_DEADLINE_S is left out. A file that is
+half-written, huge or of another form is skipped.
 """
 
 from __future__ import annotations

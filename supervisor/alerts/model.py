@@ -1,9 +1,8 @@
-"""What an alert says, and nothing more.
+"""What an alert contains.
 
-In: facts about an incident, as closed words and numbers. Out: `encode` gives the JSON body that every sink starts from. The fields
-are an allow list and their types keep it one: no field can hold a command line, a log line, a path or a host name, because a webhook's
-receiver (a chat room, a vendor) is not entitled to them. What a person needs beyond is behind `command`, on the machine itself.
-Nothing here fails: odd characters are replaced, long names are cut. No state.
+The fields are an allow list, and their types keep it one: no field can hold a command line, a log line, a path or a host name, because a
+webhook's receiver (a chat room, a vendor) is not entitled to them. `command` names where a person finds the rest, on the machine itself.
+`encode` replaces odd characters and cuts long names.
 """
 
 from __future__ import annotations

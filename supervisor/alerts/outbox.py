@@ -1,11 +1,11 @@
-"""The alerts that are still to be sent, one file each, so that a crash or a dead endpoint loses none.
+"""Keeps the alerts that are still to be sent, one file each, so that a crash or a dead endpoint loses none.
 
-In: entries (an id and the body's bytes). Out: those of an earlier process, in their order. A file is written beside its name, synced
-and renamed, so it is whole or not there; what was sent moves to `sent/`, what was refused for good to `dead/` with the reason, and the
-newest of both are kept: their ids tell a repeated alert from a new one. The mover of files is a rename, which needs no free space.
+A file is written beside its name, synced and renamed, so it is whole or not there. Sent alerts move to `sent/`, alerts refused for good to
+`dead/` with the reason. The newest of both are kept, because their ids show that an alert is a repeat. A move is a rename, which needs no
+free space.
 
-Every call may raise OSError and may hang as long as the disk does: the sender's disk thread, which owns the only instance, is made
-for both. File name: `<20 digits>-<event_id>.json`; the digits are nanoseconds, never going back within a directory, and give the order.
+Every call may raise OSError and may hang as long as the disk does; outbox_thread.py calls them. File name: `<20 digits>-<event_id>.json`;
+the digits are nanoseconds that never go back within a directory, and give the order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The outbox in a thread of its own, so that a disk that hangs holds up neither the deciding loop nor the sending.
+"""Runs the outbox in its own thread, so that a hung disk delays neither the deciding loop nor the sending.
 
-In: entries and what became of them, through a queue. Out: each entry's `settled` event once the disk has answered, well or not, and
-what an earlier process left, through `on_loaded`. A disk that refuses (full, read-only, gone) is said once; what could not be written
-is kept in memory and tried again with the next piece of work, at the latest after `RETRY_S`. This thread owns the Outbox.
+Each entry's `settled` event is set once the disk has answered, well or not. A disk that refuses (full, read-only, gone) is reported once.
+Entries that could not be written stay in memory and are tried again with the next piece of work, at the latest after `RETRY_S`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Sends alerts, in order, until each is delivered or refused for good; the job never waits for it.
+"""Sends alerts in order, until each is delivered or refused for good; the job never waits for it.
 
-In: alerts, from any thread, by `enqueue` (no IO, no lock that is ever held long, no exception). Out: deliveries by the sink, and log
-events of the closed list (docs/alerts.md) by the callback, called from this module's threads. Two daemon threads: the disk's
-(outbox_thread.py) makes an alert durable, this one's sends it, and waits for the disk only `DISK_PATIENCE_S`: an alert that a disk hangs is
-the one that must get out. A dead endpoint is tried for ever, with full jitter and a cap (tenacity); what its answer forbids is
-kept under `outbox/dead/`. Over `CAP` waiting alerts the oldest goes, counted.
+`enqueue` comes from any thread and does no IO. The outbox thread makes an alert durable; the sending thread waits for it only
+`DISK_PATIENCE_S`, because an alert about a hung disk must get out. A dead endpoint is retried for ever, with full jitter and a cap
+(tenacity); a refused alert is kept under `outbox/dead/`. Over `CAP` waiting alerts the oldest is dropped and counted.
 
 Import this module only where a sink is configured: it brings tenacity, and the sink brings ssl.
 """

@@ -1,11 +1,10 @@
 """The generic webhook: one POST of the JSON body, signed, under one deadline.
 
-In: the URL and the secret (both kept to ourselves: what we say names the host alone), then bodies. Out: `Delivered`, `DeliveryDeferred` or
-`DeliveryRefused`, always within the deadline, never an exception: a request runs in a thread of its own, because a resolver cannot be
-interrupted and a peer that sends one byte a second never trips a socket's timeout. On expiry its socket is shut, and a thread that still
-hangs (in the resolver) is left behind; while `MAX_HANGING` are, no other is started.
+A request runs in its own thread, because a resolver cannot be interrupted, and a peer that sends one byte a second never trips a socket's
+timeout. At the deadline its socket is shut; a thread that still hangs (in the resolver) is left behind, and while `MAX_HANGING` of them
+hang no other is started. URL and secret stay here: messages name the host alone.
 
-Redirects are not followed: the body would go, signed, to a place that nobody configured. The answer's body is not read.
+Redirects are not followed: the signed body would go to a place that nobody configured. The answer's body is not read.
 Imported by the sender only where a webhook is configured: http.client and ssl cost memory (docs/alerts.md).
 """
 

@@ -1,7 +1,6 @@
-"""The processes that the guardian was asked to start: their start, their end, and signals to them.
+"""Starts, signals and reaps the commands that the supervisor asked for.
 
-In: spawn requests, SIGCHLD. Out: spawned, spawn_failed and exited events, and streams for `Outputs`. Adopted orphans are reaped here
-too and forgotten. Only the main thread comes here, so PDEATHSIG is bound to a thread that lives as long as the process.
+Adopted orphans are reaped here too. Only the main thread calls this, because PDEATHSIG is bound to the thread that forked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Threads that the guardian cannot do without.
 
-A drain thread that died would leave every rank blocked in `print` for ever, with nobody told. So an unexpected exception in one of
-these ends the guardian: the supervisor sees that at once, sweeps and starts anew.
+If the drain thread died, every rank would block in `print` for ever and nobody would know. So an exception in one of these threads ends the
+guardian; the supervisor sees that at once and starts another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The link to the supervisor, as the main thread sees it: messages in, events out, and its end.
 
-A supervisor that is stopped or busy never holds the guardian up: what it does not take waits here. Its end is told once, by the link's
-EOF or by the death of the process that started us, whichever is seen first (a process that the supervisor forked may hold the
-link open after it).
+Events that a stopped or busy supervisor does not take wait here, so the guardian never blocks on it. The end is reported once: by the
+link's EOF or by the death of the process that started us, whichever is seen first. A process that the supervisor forked may hold the link
+open longer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Appends the ranks' output to files, at the disk's own pace.
 
-In: blocks of bytes, each for a `LogFile`, put by the drain thread into a queue of at most QUEUE_BYTES. Out: files in the attempt's
-directory, rotated within the attempt. A full, failing or hung disk costs log bytes, never a rank's time: what does not fit in the queue
-or cannot be written is dropped and counted, and a line in the file says so once the disk is well again. Everything that may block
-(mkdir, open, write, rename) happens in this module's one thread, which alone owns the open files.
+A full, failing or hung disk costs log bytes and never a rank's time: blocks that do not fit in the queue (QUEUE_BYTES) or cannot be written
+are dropped and counted. A line in the file reports the count when the disk works again. Files are rotated within the attempt. Everything
+that may block (mkdir, open, write, rename) happens in this module's one thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the guardian does, told by the supervisor or by its death.
+"""The guardian's main loop: it carries out the supervisor's requests, and ends the job when the supervisor dies.
 
-In: the supervisor's packets (docs/guardian.md), its end, signals. Out: the job's processes, events, and at the end nothing of the
-job left. When the supervisor dies, everything that descends from here is ended within 4 s; after `finish` nothing is killed. It is
-deaf to the signals that a terminal or a scheduler sends to the whole group, by handlers and never by SIG_IGN, which an exec would
+After the supervisor's death everything that descends from here is ended within 4 s; after `finish` nothing is killed. The guardian is deaf
+to the signals that a terminal or a scheduler sends to the whole group. It uses handlers for that and never SIG_IGN, which an exec would
 pass on to the job.
 """
 

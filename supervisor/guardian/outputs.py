@@ -1,7 +1,6 @@
-"""All that the job writes, as the main thread sees it: which stream goes where, what was lost, what was said last.
+"""The job's output, as the main thread sees it: which stream goes where, what was lost, and the last lines.
 
-In: outlets of commands, the agent's output link with the streams of its ranks, log directories. Out: streams for the drain; the events
-output, stdout_closed and tails. The bytes themselves never pass through the main thread.
+The bytes themselves never pass through the main thread.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Passes bytes through to one of our own standard streams, losing none.
 
-In: chunks from the drain thread. Out: the same bytes on fd 1 or 2, from a thread of its own, because a write to a terminal or a
-full pipe blocks and the descriptor cannot be made non-blocking (its open file is shared with the shell). A slow reader is felt as
-back-pressure: `full` becomes True and the drain stops reading what is meant for this stream. A closed one (EPIPE) is said once
-and what follows is discarded; a full disk behind a redirected stdout loses bytes, counted, rather than the rank's life.
+A thread of its own writes, because a write to a terminal or a full pipe blocks, and the descriptor cannot be made non-blocking (the shell
+shares its open file). A slow reader causes back-pressure: `full` becomes True, and the drain stops reading for this stream. A closed stream
+(EPIPE) is reported once, and its output discarded. A full disk behind a redirected stdout costs bytes, counted, and never the rank.
 """
 
 from __future__ import annotations

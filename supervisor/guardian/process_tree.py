@@ -1,16 +1,14 @@
 """What descends from a process, and how it is ended: the only place that decides what may be killed.
 
-In: /proc, a root pid, pids to spare. Out: processes that are *proven* to descend from the root, signals sent to exactly those, and
-a record of what was left and why. The proof is parentage while the root lives: as a subreaper it is the parent of every orphan
-below it, so a daemon with a session of its own and an empty environment is found too, and a stranger that merely copied our
-environment is not. A pid is used for a signal only through a pidfd whose process still has the start time that was seen.
+A process is signalled only if it is *proven* to descend from the root. The proof is parentage while the root lives: as a subreaper the root
+is the parent of every orphan below it. So a daemon with its own session and an empty environment is found too, and a stranger that merely
+copied our environment is not. A pid is signalled only through a pidfd whose process still has the start time that was seen.
 
-Excepted: a process with SUPERVISE_JOB_DETACH=1 in its environment and all that descends from it; zombies (not alive).
-Fails never: a process that vanishes under the hand is simply gone. An `TreeTermination` owns the state of one request to end things; it
-holds no thread and no timer, its owner calls `tick` with the time.
+Two kinds are spared: a process with SUPERVISE_JOB_DETACH=1 in its environment with all that descends from it, and zombies. A process that
+vanishes meanwhile is simply gone. `TreeTermination` holds no thread and no timer; its owner calls `tick` with the time.
 
-Known weak spot: a scan of /proc is not atomic, so "nothing is left" needs either no child at all (exact: every chain of
-descent begins with a child of the root) or two empty scans in a row.
+Known weak spot: a scan of /proc is not atomic. So "nothing is left" needs either no child at all (exact: every chain of descent begins with
+a child of the root) or two empty scans in a row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Packets on the links of the guardian: one JSON object each, with file descriptors beside it.
+"""Packets on the guardian's links: one JSON object each, with file descriptors beside it, over AF_UNIX SOCK_SEQPACKET.
 
-In: bytes of an AF_UNIX SOCK_SEQPACKET socket. Out: dicts and descriptors. A packet that would exceed PACKET_BYTES (a spawn with a
-large environment) travels in a memfd that is sent as the packet's first descriptor. Fails with OSError of the socket; a malformed
-packet is a ValueError and its descriptors are closed. No state is held here.
-
-`_socket` is what `socket` is made of; the latter costs the guardian 0.5 MiB. A `socket.socket` is one too.
+A packet that would exceed PACKET_BYTES (a spawn with a large environment) travels in a memfd, sent as the packet's first descriptor. A
+malformed packet raises ValueError, and its descriptors are closed. `_socket` replaces `socket`, which costs the guardian 0.5 MiB.
 """
 
 from __future__ import annotations

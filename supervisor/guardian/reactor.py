@@ -1,7 +1,6 @@
 """The main thread's event loop: descriptors, tasks from other threads, and the clock.
 
-In: descriptors to watch and functions to call. It blocks on nothing but epoll; a handler that blocks would delay the answer to the
-supervisor's death, so none may.
+It blocks on nothing but epoll. A handler must not block, because that would delay the answer to the supervisor's death.
 """
 
 from __future__ import annotations

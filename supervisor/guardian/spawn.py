@@ -1,11 +1,10 @@
 """Starts a command as a child of the calling thread, with the descriptors and signals that it would have had without us.
 
-In: argv, environment, directory, which of our fd 1 and 2 are what. Out: a `SpawnedCommand` and the read ends of its output. What fails
-after the fork (no such file, no permission) arrives through `exec_fd`, a close-on-exec pipe: errno as decimal text, or nothing
-when the exec was done. The child is killed when the *calling thread* ends (PDEATHSIG is bound to it): spawn from the main thread only.
+A failure after the fork (no such file, no permission) arrives through `exec_fd`, a close-on-exec pipe: errno as decimal text, or nothing
+after a successful exec. PDEATHSIG kills the child when the *calling thread* ends: spawn from the main thread only.
 
-Own fork and exec, since neither subprocess (2 MiB) nor posix_spawn (no PDEATHSIG) will do. Between fork and exec nothing is
-imported and no lock is taken.
+It forks by itself, since subprocess costs 2 MiB and posix_spawn cannot set PDEATHSIG. Between fork and exec nothing is imported and no lock
+is taken.
 """
 
 from __future__ import annotations

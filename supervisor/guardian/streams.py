@@ -1,9 +1,8 @@
-"""The drain: reads what the ranks write, at once, and hands it on.
+"""The drain: reads what the ranks write, at once, and passes it on.
 
-In: read ends of pipes and masters of pseudo-terminals, each a `OutputStream`. Out, for every chunk: its last 16 KiB kept in memory, the
-bytes to our own stdout or stderr where the launcher would have shown them, and to the log. One thread owns the epoll set and all
-streams; others talk to it through `add`, `relocate`, `resize` and `sync`, which never block. It blocks on nothing but epoll, so a
-rank waits only where it would have waited without us: when the reader of our stdout is slow.
+Of each stream it keeps the last 16 KiB in memory, passes bytes to our stdout or stderr where the launcher would have shown them, and gives
+all to the log. One thread owns the epoll set and all streams; `add`, `relocate`, `resize` and `sync` never block. A rank waits only where
+it would have waited without us: when the reader of our stdout is slow.
 
 Lines of different ranks are not torn: the drain stays on one stream until it is empty or at a line end, at most TURN_BYTES.
 """

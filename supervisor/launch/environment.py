@@ -1,8 +1,7 @@
-"""What one attempt's ranks are told: their environment, and the arguments that hand a checkpoint over.
+"""Makes the environment and the arguments of one attempt's ranks, with the checkpoint to resume from.
 
-In: the job's places and settings, the attempt, what to resume from. Out: plain values for the guardian and the agent. Nothing can fail
-and nothing is kept. What begins with SUPERVISE_JOB_ goes from us to the ranks and is never configuration; besides what is set here the
-agent itself gets three of these for its own life (elastic_session.py), and tells single ranks how to buffer (agent/spawn.py).
+Variables that begin with SUPERVISE_JOB_ go from us to the ranks and are never configuration. The agent itself gets three of them
+(elastic_session.py), and sets one for single ranks: how they buffer their output (agent/spawn.py).
 """
 
 from __future__ import annotations

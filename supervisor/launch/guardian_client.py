@@ -1,9 +1,7 @@
-"""The supervisor's side of the guardian: starts it, talks to it, notices its death.
+"""The supervisor's side of the guardian: starts it, sends it requests, passes its events on.
 
-In: requests, from any thread; none of them ever blocks. Out: every event of the guardian (docs/guardian.md) as a dict to `on_event`
-and its untimely end to `on_died`, both in the reader thread, which they must leave at once. Raises SuperviseError only where it
-cannot be started. The guardian's end of the link is the only thing it is bound to us by: when this process dies, however it dies,
-that link ends and the guardian ends the job.
+Requests come from any thread and never block. `on_event` and `on_died` are called in the reader thread and must return at once. Only the
+link binds the guardian to us: however this process dies, the link ends, and the guardian ends the job.
 """
 
 from __future__ import annotations

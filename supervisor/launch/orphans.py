@@ -1,13 +1,12 @@
-"""What falls to us when a guardian dies: as a subreaper we inherit its children, and end those that are the job's.
+"""Ends the job's processes that we inherit as a subreaper when a guardian dies.
 
-In: /proc, the start time of our guardians, what was seen below them, the job's cookie. Out: processes ended, processes left and why,
-zombies collected. Descent from us alone proves that a process is the job's only where nobody else's can be among our children: not
-where we had some before we were `supervise` (a shell that execs us), nor where we are the first process of a pid namespace, to which
-every orphan in it falls. There a child must have been seen below the guardian, or have started after it with the job's cookie in its
-environment; what was seen below such a one is the job's too. Fails never. `seen` may be called from any thread.
+Descent from us proves that a process is the job's only where no other process can be among our children. There are two exceptions: we had
+children before we were `supervise` (a shell that execs us), or we are the first process of a pid namespace, which inherits every orphan.
+In these cases a child counts as the job's if it was seen below the guardian, or if it started after the guardian with the job's cookie in
+its environment. Everything below such a child is the job's too. `seen` may be called from any thread.
 
-Whatever in this process starts a child does so by `started`. Any other ended child was adopted, and is collected here: one that is
-started past this loses its exit status, which its owner then reads as 0.
+Whatever in this process starts a child must do so by `started`. Every other ended child counts as adopted and is reaped here, so that its
+starter would read exit status 0.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What an earlier supervisor may have left behind: a record of the job's processes, and the sweep at the next start.
+"""Records the processes of a job, and ends those that an earlier supervisor left behind.
 
-In: the record file, one JSON line per process that was started; /proc. Out: the processes that were ended and those that were
-left, each with the reason. Needed only where supervisor *and* guardian were killed in the same instant: descent is lost then.
+Needed only where supervisor *and* guardian were killed in the same instant, because descent is lost then. A process is ended if pid, start
+time, boot id and the job's cookie in its environment all agree, or if it descends from such a process. The cookie alone proves nothing:
+terminal multiplexers, uploaders and submitted jobs inherit it. A process with an incomplete proof is reported and left.
 
-A process is ended only if pid, start time, boot id and the job's cookie in its own environment agree, all four, or if it descends
-from such a one. The cookie alone proves nothing: terminal multiplexers, uploaders and submitted jobs inherit it. With incomplete
-proof a process is named and left. The record is append only and owned by the supervisor; a torn last line is ignored. Fails with
-OSError only when the record cannot be written.
+The record is append-only, one JSON line for each process; a torn last line is ignored.
 """
 
 from __future__ import annotations

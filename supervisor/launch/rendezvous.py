@@ -1,9 +1,8 @@
-"""Where the ranks of a command meet: the host that they ask for, and the port that this node listens on for them.
+"""Where the ranks of a command meet: the host that they contact, and the port that this node listens on for them.
 
-In: a command, its environment, this host's name. Out: a Rendezvous: nothing, where nothing is sure. Nothing fails, and nothing is owned.
-What is asked of it is whether the host answers and the port is free, so that a port is named only where a process of this command binds it
-by itself: of torchrun's static rendezvous on the node of rank 0, and of ranks that find MASTER_PORT in their environment in rank 0. The
-c10d one looks for whoever serves already, which may be another agent on this very host; `--standalone` takes a port that is free.
+A check asks whether the host answers and the port is free. So a port is named only where a process of this command binds it by itself: the
+static rendezvous of torchrun on the node of rank 0, and rank 0 of ranks that find MASTER_PORT in their environment. The c10d rendezvous
+uses whatever already serves there, perhaps another agent on this host; `--standalone` takes any free port.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""A session runs the attempts of one command: what the executor needs of it, and what all kinds share.
+"""What the executor needs of a session, which runs the attempts of one command, and what all kinds of sessions share.
 
-In: BeginAttempt, StopRanks, EndLauncher (core/actions.py), and the messages of the guardian and of the agent. Out: events
-(core/events.py), posted to the loop. All of it happens on the loop's thread, so a session has no lock. It owns which process is the
-launcher and whether it lives; the processes themselves are the guardian's. What fails (no such command, an agent that dies) is an
-event too.
-
-Every end goes the same way: the ranks are gone, then the guardian ends what else descends from them, then AttemptEnded.
+A session runs on the loop's thread only, so it has no lock. It answers with events; a missing command or a dead agent is an event too. The
+processes themselves are the guardian's. Every attempt ends in one order: its ranks are gone, the guardian ends what else descends from
+them, AttemptEnded is posted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What makes NCCL and torch write down what the collectives do: the variables of an attempt that is traced.
+"""The variables that make NCCL and torch write down what the collectives do, for an attempt that is traced.
 
-In: the user's environment and the directory of the attempt's output. Out: variables to set. What the user set stays as it is; where that is
-NCCL_DEBUG, its log stays where the user looks for it. Nothing can fail: a directory that cannot be written costs the traces alone.
+Variables that the user set stay as they are; with the user's own NCCL_DEBUG its log stays where the user looks for it. A directory that
+cannot be written costs the traces alone.
 
 Names: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_DEBUG_FILE with %h and %p) and torch's
 ProcessGroupNCCL.hpp and FlightRecorder.hpp (2.6 to 2.13: the recorder's size was TORCH_NCCL_TRACE_BUFFER_SIZE, then TORCH_FR_BUFFER_SIZE).

@@ -1,11 +1,10 @@
 """Finds the anchors of all signatures in a whole block of output at once.
 
-In: the catalogue's anchors. Out: a Scanner (supervisor/classify/match.py). hyperscan reads several GiB per CPU-second however many
-literals there are, and holds no lock of Python's while it does; where it is not installed, or the processor is not one of those that it
-is made for, the standard library's search takes its place: slower, with the same hits. Nothing fails. A scanner may be shared by threads.
+hyperscan reads several GiB per CPU-second, however many literals there are, without Python's lock. Where it is not installed or does not
+support the processor, the standard library's search takes its place: slower, with the same hits. Threads may share a scanner.
 
-To compile the database takes some 6 MiB, of which half is never given back, and the database itself 130 KiB. Who stays for as long as the
-job does has a child compile it (`made_apart`), that hands it over through a pipe and is gone; no file is kept that others could write to.
+Compiling the database takes 6 MiB, and half of that is never given back; the database itself has 130 KiB. So a long-lived process lets a
+child compile it (`made_apart`) and gets it through a pipe. No file is kept that others could write to.
 """
 
 from __future__ import annotations

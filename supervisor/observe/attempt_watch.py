@@ -1,8 +1,7 @@
-"""All that watches one attempt from outside of its ranks, begun and ended together.
+"""Starts and ends all watchers of one attempt together, and gives its sources of evidence.
 
-In: an attempt that begins, a rank that died, the attempt's end. Out: sources of evidence, each to be asked under a deadline and each
-failing alone (collect.together). Called on the loop's thread but for the sources; whatever can wait for a disk is in a thread of its own.
-Owns the watchers of the current attempt.
+The loop's thread calls it, except for the sources. Each source has a deadline and fails alone (collect.together). Whatever can wait for a
+disk runs in its own thread.
 """
 
 from __future__ import annotations

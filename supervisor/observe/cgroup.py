@@ -1,10 +1,9 @@
-"""How often the kernel has killed for want of memory, by its own count, in our control group and those above it.
+"""Counts how often the kernel killed for want of memory in our control group and those above it.
 
-In: /proc/self/cgroup, /proc/self/mountinfo, and the groups' files: memory.events of version 2, memory.oom_control and memory.failcnt of
-version 1. Out: counts, and what has changed between two readings as evidence. A kill is counted in the group of the process that was
-killed (since Linux 4.13), so our own group's count is about us; a count above it may be about a neighbour and only goes with it. What
-cannot be read has no count. A count has no times, so it is read again and again while an attempt runs: a kill that training outlived is
-told from one that ended it (observe/reconcile.py). `OomKillCounter` owns the counts of one attempt; it may be used by several threads.
+It reads memory.events (version 2), or memory.oom_control and memory.failcnt (version 1). The kernel counts a kill in the group of the
+killed process (since Linux 4.13): our own group's count is about us, and a count above it may be about a neighbour. A count has no times,
+so it is read repeatedly while an attempt runs: this tells a kill that training survived from one that ended it (reconcile.py).
+`OomKillCounter` may be used by several threads.
 """
 
 from __future__ import annotations

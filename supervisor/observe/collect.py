@@ -1,9 +1,7 @@
-"""What every observer knows about one failed attempt, as evidence.
+"""Collects all evidence of one failed attempt from its sources.
 
-In: the deaths that were seen, the launcher's own words, the attempt's directory of heartbeats and error files, what was read of the logs,
-the last lines that the guardian kept. Out: Evidence, in no order. A source that cannot be read adds nothing but that: a failed
-observation of ours is never a failure of the job. Each source runs in a thread of its own under one deadline, because files can hang; no
-state is kept here.
+Files can hang, so each source runs in its own thread, and all share one deadline. A source that fails or is late adds that fact as
+evidence (`observer/failed`, `observer/overdue`); it is never a failure of the job.
 """
 
 from __future__ import annotations

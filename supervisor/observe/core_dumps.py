@@ -1,9 +1,8 @@
-"""Where the core dumps of an attempt's ranks are.
+"""Finds the core dumps of an attempt's ranks.
 
-In: the deaths, the working directory of the job, and the kernel's words about core files (core(5)). Out: a fact for each rank that dumped
-core: the file, where one is there that is of this death; whoever the kernel handed it to; else only that it dumped. Such a fact makes
-nothing a cause. A core file that lies elsewhere (a rank that changed its directory) is not looked for. Can hang with a disk: call it under
-a deadline. Nothing is kept.
+For each rank that dumped core the fact names the file of this very death, or the program that the kernel gave the dump to (core(5)), or
+only states the dump. Such a fact is never a cause. A core file elsewhere (the rank changed its directory) is not searched for. A disk may
+hang this: call it under a deadline.
 """
 
 from __future__ import annotations

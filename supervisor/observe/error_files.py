@@ -1,8 +1,6 @@
-"""The error files of an attempt: what a rank's uncaught exception was, by the rank's own account.
+"""Reads the error files of an attempt: the uncaught exceptions that ranks wrote down themselves.
 
-In: the attempt's directory, and who the ranks are. Out: reports, in the order in which they happened, the files that were passed over,
-with why, and what the ranks saw of the program that trains. Nothing here can fail: a file that is half, huge, of another form or of another
-process is evidence of nothing. The ranks own the files.
+A file that is half-written, huge, of another form or of another process is no evidence; it is listed with the reason.
 """
 
 from __future__ import annotations

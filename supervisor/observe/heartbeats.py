@@ -1,8 +1,7 @@
 """The attempt's heartbeat file: made by the supervisor, written by the ranks, read by the sampler.
 
-In: a path in the attempt's directory. Out: one Beat per slot that a rank has claimed. The supervisor owns the file, each slot belongs
-to one rank. The layout is the shim's (`instrument/_supervise_shim/layout.py`): one look is enough, whatever the rank is doing, and a
-rank that died stays readable.
+Each slot belongs to one rank. The layout is the shim's (`instrument/_supervise_shim/layout.py`): one read is enough, whatever the rank is
+doing, and the slot of a dead rank stays readable.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How the machine stood when an attempt failed: memory, shared memory, and the disks that a job writes to.
+"""The machine's memory, shared memory and disks at the moment of a failure.
 
-In: /proc/meminfo and statvfs of the places given. Out: evidence that goes with what ranks and kernel say and makes nothing a cause by
-itself, but for one: a rank that died of SIGBUS while /dev/shm was full could not have had what it touched. Shared memory is freed by the
-very death that its want brought about, so the least that was free lately is remembered from looks at it during the attempt, which
-cost a system call each. A place that cannot be read is told as such. Can hang with a disk: call it under a deadline.
+These facts accompany others and make nothing a cause, with one exception: a rank that died of SIGBUS while /dev/shm was full. The death
+itself frees shared memory, so the least that was free lately is remembered from reads during the attempt, one system call each. A disk
+may hang this: call it under a deadline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which processes are the job's, and of which rank: what turns a pid in the kernel's log into a rank.
+"""Which processes are the job's, and of which rank: turns a pid in the kernel's log into a rank.
 
-In: the ranks as the launcher told them, what descends from the guardian as it is recorded every few seconds, and /proc at the moment of
-asking: a process that the kernel is just killing still has its parents there. Out: one answer per pid. Nothing fails; a process that
-nobody knows is a stranger where pids can be compared at all, and unknown in a pid namespace of our own, in which the kernel's log speaks
-of others. Shared by threads: what is known of one attempt is replaced as a whole.
+It knows the ranks, what descended from the guardian every few seconds, and asks /proc: a process that the kernel is just killing still
+has its parents there. Other pids are strangers. In a pid namespace of our own every pid is unknown, because the kernel's log names the
+host's pids. Shared by threads: the knowledge of one attempt is replaced as a whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What one record of the kernel's log says, of whom, and how much of it is kept.
+"""Turns one record of the kernel's log into evidence, and bounds how many facts of each kind are kept.
 
-In: a record's text and time, the signatures, and who tells whose a process is. Out: evidence by the catalogue's kernel rows, with the rank
-where the record names a process of ours; what only names others is no claim. Nothing fails. A storm of one kind takes no room from
-another kind: of each the first and the last are kept.
+The rank is named where the record names a process of ours; a record that names only others is no claim. Of each kind the first and the last
+facts are kept, so that a storm of one kind takes no room from another.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What the kernel says while an attempt runs: Xids, the OOM killer's choice, disks that fail.
+"""Watches what the kernel logs while an attempt runs: Xids, the OOM killer's choice, failing disks.
 
-In: /dev/kmsg from the attempt's start on; where that cannot be had the journal (`journalctl -k`), or a file that syslog writes. Out: what
-the records say (observe/kernel_records.py). Where none of the three can be read the evidence says so, with the reasons: silence of a log
-that nobody read is not health. The device and the copies are read by health/kernellog/. The thread owns the descriptor; a record is
-looked at when it comes, because then the process that it names can still be found. A flood is not awaited: reading takes a fifth of one
-processor at most, what the kernel overwrites meanwhile is counted, and whoever asks gets what was found by then.
+It reads /dev/kmsg from the attempt's start, else the journal (`journalctl -k`), else a file that syslog writes. If none can be read the
+evidence says so, with the reasons: a log that nobody read proves no health. A record is examined when it comes, because the process that
+it names can still be found then. Reading takes a fifth of one processor at most, also in a flood; what the kernel overwrites meanwhile is
+counted.
 """
 
 from __future__ import annotations

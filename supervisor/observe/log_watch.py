@@ -1,14 +1,11 @@
-"""Reads what the ranks write, while they write it, out of the files in which the guardian keeps it.
+"""Finds signatures in what the ranks write, while they write it, in the files that the guardian keeps.
 
-In: the directory of an attempt's logs (rank-N.out, .err or .log, agent.*, each rotated to NAME.1 and on), and the signatures. Out: the
-evidence in each stream, and how each ended. What can fail: a disk that does not answer holds up this thread alone, and whoever waits for
-its answer has a deadline; a file that cannot be read is told as a problem. The thread owns the open files and the readers.
+A disk that does not answer delays this thread alone; its callers have a deadline. A file that cannot be read is reported as a problem.
 
-Files are looked at every PAUSE_S, and at once when a rank has died. Not inotify: it would wake us for every write of a chatty job, where
-one look gathers all of them into one block, and it tells nothing of files on other machines. A look at sixteen quiet files is sixteen
-stats, some 30 us. No output is awaited or asked to wait: of a file that grew by more than BLOCKS bytes since the last look the beginning
-and the end are read, and what was between is counted. A look is followed by a pause of four times its length, so that no flood takes
-more than a fifth of one processor.
+Files are read every PAUSE_S, and at once when a rank has died. Not inotify: it would wake us for every write of a chatty job, where one
+read gathers all of them into one block, and it reports nothing of files on other machines. Sixteen quiet files cost sixteen stats, some
+30 us. Of a file that grew by more than BLOCKS bytes since the last read only the beginning and the end are read, and the rest is counted. A
+read is followed by a pause of four times its length, so that no flood takes more than a fifth of one processor.
 """
 
 from __future__ import annotations

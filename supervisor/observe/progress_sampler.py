@@ -1,10 +1,8 @@
-"""The heartbeats of the running attempt, turned into progress: what the job as a whole has done, which is what its slowest rank has.
+"""Turns the heartbeats of the running attempt into progress events; the job's progress is that of its slowest rank.
 
-In: the attempt's heartbeat file, looked at from the loop's tick (shared memory tells nobody that it changed). Out: ProgressObserved when
-it says something new: the first step, a change of phase, the last step, and otherwise at most every REPORT_S seconds, since each one is
-a record. StartCeilingPassed once, for ranks that never said hello; ProgramSeen once, when a rank has told which framework trains, and
-before the end of a rank is told; SaveWatched once, when a rank asks whether to save; Saved once, when the checkpoint that was asked for is
-made. An unreadable file is no news. Owns what it last reported.
+Shared memory gives no notice of a change, so the loop's tick reads it. ProgressObserved is posted at the first step, at a change of phase,
+at the last step, and else every REPORT_S seconds at most, because each is a record in the journal. StartCeilingPassed, ProgramSeen,
+SaveWatched and Saved are posted once; ProgramSeen comes before the end of a rank. An unreadable file is no news.
 """
 
 from __future__ import annotations

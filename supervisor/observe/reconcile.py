@@ -1,8 +1,8 @@
-"""What the facts of one failure are worth beside each other, before they are judged.
+"""Drops or downgrades evidence that other evidence contradicts, before it is classified.
 
-In: what all observers found, how the ranks died, and until when training is proven to have gone on. Out: the facts, some of them without
-their claim, and not more of them than a journal should hold. A signature only knows a text; here is known what became of the process that
-wrote it. Nothing fails, nothing is kept.
+A signature knows only a text; this module knows what became of the process that wrote it. Example: an error message does not explain a
+rank that SIGKILL ended, and a warning before the last ten seconds of training caused no failure. It also bounds how many facts a journal
+must hold.
 """
 
 from __future__ import annotations

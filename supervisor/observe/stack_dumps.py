@@ -1,9 +1,8 @@
-"""The stacks of a living process: asked for by a signal, read from the file that the process keeps open.
+"""Requests the stacks of a living process by a signal, and reads them from the file that the process keeps open.
 
-In: the attempt's directory and a process (pid, start_ticks). Out: its stacks, or a line that says why there are none. A signal that
-nobody catches would kill, so it is sent only to the very process that was meant (start time checked behind a pidfd), only if its
-SigCgt says that it is caught, and only if it has a stacks file: then the handler is ours. The handler is faulthandler's: it runs at
-once, in C, also in a rank that is stuck in a collective, and does not touch the training. A stopped process is left alone.
+An uncaught signal would kill. So it is sent only to the very process that was meant (start time checked behind a pidfd), only if its SigCgt
+shows a handler, and only if it has a stacks file: then the handler is ours. The handler is faulthandler's: it runs at once, in C, also in a
+rank that is stuck in a collective, and does not touch the training. A stopped process is left alone.
 """
 
 from __future__ import annotations

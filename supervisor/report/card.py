@@ -1,8 +1,7 @@
-"""The words for people: the card of an incident, and the texts of `supervise why` and `supervise status`.
+"""The card of an incident, and the texts of `supervise why` and `supervise status`.
 
-Pure. In: the core's values and what was read from a journal (supervisor/journal/reader.py); out: text, at most 100 columns wide (but for
-what is there to be copied), without control characters and without values that look secret. Plain ASCII of our own,
-so that any terminal and log can show it.
+Pure. Texts are plain ASCII of ours, at most 100 columns wide, without control characters and without values that look secret. Only rows
+that people copy (paths, commands) may be longer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The structured log of a supervisor: JSON lines in the state directory, from a closed list of events.
 
-In: a `LogEvent` and key=value pairs; what `bind` was given (run_id, attempt, incident, node, rank) is in every line. Out: lines in
-`<state>/supervise.log`, two files of at most LIMIT_BYTES each, and with --verbose on stderr too. Nothing that happens to the file
-(full, slow, hung or gone disk) reaches the caller: lines are written by a thread of their own, and lost ones are counted, which the
-next line that can be written tells as `log.lost`. The thread owns the file; the caller owns the log, and closes it.
+Each line has the bound fields (run_id, attempt, incident, node, rank). They go to `<state>/supervise.log`, two files of at most LIMIT_BYTES
+each, and with --verbose to stderr too. A thread of its own writes, so that a full, slow or hung disk never reaches the caller; lost lines
+are counted, and the next line that can be written reports them as `log.lost`.
 
 structlog is imported when a log is opened and not before: it costs more than all else together, and no reading command needs it.
 """

@@ -1,7 +1,6 @@
-"""Writes small files of an incident, in order, in a thread of its own: a disk that hangs holds up this thread and nobody else.
+"""Writes the small files of an incident, in order, in its own thread, so that a hung disk delays nobody else.
 
-In: (directory maker, name, text). Out: files, each whole or not there. A file that cannot be written is told by the callback. The
-thread owns the queue; `close` waits for it, for a while.
+Each file is whole or not there.
 """
 
 from __future__ import annotations

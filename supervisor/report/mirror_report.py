@@ -1,7 +1,6 @@
-"""What the mirror's process tells, turned into what people are told: few lines, one alert when a trouble begins and one when it is over.
+"""Reports the mirror to people: few lines, one alert when trouble begins and one when it is over.
 
-In: its lines (checkpointing/mirror/process.py). Out: log events, lines at the terminal, alerts. Trouble of the mirror is never the job's:
-nothing in here reaches the core. Only on the loop's thread; owns which trouble was told.
+Trouble of the mirror is never the job's: nothing in here reaches the core. Loop's thread only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The mouth: what people are told, and in which of four places: the terminal, the incident's files, the log, the alerts.
+"""Reports one run to people in four places: the terminal, the incident's files, the log, the alerts.
 
-In: the core's reporting actions, and each event that the core took. Out: lines on stderr (few), a card and the evidence in the incident's
-directory, log events from the closed list, alerts. Nothing in here blocks or fails: the terminal, the log and the alerts have
-threads of their own, and so have the incident's files (incident_files.py). It owns what the open incident has told so far, and the
-card that is printed last.
+It takes the core's reporting actions, and each event that the core took. Nothing in here blocks or fails: the terminal, the log, the alerts
+and the incident's files each have their own thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""What would be done: `supervise plan -- CMD`, and the line at start that says what is enabled.
+"""What `supervise` would do: the text of `supervise plan -- CMD`, and the line at start that names what is enabled.
 
-In: a command, its knobs, the settings, the ladders. Out: text, or the same as data. Can fail: what the settings or the knobs' declarations
-fail with, and a cause that does not exist (SuperviseError). Owns nothing, runs nothing: what a ladder would do is found by asking the
-core itself for its plans, one supposed failure after another.
+Nothing is run. The core itself is asked for its plans, one supposed failure after another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Our own words for the person at the terminal: lines on stderr that begin with "supervise: ", and the card.
+"""Our lines for the person at the terminal: on stderr, each with the prefix "supervise: ", and the card.
 
-In: text. Out: nothing; no call blocks or raises, whatever stderr is. It may be closed, a full pipe that nobody reads, a terminal held
-by ^S, or a file on a disk that hangs: lines that cannot be written within a deadline are dropped and counted, and the count is told once
-writing works again. The state is one queue and one thread for each `BackgroundWriter`; the thread alone touches the descriptor.
+No call blocks or raises, whatever stderr is: closed, a full pipe that nobody reads, a terminal held by ^S, a file on a disk that hangs.
+Lines that cannot be written within a deadline are dropped and counted; the count is printed once writing works again.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """What rides inside a training process: heartbeat, phase, error file, stacks on a signal. Self-contained, standard library only.
 
-In: the environment (SUPERVISE_JOB_{DIR,ATTEMPT,SHIM}, RANK, LOCAL_RANK) and what torch does, seen through hooks that are put on its
-modules right after *the script* imported them. Out: one slot of the attempt's heartbeat file, and `error-*`, `stacks-*`, `loads-*`,
-`saves-*` beside it. What can fail: anything, and none of it may reach the training: every entry from the user's code is guarded, and
-a failure means that the supervisor does not know, never that the job is worse off. State: one Instrument per process, owned by this module.
+Hooks see what torch does; they are set right after *the script* imported a module. The results are one slot of the attempt's heartbeat
+file, and `error-*`, `stacks-*`, `loads-*`, `saves-*` beside it. Anything may fail, and no failure may reach the training: every entry from
+the user's code is guarded. After a failure the supervisor knows less, and the job is no worse off.
 
 The first process to claim a rank's slot has it until it dies. On claiming it takes us out of its environment, so that a rank's
-children are never instrumented; a forked child is disarmed before it runs. A process that is not known to be a rank (the launcher, a
+children are never instrumented; a forked child is disabled before it runs. A process that is not known to be a rank (the launcher, a
 helper, a single training under `bash run.sh`) is *provisional*: it reports its own errors and stacks, leaves the environment for its
-children, and claims a slot when it is seen to train.
+children, and claims a slot at its first sign of training.
 
 A training process knows this package as `_supervise_shim` only; the supervisor imports its `layout`. It runs in the interpreter of the
 job, which may be older than ours: Python 3.8 syntax, and nothing that is slow to import.

@@ -1,8 +1,7 @@
 """Who this process is, and its claim on a rank's slot.
 
-In: the environment. Out: the claim file, the slot of the heartbeat file, the environment as the user's children should see it. The
-first process to claim a slot has it until it dies. Anything may fail here (no directory, another layout): then the process keeps its
-private heartbeat, and the supervisor knows less.
+The first process to claim a slot has it until it dies. After a failure here (no directory, another layout) the process keeps a private
+heartbeat, and the supervisor knows less.
 """
 
 from __future__ import annotations

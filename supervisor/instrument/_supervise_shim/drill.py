@@ -1,8 +1,8 @@
-"""A fault that a person ordered to rehearse (`supervise drill`), raised inside the rank: out of memory, or gradients that are NaN.
+"""Raises a rehearsed fault inside a rank (`supervise drill`): out of memory, or gradients that are NaN.
 
-In: `drill` in the job's directory, which only `supervise drill` writes: kind, step, rank (None: every rank). Out: the fault, once that step
-is made: before the optimizer's next, and `drill-struck-<rank>`, which says when. Out of memory strikes every attempt until the batch is
-another than the first time, as it would truly do; NaN strikes once in the run.
+`supervise drill` writes the order into `drill` in the job's directory: kind, step, rank (None: every rank). The fault comes after that
+step, before the optimizer's next, and `drill-struck-<rank>` records when. Out of memory strikes every attempt until the batch differs from
+the first time, as a real one would; NaN strikes once in the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """This process's heartbeat: phase, steps, the absolute step.
 
-In: calls from the hooks. Out: one slot of the heartbeat file, of which this is the only writer; private memory until a slot is claimed
-and in a forked child. Every entry is called from guarded code, but for `on_step`, which guards itself to be fast.
+It is the only writer of one slot of the heartbeat file. Until a slot is claimed, and in a forked child, it writes to private memory. Every
+entry is called from guarded code, except `on_step`, which guards itself to be fast.
 """
 
 from __future__ import annotations

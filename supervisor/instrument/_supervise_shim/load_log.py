@@ -1,8 +1,8 @@
-"""What this process loaded, or tried to: one line of JSON per file, for the supervisor to know that the script resumes, and from where.
+"""Logs what this process loaded, or tried to load, so that the supervisor knows whether the script resumes, and from where.
 
-In: what was given to the loading functions of torch, DCP, safetensors and Lightning. Out: `loads-<local rank>.jsonl`; lines of a process
-that has no slot yet are kept until it has one. Bounded per folder, because a data set may be a million .pt files. Where there was nothing
-to load, inode, size and time are null: the script looked for a checkpoint there.
+One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without a slot keeps its lines until it has one. Bounded per folder,
+because a data set may be a million .pt files. For a path that was not there, inode, size and time are null: the script looked for a
+checkpoint there.
 """
 
 from __future__ import annotations

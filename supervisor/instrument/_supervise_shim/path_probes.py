@@ -1,9 +1,9 @@
-"""What the script asked the file system for before it trained: the paths that were not there, and the directories that it listed.
+"""Records which paths the script looked for in vain, and which directories it listed, before it trained.
 
-In: os.stat, lstat, access, listdir and scandir, through which os.path, pathlib and glob go, from the import of torch to the first step;
-then the originals are back. Out: for a path that is saved to later, whether it was asked for. A script that looks for its checkpoint in
-vain at its first start shows so where it will look at the next. Bounded: hashes of at most `MISSING` paths, `PER_FOLDER` of one folder,
-and of the newest `LISTED` directories. What a wrapped function gives, raises and is pickled as stays what it was.
+A script that looks for its checkpoint at its first start thereby shows where it will look at the next. os.stat, lstat, access, listdir and
+scandir are wrapped from the import of torch to the first step; os.path, pathlib and glob go through them. Then the originals are back.
+Bounded: hashes of at most `MISSING` paths, `PER_FOLDER` of one folder, and the newest `LISTED` directories. A wrapped function returns,
+raises and pickles as before.
 """
 
 from __future__ import annotations

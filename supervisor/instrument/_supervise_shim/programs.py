@@ -1,9 +1,9 @@
-"""Which framework trains in this process, told by identity: the modules and classes that the frames of the training belong to.
+"""Recognises which framework trains in this process, by the modules and classes that the frames of the training belong to.
 
-In: the frames above the first optimizer step, or those of an uncaught exception (out of memory mostly comes before the first step), and
-the batch norms that were made. Out: names of rows of docs/programs.md, what the framework itself holds of the knobs, as text, and
-whether statistics depend on the micro-batch; once into `program-<local rank>.json`, and into the error file. Nothing of a frame is
-kept, nothing of the user's is called but a framework's own plain attributes, and nothing is imported. What cannot be told is left out.
+The frames are those above the first optimizer step, or those of an uncaught exception (out of memory mostly comes before the first step).
+The result is the names of rows of docs/programs.md, the framework's own values of the knobs, and whether a batch norm was made. It is
+written once to `program-<local rank>.json`, and into the error file. Nothing of a frame is kept, nothing is imported, and nothing of the
+user's is called but a framework's own plain attributes.
 
 A new framework is a row of FRAMES: the module that its frames are of, and the function that reads its values.
 """

@@ -1,7 +1,6 @@
-"""The last words of a process: its uncaught exception as a file, the stacks of its threads on a signal.
+"""Writes an uncaught exception to `error-*.json`, and the stacks of all threads to `stacks-*.txt` on a signal.
 
-In: the exception hook, a signal of the supervisor's, a fatal signal. Out: `error-*.json`, written whole or not at all, and `stacks-*.txt`.
-What the user set up himself (faulthandler, an exception hook, a SIGQUIT handler) stays as it is.
+An error file is written whole or not at all. What the user set up (faulthandler, an exception hook, a SIGQUIT handler) stays as it is.
 """
 
 from __future__ import annotations

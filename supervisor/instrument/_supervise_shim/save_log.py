@@ -1,10 +1,9 @@
-"""What this process saved: one line of JSON where a save begins, one where it ends, one where what was saved is renamed.
+"""Logs what this process saved: one line of JSON where a save begins, where it ends, and where the saved file is renamed.
 
-In: the targets of the saves of torch, DCP, safetensors and Lightning, each os.replace, os.rename and os.mkdir, and what was asked for
-before the training began (path_probes.py). Out: `saves-<local rank>.jsonl`, which tells the supervisor where the checkpoints are, which
-files and directories this job made, and which save was cut off: one that began and never ended. Lines of a process that has no slot yet
-are kept until it has one. A file that grew long is written anew with the last lines of each path, so that what a job saves costs no more
-memory than the `PATHS` newest of it.
+From `saves-<local rank>.jsonl` the supervisor knows where the checkpoints are, which files and directories this job made, and which save
+was cut off (it began and never ended). It sees the saves of torch, DCP, safetensors and Lightning, and each os.replace, os.rename and
+os.mkdir. A process without a slot keeps its lines until it has one. A long file is rewritten with the last lines of each path, at most the
+`PATHS` newest, so that memory stays bounded.
 """
 
 from __future__ import annotations

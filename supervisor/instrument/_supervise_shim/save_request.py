@@ -1,8 +1,8 @@
-"""What this process saved since its script was told to: whether the checkpoint is made, for the supervisor to know when it may stop.
+"""Reports whether the checkpoint that was requested of this process is made, so that the supervisor knows when it may stop.
 
-In: the saves that go through torch (torch.save, DCP's save and async_save), the script's questions. Out: three flags of the heartbeat.
-A checkpoint may be several files, and is renamed when it is whole: so it counts as made once a save ended *and* the script went on, which
-it says by asking again, by stepping again after a save, by `worker.saved()`, or by ending in order. Nothing here can fail.
+It sees saves that go through torch (torch.save, DCP's save and async_save) and the script's questions, and sets three flags of the
+heartbeat. A checkpoint may be several files, and is renamed when it is whole. So it counts as made once a save ended *and* the script went
+on: by asking again, by a step after a save, by `worker.saved()`, or by an end in order.
 """
 
 from __future__ import annotations

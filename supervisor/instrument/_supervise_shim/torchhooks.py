@@ -1,8 +1,7 @@
-"""What is done to torch's modules, each right after the script's own import ran it.
+"""Hooks and wrapped functions for torch's modules, set right after the script's own import ran each of them.
 
-In: a module that was just executed (torch itself is half-imported then: only that module is touched). Out: its hooks and wrapped
-functions, which tell the Beat. A wrapped function does what it did, and shows as one frame more in a traceback. torch is never
-imported from here. Names that a torch version lacks are passed over.
+torch itself is half-imported at that moment, so a hook touches its own module only; torch is never imported from here. A wrapped function
+behaves as before, and shows as one frame more in a traceback. Names that a torch version lacks are skipped.
 """
 # ruff: noqa: ANN401 - the functions of torch that are wrapped take and give anything
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from supervisor.cli import stdio
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.node import listing
-from supervisor.node.ledger import ALL, GpuLedger
+from supervisor.node import visible_gpus
+from supervisor.node.gpu_quarantine import ALL, GpuLedger
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
-    from supervisor.node.ledger import Entry
+    from supervisor.node.gpu_quarantine import Entry
 
 #: For `ls`: a person waits.
 _DEADLINE_S = 5.0
@@ -32,7 +32,7 @@ def ls(settings: Settings, *, as_json: bool) -> int:
     """Print the GPUs that a job started here would see, and those that the ledger keeps out of use. Returns 0, 1 if not known."""
     ledger = open_ledger(settings)
     held = _held(ledger)
-    seen = listing.look(os.environ, _DEADLINE_S)
+    seen = visible_gpus.look(os.environ, _DEADLINE_S)
     rows = _rows(ledger, held, seen)
     if as_json:
         stdio.write(
@@ -90,7 +90,7 @@ def _unusable(ledger: GpuLedger, error: OSError) -> SuperviseError:
     )
 
 
-def _rows(ledger: GpuLedger, held: tuple[Entry, ...], seen: listing.Seen) -> list[dict[str, Any]]:
+def _rows(ledger: GpuLedger, held: tuple[Entry, ...], seen: visible_gpus.Seen) -> list[dict[str, Any]]:
     """One row for each GPU: those that are visible in CUDA's order, then those of the ledger that are not."""
     entries = {entry.name: entry for entry in held}
     rows: list[dict[str, Any]] = []

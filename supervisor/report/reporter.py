@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.job.sd_notify import Notifier
-    from supervisor.node.ledger import Entry
+    from supervisor.node.gpu_quarantine import Entry
     from supervisor.report.event_log import EventLog, LogLevel
     from supervisor.report.terminal import TerminalWriter
 

@@ -27,8 +27,8 @@ from supervisor.launch import orphans, previous_processes
 from supervisor.launch.elastic_session import ElasticSession
 from supervisor.launch.guardian_client import GuardianClient
 from supervisor.launch.plain_session import PlainSession
-from supervisor.node import ledger, listing
-from supervisor.node.ledger import Entry, GpuLedger
+from supervisor.node import gpu_quarantine, visible_gpus
+from supervisor.node.gpu_quarantine import Entry, GpuLedger
 from supervisor.observe import anchor_scanner
 
 if TYPE_CHECKING:
@@ -166,19 +166,19 @@ class Workshop:
 
         It asks the driver: not on the loop's thread.
         """
-        seen = listing.visible(self._job.environ)
+        seen = visible_gpus.visible(self._job.environ)
         self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in seen)
         return self._with_ledger()
 
     def gpus_of(self, now: Readings) -> tuple[Gpu, ...]:
         """Return the same as NVML lists them. Raises OSError."""
-        self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in listing.of_nvml(now, self._job.environ))
+        self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in visible_gpus.of_nvml(now, self._job.environ))
         return self._with_ledger()
 
     def release(self, now: Readings) -> tuple[Entry, ...]:
         """Put those GPUs back into use that were reset since, and are well, as NVML tells (gpuledger.is_well_again). Raises OSError."""
         boot = identity.this_process().boot_id
-        well = [entry for entry in self.held_gpus() if ledger.is_well_again(entry, now, boot)]
+        well = [entry for entry in self.held_gpus() if gpu_quarantine.is_well_again(entry, now, boot)]
         return tuple(freed for entry in well for freed in self.ledger.clear(entry.uuid, time.time(), "health"))
 
     def health_paths(self) -> tuple[tuple[str, ...], int]:
@@ -219,7 +219,7 @@ class Workshop:
 
     def _with_ledger(self) -> tuple[Gpu, ...]:
         held = self.held_gpus()
-        return tuple(replace(gpu, quarantined=ledger.why(held, gpu.uuid, gpu.pci)) for gpu in self._gpus)
+        return tuple(replace(gpu, quarantined=gpu_quarantine.why(held, gpu.uuid, gpu.pci)) for gpu in self._gpus)
 
     def clear_scratch(self, *, keep_attempts: bool) -> None:
         """Take away what a supervisor left that was killed: its request to save, and heartbeats and loads of attempts that are not ours."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
-from supervisor.node.health import HealthWatch, Looked, shown
+from supervisor.node.health_watch import HealthWatch, Looked, shown
 
 if TYPE_CHECKING:
     from supervisor.core.model import Finding, RankInfo

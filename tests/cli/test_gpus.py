@@ -17,7 +17,7 @@ from supervisor.config.policy import to_policy
 from supervisor.config.settings import Settings
 from supervisor.core.model import Launcher
 from supervisor.job import identity
-from supervisor.node.ledger import Entry, GpuLedger
+from supervisor.node.gpu_quarantine import Entry, GpuLedger
 
 if TYPE_CHECKING:
     from pathlib import Path

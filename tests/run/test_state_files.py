@@ -20,7 +20,7 @@ from supervisor.checkpoints import discovery
 from supervisor.checkpoints.baseline import Baseline
 from supervisor.errors import SuperviseError
 from supervisor.launch import previous_processes
-from supervisor.node.ledger import GpuLedger
+from supervisor.node.gpu_quarantine import GpuLedger
 from supervisor.run import lock
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pytest
 from health.model import HOST, CheckResult, Reading, Readings, Result
 from supervisor.config import signatures
 from supervisor.core.model import Finding
-from supervisor.node import listing
-from supervisor.node.health import HealthWatch, has_gpus, shown
-from supervisor.node.ledger import Entry, GpuLedger, is_well_again
+from supervisor.node import visible_gpus
+from supervisor.node.gpu_quarantine import Entry, GpuLedger, is_well_again
+from supervisor.node.health_watch import HealthWatch, has_gpus, shown
 from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.support.waiting import wait_for
 
@@ -55,9 +55,9 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
     first = looks.look((), 0)
     assert [one for one in first.findings if one.blocks] == []
     assert first.problem == ""
-    assert [gpu.uuid for gpu in listing.of_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
+    assert [gpu.uuid for gpu in visible_gpus.of_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
     half = Readings(one for one in first.readings if (one.name, one.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
-    assert listing.of_nvml(half, {}) == (), "one that hung before the last"
+    assert visible_gpus.of_nvml(half, {}) == (), "one that hung before the last"
     fake_nvml.set({"1.lost": 1})
     second = looks.look((), 0)
     blocking = {one.check: one.gpu for one in second.findings if one.blocks}
@@ -113,13 +113,13 @@ def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_a
     watch: Callable[..., HealthWatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("supervisor.node.health.DEADLINE_S", 0.7)
+    monkeypatch.setattr("supervisor.node.health_watch.DEADLINE_S", 0.7)
     told: list[Finding] = []
     looks = watch(told.extend)
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": 60_000, "0.ecc_unc_vol": 2})
     assert any(one.subject == "probe:nvml" for one in looks.look((), 0).findings)
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": None})
-    monkeypatch.setattr("supervisor.node.health.DEADLINE_S", 8.0)
+    monkeypatch.setattr("supervisor.node.health_watch.DEADLINE_S", 8.0)
     looks.begin()
     wait_for(lambda: any(one.check == "gpu_ecc" for one in told), "a sample")
     fake_nvml.set({"0.ecc_unc_vol": 3})

@@ -1,6 +1,6 @@
 """The GPUs that the job can see, in the order in which CUDA counts them.
 
-In: the job's environment, and NVML's readings where it was asked (node/health.py), else nvidia-smi. Out: `Listed` values, empty where
+In: the job's environment, and NVML's readings where it was asked (node/health_watch.py), else nvidia-smi. Out: `Listed` values, empty where
 there is no GPU, nobody who lists them, or where the order cannot be told: a number that is taken for the wrong GPU's would put a healthy
 one out of use. nvidia-smi is asked under a deadline (launch/system_command.py). Nothing can fail, and nothing is kept.
 

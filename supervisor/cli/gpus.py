@@ -17,12 +17,12 @@ from supervisor.cli import stdio
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.node import visible_gpus
-from supervisor.node.gpu_quarantine import ALL, GpuLedger
+from supervisor.node.gpu_quarantine import ALL, GpuQuarantine
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
-    from supervisor.node.gpu_quarantine import Entry
+    from supervisor.node.gpu_quarantine import QuarantinedGpu
 
 #: For `ls`: a person waits.
 _DEADLINE_S = 5.0
@@ -32,7 +32,7 @@ def ls(settings: Settings, *, as_json: bool) -> int:
     """Print the GPUs that a job started here would see, and those that the ledger keeps out of use. Returns 0, 1 if not known."""
     ledger = open_ledger(settings)
     held = _held(ledger)
-    seen = visible_gpus.look(os.environ, _DEADLINE_S)
+    seen = visible_gpus.list_gpus(os.environ, _DEADLINE_S)
     rows = _rows(ledger, held, seen)
     if as_json:
         stdio.write(
@@ -70,27 +70,27 @@ def clear(settings: Settings, which: str) -> int:
     return 0
 
 
-def open_ledger(settings: Settings) -> GpuLedger:
+def open_ledger(settings: Settings) -> GpuQuarantine:
     """Return this node's ledger; it need not be there."""
     root = os.path.join(settings.cwd, settings.job.state_dir)  # noqa: PTH118  an absolute state_dir stands for itself
-    return GpuLedger(Path(root), identity.node_name(), settings.gpus.quarantine_days)
+    return GpuQuarantine(Path(root), identity.node_name(), settings.gpus.quarantine_days)
 
 
-def _held(ledger: GpuLedger) -> tuple[Entry, ...]:
+def _held(ledger: GpuQuarantine) -> tuple[QuarantinedGpu, ...]:
     try:
         return ledger.held(time.time())
     except OSError as error:
         raise _unusable(ledger, error) from error
 
 
-def _unusable(ledger: GpuLedger, error: OSError) -> SuperviseError:
+def _unusable(ledger: GpuQuarantine, error: OSError) -> SuperviseError:
     return SuperviseError(
         f"cannot use the ledger of GPUs: {ledger.path}: {error.strerror or error}",
         hint="Make it readable and writable for you, or name another state directory with --state-dir.",
     )
 
 
-def _rows(ledger: GpuLedger, held: tuple[Entry, ...], seen: visible_gpus.Seen) -> list[dict[str, Any]]:
+def _rows(ledger: GpuQuarantine, held: tuple[QuarantinedGpu, ...], seen: visible_gpus.GpuListing) -> list[dict[str, Any]]:
     """One row for each GPU: those that are visible in CUDA's order, then those of the ledger that are not."""
     entries = {entry.name: entry for entry in held}
     rows: list[dict[str, Any]] = []
@@ -101,7 +101,7 @@ def _rows(ledger: GpuLedger, held: tuple[Entry, ...], seen: visible_gpus.Seen) -
     return rows
 
 
-def _state(ledger: GpuLedger, entry: Entry | None) -> dict[str, Any]:
+def _state(ledger: GpuQuarantine, entry: QuarantinedGpu | None) -> dict[str, Any]:
     if entry is None:
         return {"in_use": True}
     told = {"reason": entry.reason, "evidence": entry.evidence, "since": entry.t, "until": entry.t + ledger.quarantine_s}

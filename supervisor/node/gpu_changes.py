@@ -1,8 +1,7 @@
-"""What NVML knows of an attempt's end, as evidence: which GPU changed its state since the attempt began, and how.
+"""Finds which GPUs changed their state during an attempt, as evidence of source `nvml`.
 
-In: the readings when the attempt began and those after its end, the events that the driver told between, which rank uses which GPU. Out:
-Evidence of source `nvml`, with the claims of classify/gpustate.py; Xids are claimed by the kernel's rows. Pure; nothing can fail. Totals
-are not judged, only what moved: a GPU that was ill before is told of when the attempt begins (core/node_health.py).
+Only changes are judged, no totals: a GPU that was ill before is reported when the attempt begins (core/node_health.py). The claims are
+those of classify/gpustate.py; Xids get the claims of the kernel's rows.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _GONE: Final = frozenset({9, 18})
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """An Xid that the driver told while we listened. t: wall seconds."""
+class DriverXid:
+    """An Xid that the driver reported during an attempt. t: wall seconds."""
 
     subject: str
     pci: str
@@ -42,17 +41,17 @@ class Heard:
     t: float
 
 
-def heard(now: Readings) -> Iterator[Heard]:
-    """Yield the Xids that came with a sample; each is delivered once."""
+def new_xids(now: Readings) -> Iterator[DriverXid]:
+    """Yield the Xids of a sample. The driver delivers each once."""
     for reading in now.of("gpu.events"):
         for row in now.rows("gpu.events", reading.subject):
             code, t = row.get("data"), row.get("t")
             if row.get("kind") == "xid" and isinstance(code, int) and isinstance(t, int | float):
-                yield Heard(reading.subject, str(row.get("pci") or ""), code, float(t))
+                yield DriverXid(reading.subject, str(row.get("pci") or ""), code, float(t))
 
 
 def changed(now: Readings, before: Readings | None, ranks: Mapping[str, int]) -> Iterator[Evidence]:
-    """Yield what is otherwise than when the attempt began. ranks: by UUID, of those GPUs whose rank is known.
+    """Yield what changed since the attempt began. ranks: by UUID, of those GPUs whose rank is known.
 
     A GPU that is not listed is lost only where the driver named as many as it counts: one that hung did not come to it.
     """
@@ -116,13 +115,15 @@ def _of_links(now: Readings, before: Readings, subject: str) -> Iterator[tuple[s
         yield "nvlink_recovered", f"NVLink {', '.join(recovered)} went down and came back", {"links": ",".join(recovered)}
 
 
-def xid_facts(told: Iterable[Heard], memory: Memory, names: Readings, ranks: Mapping[str, int], catalogue: Catalogue) -> Iterator[Evidence]:
+def xid_facts(
+    reported: Iterable[DriverXid], memory: Memory, names: Readings, ranks: Mapping[str, int], catalogue: Catalogue
+) -> Iterator[Evidence]:
     """Yield the Xids of this attempt, claimed as lines of the kernel's log would be. memory: of the last day, these included.
 
     Of a GPU that is the only one in use none is suspected for what it repeats: a fault of the program would look the same.
     """
     in_use = set(ranks) or {_uuid(reading.subject) for reading in names.of("gpu.identity")}
-    for one in told:
+    for one in reported:
         entry = xids.lookup(one.code)
         name = f": {entry.name}" if entry is not None else ""
         text = f"{_called(names, one.subject)}: Xid {one.code}{name}"
@@ -144,13 +145,13 @@ def xid_facts(told: Iterable[Heard], memory: Memory, names: Readings, ranks: Map
             )
 
 
-def remember(told: Iterable[Heard], memory: Memory) -> None:
+def remember(reported: Iterable[DriverXid], memory: Memory) -> None:
     """Put Xids into the memory of the node, each burst as one."""
-    for one in told:
+    for one in reported:
         memory.add_once(Event(one.code, _uuid(one.subject), one.t))
 
 
-def _repeated(one: Heard, memory: Memory) -> str:
+def _repeated(one: DriverXid, memory: Memory) -> str:
     entry = xids.lookup(one.code)
     past = memory.past(Event(one.code, _uuid(one.subject), one.t))
     if entry is None or entry.origin is not xids.Origin.EITHER or entry.part is not xids.Part.OTHER:

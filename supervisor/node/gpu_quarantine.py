@@ -1,19 +1,18 @@
-"""The ledger of a node's GPUs: which are out of use, why, since when. It outlives runs, restarts of the supervisor, and requeues.
+"""The quarantine of a node's GPUs: which are out of use, why, and since when.
 
-In: a GPU that a plan excludes; the word of a person that clears one. Out: the rows that hold now. Each state directory has one ledger for
-each host, which all jobs of that directory share:
+It outlives runs, restarts of the supervisor, and requeues. Each state directory has one ledger for each host, which all jobs of that
+directory share. The file is the only state:
 
     <state_dir>/.gpus/<hostname>.jsonl         (a job's name never begins with a dot)
     {"v": 1, "uuid", "pci", "reason", "evidence", "t", "job", "run", "boot", "errors"}    a GPU is out of use from t (wall seconds) on
     {"v": 1, "cleared": UUID | "all", "t", "by"}                                          and is not any more (by: person, health)
 
-`boot` (the node's boot id) and `errors` (uncorrectable memory errors since the GPU's last reset, -1: unknown) tell whether the GPU was
-reset since: either is another one then. A row without them ends by its expiry, or by a person's word.
+`boot` (the node's boot id) and `errors` (uncorrectable memory errors since the GPU's last reset, -1: unknown) show whether the GPU was
+reset since: either differs then. A row without them ends when it expires (`gpus.quarantine_days`), or when a person clears it.
 
-Lines are only ever appended, each in one write under a lock, and are durable before `quarantine` and `clear` return, so that several
-supervisors of one host may write at once. A line that is torn or of another form is passed over; what is appended after it begins on a new
-line. Rows expire after `gpus.quarantine_days`. What can fail is the writing (OSError) and, for `clear`, the reading; a ledger that cannot
-be read holds nobody's GPU back. The file is the only state.
+Lines are only appended, each in one write under a lock, and are durable before `quarantine` and `clear` return: several supervisors of one
+host may write at once. A line that is torn or of another form is passed over; the next one begins on a new line. A ledger that cannot be
+read quarantines no GPU.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _MOST_CHARACTERS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class QuarantinedGpu:
     """One GPU that is out of use. uuid or pci may be "" where nobody knew it; t: wall seconds."""
 
     uuid: str
@@ -59,20 +58,20 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """What the GPU is called by: its UUID, else its PCI address."""
+        """Its UUID, else its PCI address."""
         return self.uuid or self.pci
 
 
-class GpuLedger:
-    """The ledger of `node`, below the state directory `root`. quarantine_days: how long a row holds."""
+class GpuQuarantine:
+    """The GPUs of `node` that are out of use, by the ledger below the state directory `root`. quarantine_days: how long a row holds."""
 
     def __init__(self, root: Path, node: str, quarantine_days: float) -> None:
         self.path = root / DIRECTORY / f"{node}.jsonl"
         self.quarantine_s = quarantine_days * _DAY_S
 
-    def held(self, now: float) -> tuple[Entry, ...]:
+    def held(self, now: float) -> tuple[QuarantinedGpu, ...]:
         """Return what is out of use at `now` (wall seconds), the newest row of each GPU, oldest first. Raises OSError but for no file."""
-        held: dict[str, Entry] = {}
+        held: dict[str, QuarantinedGpu] = {}
         for row in self._rows():
             cleared = row.get("cleared")
             if cleared is not None:
@@ -82,13 +81,13 @@ class GpuLedger:
                 held[entry.name] = entry
         return tuple(entry for entry in held.values() if now < entry.t + self.quarantine_s)
 
-    def quarantine(self, entry: Entry) -> None:
-        """Write a GPU down as out of use, durably. Raises OSError."""
-        told = {key: redact.text(value)[:_MOST_CHARACTERS] if isinstance(value, str) else value for key, value in asdict(entry).items()}
-        self._append({"v": _VERSION, **told})
+    def quarantine(self, entry: QuarantinedGpu) -> None:
+        """Take a GPU out of use, durably. Raises OSError."""
+        row = {key: redact.text(value)[:_MOST_CHARACTERS] if isinstance(value, str) else value for key, value in asdict(entry).items()}
+        self._append({"v": _VERSION, **row})
 
-    def clear(self, which: str, now: float, by: str = "person") -> tuple[Entry, ...]:
-        """Write down that a GPU (its UUID or PCI address), or `all`, may be used again, and return those that were not. Raises OSError."""
+    def clear(self, which: str, now: float, by: str = "person") -> tuple[QuarantinedGpu, ...]:
+        """Put a GPU (its UUID or PCI address), or `all`, back into use; return those that were out of use. Raises OSError."""
         freed = tuple(entry for entry in self.held(now) if which in (ALL, entry.uuid, entry.pci))
         if freed:
             self._append({"v": _VERSION, "cleared": which, "t": now, "by": by})
@@ -124,13 +123,13 @@ class GpuLedger:
             os.close(directory)
 
 
-def why(entries: Iterable[Entry], uuid: str, pci: str) -> str:
+def why(entries: Iterable[QuarantinedGpu], uuid: str, pci: str) -> str:
     """Return why a GPU is out of use, "" where it is not."""
     return next((entry.reason for entry in entries if entry.uuid == uuid or (entry.pci and entry.pci == pci and not entry.uuid)), "")
 
 
-def is_well_again(entry: Entry, now: Readings, boot: str) -> bool:
-    """Tell whether a GPU that is out of use was reset since, and nothing is wrong with it any more, as far as NVML tells.
+def is_well_again(entry: QuarantinedGpu, now: Readings, boot: str) -> bool:
+    """Return whether NVML shows that a quarantined GPU was reset since, and that nothing is wrong with it any more.
 
     All of it must be known: the GPU answers, the driver asks for no recovery, no row and no page waits or failed, no error since the
     reset; and there was a reset: another boot of the node, or errors that were counted then and are not any more.
@@ -148,10 +147,10 @@ def is_well_again(entry: Entry, now: Readings, boot: str) -> bool:
     return boot != entry.boot or entry.errors > 0
 
 
-def _entry(row: dict[str, Any]) -> Entry | None:
+def _entry(row: dict[str, Any]) -> QuarantinedGpu | None:
     try:
         uuid, pci, reason, evidence, job, run = (str(row[key]) for key in ("uuid", "pci", "reason", "evidence", "job", "run"))
-        entry = Entry(uuid, pci, reason, evidence, float(row["t"]), job, run, str(row.get("boot", "")), int(row.get("errors", -1)))
+        entry = QuarantinedGpu(uuid, pci, reason, evidence, float(row["t"]), job, run, str(row.get("boot", "")), int(row.get("errors", -1)))
     except (KeyError, TypeError, ValueError):
         return None
     return entry if entry.name else None

@@ -1,12 +1,9 @@
-"""This node's health for one job: before each attempt, while it runs, and after a failure.
+"""Watches this node's health for one job: before each attempt, while it runs, and after a failure.
 
-In: when an attempt begins and ends. Out: the findings of a look before an attempt, those that changed while it runs, evidence of source
-`nvml` after a failure. Probes run in processes that can be thrown away (health/probing/runner.py): one that hangs costs its own readings,
-is told
-as a finding, and is not asked before an attempt again until it answers. Nothing here fails; what cannot be seen is told as not seen. Looks
-may take seconds: none is on the loop's thread. Owns the prober, the baselines of the job and of the attempt, and the thread that samples.
+Probes run in processes that can be killed (health/probing/runner.py). One that hangs costs its own readings, is reported as a finding, and
+is not asked again before an attempt until it answers. A look may take seconds, so none is on the loop's thread.
 
-It is off where there is no NVIDIA GPU to be seen, but for the room on the disks to which declared checkpoints go.
+Without an NVIDIA GPU only the space on the disks is watched to which declared checkpoints go.
 """
 
 from __future__ import annotations
@@ -57,11 +54,11 @@ NVML: Final = "libnvidia-ml.so.1"
 _MARKS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 #: How a probe ends of whose readings no more are to come.
 _ENDED: Final = frozenset({"answered", "failed"})
-_TOLD: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
+_SEVERITY: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class HealthLook:
     """One look before an attempt. problem: why there was none, or none of all that was to be seen."""
 
     readings: Readings
@@ -78,7 +75,7 @@ class HealthWatch:
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
         self._set = healthset(settings)
         self._sampled = {name: check for name, check in self._set.checks.items() if name not in NOT_SAMPLED}
-        self._meeting = rendezvous.of(job.command, job.environ)
+        self._rendezvous = rendezvous.of(job.command, job.environ)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.probes += tuple(self._set.plugged.probes) * self.has_gpus
@@ -91,18 +88,18 @@ class HealthWatch:
         self._based: set[str] = set()  # the probes whose readings are in it
         self._before: Readings | None = None  # of this attempt
         self._last: Readings | None = None
-        self._told: dict[tuple[str, str, str], int] = {}
+        self._reported: dict[tuple[str, str, str], int] = {}
         self._memory = Memory()
-        self._heard: list[gpu_changes.Heard] = []
+        self._xids: list[gpu_changes.DriverXid] = []
         self._stop: threading.Event | None = None
 
-    def look(self, paths: Sequence[str], need_bytes: int) -> Looked:
-        """Look at all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process."""
+    def look(self, paths: Sequence[str], need_bytes: int) -> HealthLook:
+        """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process."""
         wanted = tuple(name for name in self.probes if name not in self._hung)
         with self._turns(_START_TURN_S) as mine:
             if not mine:
-                return Looked(Readings(), (), "who looks at this node is stuck in an earlier look")
-            ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._meeting.hosts, ports=self._meeting.ports)
+                return HealthLook(Readings(), (), "an earlier look at this node is stuck")
+            ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._rendezvous.hosts, ports=self._rendezvous.ports)
             now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
             self._note_hung(now)
@@ -112,9 +109,9 @@ class HealthWatch:
             self._before = self._last if _in_full(now) else None
             ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
             findings = tuple(self._named(_finding(one)) for one in ill[:MOST])
-            self._told = {one.about: _TOLD[Result(one.result)] for one in findings}
+            self._reported = {one.about: _SEVERITY[Result(one.result)] for one in findings}
         problems = [f"not looked at, because it hung before: {skipped}"] if skipped else []
-        return Looked(now, findings, "; ".join([*problems, *self._failed(now, results)]))
+        return HealthLook(now, findings, "; ".join([*problems, *self._failed(now, results)]))
 
     def _failed(self, now: Readings, results: Iterable[CheckResult]) -> list[str]:
         """Return which checks, and which probes of packages, failed themselves: each once."""
@@ -158,7 +155,7 @@ class HealthWatch:
     def begin(self) -> None:
         """An attempt begins: sample from now on."""
         self._end_sampling()
-        self._heard = []
+        self._xids = []
         every_s = self._job.settings.health.sample_s
         if not self.has_gpus or not every_s:
             return
@@ -181,14 +178,14 @@ class HealthWatch:
         self._stop = None
 
     def after(self, ranks: Mapping[str, int]) -> tuple[Evidence, ...]:
-        """Return what the GPUs tell of the end of this attempt. ranks: by UUID of the GPU, as far as they are known."""
+        """Return what the GPUs show of the end of this attempt. ranks: by UUID of the GPU, as far as they are known."""
         if not self.has_gpus:
             return ()
         now, problem = self._last_look()
-        told = (Evidence("observer", "overdue", f"nvml: {problem}"),) if problem else ()
+        overdue = (Evidence("observer", "overdue", f"nvml: {problem}"),) if problem else ()
         catalogue, _ = self._signatures()
-        xids = gpu_changes.xid_facts(tuple(self._heard), self._memory, now, ranks, catalogue)
-        return (*gpu_changes.changed(now, self._before, ranks), *xids, *told)
+        xids = gpu_changes.xid_facts(tuple(self._xids), self._memory, now, ranks, catalogue)
+        return (*gpu_changes.changed(now, self._before, ranks), *xids, *overdue)
 
     def uncorrected(self, uuid: str) -> int | None:
         """Return how many uncorrectable errors a GPU has counted since its last reset, None where nobody knows."""
@@ -200,7 +197,7 @@ class HealthWatch:
             if not mine:
                 return self._last or Readings(), "a sample is under way and does not end; what the one before it saw is used"
             now = self._runner.sample(AFTER, self._ask(AFTER_S))
-            self._took(now)
+            self._note_sample(now)
         if now.table(OUTCOME, "probe:nvml").get("state") != "answered":
             return _over(self._last, now), "no answer in time; what it did not come to is of the last sample"
         return now, ""
@@ -217,31 +214,31 @@ class HealthWatch:
 
     def _sample(self) -> tuple[Finding, ...]:
         now = self._runner.sample((*registry.sampled(), *self._set.plugged.probes), self._ask(DEADLINE_S))
-        self._took(now)
+        self._note_sample(now)
         self._note_hung(now)
         changes = self._changes(judge(now, self._baseline, self._set.limits, self._sampled))
         self._begin_from(now)
         return changes
 
-    def _took(self, now: Readings) -> None:
+    def _note_sample(self, now: Readings) -> None:
         """Remember what a sample saw."""
-        new = tuple(gpu_changes.heard(now))
+        new = tuple(gpu_changes.new_xids(now))
         gpu_changes.remember(new, self._memory)
-        self._heard += new
+        self._xids += new
         if now.of("gpu.identity"):
             in_full = _in_full(now)
             self._before = self._before or (now if in_full else None)
             self._last = now if in_full else _over(self._last, now)
 
     def _changes(self, results: Sequence[CheckResult]) -> tuple[Finding, ...]:
-        """Return the results that are otherwise than they were told last. UNKNOWN is no news: what was, may be so still."""
+        """Return the results that differ from those reported last. UNKNOWN is no change: the last state may still hold."""
         now: dict[tuple[str, str, str], Finding] = {}
         for one in results:  # worst first, and the worst of a check's several words on one thing counts
-            if one.result in _TOLD:
+            if one.result in _SEVERITY:
                 finding = self._named(_finding(one))
                 now.setdefault(finding.about, finding)
-        new = [one for about, one in now.items() if _TOLD[Result(one.result)] != self._told.get(about, 0)]
-        self._told |= {one.about: _TOLD[Result(one.result)] for one in new[:MOST]}
+        new = [one for about, one in now.items() if _SEVERITY[Result(one.result)] != self._reported.get(about, 0)]
+        self._reported |= {one.about: _SEVERITY[Result(one.result)] for one in new[:MOST]}
         return tuple(new[:MOST])  # the others next time
 
     def _ask(self, deadline_s: float, paths: Sequence[str] = (), need_bytes: int = 0) -> Ask:
@@ -269,7 +266,7 @@ def _over(old: Readings | None, new: Readings) -> Readings:
 
 
 def has_gpus(environ: Mapping[str, str]) -> bool:
-    """Tell whether there is anything of NVIDIA's to be looked at: a driver, its library where the job would find it, a GPU on the bus."""
+    """Return whether there is anything of NVIDIA's to watch: a driver, its library where the job would find it, a GPU on the bus."""
     if any(os.path.exists(mark) for mark in _MARKS):  # noqa: PTH110 -- plain strings of the system
         return True
     if any(Path(place, NVML).exists() for place in environ.get("LD_LIBRARY_PATH", "").split(":") if place):

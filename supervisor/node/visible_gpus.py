@@ -1,8 +1,7 @@
-"""The GPUs that the job can see, in the order in which CUDA counts them.
+"""Lists the GPUs that the job can see, in the order in which CUDA counts them.
 
-In: the job's environment, and NVML's readings where it was asked (node/health_watch.py), else nvidia-smi. Out: `Listed` values, empty where
-there is no GPU, nobody who lists them, or where the order cannot be told: a number that is taken for the wrong GPU's would put a healthy
-one out of use. nvidia-smi is asked under a deadline (launch/system_command.py). Nothing can fail, and nothing is kept.
+NVML's readings (health_watch.py) name them, else nvidia-smi under a deadline. The list is empty where the order is not known: a number that
+is taken for another GPU's would quarantine a healthy one.
 
 CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, UUIDs and beginnings of UUIDs, up to the first that names no GPU. CUDA numbers
 the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; among GPUs of one kind that is nvidia-smi's order. NVIDIA_VISIBLE_DEVICES (of the
@@ -29,7 +28,7 @@ _LINE: Final = re.compile(r"(\d+), *(GPU-[0-9A-Za-z-]+), *([0-9A-Fa-f]+:[0-9A-Fa
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class VisibleGpu:
     """One GPU. index: nvidia-smi's; CUDA's is its place in the list. pci: as in sysfs (0000:3b:00.0)."""
 
     index: int
@@ -38,10 +37,10 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What was found. answered: False where nvidia-smi is there and said nothing within the deadline, so that nothing is known."""
+class GpuListing:
+    """The GPUs that were listed. answered: False where nvidia-smi did not answer before the deadline, so that nothing is known."""
 
-    gpus: tuple[Listed, ...]
+    gpus: tuple[VisibleGpu, ...]
     answered: bool = True
 
 
@@ -53,20 +52,20 @@ class _Row:
     name: str
 
 
-def visible(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> tuple[Listed, ...]:
+def visible_gpus(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> tuple[VisibleGpu, ...]:
     """Return the GPUs that a job with this environment sees, first CUDA's number 0."""
-    return look(environ, deadline_s).gpus
+    return list_gpus(environ, deadline_s).gpus
 
 
-def look(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Seen:
-    """Return the same, and whether it is an answer."""
+def list_gpus(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> GpuListing:
+    """Return the GPUs that a job with this environment sees, and whether nvidia-smi answered."""
     answer = system_command.run_system_command(
         ("nvidia-smi", *_QUERY), deadline_s, environ
     )  # by the job's own PATH, as the job itself would find it
-    return Seen((), answered=False) if answer is None else Seen(in_cudas_order(_rows(answer.text), environ))
+    return GpuListing((), answered=False) if answer is None else GpuListing(in_cuda_order(_rows(answer.text), environ))
 
 
-def of_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[Listed, ...]:
+def from_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[VisibleGpu, ...]:
     """Return the same from NVML's readings: nvidia-smi numbers them as NVML does. A GPU that NVML cannot name is none that can be used.
 
     Empty where NVML hung before it came to the last: what it named is not all that there is.
@@ -75,11 +74,11 @@ def of_nvml(now: Readings, environ: Mapping[str, str]) -> tuple[Listed, ...]:
         return ()
     rows = []
     for reading in now.of("gpu.identity"):
-        told, uuid = now.table("gpu.identity", reading.subject), reading.subject.removeprefix("gpu:")
-        index = told.get("index")
+        identity, uuid = now.table("gpu.identity", reading.subject), reading.subject.removeprefix("gpu:")
+        index = identity.get("index")
         if isinstance(index, int) and not uuid.startswith("#"):
-            rows.append(_Row(index, uuid, str(told.get("pci") or ""), str(told.get("name") or "")))
-    return in_cudas_order(rows, environ)
+            rows.append(_Row(index, uuid, str(identity.get("pci") or ""), str(identity.get("name") or "")))
+    return in_cuda_order(rows, environ)
 
 
 def pci_id(text: str) -> str:
@@ -88,8 +87,8 @@ def pci_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def in_cudas_order(rows: Sequence[_Row], environ: Mapping[str, str]) -> tuple[Listed, ...]:
-    """Return what of the node's GPUs the environment lets through, in CUDA's order."""
+def in_cuda_order(rows: Sequence[_Row], environ: Mapping[str, str]) -> tuple[VisibleGpu, ...]:
+    """Return those of the node's GPUs that the environment allows, in CUDA's order."""
     there = sorted(rows, key=lambda row: row.index)
     container = environ.get("NVIDIA_VISIBLE_DEVICES", "")
     if container == "none":
@@ -103,16 +102,16 @@ def in_cudas_order(rows: Sequence[_Row], environ: Mapping[str, str]) -> tuple[Li
         chosen = there if order_is_known else []
     else:
         for word in wanted.split(","):
-            row = _meant(word.strip(), there)
+            row = _named_gpu(word.strip(), there)
             if row is None or (word.strip().isdecimal() and not order_is_known):
                 break
             if row in chosen:  # CUDA takes a list that names one twice for an empty one
                 return ()
             chosen.append(row)
-    return tuple(Listed(row.index, row.uuid, row.pci) for row in chosen)
+    return tuple(VisibleGpu(row.index, row.uuid, row.pci) for row in chosen)
 
 
-def _meant(word: str, there: Sequence[_Row]) -> _Row | None:
+def _named_gpu(word: str, there: Sequence[_Row]) -> _Row | None:
     if word.isdecimal():
         return there[int(word)] if int(word) < len(there) else None
     found = [row for row in there if word.startswith("GPU-") and row.uuid.startswith(word)]

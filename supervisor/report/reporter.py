@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
     from supervisor.job.sd_notify import Notifier
-    from supervisor.node.gpu_quarantine import Entry
+    from supervisor.node.gpu_quarantine import QuarantinedGpu
     from supervisor.report.event_log import EventLog, LogLevel
     from supervisor.report.terminal import TerminalWriter
 
@@ -321,7 +321,7 @@ class Reporter:
         command = self._job.settings.clear_gpu_command(name)
         self._terminal.say(f"GPU {name} is left out on this node for {days:g} days; once it is repaired: {command}", "warning")
 
-    def released(self, entry: Entry) -> None:
+    def released(self, entry: QuarantinedGpu) -> None:
         """Say that a GPU is back in use, because it was reset and is well."""
         self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=clean(entry.reason))
         self._terminal.say(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")

@@ -28,7 +28,7 @@ from supervisor.launch.elastic_session import ElasticSession
 from supervisor.launch.guardian_client import GuardianClient
 from supervisor.launch.plain_session import PlainSession
 from supervisor.node import gpu_quarantine, visible_gpus
-from supervisor.node.gpu_quarantine import Entry, GpuLedger
+from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.observe import anchor_scanner
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Workshop:
         self._reading = threading.Lock()
         self._orphans = orphans.Orphans(job.cookie)
         self._gpus: tuple[Gpu, ...] = ()
-        self.ledger = GpuLedger(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
+        self.ledger = GpuQuarantine(identity.state_root(job.state), job.node, job.settings.gpus.quarantine_days)
         self.torchrun = torchrun.recognise(job.command, path=job.environ.get("PATH"))
         self.checkpoints = JobCheckpoints(job, report, several_nodes=self.has_several_nodes)
 
@@ -166,17 +166,17 @@ class Workshop:
 
         It asks the driver: not on the loop's thread.
         """
-        seen = visible_gpus.visible(self._job.environ)
+        seen = visible_gpus.visible_gpus(self._job.environ)
         self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in seen)
         return self._with_ledger()
 
     def gpus_of(self, now: Readings) -> tuple[Gpu, ...]:
         """Return the same as NVML lists them. Raises OSError."""
-        self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in visible_gpus.of_nvml(now, self._job.environ))
+        self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in visible_gpus.from_nvml(now, self._job.environ))
         return self._with_ledger()
 
-    def release(self, now: Readings) -> tuple[Entry, ...]:
-        """Put those GPUs back into use that were reset since, and are well, as NVML tells (gpuledger.is_well_again). Raises OSError."""
+    def release(self, now: Readings) -> tuple[QuarantinedGpu, ...]:
+        """Put GPUs back into use that were reset since and are well (gpu_quarantine.is_well_again). Raises OSError."""
         boot = identity.this_process().boot_id
         well = [entry for entry in self.held_gpus() if gpu_quarantine.is_well_again(entry, now, boot)]
         return tuple(freed for entry in well for freed in self.ledger.clear(entry.uuid, time.time(), "health"))
@@ -210,10 +210,12 @@ class Workshop:
         """
         gpu, job = action.gpu, self._job
         boot = identity.this_process().boot_id
-        self.ledger.quarantine(Entry(gpu.uuid, gpu.pci, action.reason, action.evidence, time.time(), job.name, job.run_id, boot, errors))
+        self.ledger.quarantine(
+            QuarantinedGpu(gpu.uuid, gpu.pci, action.reason, action.evidence, time.time(), job.name, job.run_id, boot, errors)
+        )
         return self._with_ledger()
 
-    def held_gpus(self) -> tuple[Entry, ...]:
+    def held_gpus(self) -> tuple[QuarantinedGpu, ...]:
         """Return what the ledger keeps out of use. Raises OSError."""
         return self.ledger.held(time.time())
 

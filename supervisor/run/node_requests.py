@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
-from supervisor.node.health_watch import HealthWatch, Looked, shown
+from supervisor.node.health_watch import HealthLook, HealthWatch, shown
 
 if TYPE_CHECKING:
     from supervisor.core.model import Finding, RankInfo
@@ -60,7 +60,7 @@ class NodeCare:
 
         self._threads.start("health-check", work)
 
-    def _list_by(self, looked: Looked) -> tuple[str, ...]:
+    def _list_by(self, looked: HealthLook) -> tuple[str, ...]:
         """Have the GPUs listed by the first look, those that are well again put back into use; return the UUIDs that the job sees."""
         if not self.health.has_gpus:
             return ()

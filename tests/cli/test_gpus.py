@@ -17,7 +17,7 @@ from supervisor.config.policy import to_policy
 from supervisor.config.settings import Settings
 from supervisor.core.model import Launcher
 from supervisor.job import identity
-from supervisor.node.gpu_quarantine import Entry, GpuLedger
+from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,33 +26,33 @@ DAY_S = 86_400.0
 A, B = "GPU-aaaa", "GPU-bbbb"
 
 
-def entry(uuid: str = A, pci: str = "0000:3b:00.0", t: float = 1000.0, reason: str = "xid 79") -> Entry:
-    return Entry(uuid, pci, reason, "NVRM: Xid (PCI:0000:3b:00): 79", t, "bert", "run-1")
+def entry(uuid: str = A, pci: str = "0000:3b:00.0", t: float = 1000.0, reason: str = "xid 79") -> QuarantinedGpu:
+    return QuarantinedGpu(uuid, pci, reason, "NVRM: Xid (PCI:0000:3b:00): 79", t, "bert", "run-1")
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> GpuLedger:
-    return GpuLedger(tmp_path, "node", 7)
+def ledger(tmp_path: Path) -> GpuQuarantine:
+    return GpuQuarantine(tmp_path, "node", 7)
 
 
-def test_a_gpu_is_out_of_use_for_whoever_opens_the_ledger_until_the_days_are_over(ledger: GpuLedger, tmp_path: Path) -> None:
+def test_a_gpu_is_out_of_use_for_whoever_opens_the_ledger_until_the_days_are_over(ledger: GpuQuarantine, tmp_path: Path) -> None:
     assert ledger.held(1000.0) == ()
     ledger.quarantine(entry())
-    assert GpuLedger(tmp_path, "node", 7).held(1000.0 + 6.9 * DAY_S) == (entry(),)
-    assert GpuLedger(tmp_path, "node", 7).held(1000.0 + 7 * DAY_S) == ()
-    assert GpuLedger(tmp_path, "another", 7).held(1000.0) == ()
+    assert GpuQuarantine(tmp_path, "node", 7).held(1000.0 + 6.9 * DAY_S) == (entry(),)
+    assert GpuQuarantine(tmp_path, "node", 7).held(1000.0 + 7 * DAY_S) == ()
+    assert GpuQuarantine(tmp_path, "another", 7).held(1000.0) == ()
     assert ledger.path == tmp_path / ".gpus" / "node.jsonl"
     assert ledger.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_newest_row_of_a_gpu_holds_and_one_without_a_uuid_goes_by_its_address(ledger: GpuLedger) -> None:
+def test_the_newest_row_of_a_gpu_holds_and_one_without_a_uuid_goes_by_its_address(ledger: GpuQuarantine) -> None:
     unnamed = entry(uuid="", pci="0000:5e:00.0")
     for row in (entry(), unnamed, entry(t=2000.0, reason="xid 48")):
         ledger.quarantine(row)
     assert ledger.held(2000.0) == (unnamed, entry(t=2000.0, reason="xid 48"))
 
 
-def test_what_is_cleared_is_free_and_may_fail_again(ledger: GpuLedger) -> None:
+def test_what_is_cleared_is_free_and_may_fail_again(ledger: GpuQuarantine) -> None:
     ledger.quarantine(entry(A))
     ledger.quarantine(entry(B))
     assert [freed.uuid for freed in ledger.clear(B, 1001.0)] == [B]
@@ -64,7 +64,7 @@ def test_what_is_cleared_is_free_and_may_fail_again(ledger: GpuLedger) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"v": 1, "uuid": "GPU-to', b"\0" * 100, b'{"v": 1}\n[]\n{"v": 99, "uuid": "GPU-x"}\n' + b"[" * 99_999])
-def test_a_torn_or_foreign_line_costs_itself_alone(ledger: GpuLedger, torn: bytes) -> None:
+def test_a_torn_or_foreign_line_costs_itself_alone(ledger: GpuQuarantine, torn: bytes) -> None:
     ledger.quarantine(entry(A))
     with ledger.path.open("ab") as file:
         file.write(torn)
@@ -72,19 +72,19 @@ def test_a_torn_or_foreign_line_costs_itself_alone(ledger: GpuLedger, torn: byte
     assert [held.uuid for held in ledger.held(1000.0)] == [A, B]
 
 
-def test_no_secret_gets_into_it(ledger: GpuLedger) -> None:
-    ledger.quarantine(Entry(A, "", "xid", "train.py --api-key=sk-12345678901234567890", 1000.0, "bert", "r"))
+def test_no_secret_gets_into_it(ledger: GpuQuarantine) -> None:
+    ledger.quarantine(QuarantinedGpu(A, "", "xid", "train.py --api-key=sk-12345678901234567890", 1000.0, "bert", "r"))
     assert "sk-12345678901234567890" not in ledger.path.read_text()
 
 
 def fill(root: Path, name: str) -> None:
-    mine = GpuLedger(root, "node", 7)
+    mine = GpuQuarantine(root, "node", 7)
     for number in range(50):
         mine.quarantine(entry(f"GPU-{name}-{number}"))
 
 
 @pytest.mark.process
-def test_several_supervisors_of_one_host_write_at_once(ledger: GpuLedger, tmp_path: Path) -> None:
+def test_several_supervisors_of_one_host_write_at_once(ledger: GpuQuarantine, tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     writers = [spawn.Process(target=fill, args=(tmp_path, name)) for name in "abc"]
     for writer in writers:
@@ -103,7 +103,7 @@ def supervise(place: Path, *words: str, path: str = "") -> subprocess.CompletedP
 
 @pytest.mark.process
 def test_a_person_sees_why_a_gpu_is_out_of_use_and_puts_it_back(tmp_path: Path) -> None:
-    kept = GpuLedger(tmp_path / "state", identity.node_name(), 7)
+    kept = GpuQuarantine(tmp_path / "state", identity.node_name(), 7)
     kept.quarantine(entry(A, t=time.time()))
     options = ("--state-dir", str(tmp_path / "state"))
     shown = supervise(tmp_path, "gpus", *options)

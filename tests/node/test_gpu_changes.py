@@ -143,7 +143,7 @@ def told(*events: tuple[str, int, float]) -> Readings:
 )
 def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cause, hardware: str) -> None:
     now = told((B, code, 190.0))
-    heard, memory = tuple(gpu_changes.heard(now)), Memory()
+    heard, memory = tuple(gpu_changes.new_xids(now)), Memory()
     gpu_changes.remember(heard, memory)
     facts = tuple(gpu_changes.xid_facts(heard, memory, now, {B: 1}, CATALOGUE))
     verdict = classify((DEATH, *facts))
@@ -167,7 +167,7 @@ def test_an_xid_of_nvml_is_claimed_as_the_kernels_own_line(code: int, cause: Cau
 )
 def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str, int, float], ...], hardware: str) -> None:
     now, memory = told(*events), Memory()
-    heard = tuple(gpu_changes.heard(now))
+    heard = tuple(gpu_changes.new_xids(now))
     gpu_changes.remember(heard, memory)
     last = max(heard, key=lambda one: one.t)
     (fact,) = gpu_changes.xid_facts((last,), memory, now, {}, CATALOGUE)
@@ -179,6 +179,6 @@ def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str,
 @pytest.mark.parametrize(("ranks", "hardware"), [({B: 0}, "unknown"), ({A: 0, B: 1}, "suspected")], ids=["one GPU in use", "two"])
 def test_the_only_gpu_in_use_is_not_suspected_for_what_no_other_did(ranks: dict[str, int], hardware: str) -> None:
     now, memory = told((B, 31, 100.0), (B, 31, 40_000.0)), Memory()
-    heard = tuple(gpu_changes.heard(now))
+    heard = tuple(gpu_changes.new_xids(now))
     gpu_changes.remember(heard, memory)
     assert {dict(fact.fields)["hardware"] for fact in gpu_changes.xid_facts(heard, memory, now, ranks, CATALOGUE)} == {hardware}

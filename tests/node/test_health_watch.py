@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from health.model import HOST, CheckResult, Reading, Readings, Result
+from health.model import HOST, Check, CheckResult, Reading, Readings, Result
 from supervisor.config import signatures
 from supervisor.core.model import Finding
 from supervisor.node import visible_gpus
-from supervisor.node.gpu_quarantine import Entry, GpuLedger, is_well_again
+from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu, is_well_again
 from supervisor.node.health_watch import HealthWatch, has_gpus, shown
 from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.support.waiting import wait_for
@@ -55,9 +55,9 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
     first = looks.look((), 0)
     assert [one for one in first.findings if one.blocks] == []
     assert first.problem == ""
-    assert [gpu.uuid for gpu in visible_gpus.of_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
+    assert [gpu.uuid for gpu in visible_gpus.from_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
     half = Readings(one for one in first.readings if (one.name, one.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
-    assert visible_gpus.of_nvml(half, {}) == (), "one that hung before the last"
+    assert visible_gpus.from_nvml(half, {}) == (), "one that hung before the last"
     fake_nvml.set({"1.lost": 1})
     second = looks.look((), 0)
     blocking = {one.check: one.gpu for one in second.findings if one.blocks}
@@ -220,7 +220,7 @@ def test_only_what_the_job_uses_holds_it_back(environ: dict[str, str], visible: 
     assert [one.check for one in found] == ["gpu_errors", "gpu_driver", "disk_space"]
 
 
-HELD = Entry("GPU-a", "0000:10:00.0", "ecc", "3 errors", 100.0, "job", "run", boot="then", errors=3)
+HELD = QuarantinedGpu("GPU-a", "0000:10:00.0", "ecc", "3 errors", 100.0, "job", "run", boot="then", errors=3)
 WELL: dict[str, Any] = {
     "gpu.identity": {"index": 0, "pci": "0000:10:00.0"},
     "gpu.errors": [],
@@ -262,13 +262,13 @@ def seen(**otherwise: Any) -> Readings:  # noqa: ANN401  values of readings
     ],
 )
 def test_a_gpu_is_back_in_use_only_where_it_was_reset_and_all_is_known_to_be_well(
-    entry: Entry, now: Readings, boot: str, *, well: bool
+    entry: QuarantinedGpu, now: Readings, boot: str, *, well: bool
 ) -> None:
     assert is_well_again(entry, now, boot) is well
 
 
 def test_the_ledger_keeps_what_tells_of_a_reset_and_reads_rows_without_it(tmp_path: Path) -> None:
-    ledger = GpuLedger(tmp_path, "node", 7.0)
+    ledger = GpuQuarantine(tmp_path, "node", 7.0)
     ledger.quarantine(HELD)
     assert ledger.held(101.0) == (HELD,)
     old = ledger.path.read_text().replace(', "boot": "then", "errors": 3', "")
@@ -285,7 +285,7 @@ def test_a_check_that_fails_itself_is_told_once(watch: Callable[..., HealthWatch
     def check(*_readings: object) -> list[CheckResult]:
         raise LookupError("rack")
 
-    broken: Any = SimpleNamespace(NEEDS=(), check=check)
+    broken = Check(needs=(), check=check)
     looks._set = replace(looks._set, checks={"rack_water": broken})  # noqa: SLF001  as a package's plug-in comes
     assert looks.look((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
     assert looks.look((), 0).problem == ""

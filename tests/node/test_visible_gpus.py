@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.node import visible_gpus
-from supervisor.node.visible_gpus import Listed
+from supervisor.node.visible_gpus import VisibleGpu
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ def smi(directory: Path, body: str) -> str:
 
 def seen(directory: Path, text: str, **environ: str) -> list[str]:
     path = smi(directory, f"cat <<'END'\n{text}END")
-    return [gpu.uuid for gpu in visible_gpus.visible({"PATH": path, **environ})]
+    return [gpu.uuid for gpu in visible_gpus.visible_gpus({"PATH": path, **environ})]
 
 
 def test_each_has_the_number_that_nvidia_smi_shows_its_uuid_and_its_address(tmp_path: Path) -> None:
     path = smi(tmp_path, f'test "$1" = --query-gpu=index,uuid,pci.bus_id,name && cat <<END\n{ALIKE}END')
-    assert visible_gpus.visible({"PATH": path}) == (
-        Listed(0, A, "0000:3b:00.0"),
-        Listed(1, B, "0000:5e:00.0"),
-        Listed(2, C, "10000:86:00.0"),
+    assert visible_gpus.visible_gpus({"PATH": path}) == (
+        VisibleGpu(0, A, "0000:3b:00.0"),
+        VisibleGpu(1, B, "0000:5e:00.0"),
+        VisibleGpu(2, C, "10000:86:00.0"),
     )
-    assert visible_gpus.visible({"PATH": path, "CUDA_VISIBLE_DEVICES": "2,0"}) == (
-        Listed(2, C, "10000:86:00.0"),
-        Listed(0, A, "0000:3b:00.0"),
+    assert visible_gpus.visible_gpus({"PATH": path, "CUDA_VISIBLE_DEVICES": "2,0"}) == (
+        VisibleGpu(2, C, "10000:86:00.0"),
+        VisibleGpu(0, A, "0000:3b:00.0"),
     )
 
 
@@ -91,9 +91,9 @@ def test_a_lost_gpu_is_not_listed_and_the_others_are(tmp_path: Path) -> None:
 
 
 def test_without_a_driver_there_is_none(tmp_path: Path) -> None:
-    assert visible_gpus.visible({"PATH": str(tmp_path)}) == ()
+    assert visible_gpus.visible_gpus({"PATH": str(tmp_path)}) == ()
     broken = smi(tmp_path, "echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9")
-    assert visible_gpus.visible({"PATH": broken}) == ()
+    assert visible_gpus.visible_gpus({"PATH": broken}) == ()
 
 
 @pytest.mark.process
@@ -101,7 +101,7 @@ def test_without_a_driver_there_is_none(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_holds_nobody_up(tmp_path: Path, body: str) -> None:
     path = smi(tmp_path, f"cd {tmp_path}; {body}")
     began = time.monotonic()
-    assert visible_gpus.look({"PATH": path}, deadline_s=0.5) == visible_gpus.Seen((), answered=False)
+    assert visible_gpus.list_gpus({"PATH": path}, deadline_s=0.5) == visible_gpus.GpuListing((), answered=False)
     assert time.monotonic() - began < 5
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: not is_running(pid), "the end of nvidia-smi", 10)
@@ -109,8 +109,8 @@ def test_a_driver_that_hangs_holds_nobody_up(tmp_path: Path, body: str) -> None:
 
 ENDS_FIRST = """
 import pathlib, sys, threading, time
-from supervisor.node import listing
-threading.Thread(target=listing.visible, args=({"PATH": sys.argv[1]},), daemon=True).start()
+from supervisor.node import visible_gpus
+threading.Thread(target=visible_gpus.visible_gpus, args=({"PATH": sys.argv[1]},), daemon=True).start()
 while not (pathlib.Path(sys.argv[2]).exists() and pathlib.Path(sys.argv[2]).read_text().endswith("\\n")):
     time.sleep(0.01)
 """

@@ -20,7 +20,7 @@ from supervisor.checkpoints import discovery
 from supervisor.checkpoints.baseline import Baseline
 from supervisor.errors import SuperviseError
 from supervisor.launch import previous_processes
-from supervisor.node.gpu_quarantine import GpuLedger
+from supervisor.node.gpu_quarantine import GpuQuarantine
 from supervisor.run import lock
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a manifest": (str(Path(Manifests("").file_of("/ckpt/a.pt")).relative_to("/")), _manifest),
     "what was set aside": ("setaside.jsonl", lambda path: MoveJournal(str(path.parent)).changes()),
     "the mirror's log": ("log", lambda path: TransferLog.read(str(path))),
-    "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuLedger(path.parents[1], "n", 7.0).held(0.0)),
+    "the ledger of GPUs": (".gpus/n.jsonl", lambda path: GpuQuarantine(path.parents[1], "n", 7.0).held(0.0)),
     "the lock, by who takes it": ("lock", lambda path: lock.acquire(path, job="j")),
     "the lock, by who looks": ("lock", lock.holder),
     "our processes": ("processes", previous_processes.read_records),

@@ -1,1 +1,1 @@
-"""The node check: which node, GPU or link among those of a job is bad or slow, found by many short meetings of ever other pairs."""
+"""The node check: finds the bad or slow node, GPU or link of a job by many short trials of changing pairs."""

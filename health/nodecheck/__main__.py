@@ -34,13 +34,13 @@ if __name__ == "__main__" and not __package__:
 from health.nodecheck import report, schedule
 from health.nodecheck.liveness import Options, Peers
 from health.nodecheck.model import Fault, FaultKind
-from health.nodecheck.monitor import PipeVoice, Warden, state_of
+from health.nodecheck.monitor import PipeReporter, RankMonitor, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from health.model import Json
-    from health.nodecheck.measure import Board
+    from health.nodecheck.measure import TorchStore
 
 #: Nothing was found out: try again (sysexits: EX_TEMPFAIL).
 NO_REPORT: Final = 75
@@ -102,21 +102,21 @@ def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
         )
         return NO_REPORT
 
-    hear, speak = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()  # no thread runs yet
     if not pid:
-        os.close(hear)
-        _measure(rank, options, PipeVoice(speak))
-    os.close(speak)
+        os.close(read_end)
+        _measure(rank, options, PipeReporter(write_end))
+    os.close(write_end)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    warden = None
+    monitor = None
     try:
-        board = _board(options, serve=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-        warden = Warden(rank, pid, hear, board, options, first=os.environ.get("LOCAL_RANK", "0") == "0")
-        told = warden.watch()
-        if told["told_by"] == rank:
-            _print(told, as_json=as_json)
-        _leave(board, rank, options)
+        store = _store(options, serve=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+        monitor = RankMonitor(rank, pid, read_end, store, options, first=os.environ.get("LOCAL_RANK", "0") == "0")
+        outcome = monitor.watch()
+        if outcome["told_by"] == rank:
+            _print(outcome, as_json=as_json)
+        _leave(store, rank, options)
     except (RuntimeError, TimeoutError) as error:  # torch's DistError is a RuntimeError
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         sys.stderr.write(
@@ -124,36 +124,36 @@ def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
         )
         return NO_REPORT
     finally:
-        if warden is not None:
-            warden.kill()
+        if monitor is not None:
+            monitor.kill()
         else:
             os.kill(pid, signal.SIGKILL)
-    return 0 if told["fit"] else report.UNFIT
+    return 0 if outcome["fit"] else report.UNFIT
 
 
-def _board(options: Options, *, serve: bool) -> Board:
-    from health.nodecheck.measure import Board  # noqa: PLC0415  torch
+def _store(options: Options, *, serve: bool) -> TorchStore:
+    from health.nodecheck.measure import TorchStore  # noqa: PLC0415  torch
 
     run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Board(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serve=serve, run=run, timeout_s=options.join_s)
+    return TorchStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), serve=serve, run=run, timeout_s=options.join_s)
 
 
-def _measure(rank: int, options: Options, voice: PipeVoice) -> NoReturn:
-    """Measure until all is said. In a process of its own, which ends here."""
+def _measure(rank: int, options: Options, reporter: PipeReporter) -> NoReturn:
+    """Measure and report until the end. It runs in a process of its own, which ends here."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # its warden's death ends it, also where it hangs
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # its monitor's death ends it, also where it hangs
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a timeout is raised, and does not end the process
         from health.nodecheck import measure, worker  # noqa: PLC0415  torch
 
         me = measure.member(rank, int(os.environ.get("LOCAL_RANK", "0")))
-        board = _board(options, serve=False)
-        board.put(f"member/{rank}", json.dumps(me.to_json()))
-        peers = Peers(board, options)
-        members = worker.wait_members(board, peers, options.world, voice)
+        store = _store(options, serve=False)
+        store.put(f"member/{rank}", json.dumps(me.to_json()))
+        peers = Peers(store, options)
+        members = worker.wait_members(store, peers, options.world, reporter)
         shared = worker.is_shared(me, [*members.values()])
-        meter = measure.Meter(board, me, voice.step, measure.Manner(shared, options.trial_s, options.faults))
-        worker.take_part(worker.Player(board, peers, me, meter, voice), options)
+        meter = measure.Meter(store, me, reporter.step, measure.MeterOptions(shared, options.trial_s, options.faults))
+        worker.take_part(worker.Participant(store, peers, me, meter, reporter), options)
         code = 0
     except BrokenPipeError:
         code = 0
@@ -163,25 +163,25 @@ def _measure(rank: int, options: Options, voice: PipeVoice) -> NoReturn:
         os._exit(code)  # no one else's exit handlers, and no waiting for threads that hang
 
 
-def _leave(board: Board, rank: int, options: Options) -> None:
-    """Go once all have read the report: torchrun ends all when one ends in failure. The board may be rank 0's own, so it goes last."""
+def _leave(store: TorchStore, rank: int, options: Options) -> None:
+    """Go once all have read the report: torchrun ends all when one ends in failure. Rank 0 may serve the store, so it goes last."""
     until = time.monotonic() + _LEAVE_S
-    with contextlib.suppress(RuntimeError):  # the board has gone
-        board.put(f"read/{rank}", "1")
-        _wait_all(board, "read", options.world, until)
-        board.put(f"left/{rank}", "1")
+    with contextlib.suppress(RuntimeError):  # the store is gone
+        store.put(f"read/{rank}", "1")
+        _wait_all(store, "read", options.world, until)
+        store.put(f"left/{rank}", "1")
         if rank == 0:
-            _wait_all(board, "left", options.world, until)
+            _wait_all(store, "left", options.world, until)
 
 
-def _wait_all(board: Board, word: str, world: int, until: float) -> None:
+def _wait_all(store: TorchStore, word: str, world: int, until: float) -> None:
     for other in range(world):
-        while not board.has(f"{word}/{other}") and time.monotonic() < until:
+        while not store.has(f"{word}/{other}") and time.monotonic() < until:
             time.sleep(0.05)
 
 
-def _print(told: dict[str, Json], *, as_json: bool) -> None:
-    sys.stdout.write(json.dumps(told) + "\n" if as_json else "".join(line + "\n" for line in report.lines(told)))
+def _print(outcome: dict[str, Json], *, as_json: bool) -> None:
+    sys.stdout.write(json.dumps(outcome) + "\n" if as_json else "".join(line + "\n" for line in report.lines(outcome)))
     sys.stdout.flush()
 
 

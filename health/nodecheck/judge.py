@@ -1,15 +1,13 @@
-"""What the meetings say: which rank or link is gone, fails, or is slow. Pure.
+"""Judges pair trials (in reports: meetings): which rank or link fails or is slow, and which deserve a second look.
 
-In: Evidence. Out: Verdicts, and who deserves a second look. Nothing here fails, and nothing is kept.
-
-    failures  Every failed meeting counts, however many went well. Ranks that failed with several partners are taken out one by one, the one
-              with most partners first; what is left of failures between two that nobody else complains of is their link's. A rank whose
-              failures are all with few partners, and with these nearly always, has bad links and is not bad itself.
-    times     The time of a meeting is that of its best trial, because whatever disturbs only adds; that of a pair or rank is the (lower)
-              median of its meetings. It is slow where it is `ratio` times that of the others, and farther from them than the meetings of
-              one and the same pair lie apart. Pairs of one machine and pairs between machines are not compared, nor different models.
-    partners  A rank is judged by its pairs with those not accused: who is accused is taken out before the next one is judged, and
-              links are judged last, among ranks that all passed.
+failures  Every failed meeting counts, however many went well. Ranks that failed with several partners are taken out one by one, the one
+          with most partners first; what is left of failures between two that nobody else complains of is their link's. A rank whose
+          failures are all with few partners, and with these nearly always, has bad links and is not bad itself.
+times     The time of a meeting is that of its best trial, because whatever disturbs only adds; that of a pair or rank is the (lower)
+          median of its meetings. It is slow where it is `ratio` times that of the others, and farther from them than the meetings of
+          one and the same pair lie apart. Pairs of one machine and pairs between machines are not compared, nor different models.
+partners  A rank is judged by its pairs with those not accused: who is accused is taken out before the next one is judged, and
+          links are judged last, among ranks that all passed.
 """
 
 from __future__ import annotations
@@ -125,7 +123,7 @@ def second_look(known: Evidence, limits: Limits = DEFAULT) -> tuple[list[int], l
 # --- failures -------------------------------------------------------------------------------------------------------------------------
 
 
-def meetings(known: Evidence) -> dict[tuple[int, int, Pair], list[Sample]]:
+def pair_trials(known: Evidence) -> dict[tuple[int, int, Pair], list[Sample]]:
     """Return what was seen of each meeting of two that were both there: one or two samples."""
     found: dict[tuple[int, int, Pair], list[Sample]] = {}
     for one in known.samples:
@@ -137,7 +135,7 @@ def meetings(known: Evidence) -> dict[tuple[int, int, Pair], list[Sample]]:
 def failed_pairs(known: Evidence) -> dict[Pair, list[str]]:
     """Return the failed meetings of each pair that had any: what was seen first. What a rank did wrong alone is not a pair's."""
     found: dict[Pair, list[str]] = {}
-    for (_, _, pair), both in meetings(known).items():
+    for (_, _, pair), both in pair_trials(known).items():
         bad = [one for one in both if one.failure]
         if bad and not any(one.own for one in bad):
             found.setdefault(pair, []).append(bad[0].failure)
@@ -147,7 +145,7 @@ def failed_pairs(known: Evidence) -> dict[Pair, list[str]]:
 def _failing(known: Evidence, failed: Mapping[Pair, list[str]], limits: Limits) -> tuple[set[int], set[Pair], set[Pair]]:
     """Return the ranks that fail, the links, and the pairs that failed once and nobody knows why."""
     ranks = {one.rank for one in known.samples if one.own and one.rank not in known.gone}
-    met = Counter(pair for _, _, pair in meetings(known))
+    met = Counter(pair for _, _, pair in pair_trials(known))
     links: set[Pair] = set()
     while True:
         left = {pair: len(why) for pair, why in failed.items() if not ranks & set(pair) and pair not in links}
@@ -169,18 +167,18 @@ def _failing(known: Evidence, failed: Mapping[Pair, list[str]], limits: Limits) 
 
 def _slow_compute(known: Evidence, limits: Limits) -> dict[int, Slow]:
     """Return the ranks whose matrix products take too long, among ranks of the same model."""
-    meetings: dict[int, list[float]] = {}
+    pair_trials: dict[int, list[float]] = {}
     for one in known.samples:
         if trials := one.seconds.get(Kind.COMPUTE):
-            meetings.setdefault(one.rank, []).append(min(trials))
-    typical = {rank: median_low(times) for rank, times in meetings.items() if rank in known.members}
+            pair_trials.setdefault(one.rank, []).append(min(trials))
+    typical = {rank: median_low(times) for rank, times in pair_trials.items() if rank in known.members}
     slow: dict[int, Slow] = {}
     while True:
         found: dict[int, Slow] = {}
         for rank in typical.keys() - slow.keys():
             alike = [other for other in typical if other not in slow and known.members[other].model == known.members[rank].model]
             others = [typical[other] for other in alike if other != rank]
-            noise = median([_range(meetings[other]) for other in alike])
+            noise = median([_range(pair_trials[other]) for other in alike])
             ratio = limits.crowded_compute if crowded(known, rank) else limits.compute
             if others and _is_slow(typical[rank], median_low(others), noise, ratio, limits):
                 found[rank] = Slow(Kind.COMPUTE, typical[rank], median_low(others), len(others))
@@ -207,7 +205,7 @@ def _slow_together(
         ranks.update({rank: (*ranks.get(rank, ()), one) for rank, one in slow_ranks.items()})
         pairs.update({pair: (*pairs.get(pair, ()), one) for pair, one in slow_pairs.items()})
     pairs = {pair: slow for pair, slow in pairs.items() if not ranks.keys() & set(pair)}
-    met = Counter(pair for _, _, pair in meetings(known))
+    met = Counter(pair for _, _, pair in pair_trials(known))
     return (
         ranks,
         {pair: slow for pair, slow in pairs.items() if met[pair] > 1},
@@ -236,7 +234,7 @@ def _slow_of(known: Evidence, kind: Kind, accused: set[int], links: set[Pair], l
 def _classes(known: Evidence, kind: Kind, accused: set[int], links: set[Pair]) -> Iterable[Mapping[Pair, list[float]]]:
     """Yield the meetings' best times of the pairs that may be compared: within machines, then between them, of the same models."""
     classes: dict[tuple[bool, frozenset[str]], dict[Pair, list[float]]] = {}
-    for (_, _, pair), both in meetings(known).items():
+    for (_, _, pair), both in pair_trials(known).items():
         best = [min(one.seconds[kind]) for one in both if one.seconds.get(kind) and not one.failure]
         if best and pair not in links and not accused & set(pair) and known.members.keys() >= set(pair):
             a, b = (known.members[rank] for rank in pair)

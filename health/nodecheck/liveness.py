@@ -1,7 +1,6 @@
-"""Who of the others is alive, by signs that each rank leaves on a board that all see.
+"""Which ranks are alive, by heartbeats that each one writes to a store that all read.
 
-In: a Board. Out: signs, and why a rank counts as gone. What fails is the board's. State: when each rank's sign last changed, by our
-own clock, so that the nodes' clocks need not agree.
+The age of a heartbeat is measured by our own clock, so that the clocks of the nodes need not agree.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Board(Protocol):
-    """Texts by name that all ranks see."""
+class SharedStore(Protocol):
+    """Texts by name that all ranks share."""
 
     def get(self, name: str) -> str:
         """Return the text, "" where there is none."""
@@ -38,7 +37,7 @@ class Options:
     """How a check is made; the same on every rank.
 
     deadline_s: when there is a verdict, whatever happens. join_s: for a rank to come. trial_s: for one operation of a pair.
-    stale_s: without a sign a rank is gone. rounds: of the tournament. faults: of a rehearsal.
+    stale_s: after which a rank without a heartbeat is gone. rounds: of the tournament. faults: of a rehearsal.
     """
 
     world: int
@@ -61,11 +60,11 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """What a rank last said.
+class Heartbeat:
+    """The state that a rank last reported.
 
-    beat: counts up while its warden lives. finished: the last phase it is through with. gone: why it is. read: its node is read, or is
-    another rank's to read.
+    beat: counts up while its monitor lives. finished: the last phase that it completed. gone: why it is gone. read: its node is read, or
+    another rank reads it.
     """
 
     beat: int = 0
@@ -78,48 +77,48 @@ class Sign:
 class Peers:
     """All ranks, as seen from one."""
 
-    def __init__(self, board: Board, options: Options) -> None:
-        self._board, self._options = board, options
-        self._begun = time.monotonic()
-        self._last: dict[int, tuple[Sign, float]] = {}
+    def __init__(self, store: SharedStore, options: Options) -> None:
+        self._store, self._options = store, options
+        self._began = time.monotonic()
+        self._last: dict[int, tuple[Heartbeat, float]] = {}
 
-    def leave_sign(self, rank: int, sign: Sign) -> None:
-        """Tell the others."""
-        self._board.put(f"sign/{rank}", json.dumps(asdict(sign)))
+    def send_heartbeat(self, rank: int, heartbeat: Heartbeat) -> None:
+        """Publish a heartbeat of this rank."""
+        self._store.put(f"sign/{rank}", json.dumps(asdict(heartbeat)))
 
-    def sign(self, rank: int) -> Sign | None:
-        """Return what the rank last said, None where it never came."""
-        text = self._board.get(f"sign/{rank}")
+    def heartbeat(self, rank: int) -> Heartbeat | None:
+        """Return the rank's last heartbeat, None where it never came."""
+        text = self._store.get(f"sign/{rank}")
         if not text:
             return None
-        sign = Sign(**json.loads(text))
-        if rank not in self._last or self._last[rank][0].beat != sign.beat:
-            self._last[rank] = sign, time.monotonic()
-        return sign
+        heartbeat = Heartbeat(**json.loads(text))
+        if rank not in self._last or self._last[rank][0].beat != heartbeat.beat:
+            self._last[rank] = heartbeat, time.monotonic()
+        return heartbeat
 
     def gone(self, rank: int) -> str:
         """Return why the rank is gone, "" where it lives or may still come."""
-        sign = self.sign(rank)
+        heartbeat = self.heartbeat(rank)
         now = time.monotonic()
-        if sign is None:
-            return f"did not come within {self._options.join_s:.0f} s" if now - self._begun > self._options.join_s else ""
-        if sign.gone or sign.finished > 0:
-            return sign.gone
+        if heartbeat is None:
+            return f"did not come within {self._options.join_s:.0f} s" if now - self._began > self._options.join_s else ""
+        if heartbeat.gone or heartbeat.finished > 0:
+            return heartbeat.gone
         silent_s = now - self._last[rank][1]
-        return f"no sign of life for {silent_s:.0f} s; last: {sign.step}" if silent_s > self._options.stale_s else ""
+        return f"no sign of life for {silent_s:.0f} s; last: {heartbeat.step}" if silent_s > self._options.stale_s else ""
 
     def evidence(self, ranks: Sequence[int]) -> Evidence:
-        """Return all that the ranks have left on the board."""
+        """Return all that the ranks have written to the store."""
         members, samples, gone, unfinished, nodes = {}, [], {}, {}, {}
         for rank in ranks:
-            if text := self._board.get(f"member/{rank}"):
+            if text := self._store.get(f"member/{rank}"):
                 members[rank] = Member.from_json(json.loads(text))
-            if text := self._board.get(f"node/{rank}"):
+            if text := self._store.get(f"node/{rank}"):
                 nodes[rank] = Node.from_json(json.loads(text))
-            samples += [Sample.from_json(row) for row in json.loads(self._board.get(f"samples/{rank}") or "[]")]
+            samples += [Sample.from_json(row) for row in json.loads(self._store.get(f"samples/{rank}") or "[]")]
             if why := self.gone(rank):
                 gone[rank] = why
-            elif (sign := self.sign(rank)) is not None and sign.finished < 0:
-                unfinished[rank] = sign.step
+            elif (heartbeat := self.heartbeat(rank)) is not None and heartbeat.finished < 0:
+                unfinished[rank] = heartbeat.step
         rehearsed = bool(self._options.faults)
         return Evidence(members, tuple(samples), gone, unfinished, world=len(ranks), rehearsed=rehearsed, nodes=nodes)

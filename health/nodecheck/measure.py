@@ -1,9 +1,7 @@
-"""Torch's side of the node check, and the only one: the store that all share, and the trials of a meeting.
+"""Torch's side of the node check: the store that all ranks share, and the measurements of a pair trial.
 
-In: a Meeting, faults of a rehearsal. Out: a Sample; whatever torch raises in a meeting is a failure in it. State: the process group of the
-meeting that runs, made anew for each, so that a broken one harms no other. A trial that hangs is ended by the group's own timeout.
-
-Every timed operation is preceded by a small exchange, so that who comes late costs his partner nothing.
+Each pair trial makes its own process group, so that a broken one harms no other; the group's timeout ends a trial that hangs. A small
+exchange precedes every timed operation, so that a late rank does not add to its partner's time.
 
     clock   a GPU: wall time, synchronised. A CPU that the ranks need not share: wall time, all cores. A CPU with more ranks than cores:
             one thread and its own CPU time, which others' load lengthens little; turns would make the check as many times longer as there
@@ -27,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # documented, not in its __all__
 
-from health.nodecheck.model import NOBODY, Fault, FaultKind, Kind, Meeting, Member, Sample
+from health.nodecheck.model import NOBODY, Fault, FaultKind, Kind, Member, PairTrial, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -44,33 +42,33 @@ _WARM_UPS: Final = 2
 _ENOUGH_S: Final = 0.5
 
 
-class Board:
-    """Texts by name that all ranks see. Nothing blocks but `wait`. Raises torch's DistError where the store is gone."""
+class TorchStore:
+    """Texts by name that all ranks share. Nothing blocks but `wait`. Raises torch's DistError where the store is gone."""
 
     def __init__(self, host: str, port: int, *, serve: bool, run: str, timeout_s: float) -> None:
-        # as a client the constructor waits for the server as long as it is told to
+        # as a client the constructor waits for the server, up to its timeout
         timeout = timedelta(seconds=timeout_s)
         base = TCPStore(host, port, is_master=serve, wait_for_workers=False, timeout=timeout)
-        self.store = PrefixStore(f"health.nodecheck/{run}", base)
+        self.prefix_store = PrefixStore(f"health.nodecheck/{run}", base)
 
     def get(self, name: str) -> str:
         """Return the text, "" where there is none."""
-        return self.store.get(name).decode() if self.store.check([name]) else ""
+        return self.prefix_store.get(name).decode() if self.prefix_store.check([name]) else ""
 
     def put(self, name: str, text: str) -> None:
         """Set it."""
-        self.store.set(name, text)
+        self.prefix_store.set(name, text)
 
     def put_first(self, name: str, text: str) -> None:
         """Set it where nobody has."""
-        self.store.compare_set(name, "", text)
+        self.prefix_store.compare_set(name, "", text)
 
     def has(self, name: str) -> bool:
         """Return whether anybody set it."""
-        return bool(self.store.check([name]))
+        return bool(self.prefix_store.check([name]))
 
 
-class Failed(Exception):  # noqa: N818  said of a meeting
+class TrialError(Exception):
     """A trial went wrong in a way that torch does not raise. own: it is this rank's own doing."""
 
     def __init__(self, message: str, *, own: bool = False) -> None:
@@ -90,7 +88,7 @@ def member(rank: int, local_rank: int) -> Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class MeterOptions:
     """How it is measured. shared: a crowded CPU. timeout_s: of one operation of a pair. faults: of a rehearsal."""
 
     shared: bool
@@ -99,15 +97,15 @@ class Manner:
 
 
 class Meter:
-    """Measures on this rank's device. say: told of each step, for whoever watches whether this process hangs."""
+    """Measures on this rank's device. report_step: called before each step, so that the monitor sees whether this process hangs."""
 
-    def __init__(self, board: Board, me: Member, say: Callable[[str], None], manner: Manner) -> None:
-        self._board, self._me, self._say, self._shared = board, me, say, manner.shared
-        self._timeout = timedelta(seconds=manner.timeout_s)
-        self._faults = manner.faults
+    def __init__(self, store: TorchStore, me: Member, report_step: Callable[[str], None], options: MeterOptions) -> None:
+        self._store, self._me, self._report_step, self._shared = store, me, report_step, options.shared
+        self._timeout = timedelta(seconds=options.timeout_s)
+        self._faults = options.faults
         self._random = random.Random(f"{me.rank}")  # noqa: S311  a rehearsal
         self._gpu = me.device != "cpu"
-        if manner.shared:
+        if options.shared:
             torch.set_num_threads(1)
         self._edge, self._large, self._message, self._products = _GPU if self._gpu else _CPU
         generator = torch.Generator().manual_seed(6)
@@ -116,20 +114,20 @@ class Meter:
         self._right: Tensor | None = None
         self._step = ""
 
-    def meet(self, meeting: Meeting | None, phase: int, number: int) -> Sample:
-        """Return what a meeting showed; without one only what this rank does alone."""
+    def measure_pair(self, pair_trial: PairTrial | None, phase: int, number: int) -> Sample:
+        """Return what a pair trial showed; without one only what this rank does alone."""
         seconds: dict[Kind, tuple[float, ...]] = {}
-        partner = meeting.partner(self._me.rank) if meeting is not None else NOBODY
+        partner = pair_trial.partner(self._me.rank) if pair_trial is not None else NOBODY
         try:
             self._at(f"round {number}: matrix products")
             self._injected_end(number)
             seconds[Kind.COMPUTE] = tuple(self._compute() for _ in range(_TRIALS[Kind.COMPUTE]))
-            if meeting is not None:
-                for kind, times in self._together(meeting):
+            if pair_trial is not None:
+                for kind, times in self._together(pair_trial):
                     self._at(f"round {number}: {kind.value}")
                     seconds[kind] = tuple(times)
-        except (RuntimeError, ValueError, Failed) as error:  # RuntimeError: torch's own are among it
-            own = error.own if isinstance(error, Failed) else not self._reached(seconds)
+        except (RuntimeError, ValueError, TrialError) as error:  # RuntimeError: torch's own are among it
+            own = error.own if isinstance(error, TrialError) else not self._reached(seconds)
             words = " ".join(str(error).rpartition("] ")[2].split())[:120]  # in front of it is where in gloo's source
             return Sample(phase, number, self._me.rank, partner, seconds, f"{self._step}: {words}", own=own)
         finally:
@@ -138,7 +136,7 @@ class Meter:
 
     def _at(self, step: str) -> None:
         self._step = step
-        self._say(step)
+        self._report_step(step)
 
     @staticmethod
     def _reached(seconds: dict[Kind, tuple[float, ...]]) -> bool:
@@ -148,13 +146,13 @@ class Meter:
     # --- alone ------------------------------------------------------------------------------------------------------------------------
 
     def _compute(self) -> float:
-        begun = self._now(cpu=self._shared)
+        began = self._now(cpu=self._shared)
         out = self._multiply()
-        took = self._now(cpu=self._shared) - begun
+        took = self._now(cpu=self._shared) - began
         if self._right is None:
             self._right = out
         elif not torch.equal(out, self._right):
-            raise Failed("matrix products: the same product gave another result than before", own=True)
+            raise TrialError("matrix products: the same product gave another result than before", own=True)
         return took
 
     def _multiply(self) -> Tensor:
@@ -171,22 +169,22 @@ class Meter:
 
     # --- together ---------------------------------------------------------------------------------------------------------------------
 
-    def _together(self, meeting: Meeting) -> Iterable[tuple[Kind, Iterable[float]]]:
+    def _together(self, pair_trial: PairTrial) -> Iterable[tuple[Kind, Iterable[float]]]:
         """Yield each kind and its trials, which run while they are iterated over."""
-        self._at(f"round {meeting.number}: connection")
-        side = 0 if self._me.rank == meeting.a else 1
+        self._at(f"round {pair_trial.number}: connection")
+        side = 0 if self._me.rank == pair_trial.a else 1
         dist.init_process_group(
             "nccl" if self._gpu else "gloo",
-            store=PrefixStore(meeting.name, self._board.store),
+            store=PrefixStore(pair_trial.name, self._store.prefix_store),
             rank=side,
             world_size=2,
             timeout=self._timeout,
         )
-        delay = sum(fault.amount for fault in self._faults if fault.of_link((meeting.a, meeting.b)) and not side)
+        delay = sum(fault.amount for fault in self._faults if fault.of_link((pair_trial.a, pair_trial.b)) and not side)
         spoils = self._drawn(FaultKind.CORRUPT)
         if self._drawn(FaultKind.FAIL):
             self._all_reduce(1, 0.0, spoils=False)
-            raise Failed("rehearsal: connection closed")
+            raise TrialError("rehearsal: connection closed")
         small = 16
         yield Kind.SMALL, self._timed(_TRIALS[Kind.SMALL], lambda: self._all_reduce(small, delay, spoils=spoils))
         yield Kind.LARGE, self._timed(_TRIALS[Kind.LARGE], lambda: self._all_reduce(self._large, delay, spoils=False))
@@ -201,10 +199,10 @@ class Meter:
             dist.all_reduce(enough)
             if enough.item() > 0:
                 return
-            begun = self._now()
+            began = self._now()
             operation()
             if number >= _WARM_UPS:
-                yield self._now() - begun
+                yield self._now() - began
             else:
                 self._now()
 
@@ -216,7 +214,7 @@ class Meter:
         time.sleep(delay)
         dist.all_reduce(out)
         if out[0].item() != 2.0 or out[-1].item() != 2.0:  # noqa: PLR2004  1 + 1
-            raise Failed(f"all-reduce: the sum of 1 and 1 is {out[0].item()}, ..., {out[-1].item()}")
+            raise TrialError(f"all-reduce: the sum of 1 and 1 is {out[0].item()}, ..., {out[-1].item()}")
 
     def _swap(self, side: int, delay: float) -> None:
         """Send there and back."""

@@ -1,7 +1,4 @@
-"""The nouns of the node check: who takes part, who meets whom, and what a meeting showed.
-
-In and out: values. Nothing here does IO, keeps state or fails, but for `Fault.parse` and `Node.from_json`, which raise ValueError.
-"""
+"""The values of the node check: who takes part, which pairs measure together, and what each pair trial showed."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Member:
     cores: int
 
     def __str__(self) -> str:
-        """Return how people are told of it."""
+        """Return its name for people."""
         return f"rank {self.rank} ({self.host} {self.device})"
 
     def to_json(self) -> dict[str, Json]:
@@ -59,8 +56,8 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Two ranks in one round. phase: 0 the tournament, 1 what its doubts asked for. a < b."""
+class PairTrial:
+    """Two ranks that measure together in one round. phase: 0 the tournament, 1 what its doubts asked for. a < b."""
 
     phase: int
     number: int
@@ -73,13 +70,13 @@ class Meeting:
 
     @property
     def name(self) -> str:
-        """A name that no other meeting of this check has."""
+        """A name that no other trial of this check has."""
         return f"{self.phase}.{self.number}.{self.a}-{self.b}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one rank saw of one meeting. partner: NOBODY where it had none in this round.
+    """What one rank saw of one pair trial. partner: NOBODY where it had none in this round.
 
     seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, whoever the partner.
     absent: the partner was gone, so that nothing was tried.
@@ -153,8 +150,8 @@ class FaultKind(StrEnum):
 
     SLOW_COMPUTE = "slow-compute"  # that many times as much work
     SLOW_LINK = "slow-link"  # seconds more for each operation of a pair
-    FAIL = "fail"  # the probability that a meeting fails, the connection lost
-    CORRUPT = "corrupt"  # the probability that what is sent in a meeting is wrong
+    FAIL = "fail"  # the probability that a pair trial fails, the connection lost
+    CORRUPT = "corrupt"  # the probability that what is sent in a pair trial is wrong
     HANG = "hang"  # stopped in the round of this number
     DIE = "die"  # killed in the round of this number
 

@@ -1,8 +1,6 @@
-"""Beside each rank's measuring process, one that cannot hang with it: passes on what it says, and says what became of it.
+"""Beside each rank's measuring process, one that cannot hang with it: it forwards what that process reports, and reports how it ends.
 
-In: a pipe from the measuring process, a Board. Out: signs, samples and what the node is made of on the board, and at last the report, the
-same on every rank. What fails is the board's. The lowest rank that lives leads: it asks for second looks, and judges. Who leads is no
-matter of agreement: what two leaders say at once, the board takes from the first.
+The lowest living rank leads: it asks for second looks, and judges. Two ranks may believe that they lead; the store keeps what came first.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from typing import TYPE_CHECKING, Final
 from health.model import Ask, Readings
 from health.nodecheck import report, schedule
 from health.nodecheck.judge import second_look
-from health.nodecheck.liveness import Peers, Sign
+from health.nodecheck.liveness import Heartbeat, Peers
 from health.nodecheck.model import Node
 from health.nodecheck.worker import SECOND
 from health.probing.runner import OUTCOME, Runner
 
 if TYPE_CHECKING:
     from health.model import Json, Reading
-    from health.nodecheck.liveness import Board, Options
+    from health.nodecheck.liveness import Options, SharedStore
     from health.nodecheck.model import Sample
 
 REPORT: Final = "report"
@@ -44,8 +42,8 @@ _GRACE_S: Final = 5.0
 _DIE_S: Final = 1.0
 
 
-class PipeVoice:
-    """The measuring process's side of the pipe. Raises BrokenPipeError where the warden is no more."""
+class PipeReporter:
+    """The measuring process's side of the pipe. Raises BrokenPipeError where the monitor is gone."""
 
     def __init__(self, end: int) -> None:
         self._end = end
@@ -56,100 +54,104 @@ class PipeVoice:
             data = data[os.write(self._end, data) :]
 
     def step(self, text: str) -> None:
-        """Say what comes next."""
+        """Report the next step."""
         self._send({"step": text})
 
     def sample(self, sample: Sample) -> None:
-        """Say what was seen."""
+        """Report a sample."""
         self._send({"sample": sample.to_json()})
 
     def finished(self, phase: int) -> None:
-        """Say that a phase is over."""
+        """Report that a phase is over."""
         self._send({"finished": phase})
 
 
-class Warden:
-    """Watches over one measuring process. pid: of it. pipe: where it speaks. first: of its node, so that it reads what that is made of."""
+class RankMonitor:
+    """Watches over one measuring process. pid: of it. pipe: its reports. first: of its node, so that it reads the node's environment."""
 
-    def __init__(self, rank: int, pid: int, pipe: int, board: Board, options: Options, *, first: bool) -> None:  # noqa: PLR0913  all it is given
-        self._rank, self._pid, self._pipe, self._board, self._options = rank, pid, pipe, board, options
-        self._peers = Peers(board, options)
-        self._sign = Sign(step="start", read=not first)
+    def __init__(self, rank: int, pid: int, pipe: int, store: SharedStore, options: Options, *, first: bool) -> None:  # noqa: PLR0913  all it is given
+        self._rank, self._pid, self._pipe, self._store, self._options = rank, pid, pipe, store, options
+        self._peers = Peers(store, options)
+        self._heartbeat = Heartbeat(step="start", read=not first)
         self._found: list[Reading] = []
-        # a thread of its own: git on a slow disk must not keep this rank's signs of life back
+        # a thread of its own: git on a slow disk must not keep this rank's heartbeats back
         self._reader = threading.Thread(target=_read_node, args=(self._found,), name="node", daemon=True)
         self._samples: list[Json] = []
         self._rest = b""
-        self._begun = self._heard = time.monotonic()
+        self._began = self._last_message_t = time.monotonic()
         self._beaten = 0.0
         self._ended = False
         os.set_blocking(pipe, False)
 
     def watch(self) -> dict[str, Json]:
         """Return the report. Raises TimeoutError where there is none in time."""
-        if not self._sign.read:
+        if not self._heartbeat.read:
             self._reader.start()
-        while not (text := self._board.get(REPORT)):
+        while not (text := self._store.get(REPORT)):
             if not self._ended:
                 self._listen()
                 self._look()
             else:
                 time.sleep(_TICK_S)
-            if not self._sign.read and not self._reader.is_alive():
-                self._board.put(f"node/{self._rank}", json.dumps(Node(platform.node(), Readings(self._found)).to_json()))
-                self._sign = replace(self._sign, read=True)
+            if not self._heartbeat.read and not self._reader.is_alive():
+                self._store.put(f"node/{self._rank}", json.dumps(Node(platform.node(), Readings(self._found)).to_json()))
+                self._heartbeat = replace(self._heartbeat, read=True)
                 self._beat()
             if time.monotonic() - self._beaten > _BEAT_S:
                 self._beat()
             self._lead()
             if self._elapsed() > self._options.deadline_s + _GRACE_S:
                 raise TimeoutError(f"no report within {self._options.deadline_s + _GRACE_S:.0f} s")
-        told: dict[str, Json] = json.loads(text)
-        return told
+        outcome: dict[str, Json] = json.loads(text)
+        return outcome
 
     def _elapsed(self) -> float:
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._began
 
     def _listen(self) -> None:
-        """Take what the process said, and pass on what the others need."""
+        """Take what the process reported, and forward what the others need."""
         if not select.select([self._pipe], [], [], _TICK_S)[0]:
             return
         *rows, self._rest = (self._rest + (os.read(self._pipe, _BLOCK))).split(b"\n")
         for row in map(json.loads, rows):
-            self._heard = time.monotonic()
+            self._last_message_t = time.monotonic()
             if "sample" in row:
                 self._samples.append(row["sample"])
-                self._board.put(f"samples/{self._rank}", json.dumps(self._samples))
+                self._store.put(f"samples/{self._rank}", json.dumps(self._samples))
             elif "finished" in row:
-                self._sign = replace(self._sign, finished=row["finished"])
+                self._heartbeat = replace(self._heartbeat, finished=row["finished"])
                 self._beat()
             else:
-                self._sign = replace(self._sign, step=row["step"])
+                self._heartbeat = replace(self._heartbeat, step=row["step"])
 
     def _look(self) -> None:
         """See whether the process lives, and does anything."""
         pid, status = os.waitpid(self._pid, os.WNOHANG)
-        silent_s = time.monotonic() - self._heard
+        silent_s = time.monotonic() - self._last_message_t
         if pid:
-            self._listen()  # what it said last
+            self._listen()  # its last reports
             self._ended = True
             code = os.waitstatus_to_exitcode(status)
-            if self._sign.finished < 1:
+            if self._heartbeat.finished < 1:
                 how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                self._gone(f"its process was {how}; last: {self._sign.step}" if code < 0 else f"its process {how}; last: {self._sign.step}")
+                self._gone(
+                    f"its process was {how}; last: {self._heartbeat.step}"
+                    if code < 0
+                    else f"its process {how}; last: {self._heartbeat.step}"
+                )
         elif silent_s > (self._options.silence_s if self._samples else self._options.join_s + self._options.silence_s):
-            # told before it is ended: what is stuck in the kernel may take until the next boot to die
-            self._gone(f"hangs for {silent_s:.0f} s, {state_of(self._pid)}; last: {self._sign.step}")
+            # reported before it is killed: what is stuck in the kernel may take until the next boot to die
+            self._gone(f"hangs for {silent_s:.0f} s, {state_of(self._pid)}; last: {self._heartbeat.step}")
             self.kill()
 
     def _gone(self, why: str) -> None:
-        self._sign = replace(self._sign, gone=why)
+        self._heartbeat = replace(self._heartbeat, gone=why)
         self._beat()
 
     def _beat(self) -> None:
         self._beaten = time.monotonic()
-        self._sign = replace(self._sign, beat=self._sign.beat + 1)
-        self._peers.leave_sign(self._rank, self._sign)
+        self._heartbeat = replace(self._heartbeat, beat=self._heartbeat.beat + 1)
+        self._peers.send_heartbeat(self._rank, self._heartbeat)
 
     def kill(self) -> None:
         """End the process, if it is there. One that is stuck in the kernel is left to init: it dies when the kernel lets it go."""
@@ -168,17 +170,17 @@ class Warden:
         if any(not self._peers.gone(rank) for rank in range(self._rank)):
             return
         ranks = range(self._options.world)
-        signs = [self._peers.sign(rank) for rank in ranks if not self._peers.gone(rank)]
-        through = min((sign.finished if sign is not None else -1 for sign in signs), default=1)
+        heartbeats = [self._peers.heartbeat(rank) for rank in ranks if not self._peers.gone(rank)]
+        through = min((heartbeat.finished if heartbeat is not None else -1 for heartbeat in heartbeats), default=1)
         late = self._elapsed() > self._options.deadline_s
-        if not self._board.has(SECOND):
+        if not self._store.has(SECOND):
             if through >= 0 or self._elapsed() > 0.8 * self._options.deadline_s:
                 rounds = schedule.second_looks(*second_look(self._peers.evidence(ranks)))
-                self._board.put_first(SECOND, json.dumps([[[*asdict(one).values()] for one in meetings] for meetings in rounds]))
-        elif late or (through >= 1 and all(sign is not None and sign.read for sign in signs)):
+                self._store.put_first(SECOND, json.dumps([[[*asdict(one).values()] for one in pair_trials] for pair_trials in rounds]))
+        elif late or (through >= 1 and all(heartbeat is not None and heartbeat.read for heartbeat in heartbeats)):
             known = self._peers.evidence(ranks)
-            said = report.results(known)
-            self._board.put_first(REPORT, json.dumps({**report.to_json(known, said, self._elapsed(), time.time()), "told_by": self._rank}))
+            rows = report.results(known)
+            self._store.put_first(REPORT, json.dumps({**report.to_json(known, rows, self._elapsed(), time.time()), "told_by": self._rank}))
 
 
 def _read_node(found: list[Reading]) -> None:
@@ -186,7 +188,7 @@ def _read_node(found: list[Reading]) -> None:
 
 
 def state_of(pid: int) -> str:
-    """Return what the kernel says that a process does: its state, and what it waits for in the kernel where that may be read."""
+    """Return a process's state, and where in the kernel it waits if that may be read."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
         place = Path(f"/proc/{pid}/wchan").read_text("ascii")

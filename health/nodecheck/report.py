@@ -1,7 +1,4 @@
-"""What people and programs are told of a node check.
-
-In: Evidence. Out: CheckResults (those of `supervise doctor`), a text, a JSON object, the exit code. Nothing can fail here.
-"""
+"""The report of a node check, as results, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from health import judge as health_judge
 from health.checks import environment
 from health.model import HOST, CheckResult, Readings, Repair, Result, worst
-from health.nodecheck.judge import DEFAULT, judge, meetings
+from health.nodecheck.judge import DEFAULT, judge, pair_trials
 from health.nodecheck.model import Kind
 from health.probing.runner import OUTCOME
 
@@ -35,7 +32,7 @@ _NODES: Final = "env_nodes"
 def results(known: Evidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...]:
     """Return what is wrong, worst first, and last what was looked at; never empty."""
     found = judge(known, limits)
-    said = [
+    rows = [
         *(_presence(known, rank, why) for rank, why in known.gone.items()),
         *(_unfinished(known, rank, step) for rank, step in known.unfinished.items()),
         *(_failing(known, rank, why) for rank, why in found.failing.items()),
@@ -50,40 +47,40 @@ def results(known: Evidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...
         *_environments(known),
     ]
     if known.rehearsed:  # never to be taken for the truth, wherever it is shown
-        said = [replace(one, reason="rehearsal: " + one.reason) for one in said]
-    return (*worst(said), _extent(known))
+        rows = [replace(one, reason="rehearsal: " + one.reason) for one in rows]
+    return (*worst(rows), _extent(known))
 
 
-def exit_code(said: Iterable[CheckResult]) -> int:
+def exit_code(rows: Iterable[CheckResult]) -> int:
     """Return 0, or UNFIT where anything is FAILED."""
-    return UNFIT if any(one.result is Result.FAILED for one in said) else 0
+    return UNFIT if any(one.result is Result.FAILED for one in rows) else 0
 
 
-def to_json(known: Evidence, said: Sequence[CheckResult], seconds: float, t: float) -> dict[str, Json]:
+def to_json(known: Evidence, rows: Sequence[CheckResult], seconds: float, t: float) -> dict[str, Json]:
     """Return the object of `--json`."""
     return {
         "v": VERSION,
         "t": t,
         "seconds": round(seconds, 3),
-        "fit": exit_code(said) == 0,
+        "fit": exit_code(rows) == 0,
         "rehearsal": known.rehearsed,
         "world": known.world,
-        "meetings": len(meetings(known)),
+        "meetings": len(pair_trials(known)),
         "members": [known.members[rank].to_json() for rank in sorted(known.members)],
-        "results": [one.to_json() for one in said],
+        "results": [one.to_json() for one in rows],
     }
 
 
-def lines(told: dict[str, Json]) -> Iterable[str]:
+def lines(outcome: dict[str, Json]) -> Iterable[str]:
     """Yield the lines for people of what `to_json` returned."""
-    said = told["results"]
-    for one in said if isinstance(said, list) else []:
+    rows = outcome["results"]
+    for one in rows if isinstance(rows, list) else []:
         if isinstance(one, dict):
             yield f"{str(one['result']).upper():<9} {one['check']:<14} {one['reason']}"
             evidence = one["evidence"]
             yield from (f"{'':<25}  {line}" for line in (evidence if isinstance(evidence, list) else []))
-    fit = "all who took part are fit for a job" if told["fit"] else "not fit for a job until what is FAILED is repaired or left out"
-    yield f"node check of {told['world']} ranks in {told['seconds']:.1f} s: {fit}"
+    fit = "all who took part are fit for a job" if outcome["fit"] else "not fit for a job until what is FAILED is repaired or left out"
+    yield f"node check of {outcome['world']} ranks in {outcome['seconds']:.1f} s: {fit}"
 
 
 def time_of(seconds: float) -> str:
@@ -104,7 +101,7 @@ def _link(pair: Pair) -> str:
 
 
 def _met(known: Evidence, rank: int) -> int:
-    return sum(1 for _, _, pair in meetings(known) if rank in pair)
+    return sum(1 for _, _, pair in pair_trials(known) if rank in pair)
 
 
 def _presence(known: Evidence, rank: int, why: str) -> CheckResult:
@@ -130,7 +127,7 @@ def _both_pass(known: Evidence, pair: Pair) -> str:
 
 
 def _met_each_other(known: Evidence, pair: Pair) -> int:
-    return sum(1 for _, _, other in meetings(known) if other == pair)
+    return sum(1 for _, _, other in pair_trials(known) if other == pair)
 
 
 def _doubt(known: Evidence, pair: Pair, why: str) -> CheckResult:
@@ -152,31 +149,31 @@ def _slow_link(known: Evidence, pair: Pair, slow: Sequence[Slow], limits: Limits
 
 def _slow(check: str, subject: str, reason: str, slow: Sequence[Slow], limits: Limits) -> CheckResult:
     result = Result.FAILED if max(one.ratio for one in slow) >= limits.failed else Result.DEGRADED
-    told = (
+    evidence = (
         f"{one.kind.value}: {time_of(one.seconds)}, {time_of(one.others)} for the others (median of {one.count}): {one.ratio:.1f} times"
         for one in slow
     )
-    return CheckResult(check, subject, result, reason, tuple(told), Repair.DRAIN)
+    return CheckResult(check, subject, result, reason, tuple(evidence), Repair.DRAIN)
 
 
 def _environments(known: Evidence) -> Iterator[CheckResult]:
-    """Say what differs across nodes; nothing of a node that is alone."""
+    """Yield what differs between nodes; nothing for a single node."""
     if len(known.nodes) < 2:  # noqa: PLR2004 -- to be alike takes two
         return
     alike = Counter(node.host for node in known.nodes.values())
     nodes = {node.host if alike[node.host] == 1 else f"{node.host} (rank {rank})": node.readings for rank, node in known.nodes.items()}
     for name, readings in nodes.items():
         if readings.one("env.versions") is None:
-            told = readings.table(OUTCOME, "probe:environment")
-            why = f"{told.get('state', 'no answer')} {told.get('why', '')}".strip()
+            outcome = readings.table(OUTCOME, "probe:environment")
+            why = f"{outcome.get('state', 'no answer')} {outcome.get('why', '')}".strip()
             yield CheckResult(_NODES, HOST, Result.UNKNOWN, f"{name}: its environment could not be read: {why}")
     asked = Readings(one for readings in nodes.values() for one in readings.of(OUTCOME))
-    said = health_judge.judge(asked + environment.merge_nodes(nodes), checks={_NODES: environment.CHECKS[_NODES]})
-    yield from (one for one in said if one.result is not Result.SKIPPED)
+    rows = health_judge.judge(asked + environment.merge_nodes(nodes), checks={_NODES: environment.CHECKS[_NODES]})
+    yield from (one for one in rows if one.result is not Result.SKIPPED)
 
 
 def _extent(known: Evidence) -> CheckResult:
-    met = meetings(known)
+    met = pair_trials(known)
     few = "" if len({*(rank for _, _, pair in met for rank in pair)}) > 2 else "; too few to compare: three ranks at least tell who it is"  # noqa: PLR2004
     reason = f"{len(known.members)} of {known.world} ranks came; {len(met)} meetings of {len({pair for _, _, pair in met})} pairs{few}"
     return CheckResult(PRESENCE, "host", Result.UNKNOWN if few else Result.OK, reason)

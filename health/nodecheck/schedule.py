@@ -1,13 +1,13 @@
-"""Who meets whom: a tournament in which everybody meets many others, and the meetings that settle a doubt.
+"""Which ranks measure together: a tournament in which each meets many others, then the trials that settle a doubt.
 
-In: numbers. Out: meetings, the same on every rank, so that nobody has to be told. Nothing here fails, and nothing is kept.
+Every rank computes the same schedule from the same numbers, so that nothing needs to be exchanged.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from health.nodecheck.model import NOBODY, Meeting, Pair
+from health.nodecheck.model import NOBODY, Pair, PairTrial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Rounds of a check, whatever the number of ranks: its time must not grow with the cluster. Eight nodes meet each other three times.
 #: A node that fails one meeting in five is then not seen in 0.8^21 = 0.9 % of the checks, instead of 0.8^2 = 64 % with two rounds.
 ROUNDS: Final = 21
-#: Meetings with good partners that a rank under suspicion is given.
+#: Meetings with good partners for each rank under suspicion.
 SECOND_LOOKS: Final = 12
 #: Further meetings of a pair that failed or was slow once.
 AGAIN: Final = 6
@@ -33,23 +33,23 @@ def tournament(world: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def schedule(world: int, rounds: int = ROUNDS) -> list[list[Meeting]]:
+def schedule(world: int, rounds: int = ROUNDS) -> list[list[PairTrial]]:
     """Return the rounds of the check: the tournament again and again, or, of one that is longer, rounds spread over all of it."""
     one = tournament(world)
     every = max(len(one) / rounds, 1.0)
-    return [[Meeting(0, number, a, b) for a, b in one[int(number * every) % len(one)]] for number in range(rounds)]
+    return [[PairTrial(0, number, a, b) for a, b in one[int(number * every) % len(one)]] for number in range(rounds)]
 
 
 def second_looks(
-    suspects: Sequence[int], good: Sequence[int], again: Sequence[Pair] = (), meetings: int = SECOND_LOOKS
-) -> list[list[Meeting]]:
+    suspects: Sequence[int], good: Sequence[int], again: Sequence[Pair] = (), pair_trials: int = SECOND_LOOKS
+) -> list[list[PairTrial]]:
     """Return rounds in which each suspect meets partners that passed, ever others, and the doubtful pairs meet AGAIN times."""
     waiting = [pair for _ in range(AGAIN) for pair in again]
-    for turn in range(meetings if good else 0):
+    for turn in range(pair_trials if good else 0):
         for place, rank in enumerate(suspects):
             other = good[(place * 3 + turn) % len(good)]
             waiting.append((min(rank, other), max(rank, other)))
-    rounds: list[list[Meeting]] = []
+    rounds: list[list[PairTrial]] = []
     while waiting:
         busy: set[int] = set()
         later = []
@@ -60,11 +60,11 @@ def second_looks(
             else:
                 busy.update(pair)
                 chosen.append(pair)
-        rounds.append([Meeting(1, len(rounds), a, b) for a, b in chosen])
+        rounds.append([PairTrial(1, len(rounds), a, b) for a, b in chosen])
         waiting = later
     return rounds
 
 
-def meeting_of(rank: int, meetings: Iterable[Meeting]) -> Meeting | None:
-    """Return the meeting of a round in which the rank takes part; None where it rests."""
-    return next((one for one in meetings if rank in (one.a, one.b)), None)
+def trial_of(rank: int, pair_trials: Iterable[PairTrial]) -> PairTrial | None:
+    """Return the trial of a round in which the rank takes part; None where it rests."""
+    return next((one for one in pair_trials if rank in (one.a, one.b)), None)

@@ -1,7 +1,6 @@
-"""A rank's way through the rounds: meet, say what was seen, and go on, whoever is gone.
+"""A rank's way through the rounds: it measures with each partner, reports, and goes on, whoever is gone.
 
-In: a Board, a Meter. Out: steps, samples and finished phases, said as they come. What fails is the board's. Nothing is kept but there.
-Ranks wait for nobody but the partner of the moment, so that one that hangs holds up its partners only, each for one trial's timeout.
+A rank waits for its present partner only. A rank that hangs therefore holds up its partners alone, each for the timeout of one trial.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from health.nodecheck import schedule
-from health.nodecheck.liveness import Board, Peers
-from health.nodecheck.model import Meeting, Member, Sample
+from health.nodecheck.liveness import Peers, SharedStore
+from health.nodecheck.model import Member, PairTrial, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,31 +28,31 @@ _LOOK_S: Final = 0.5
 class Meter(Protocol):
     """What measures."""
 
-    def meet(self, meeting: Meeting | None, phase: int, number: int) -> Sample:
-        """Return what a meeting showed."""
+    def measure_pair(self, pair_trial: PairTrial | None, phase: int, number: int) -> Sample:
+        """Return what a pair trial showed."""
 
 
-class Voice(Protocol):
-    """Where a rank says what it does."""
+class ProgressReporter(Protocol):
+    """Where a rank reports its progress."""
 
     def step(self, text: str) -> None:
-        """Say what comes next: also a sign of life."""
+        """Report the next step; it also proves that the rank is alive."""
 
     def sample(self, sample: Sample) -> None:
-        """Say what was seen."""
+        """Report a sample."""
 
     def finished(self, phase: int) -> None:
-        """Say that a phase is over."""
+        """Report that a phase is over."""
 
 
-def wait_members(board: Board, peers: Peers, world: int, voice: Voice) -> dict[int, Member]:
+def wait_members(store: SharedStore, peers: Peers, world: int, reporter: ProgressReporter) -> dict[int, Member]:
     """Return all that came, when each came or counts as gone."""
     found: dict[int, Member] = {}
     waiting = [*range(world)]
     while waiting:
-        voice.step(f"waiting for rank {waiting[0]} to come")
+        reporter.step(f"waiting for rank {waiting[0]} to come")
         for rank in waiting:
-            if text := board.get(f"member/{rank}"):
+            if text := store.get(f"member/{rank}"):
                 found[rank] = Member.from_json(json.loads(text))
         waiting = [rank for rank in waiting if rank not in found and not peers.gone(rank)]
         if waiting:
@@ -68,56 +67,56 @@ def is_shared(me: Member, members: Sequence[Member]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
-    """One rank, and what it plays with."""
+class Participant:
+    """One rank, and what it uses."""
 
-    board: Board
+    store: SharedStore
     peers: Peers
     me: Member
     meter: Meter
-    voice: Voice
+    reporter: ProgressReporter
 
 
-def take_part(player: Player, options: Options) -> None:
-    """Play the tournament, and what is asked for after it."""
-    begun = time.monotonic()
-    for meetings in schedule.schedule(options.world, options.rounds):
-        if time.monotonic() - begun > options.tournament_s:
+def take_part(participant: Participant, options: Options) -> None:
+    """Take part in the tournament, then in the second looks."""
+    began = time.monotonic()
+    for pair_trials in schedule.schedule(options.world, options.rounds):
+        if time.monotonic() - began > options.tournament_s:
             break
-        if not meetings:  # alone in the world
-            player.voice.sample(player.meter.meet(None, 0, 0))
-        _meet(player, schedule.meeting_of(player.me.rank, meetings))
-    player.voice.finished(0)
-    while not (text := player.board.get(SECOND)):
-        player.voice.step("waiting for what else is asked for")
+        if not pair_trials:  # alone in the world
+            participant.reporter.sample(participant.meter.measure_pair(None, 0, 0))
+        _run_trial(participant, schedule.trial_of(participant.me.rank, pair_trials))
+    participant.reporter.finished(0)
+    while not (text := participant.store.get(SECOND)):
+        participant.reporter.step("waiting for what else is asked for")
         time.sleep(_LOOK_S / 5)
     for rows in json.loads(text):
-        _meet(player, schedule.meeting_of(player.me.rank, [Meeting(*row) for row in rows]))
-    player.voice.finished(1)
+        _run_trial(participant, schedule.trial_of(participant.me.rank, [PairTrial(*row) for row in rows]))
+    participant.reporter.finished(1)
 
 
-def _meet(player: Player, meeting: Meeting | None) -> None:
-    if meeting is None:
+def _run_trial(participant: Participant, pair_trial: PairTrial | None) -> None:
+    if pair_trial is None:
         return
-    if _wait_partner(player, meeting):
-        player.voice.sample(player.meter.meet(meeting, meeting.phase, meeting.number))
+    if _wait_partner(participant, pair_trial):
+        participant.reporter.sample(participant.meter.measure_pair(pair_trial, pair_trial.phase, pair_trial.number))
     else:
-        rank = player.me.rank
-        player.voice.sample(Sample(meeting.phase, meeting.number, rank, meeting.partner(rank), absent=True))
+        rank = participant.me.rank
+        participant.reporter.sample(Sample(pair_trial.phase, pair_trial.number, rank, pair_trial.partner(rank), absent=True))
 
 
-def _wait_partner(player: Player, meeting: Meeting) -> bool:
-    """Return whether the partner came to the meeting; False as soon as it is known that it will not."""
-    board, peers = player.board, player.peers
-    partner = meeting.partner(player.me.rank)
-    board.put(f"ready/{meeting.name}/{player.me.rank}", "1")
+def _wait_partner(participant: Participant, pair_trial: PairTrial) -> bool:
+    """Return whether the partner came; False as soon as it is known that it will not."""
+    store, peers = participant.store, participant.peers
+    partner = pair_trial.partner(participant.me.rank)
+    store.put(f"ready/{pair_trial.name}/{participant.me.rank}", "1")
     look = 0.0
-    while not board.has(f"ready/{meeting.name}/{partner}"):
+    while not store.has(f"ready/{pair_trial.name}/{partner}"):
         if time.monotonic() > look:
-            player.voice.step(f"round {meeting.number}: waiting for rank {partner}")
-            sign = peers.sign(partner)
-            if peers.gone(partner) or (sign is not None and sign.finished >= meeting.phase):
+            participant.reporter.step(f"round {pair_trial.number}: waiting for rank {partner}")
+            heartbeat = peers.heartbeat(partner)
+            if peers.gone(partner) or (heartbeat is not None and heartbeat.finished >= pair_trial.phase):
                 break
             look = time.monotonic() + _LOOK_S
         time.sleep(_POLL_S)
-    return board.has(f"ready/{meeting.name}/{partner}") and not peers.gone(partner)
+    return store.has(f"ready/{pair_trial.name}/{partner}") and not peers.gone(partner)

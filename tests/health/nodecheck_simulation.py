@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.nodecheck import schedule
 from health.nodecheck.judge import second_look
-from health.nodecheck.model import NOBODY, Evidence, Fault, FaultKind, Kind, Meeting, Member, Sample
+from health.nodecheck.model import NOBODY, Evidence, Fault, FaultKind, Kind, Member, PairTrial, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,9 +40,9 @@ def check(world: World, seed: int, rounds: int = schedule.ROUNDS) -> Evidence:
     members = {
         rank: Member(rank, f"node-{rank}", str(rank // world.ranks_per_machine), "cuda:0", "simulated", 64) for rank in range(world.nodes)
     }
-    samples = [one for meetings in schedule.schedule(world.nodes, rounds) for one in _round(world, meetings, rng)]
+    samples = [one for pair_trials in schedule.schedule(world.nodes, rounds) for one in _round(world, pair_trials, rng)]
     first = Evidence(members, tuple(samples), world=world.nodes)
-    samples += [one for meetings in schedule.second_looks(*second_look(first)) for one in _round(world, meetings, rng)]
+    samples += [one for pair_trials in schedule.second_looks(*second_look(first)) for one in _round(world, pair_trials, rng)]
     return Evidence(members, tuple(samples), world=world.nodes)
 
 
@@ -58,7 +58,7 @@ def single_pass(world: World, seed: int) -> set[int]:
     order = [*range(world.nodes)]
     for number in range(2):
         pairs = zip(order[::2], order[1::2], strict=True) if not number else zip(order[: len(order) // 2], reversed(order), strict=False)
-        for sample in _round(world, [Meeting(0, number, min(pair), max(pair)) for pair in pairs], rng):
+        for sample in _round(world, [PairTrial(0, number, min(pair), max(pair)) for pair in pairs], rng):
             failed[sample.rank] += bool(sample.failure)
             took[sample.rank].append(sum(median(sample.seconds[kind]) for kind in (Kind.COMPUTE, Kind.LARGE) if kind in sample.seconds))
         order.sort(key=lambda rank: took[rank][-1])
@@ -66,10 +66,10 @@ def single_pass(world: World, seed: int) -> set[int]:
     return {rank for rank in took if failed[rank] == 2 or min(took[rank]) > 2 * typical}
 
 
-def _round(world: World, meetings: Sequence[Meeting], rng: random.Random) -> Iterable[Sample]:
+def _round(world: World, pair_trials: Sequence[PairTrial], rng: random.Random) -> Iterable[Sample]:
     """Yield the samples of both ends of each meeting, and of those that rest."""
-    for meeting in meetings:
-        pair = (meeting.a, meeting.b)
+    for pair_trial in pair_trials:
+        pair = (pair_trial.a, pair_trial.b)
         failed = any(
             rng.random() < fault.amount
             for fault in world.faults
@@ -83,10 +83,10 @@ def _round(world: World, meetings: Sequence[Meeting], rng: random.Random) -> Ite
                     break
                 seconds[kind] = _trials(world, kind, pair, rng)
             failure = f"{until.value}: connection closed" if until is not None else ""
-            yield Sample(meeting.phase, meeting.number, rank, meeting.partner(rank), seconds, failure)
-    for rank in {*range(world.nodes)} - {rank for meeting in meetings for rank in (meeting.a, meeting.b)}:
+            yield Sample(pair_trial.phase, pair_trial.number, rank, pair_trial.partner(rank), seconds, failure)
+    for rank in {*range(world.nodes)} - {rank for pair_trial in pair_trials for rank in (pair_trial.a, pair_trial.b)}:
         compute = {Kind.COMPUTE: _trials(world, Kind.COMPUTE, (rank,), rng)}
-        yield Sample(meetings[0].phase if meetings else 0, meetings[0].number if meetings else 0, rank, NOBODY, compute)
+        yield Sample(pair_trials[0].phase if pair_trials else 0, pair_trials[0].number if pair_trials else 0, rank, NOBODY, compute)
 
 
 def _trials(world: World, kind: Kind, ranks: tuple[int, ...], rng: random.Random) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from health.model import HOST, Json, Reading, Readings, Result
 from health.nodecheck import report
 from health.nodecheck.liveness import Options, Peers
 from health.nodecheck.model import Node
-from health.nodecheck.monitor import PipeVoice, Warden
+from health.nodecheck.monitor import PipeReporter, RankMonitor
 from health.probing.runner import OUTCOME
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def _node(host: str, variables: dict[str, Json] | None = None, *, head: str = "a
 
 def _told(*nodes: Node) -> list[CheckResult]:
     """Return what the report says of the environments that the first ranks of nodes of two ranks posted."""
-    board = _Table()
+    store = _Table()
     for at, node in enumerate(nodes):
-        board.put(f"node/{2 * at}", json.dumps(node.to_json()))
-    said = report.results(Peers(board, Options(2 * len(nodes))).evidence(range(2 * len(nodes))))
+        store.put(f"node/{2 * at}", json.dumps(node.to_json()))
+    said = report.results(Peers(store, Options(2 * len(nodes))).evidence(range(2 * len(nodes))))
     assert said[-1].check == report.PRESENCE
     return [one for one in said if one.check == "env_nodes"]
 
@@ -118,15 +118,15 @@ def test_who_cannot_be_killed_is_told_where_it_hangs_and_is_not_waited_for(monke
         waited.append(flags)
         return 0, 0
 
-    board, options = _Table(), Options(1, deadline_s=100, join_s=0, trial_s=0)
-    hear, speak = os.pipe()
+    store, options = _Table(), Options(1, deadline_s=100, join_s=0, trial_s=0)
+    read_end, write_end = os.pipe()
     with ExitStack() as stack:
-        stack.callback(os.close, hear)
-        stack.callback(os.close, speak)
+        stack.callback(os.close, read_end)
+        stack.callback(os.close, write_end)
         measuring = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
         with monkeypatch.context() as patch:
             patch.setattr(os, "waitpid", waitpid)
-            told = Warden(0, measuring.pid, hear, board, options, first=False).watch()
+            told = RankMonitor(0, measuring.pid, read_end, store, options, first=False).watch()
     assert set(waited) == {os.WNOHANG}, "a wait that may never end"
     (one, *_) = (one for one in told["results"] if one["subject"] == "rank:0")  # type: ignore[index, union-attr]  # JSON of ours
     assert "hangs for 0 s, " in one["reason"], one  # type: ignore[index, operator]
@@ -134,27 +134,27 @@ def test_who_cannot_be_killed_is_told_where_it_hangs_and_is_not_waited_for(monke
 
 @pytest.mark.process
 def test_wardens_read_one_environment_a_node_and_the_report_waits_for_it() -> None:
-    board, options = _Table(), Options(3, deadline_s=100)
+    store, options = _Table(), Options(3, deadline_s=100)
     with ExitStack() as stack:
-        wardens = []
+        monitors = []
         for rank in range(3):
             measuring = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
             stack.callback(measuring.kill)
-            hear, speak = os.pipe()
-            stack.callback(os.close, hear)
-            stack.callback(os.close, speak)
+            read_end, write_end = os.pipe()
+            stack.callback(os.close, read_end)
+            stack.callback(os.close, write_end)
             for phase in (0, 1):  # all is measured before any node can have been read
-                PipeVoice(speak).finished(phase)
-            warden = Warden(rank, measuring.pid, hear, board, options, first=rank != 1)
-            stack.callback(warden.kill)
-            wardens.append(warden)
+                PipeReporter(write_end).finished(phase)
+            monitor = RankMonitor(rank, measuring.pid, read_end, store, options, first=rank != 1)
+            stack.callback(monitor.kill)
+            monitors.append(monitor)
         with ThreadPoolExecutor() as pool:
-            first, *others = pool.map(Warden.watch, wardens)
+            first, *others = pool.map(RankMonitor.watch, monitors)
     assert others == [first, first]
-    assert {name for name in board.texts if name.startswith("node/")} == {"node/0", "node/2"}
+    assert {name for name in store.texts if name.startswith("node/")} == {"node/0", "node/2"}
     results = first["results"]
     assert isinstance(results, list)
     (told,) = [one for one in results if isinstance(one, dict) and one["check"] == "env_nodes"]
     assert (told["result"], told["reason"]) == ("ok", "2 nodes have the same environment")
-    read = Node.from_json(json.loads(board.texts["node/2"])).readings
+    read = Node.from_json(json.loads(store.texts["node/2"])).readings
     assert read.table("env.versions")["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -29,12 +29,12 @@ def _evidence(
 ) -> Evidence:
     members = {rank: Member(rank, f"n{rank}", str(machines(rank)), "cuda:0", "H100", 8) for rank in range(world)}
     samples = []
-    for number, meetings in enumerate(schedule.schedule(world)):
-        for meeting in meetings:
-            pair = (meeting.a, meeting.b)
+    for number, pair_trials in enumerate(schedule.schedule(world)):
+        for pair_trial in pair_trials:
+            pair = (pair_trial.a, pair_trial.b)
             for rank in pair:
                 times = {kind: (second(kind, pair),) * 3 for kind in TOGETHER} | {Kind.COMPUTE: (second(Kind.COMPUTE, (rank, rank)),) * 3}
-                samples.append(Sample(0, number, rank, meeting.partner(rank), times, "lost" if failed(number, pair) else ""))
+                samples.append(Sample(0, number, rank, pair_trial.partner(rank), times, "lost" if failed(number, pair) else ""))
     return Evidence(members, tuple(samples), gone or {}, world=world)
 
 
@@ -125,14 +125,14 @@ def test_everybody_meets_everybody(world: int) -> None:
     rounds = schedule.tournament(world)
     pairs = [pair for pairs in rounds for pair in pairs]
     assert len(pairs) == len(set(pairs)) == world * (world - 1) // 2
-    for meetings in rounds:
-        busy = [rank for pair in meetings for rank in pair]
+    for pair_trials in rounds:
+        busy = [rank for pair in pair_trials for rank in pair]
         assert len(busy) == len(set(busy))
 
 
 def test_many_ranks_take_no_more_rounds() -> None:
     assert len(schedule.schedule(512)) == schedule.ROUNDS
-    partners = {one.partner(7) for meetings in schedule.schedule(512) for one in meetings if 7 in (one.a, one.b)}
+    partners = {one.partner(7) for pair_trials in schedule.schedule(512) for one in pair_trials if 7 in (one.a, one.b)}
     assert len(partners) == schedule.ROUNDS
 
 

@@ -49,7 +49,8 @@ sys.exit(process.main())
 OUR_DOWN = """
 import sys
 from checkpointing.mirror import restore
-from checkpointing.mirror.backends import S3Options, open_backend
+from checkpointing.mirror.backends import S3Options
+from checkpointing.mirror.backends.opening import open_backend
 endpoint, url, into = sys.argv[1:]
 backend = open_backend(url, S3Options(endpoint=endpoint, path_style=True, region="us-east-1"))
 assert restore.newest([backend], "bench", into=into, workers=4) is not None

@@ -11,7 +11,8 @@ from checkpointing.manifest import check
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.digest import PART_BYTES
 from checkpointing.mirror import restore
-from checkpointing.mirror.backends import S3Options, open_backend
+from checkpointing.mirror.backends import S3Options
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, SourceChanged, upload
 from checkpointing.model import CheckpointingError, Verdict

@@ -40,7 +40,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io.reader import CHUNK_BYTES, Throttle
 from checkpointing.manifest import documents as manifests
-from checkpointing.mirror.backends import Backend, S3Options, open_backend
+from checkpointing.mirror.backends import Backend, S3Options
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Busy, Spool
 from checkpointing.mirror.upload import Means
 from checkpointing.mirror.worker import MirrorWorker

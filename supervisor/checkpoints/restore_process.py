@@ -128,7 +128,8 @@ def main() -> int:
     """Do what stdin says."""
     from checkpointing.manifest.documents import encode  # noqa: PLC0415 (as above)
     from checkpointing.mirror import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
-    from checkpointing.mirror.backends import S3Options, open_backend  # noqa: PLC0415 (as above)
+    from checkpointing.mirror.backends import S3Options  # noqa: PLC0415 (as above)
+    from checkpointing.mirror.backends.opening import open_backend  # noqa: PLC0415 (as above)
     from checkpointing.mirror.stall import RestoreProgress  # noqa: PLC0415 (as above)
     from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
 

@@ -86,7 +86,7 @@ def _gpus_clear(gpu: str, **values: object) -> int:
 
 def _plan(cause: str | None, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
     settings, command = commanded(given(values))
-    from supervisor.report.start_plan import plan  # noqa: PLC0415  for this command only
+    from supervisor.cli.plan import plan  # noqa: PLC0415  for this command only
 
     return plan(settings, command, cause, as_json=as_json)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from supervisor import strategies
 from supervisor.classify.causes import EXPLAINED
-from supervisor.cli import stdio
 from supervisor.config import loading
 from supervisor.config.policy import to_policy
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
@@ -130,16 +128,13 @@ def opening_line(  # noqa: PLR0911  one for each thing that is to be said
     return f"on CUDA OOM: {changes}{rest}"
 
 
-def plan(settings: Settings, command: Sequence[str], cause: str | None, *, as_json: bool) -> int:
-    """Print what would be done with `command`. Raises SuperviseError."""
+def document(settings: Settings, command: Sequence[str], cause: str | None) -> dict[str, Any]:
+    """Return what would be done with `command`, as data. cause: the name of one, for what it is answered with. Raises SuperviseError."""
     programs.require_command(command, os.environ)
-    cwd = Path(settings.cwd)
-    found = job_knobs.find(settings, command, os.environ, cwd)
+    found = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
     policy = to_policy(settings, launcher, tuple(replace(knob, seen=True) for knob in found.knobs))
-    data = _data(settings, command, found, policy, _cause(cause) if cause else None)
-    stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(_text(data)))
-    return 0
+    return _data(settings, command, found, policy, _cause(cause) if cause else None)
 
 
 def _cause(name: str) -> Cause:
@@ -255,7 +250,7 @@ def _supposed(policy: Policy, ranks: int, nodes: int) -> str:
     return f"{where}{world}; step {_STEP}, {made}"
 
 
-def _text(data: Mapping[str, Any]) -> list[str]:
+def text(data: Mapping[str, Any]) -> list[str]:
     """Return the view for a person: one screen."""
     known = f" ({', '.join(data['programs'])})" if data["programs"] else ""
     lines = [

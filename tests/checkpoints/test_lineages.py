@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from checkpointing.mirror import layout, restore
-from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.backends.opening import open_backend
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.mirror_process import MirrorLink
 from supervisor.checkpoints.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
 from tests.checkpointing.mirror.process import save

@@ -17,7 +17,8 @@ from checkpointing.command_line import mirrors
 from checkpointing.command_line.output import ProgressBar
 from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.mirror import layout, restore
-from checkpointing.mirror.backends import BackendError, S3Options, open_backend
+from checkpointing.mirror.backends import BackendError, S3Options
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.stall import RestoreProgress
 from checkpointing.mirror.upload import Means
 from checkpointing.model import CheckpointingError

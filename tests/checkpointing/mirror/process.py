@@ -18,7 +18,8 @@ import pytest
 
 from checkpointing.manifest import digest, documents
 from checkpointing.mirror import layout
-from checkpointing.mirror.backends import S3Options, open_backend
+from checkpointing.mirror.backends import S3Options
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.model import Identity
 from tests.checkpointing.mirror.faults import Proxy
 

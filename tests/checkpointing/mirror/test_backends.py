@@ -10,17 +10,8 @@ import pytest
 from urllib3.exceptions import SSLError
 
 from checkpointing.manifest import digest
-from checkpointing.mirror.backends import (
-    AlreadyExists,
-    Backend,
-    Bytes,
-    NotFound,
-    PermissionDenied,
-    S3Options,
-    TransferDamaged,
-    Unavailable,
-    open_backend,
-)
+from checkpointing.mirror.backends import AlreadyExists, Backend, Bytes, NotFound, PermissionDenied, S3Options, TransferDamaged, Unavailable
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.model import CheckpointingError
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.process import PART

@@ -17,7 +17,7 @@ import torch
 from checkpointing.io.tree import ReadOptions
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, encode
-from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
 from checkpointing.verification import verify

@@ -18,7 +18,8 @@ from checkpointing.io import leftovers
 from checkpointing.manifest import digest, documents
 from checkpointing.mirror import layout as mirror_layout
 from checkpointing.mirror import restore, restore_target
-from checkpointing.mirror.backends import Backend, Bytes, NotFound, PermissionDenied, open_backend
+from checkpointing.mirror.backends import Backend, Bytes, NotFound, PermissionDenied
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import Elsewhere, InTheWay, Unreachable
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload

@@ -10,7 +10,8 @@ import pytest
 
 from checkpointing.manifest import digest
 from checkpointing.mirror import restore
-from checkpointing.mirror.backends import AlreadyExists, Bytes, PermissionDenied, S3Options, Unavailable, open_backend
+from checkpointing.mirror.backends import AlreadyExists, Bytes, PermissionDenied, S3Options, Unavailable
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.model import CheckpointingError
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.faults import Fault

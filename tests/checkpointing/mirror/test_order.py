@@ -12,7 +12,8 @@ import pytest
 
 from checkpointing.manifest import documents
 from checkpointing.mirror import layout, restore
-from checkpointing.mirror.backends import Backend, PermissionDenied, open_backend
+from checkpointing.mirror.backends import Backend, PermissionDenied
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import Means, upload
 from checkpointing.mirror.worker import MirrorWorker

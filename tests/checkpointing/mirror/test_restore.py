@@ -15,7 +15,8 @@ import pytest
 
 from checkpointing.manifest import documents
 from checkpointing.mirror import layout, restore
-from checkpointing.mirror.backends import Backend, NotFound, Stored, StoredPart, TransferDamaged, Upload, is_made_of, open_backend
+from checkpointing.mirror.backends import Backend, NotFound, Stored, StoredPart, TransferDamaged, Upload, is_made_of
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import InTheWay, NoSpace, OtherJob, Unreachable
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import RestoreProgress
@@ -185,7 +186,7 @@ def test_a_restore_that_was_killed_goes_on_from_what_it_has(tmp_path: Path, back
     code = """
 import sys, time
 from checkpointing.mirror import restore
-from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.stall import RestoreProgress
 def fetched(done, total):
     print(done, flush=True)

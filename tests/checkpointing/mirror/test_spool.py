@@ -11,7 +11,8 @@ import pytest
 
 from checkpointing.manifest import digest, documents
 from checkpointing.mirror import layout
-from checkpointing.mirror.backends import Bytes, open_backend
+from checkpointing.mirror.backends import Bytes
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool, SpoolEntry
 from checkpointing.mirror.upload import Means, upload
 from tests.checkpointing.mirror.process import save

@@ -13,7 +13,7 @@ import pytest
 
 from checkpointing.io.reader import Interrupted
 from checkpointing.mirror import restore
-from checkpointing.mirror.backends import open_backend
+from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import Patience, RestoreProgress, Stalled
 from checkpointing.mirror.upload import Means, upload

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from checkpointing.training import snapshot_layout
+from checkpointing.io import memory_room
 
 SAVES_AHEAD: Final = 2
 _IN_MEMORY: Final = ("tmpfs", "ramfs")
@@ -64,7 +64,7 @@ def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forec
         return Forecast(directory, Room.UNKNOWN, save_bytes, None, 0, f"it could not be looked at: {error.strerror}")
     rows = [(told.f_bavail * told.f_frsize, "{free} are free")]
     if _file_system(device) in _IN_MEMORY:
-        free, what = snapshot_layout.room_bytes(directory)
+        free, what = memory_room.room_bytes(directory)
         rows.append((free, f"it is in memory, and {what} leaves {{free}}"))
     rows += [(left, f"the quota of the {whose} leaves {{free}}") for left, whose in _quotas(directory)]
     free, reason = min(rows)

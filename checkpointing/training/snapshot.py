@@ -40,7 +40,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from checkpointing.io import durable
+from checkpointing.io import durable, memory_room
 from checkpointing.model import CheckpointingError
 from checkpointing.training import snapshot_layout, snapshot_writer
 from checkpointing.training.save import step_of
@@ -372,7 +372,7 @@ def _copy(pickled: _Pickled, memory: _Memory, base: int) -> None:
 def _allocate(layout: Layout, shm: str) -> _Memory:
     """Make a segment with all its pages, so that no snapshot waits for one and none ends in SIGBUS."""
     need = layout.size
-    room, limit = snapshot_layout.room_bytes(shm)
+    room, limit = memory_room.room_bytes(shm)
     if need > room:
         raise _no_room(layout, f"{limit} has {room / 2**30:.2f} GiB left")
     path = snapshot_layout.new_path(layout.directory, shm)
@@ -393,7 +393,7 @@ def _allocate(layout: Layout, shm: str) -> _Memory:
 
 def _fits_beside(layout: Layout, old: _Memory, shm: str) -> bool:
     """Say whether there is room for a new segment with the old one still there. Raises CheckpointingError where not even without it."""
-    room, limit = snapshot_layout.room_bytes(shm)
+    room, limit = memory_room.room_bytes(shm)
     if layout.size > room + old.layout.size:
         raise _no_room(layout, f"{limit} has {(room + old.layout.size) / 2**30:.2f} GiB left, with the smaller two given back")
     return layout.size <= room

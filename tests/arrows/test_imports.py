@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +174,16 @@ def test_the_pure_part_opens_and_prints_nothing() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in builtins
     ]
     assert wrong == []
+
+
+def test_no_module_imports_another_that_imports_it_back() -> None:
+    modules = {module_name(path) for path in sources()}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for one in imports():
+        # `from package import module` imports the package's file as well, as every import of what is in it does
+        if one.target in modules and one.target != one.importer and not within(one.importer, one.target):
+            graph[one.importer].add(one.target)
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 def test_torch_is_imported_where_it_is_named_only() -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.io import memory_room
 from checkpointing.retention import free_space
 from checkpointing.retention.free_space import Room
-from checkpointing.training import snapshot_layout
 from tests.checkpointing.mounts import tmpfs
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_nothing_is_allocated_opened_for_writing_or_written(tmp_path: Path, monk
 
 
 def test_a_file_system_in_memory_is_as_large_as_the_memory_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_layout, "_cgroup_rows", lambda: [(3 * MIB, "the memory limit of cgroup /job")])
+    monkeypatch.setattr(memory_room, "_cgroup_rows", lambda: [(3 * MIB, "the memory limit of cgroup /job")])
     with tmpfs(tmp_path / "disk", 64 * MIB) as disk:
         told = free_space.forecast(str(disk), 2 * MIB)
     assert (told.room, told.fit, told.free_bytes) == (Room.SHORT, 1, 3 * MIB)

@@ -28,6 +28,7 @@ from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from supervisor.instrument._supervise_shim.layout import loads_first
+from supervisor.observe import rank_logs
 from supervisor.observe.path_patterns import checkpoint_path, matches, pattern_of, says_checkpoint
 
 if TYPE_CHECKING:
@@ -389,12 +390,7 @@ class Discovery:
                 self._read[str(file)] = st.st_ino, source.tell() - len(text) + len(whole)
         except OSError:
             return
-        for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-                yield {**row, "t": float(row["t"]), "path": str(row["path"])}
-            except (ValueError, KeyError, TypeError):  # torn: memory was full
-                continue
+        yield from rank_logs.rows(whole)
 
     def _write_file(self) -> None:
         content = {

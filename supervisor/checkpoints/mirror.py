@@ -1,8 +1,6 @@
-"""What a run does with its mirrors before its first attempt and after its last.
+"""Asks the mirrors before a run's first attempt, and gives them time after its last one.
 
-In: the job's checkpoints on this node, what restores from the mirrors, what watches and what sends. Out: a checkpoint in its place where
-nothing here is good, or a SuperviseError where nobody knows what there is to resume from; lines for people. Both ends take as long as a
-disk and a network do: the beginning runs in a thread, while the caller keeps its lease and hears signals.
+Both ends take as long as a disk and a network do. The beginning runs in a thread, while the caller keeps its lease and hears signals.
 """
 
 from __future__ import annotations
@@ -36,23 +34,23 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
-    """What became of asking the mirrors. `among`: there are checkpoints on this disk, and none of them is good."""
+class MirrorAnswer:
+    """The mirrors' answer. `none_good`: there are checkpoints on this disk, and none of them is good."""
 
-    answer: restore_process.Answer
-    among: bool
+    answer: restore_process.RestoreAnswer
+    none_good: bool
 
 
-def bring(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.Answer]) -> Brought | None:
+def ask(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.RestoreAnswer]) -> MirrorAnswer | None:
     """Ask the mirrors where nothing on this disk is good; None where something is, or may be. Reads files."""
     listing = checkpoints.listing()
     checkpoints.note_before()
     if listing.problems or (listing.candidates and checkpoints.has_good()):
         return None
-    return Brought(restore(), bool(listing.candidates))
+    return MirrorAnswer(restore(), bool(listing.candidates))
 
 
-def note(answer: restore_process.Answer) -> Note:
+def note(answer: restore_process.RestoreAnswer) -> Note:
     """Record what a mirror gave before the first attempt, and what was passed over, for `status` and `why`."""
     name = answer.path.rpartition("/")[2]
     text = f"{name} from {answer.mirror}" if answer.kind == "restored" else f"no checkpoint: {answer.message or 'there is none'}"
@@ -66,17 +64,21 @@ def note(answer: restore_process.Answer) -> Note:
     return Note(RESTORED, text, data)
 
 
-def tell(brought: Brought, say: Callable[[str], None]) -> None:
-    """Say what was brought. Raises SuperviseError where nothing was, and nothing is here either."""
-    answer = brought.answer
+def report(asked: MirrorAnswer, say: Callable[[str], None]) -> None:
+    """Report the answer, by `say`. Raises SuperviseError where nothing was restored and no checkpoint is here either."""
+    answer = asked.answer
     for what, why in answer.passed_over:
         say(f"passed over in the mirror: {what}: {why}")
     if answer.kind == "restored":
         step = "" if answer.step is None else f" of step {answer.step}"
-        why = "none on this disk is good" if brought.among else "there was no checkpoint on this disk"
+        why = "none on this disk is good" if asked.none_good else "there was no checkpoint on this disk"
         what = f"restored {answer.path}{step} from {answer.mirror}: {why}"
-        say(what if answer.bytes else f"{answer.path}{step} is here already, whole and the same as in {answer.mirror}: nothing was brought")
-    elif answer.kind != "nothing" and brought.among:
+        say(
+            what
+            if answer.bytes
+            else f"{answer.path}{step} is here already, whole and the same as in {answer.mirror}: nothing was downloaded"
+        )
+    elif answer.kind != "nothing" and asked.none_good:
         say(f"none of the checkpoints on this disk is good, and none could be restored: {answer.message}")  # the selection says which
     elif answer.kind != "nothing":
         raise SuperviseError(
@@ -86,8 +88,8 @@ def tell(brought: Brought, say: Callable[[str], None]) -> None:
         )
 
 
-def beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threading.Event) -> T | None:
-    """Do `work` in a thread, and `meanwhile` again and again until it is done; None once it is given up. Raises what the work does."""
+def run_beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threading.Event) -> T | None:
+    """Do `work` in a thread, and `meanwhile` until it is done. Return None once it is given up; raise what the work raises."""
     done = threading.Event()
     results: list[T] = []
     errors: list[BaseException] = []
@@ -111,9 +113,9 @@ def beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threa
 
 
 def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torchrun: bool) -> bool | None:
-    """Say whether global rank 0 is among a node's ranks; None while none is known.
+    """Return whether global rank 0 is among a node's ranks; None while none is known.
 
-    Of a plain command we know one process, and whoever started us on several nodes says which one it is.
+    Of a plain command one process is known, and the environment tells its rank.
     """
     if not is_torchrun:
         number = environ.get("RANK") or environ.get("SLURM_PROCID") or environ.get("OMPI_COMM_WORLD_RANK") or "0"
@@ -121,8 +123,8 @@ def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torc
     return any(rank.rank == 0 for rank in ranks) if ranks else None
 
 
-def lines(job: Job, *, several_nodes: bool = False) -> list[str]:
-    """Say at the start what goes where."""
+def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
+    """Return the lines that say at the start what is sent where."""
     patterns = ", ".join(job.settings.checkpoints.paths)
     what = f"{patterns} and " if patterns else ""
     place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
@@ -135,7 +137,7 @@ def lines(job: Job, *, several_nodes: bool = False) -> list[str]:
 
 
 def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> bool:
-    """Read what was saved last; give the mirror what is left of `left_s` seconds, and say what it has not got. True if all was read."""
+    """Read the last saves, and give the mirror the rest of `left_s` seconds. Report what it does not have. True if all was read."""
     until = time.monotonic() + left_s
     is_read = True
     if watcher is not None:

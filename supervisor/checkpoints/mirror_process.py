@@ -1,9 +1,7 @@
-"""The mirror's process, from the supervisor's side: started, fed, started again, listened to, and given a moment at the end.
+"""Runs the mirror's process: starts it, feeds it, starts it again after its death, and gives it time at the end.
 
-In: checkpoints that were recorded, by any thread. Out: what the process tells, to a callback, in a thread of ours. Nothing it does or fails
-to do reaches the job: it is told (docs/checkpoints.md, "The mirror"). What it was given is asked of it again after its death until it
-said that it holds it; from then on its spool on disk knows. The process is a session of its own, so that a terminal's Ctrl-C is ours to
-pass on, and ends when its stdin does. Owns the process and what is pending.
+Nothing that it does reaches the job. After its death a checkpoint is given to it again, unless it reported that its spool on disk holds it.
+The process is a session of its own, so that a terminal's Ctrl-C does not reach it, and it ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ LONGEST_WAIT_S: Final = 60.0
 _STOP_S: Final = 5.0
 _REFUSED: Final = 78
 _HELD: Final = 75
-_HELD_TELLS: Final = 4  # so many starts in a row that meet another process: that of a supervisor that was killed needs some seconds to end
+_HELD_ALERTS: Final = 4  # so many starts in a row that meet another process: that of a supervisor that was killed needs some seconds to end
 _LASTED_S: Final = 60.0  # a process that lived so long is not in a loop of deaths
 
 
@@ -51,12 +49,12 @@ def mirrors(settings: Settings) -> list[str]:
 
 
 class MirrorLink:
-    """One mirror process after another. `told` gets each line that it says, in a thread of ours."""
+    """One mirror process after another. `on_event` gets each row that it writes, in a thread of ours."""
 
-    def __init__(self, job: Job, told: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, job: Job, on_event: Callable[[Mapping[str, Any]], None]) -> None:
         """Nothing runs before `start`."""
         checkpoints = job.settings.checkpoints
-        self._told = told
+        self._on_event = on_event
         self._environ = job_environment(job.environ)
         self._configuration = {
             "cmd": "configure",
@@ -75,9 +73,9 @@ class MirrorLink:
         self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
         self._n_held = 0
-        self._last_words = ""
+        self._last_error_line = ""
         self._closing = threading.Event()
-        self._until = 0.0  # when it is closing: how long it may bring what is left (monotonic seconds)
+        self._until = 0.0  # when it is closing: how long it may send what is left (monotonic seconds)
         self._given_up = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
@@ -96,18 +94,18 @@ class MirrorLink:
         self._queue.put(row)
 
     def is_sending(self, path: str, content: str) -> bool:
-        """Say whether a checkpoint is still to be sent, by its manifest's id: asked for and not held, or held in the spool."""
+        """Return whether a checkpoint is still to be sent, by its manifest's id: asked for and not held, or held in the spool."""
         with self._changed:
             pending = path in self._pending
         return pending or os.path.exists(f"{self._configuration['spool']}/{content}/entry.json")  # noqa: PTH110 (as the spool does)
 
     def waits_s(self) -> float:
-        """Say how long a checkpoint has waited without any upload moving; 0 where none waits."""
+        """Return how long a checkpoint has waited without any upload moving, in seconds; 0 where none waits."""
         with self._changed:
             return 0.0 if self._still_since is None else time.monotonic() - self._still_since
 
     def close(self, deadline_s: float) -> int | None:
-        """Give it so long to bring all, then end it. Returns how many are left in the spool, None where it did not say."""
+        """Give it so many seconds to send all, then end it. Return how many are left in the spool, None where it did not report that."""
         self._until = time.monotonic() + deadline_s
         self._closing.set()
         self._queue.put({"cmd": "finish", "deadline_s": deadline_s})
@@ -127,14 +125,16 @@ class MirrorLink:
                 code = self._serve()
             except OSError as error:
                 code = None
-                self._told({"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""})
+                self._on_event(
+                    {"ev": "alert", "what": "process", "message": f"the mirror's process could not be started: {error}", "hint": ""}
+                )
             closing = self._closing.is_set()
             if code == _REFUSED or (closing and code == 0):
-                return  # what it is told is wrong, and would be the next time; or it brought what it could in its time
+                return  # its configuration is wrong, and would be the next time; or it sent what it could in its time
             if code not in {None, _HELD}:
-                self._told({"ev": "died", "code": code, "wait_s": wait_s, "said": self._last_words})
+                self._on_event({"ev": "died", "code": code, "wait_s": wait_s, "said": self._last_error_line})
             wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
-            # a process that died as the run ends, or a moment before, is started again at once: its spool is still to be brought
+            # a process that died as the run ends, or a moment before, is started again at once: its spool is still to be sent
             (self._given_up if closing else self._closing).wait(FIRST_WAIT_S if closing else wait_s)
 
     def _serve(self) -> int:
@@ -158,7 +158,7 @@ class MirrorLink:
             self._process = process
             reader = threading.Thread(target=self._listen, args=(process,), name="mirror-out", daemon=True)
             reader.start()
-            self._last_words = ""
+            self._last_error_line = ""
             errors = threading.Thread(target=self._listen_to_errors, args=(process,), name="mirror-err", daemon=True)
             errors.start()
             with self._changed:
@@ -187,25 +187,25 @@ class MirrorLink:
                 row = json.loads(line)
                 self._note(row)
                 if not self._is_passing(row):
-                    self._told(row)
+                    self._on_event(row)
         self._queue.put(None)
 
     def _listen_to_errors(self, process: subprocess.Popen[str]) -> None:
-        """Keep the last line: of a process that ends by an exception it says why."""
+        """Keep the last line: the exception of a process that ended by one."""
         assert process.stderr is not None  # noqa: S101 (says it to the type checker)
         for line in process.stderr:
-            self._last_words = clean(line) or self._last_words
+            self._last_error_line = clean(line) or self._last_error_line
 
     def _is_passing(self, row: Mapping[str, Any]) -> bool:
-        """Say whether a line is only that our predecessor's process has not ended yet; that it stays is told once."""
+        """Return whether a row only reports that our predecessor's process has not ended yet. That it stays is reported once."""
         if row["ev"] == "ready":
-            if self._n_held >= _HELD_TELLS:
-                self._told({"ev": "recovered", "what": "held", "mirror": ""})
+            if self._n_held >= _HELD_ALERTS:
+                self._on_event({"ev": "recovered", "what": "held", "mirror": ""})
             self._n_held = 0
         if row["ev"] != "alert" or row["what"] != "held":
             return False
         self._n_held += 1
-        return self._n_held != _HELD_TELLS
+        return self._n_held != _HELD_ALERTS
 
     def _note(self, row: Mapping[str, Any]) -> None:
         with self._changed:

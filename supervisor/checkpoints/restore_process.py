@@ -1,8 +1,8 @@
 """Restores the newest checkpoint of a job from its mirrors, as a process: `python -P -m supervisor.checkpoints.restore_process`.
 
 The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
-the job has none), "into", "cwd", "command", "declared", "learned" (where it may be brought), "workers", "s3"}.
-Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "said", "text"} for people, and at the end one of
+the job has none), "into", "cwd", "command", "declared", "discovered" (where it may be written), "workers", "s3"}.
+Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "line", "text"} for people, and at the end one of
 {"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over", "manifest" (as text; "" where
 the file is another whole one that stood there)}, {"ev": "nothing"},
 {"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (something else is there), elsewhere (the place is
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
     from supervisor.job.job import Job
 
-_TOLD_EVERY_S = 5.0
+_REPORT_EVERY_S = 5.0
 _READ_TIMEOUT_S = (
     20.0  # so that a connection that was lost is tried anew before the mirror is given up (checkpointing.mirror.stall.STALL_S)
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of it. kind: restored, nothing, or why it was refused."""
+class RestoreAnswer:
+    """The answer to a restore. kind: restored, nothing, or why it was refused."""
 
     kind: str
     path: str = ""
@@ -55,8 +55,11 @@ class Answer:
     manifest: str = ""
 
 
-def restore(job: Job, say: Callable[[str], None]) -> Answer:
-    """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names. `say` gets a line now and then."""
+def restore(job: Job, say: Callable[[str], None]) -> RestoreAnswer:
+    """Restore the newest verified checkpoint of this job, or else of the one that --restore-from names.
+
+    `say` gets a line of progress now and then.
+    """
     checkpoints = job.settings.checkpoints
     order = {
         "mirrors": mirrors(job.settings),
@@ -66,7 +69,7 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         "cwd": str(job.cwd),
         "command": list(job.command),
         "declared": list(checkpoints.paths),
-        "learned": [place.pattern for place in discovery.read_locations(job.state / "checkpoints") if place.saved],
+        "discovered": [location.pattern for location in discovery.read_locations(job.state / "checkpoints") if location.saved],
         "workers": checkpoints.concurrency,
         "s3": s3_options(job.settings),
     }
@@ -82,36 +85,36 @@ def restore(job: Job, say: Callable[[str], None]) -> Answer:
         ):
             assert process.stdin is not None  # noqa: S101 (says it to the type checker)
             assert process.stdout is not None  # noqa: S101 (as above)
-            with contextlib.suppress(BrokenPipeError):  # it ended before it read: how is told below
+            with contextlib.suppress(BrokenPipeError):  # it ended before it read: its exit code is reported below
                 process.stdin.write(json.dumps(order))
                 process.stdin.close()
-            answer: Answer | None = None
-            said = time.monotonic()
+            answer: RestoreAnswer | None = None
+            reported = time.monotonic()
             for line in process.stdout:
                 row = json.loads(line)
-                if row["ev"] == "said":
+                if row["ev"] == "line":
                     say(clean(row["text"]))
                 elif row["ev"] != "progress":
                     answer = _answer(row)
-                elif time.monotonic() - said > _TOLD_EVERY_S:
-                    said = time.monotonic()
+                elif time.monotonic() - reported > _REPORT_EVERY_S:
+                    reported = time.monotonic()
                     say(f"restoring from the mirror: {row['done'] / 2**30:.1f} of {row['total'] / 2**30:.1f} GiB")
-            return answer or Answer("failed", message=_without_a_word(process.wait(), errors))
+            return answer or RestoreAnswer("failed", message=_unanswered(process.wait(), errors))
     except (OSError, ValueError, KeyError) as error:
-        return Answer("failed", message=f"cannot restore: {error}")
+        return RestoreAnswer("failed", message=f"cannot restore: {error}")
 
 
-def _without_a_word(code: int, errors: IO[bytes]) -> str:
-    """Say how a process ended that gave no answer, with the last line that it wrote on stderr."""
+def _unanswered(code: int, errors: IO[bytes]) -> str:
+    """Return how a process ended that gave no answer, with the last line of its stderr."""
     errors.seek(0)
     lines = errors.read().decode("utf-8", "backslashreplace").strip().splitlines()
     return f"the process that restores ended with {code}" + (f": {clean(lines[-1])}" if lines else "")
 
 
-def _answer(row: dict[str, Any]) -> Answer:
+def _answer(row: dict[str, Any]) -> RestoreAnswer:
     if row["ev"] == "restored":
         passed = tuple((str(what), str(why)) for what, why in row["passed_over"])
-        return Answer(
+        return RestoreAnswer(
             "restored",
             row["path"],
             row["step"],
@@ -121,11 +124,11 @@ def _answer(row: dict[str, Any]) -> Answer:
             began=row["began"],
             manifest=row["manifest"],
         )
-    return Answer("nothing") if row["ev"] == "nothing" else Answer(row["kind"], message=row["message"], hint=row["hint"])
+    return RestoreAnswer("nothing") if row["ev"] == "nothing" else RestoreAnswer(row["kind"], message=row["message"], hint=row["hint"])
 
 
 def main() -> int:
-    """Do what stdin says."""
+    """Restore as the order on stdin says."""
     from checkpointing.manifest.documents import encode  # noqa: PLC0415 (as above)
     from checkpointing.mirror import restore as restoring  # noqa: PLC0415 (only in the process that needs it)
     from checkpointing.mirror.backends import S3Options  # noqa: PLC0415 (as above)
@@ -133,10 +136,10 @@ def main() -> int:
     from checkpointing.mirror.stall import RestoreProgress  # noqa: PLC0415 (as above)
     from checkpointing.model import CheckpointingError  # noqa: PLC0415 (as above)
 
-    telling = threading.Lock()
+    writing = threading.Lock()
 
-    def tell(ev: str, **more: Any) -> None:  # noqa: ANN401 (a row of JSON)
-        with telling:  # progress is told by the thread that fetches
+    def send(ev: str, **more: Any) -> None:  # noqa: ANN401 (a row of JSON)
+        with writing:  # the thread that downloads reports its progress
             sys.stdout.write(json.dumps({"ev": ev, **more}) + "\n")
             sys.stdout.flush()
 
@@ -157,19 +160,19 @@ def main() -> int:
             order["instead"],
             into=order["into"],
             workers=order["workers"],
-            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["learned"], order["command"]),
-            watch=RestoreProgress(lambda text: tell("said", text=text), lambda done, total: tell("progress", done=done, total=total)),
+            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["discovered"], order["command"]),
+            watch=RestoreProgress(lambda text: send("line", text=text), lambda done, total: send("progress", done=done, total=total)),
         )
     except CheckpointingError as error:
-        tell("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)
+        send("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)
         return 1
     except OSError as error:
-        tell("refused", kind="failed", message=f"cannot restore: {error}", hint="see whether the disk has space and may be written")
+        send("refused", kind="failed", message=f"cannot restore: {error}", hint="see whether the disk has space and may be written")
         return 1
     if done is None:
-        tell("nothing")
+        send("nothing")
     else:
-        tell(
+        send(
             "restored",
             path=done.path,
             step=done.manifest.step,

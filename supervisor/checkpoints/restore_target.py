@@ -1,12 +1,9 @@
-"""Where a checkpoint of a mirror may be brought without being asked: a rule about names alone.
+"""Decides where a checkpoint of a mirror may be written without being asked: a rule about names alone.
 
-In: the path at which it was saved, which is whatever its manifest says; the job's working directory and command, the declared patterns,
-the learned ones. Out: None, or a reason and a hint. No more is read than the links that lead to these directories, and nothing can fail.
-
-Who can write to a mirror can name any path, and a job that --restore-from names had a working directory of its own. A new file outside of
-what is this job's is at best not found by its script, and at worst a program that somebody's shell or Python runs. Hence the
-working directory and the directories that the command names (--output-dir /ckpt), less what is hidden in them or a program there; what is
-declared with --checkpoints; and what was learned on this node.
+Whoever can write to a mirror can name any path in a manifest, and a job that --restore-from names had a working directory of its own. A new
+file outside of this job's directories is at best not found by its script, and at worst a program that a shell or Python runs. So these are
+allowed: the working directory and the directories that the command names (--output-dir /ckpt), without what is hidden in them or a program
+there; what is declared with --checkpoints; and the locations that were discovered on this node. Only links to these directories are read.
 """
 
 from __future__ import annotations
@@ -25,17 +22,17 @@ _PROGRAMS: Final = (".py", ".pyc", ".pyd", ".so", ".sh")
 _PACKAGES: Final = frozenset({"site-packages", "dist-packages"})  # where a .pth is no checkpoint but is run at each start of Python
 
 
-def refusal(path: str, cwd: str, declared: Iterable[str], learned: Iterable[str], command: Iterable[str] = ()) -> tuple[str, str] | None:
-    """Say why nothing is to be made at `path`, and what helps; None where it may be."""
+def refusal(path: str, cwd: str, declared: Iterable[str], discovered: Iterable[str], command: Iterable[str] = ()) -> tuple[str, str] | None:
+    """Return why nothing may be written at `path`, and what helps; None where it may be."""
     plain = path.startswith("/") and os.path.normpath(path) == path and not path.endswith(_PROGRAMS)
     named = tuple(_named(command, cwd))
     # the root is below nobody's directory, also where a container begins there
     inside = path in named or any(_is_inside(path, top) for top in (cwd, *named) if top != "/")
     if plain and (inside or any(_matches(path, pattern, cwd) for pattern in declared)):
         return None
-    if plain and any(matches(pattern, path) for pattern in learned):
+    if plain and any(matches(pattern, path) for pattern in discovered):
         return None
-    why = "is neither in the working directory nor in a place that the command names, that is declared, or that was learned here"
+    why = "is neither in the working directory nor in a place that the command names, that is declared, or that was discovered here"
     by_hand = "supervise checkpoints restore --to DIR, and start with --checkpoints 'DIR/*'"
     if not plain:
         return why, f"bring it into a directory with: {by_hand}"

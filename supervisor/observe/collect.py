@@ -6,11 +6,9 @@ evidence (`observer/failed`, `observer/overdue`); it is never a failure of the j
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,10 +18,9 @@ from supervisor.classify import match, redact
 from supervisor.classify.match import Reader
 from supervisor.classify.text import kernel_message
 from supervisor.core.model import Evidence
-from supervisor.observe import error_files, heartbeats
+from supervisor.observe import error_files, heartbeats, rank_logs
 from supervisor.observe.launched_ranks import VanishedRank
 from supervisor.observe.log_watch import AGENT
-from supervisor.observe.path_patterns import checkpoint_path, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -127,23 +124,11 @@ def beats(path: Path) -> tuple[Evidence, ...]:
 
 
 def saves(directory: Path) -> tuple[Evidence, ...]:
-    """Return how often a rank was seen to save to one place, to the end, in this attempt; nothing where none was.
+    """Return how often a rank ended a save to one location in this attempt; nothing where none did.
 
-    Once may be the state before the first step. Twice to one place is a training that gets on, whatever it trains with.
+    Once may be the state before the first step. Twice to one location is a training that gets on, whatever it trains with.
     """
-    most = 0
-    for file in directory.glob("saves-*.jsonl"):
-        rounds: Counter[str] = Counter()  # of each path
-        units: dict[str, set[str]] = {}  # of each place
-        for line in file.read_bytes().splitlines():
-            try:
-                row = json.loads(line)
-                if row["what"] == "ended" and row["well"]:
-                    rounds[row["path"]] += 1
-                    units.setdefault(pattern_of(checkpoint_path(row["path"])), set()).add(checkpoint_path(row["path"]))
-            except (ValueError, KeyError, TypeError, RecursionError):  # a line that is being written
-                continue
-        most = max(most, *rounds.values(), *map(len, units.values()), 0)
+    most = rank_logs.most_saves(directory)
     return (Evidence("heartbeat", "saves", str(most)),) if most else ()
 
 

@@ -7,7 +7,7 @@ SaveWatched and Saved are posted once; ProgramSeen comes before the end of a ran
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveWat
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
-from supervisor.observe import error_files, heartbeats
+from supervisor.observe import error_files, heartbeats, rank_logs
 from supervisor.observe.path_patterns import checkpoint_path
 
 if TYPE_CHECKING:
@@ -143,14 +143,11 @@ def loads(directory: Path, *, complete: bool = True) -> list[str]:
     found = []
     for file in sorted(directory.glob("loads-*.jsonl")):
         try:
-            lines = file.read_text(errors="replace").splitlines()
+            log = file.read_bytes()
         except OSError:
             continue
-        for line in lines:
-            try:
-                row = json.loads(line)
+        for row in rank_logs.rows(log):
+            with contextlib.suppress(ValueError, TypeError):
                 if row.get("complete", True) is complete and layout.loads_first(row.get("via", ""), int(row.get("steps", 0))):
-                    found.append(str(row["path"]))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):  # a line that is being written
-                continue
+                    found.append(row["path"])
     return found

@@ -343,17 +343,17 @@ class _Run:
         if self.mirror is None:
             return
 
-        def bring() -> mirror.Brought | None:
-            return mirror.bring(checkpoints, lambda: restore_process.restore(self.job, self.terminal.say))
+        def ask() -> mirror.MirrorAnswer | None:
+            return mirror.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.say))
 
-        brought = mirror.beside(bring, self._stay_alive, self.asked_to_stop)
-        if brought is None:
+        asked = mirror.run_beside(ask, self._stay_alive, self.asked_to_stop)
+        if asked is None:
             return
-        answer = brought.answer
+        answer = asked.answer
         note = mirror.note(answer)
         self.journal.append(note, t=self.clock.now(), durable=False)
         self.log.write(LogEvent.CHECKPOINT_RESTORED, **note.data)
-        mirror.tell(brought, self.terminal.say)
+        mirror.report(asked, self.terminal.say)
         if answer.kind == "restored":
             checkpoints.restored(answer.path, answer.began, answer.manifest)
 
@@ -448,7 +448,7 @@ class _Run:
             *of_knobs,
             *([self.anew] if self.anew else []),
             resume,
-            *(mirror.lines(self.job, several_nodes=self.workshop.has_several_nodes) if self.mirror is not None else ()),
+            *(mirror.opening_lines(self.job, several_nodes=self.workshop.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
 

@@ -24,7 +24,7 @@ from checkpointing.verification import verify
 from supervisor.checkpoints import mirror as checkpoint_mirror
 from supervisor.checkpoints import restore_process
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.restore_process import Answer
+from supervisor.checkpoints.restore_process import RestoreAnswer
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.model import RankInfo
 from supervisor.errors import ExitCode, SuperviseError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from supervisor.checkpoints.reports import CheckpointReport
 
-NOTHING = Answer("nothing")
+NOTHING = RestoreAnswer("nothing")
 
 
 def ignore(_report: CheckpointReport) -> None:
@@ -54,14 +54,14 @@ def checkpoints(tmp_path: Path) -> JobCheckpoints:
 
 
 def test_the_mirrors_are_asked_where_nothing_here_is_good(checkpoints: JobCheckpoints, tmp_path: Path) -> None:
-    assert checkpoint_mirror.bring(checkpoints, lambda: NOTHING) == checkpoint_mirror.Brought(NOTHING, among=False)
+    assert checkpoint_mirror.ask(checkpoints, lambda: NOTHING) == checkpoint_mirror.MirrorAnswer(NOTHING, none_good=False)
     path = tmp_path / "here" / "step_10.pt"
     torch.save({"step": 10, "w": torch.ones(4096)}, path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1000])
-    assert checkpoint_mirror.bring(checkpoints, lambda: NOTHING) == checkpoint_mirror.Brought(NOTHING, among=True)
+    assert checkpoint_mirror.ask(checkpoints, lambda: NOTHING) == checkpoint_mirror.MirrorAnswer(NOTHING, none_good=True)
     (tmp_path / "here" / "step_5.pt").write_bytes(whole)
-    assert checkpoint_mirror.bring(checkpoints, lambda: pytest.fail("one is good")) is None
+    assert checkpoint_mirror.ask(checkpoints, lambda: pytest.fail("one is good")) is None
 
 
 def saved(path: Path, step: int) -> None:
@@ -263,27 +263,35 @@ def test_the_node_of_rank_0(ranks: tuple[RankInfo, ...], environ: dict[str, str]
 
 def test_only_who_has_nothing_is_ended_by_a_mirror_that_gives_nothing() -> None:
     said: list[str] = []
-    refused = Answer("unreachable", message="no answer")
-    checkpoint_mirror.tell(checkpoint_mirror.Brought(refused, among=True), said.append)
+    refused = RestoreAnswer("unreachable", message="no answer")
+    checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(refused, none_good=True), said.append)
     assert said == ["none of the checkpoints on this disk is good, and none could be restored: no answer"]
     with pytest.raises(SuperviseError, match="no checkpoint on this disk") as raised:
-        checkpoint_mirror.tell(checkpoint_mirror.Brought(refused, among=False), said.append)
+        checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(refused, none_good=False), said.append)
     assert raised.value.exit_code == ExitCode.REQUEUE
-    checkpoint_mirror.tell(checkpoint_mirror.Brought(Answer("restored", "/a.pt", 3, "file:/m", 10), among=True), said.append)
-    checkpoint_mirror.tell(checkpoint_mirror.Brought(Answer("restored", "/a.pt", 3, "file:/m", 0), among=False), said.append)
+    checkpoint_mirror.report(
+        checkpoint_mirror.MirrorAnswer(RestoreAnswer("restored", "/a.pt", 3, "file:/m", 10), none_good=True), said.append
+    )
+    checkpoint_mirror.report(
+        checkpoint_mirror.MirrorAnswer(RestoreAnswer("restored", "/a.pt", 3, "file:/m", 0), none_good=False), said.append
+    )
     assert said[1:] == [
         "restored /a.pt of step 3 from file:/m: none on this disk is good",
-        "/a.pt of step 3 is here already, whole and the same as in file:/m: nothing was brought",
+        "/a.pt of step 3 is here already, whole and the same as in file:/m: nothing was downloaded",
     ]
     with pytest.raises(SuperviseError) as raised:
-        checkpoint_mirror.tell(checkpoint_mirror.Brought(Answer("elsewhere", message="not this job's"), among=False), said.append)
+        checkpoint_mirror.report(
+            checkpoint_mirror.MirrorAnswer(RestoreAnswer("elsewhere", message="not this job's"), none_good=False), said.append
+        )
     assert raised.value.exit_code == ExitCode.CONFIG
 
 
 def test_a_newer_copy_that_was_passed_over_is_said_and_recorded() -> None:
     said: list[str] = []
-    answer = Answer("restored", "/a.pt", 100, "s3://b", 10, passed_over=(("s3://b/job/run/step-120-1/", "the copy is damaged: part 2"),))
-    checkpoint_mirror.tell(checkpoint_mirror.Brought(answer, among=False), said.append)
+    answer = RestoreAnswer(
+        "restored", "/a.pt", 100, "s3://b", 10, passed_over=(("s3://b/job/run/step-120-1/", "the copy is damaged: part 2"),)
+    )
+    checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(answer, none_good=False), said.append)
     assert said[0] == "passed over in the mirror: s3://b/job/run/step-120-1/: the copy is damaged: part 2"
     note = checkpoint_mirror.note(answer)
     assert note.text == "a.pt from s3://b; passed over: step-120-1: the copy is damaged: part 2"
@@ -298,11 +306,11 @@ def test_while_it_is_brought_others_are_served_and_a_stop_is_heard() -> None:
         assert released.wait(20)
         return 7
 
-    assert checkpoint_mirror.beside(work, released.set, stopped) == 7
+    assert checkpoint_mirror.run_beside(work, released.set, stopped) == 7
     released.clear()
     begun.clear()
-    assert checkpoint_mirror.beside(work, stopped.set, stopped) is None
+    assert checkpoint_mirror.run_beside(work, stopped.set, stopped) is None
     assert begun.is_set()
     released.set()
     with pytest.raises(ValueError, match="no"):
-        checkpoint_mirror.beside(lambda: int("no"), released.set, threading.Event())
+        checkpoint_mirror.run_beside(lambda: int("no"), released.set, threading.Event())

@@ -1,0 +1,41 @@
+"""Reads the logs of saves and loads that the ranks of an attempt write (instrument/_supervise_shim/save_log.py)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from supervisor.observe.path_patterns import checkpoint_path, pattern_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def rows(log: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a log, each with a `path` and a time `t` in wall seconds (0: none was logged).
+
+    A line is passed over where it is being written, or was cut because the memory was full.
+    """
+    for line in log.splitlines():
+        try:
+            row = json.loads(line)
+            yield {**row, "t": float(row.get("t", 0.0)), "path": str(row["path"])}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+
+
+def most_saves(directory: Path) -> int:
+    """Return how often one rank ended a save to one location in an attempt, at most: several files of one name, or one file again."""
+    most = 0
+    for file in directory.glob("saves-*.jsonl"):
+        rounds: Counter[str] = Counter()  # of each path
+        checkpoints: dict[str, set[str]] = {}  # of each location
+        for row in rows(file.read_bytes()):
+            if row.get("what") == "ended" and row.get("well"):
+                path = checkpoint_path(row["path"])
+                rounds[row["path"]] += 1
+                checkpoints.setdefault(pattern_of(path), set()).add(path)
+        most = max(most, *rounds.values(), *map(len, checkpoints.values()), 0)
+    return most

@@ -1,7 +1,6 @@
-"""Readings into results: every check whose probes were asked, each for itself.
+"""Judges readings by every check whose probes were asked.
 
-In: readings, the baseline, thresholds. Out: results, worst first. A check that fails is a result too, UNKNOWN: our own trouble is no
-fault of the node's. Nothing is kept.
+A check that raises gives an UNKNOWN result: an error of ours is no fault of the node.
 """
 
 from __future__ import annotations

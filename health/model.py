@@ -1,11 +1,9 @@
-"""The nouns of health: what is asked, what was read, what follows.
+"""The values of health: what is asked, what was read, and what was found.
 
-In and out: values. Nothing here does IO, keeps state or fails, but for `from_json`, which raises ValueError on what is not ours.
-
-    Ask      what a probe is told: where to look, and what the job is
-    Reading  one value that one probe read of one subject, or why it could not be read
-    Readings all of one sweep, found by name and subject
-    CheckResult  what one check says of one subject: result, reason, evidence, and what repairs it
+    Ask          the input of a probe: where to look, and what the job is
+    Reading      one value that one probe read of one subject, or why it could not be read
+    Readings     all of one sweep, found by name and subject
+    CheckResult  what one check found about one subject: result, reason, evidence, and what repairs it
 
 A subject is named `gpu:UUID`, `pci:0000:3b:00.0`, `port:mlx5_0/1`, `nic:eth0`, `path:/data`, `probe:nvml`, `host` or `kernel`.
 """
@@ -36,7 +34,7 @@ GONE: Final = "gone"
 
 
 class Result(StrEnum):
-    """What a check says. UNKNOWN: could not be judged, which is not healthy. SKIPPED: nothing of the kind is here."""
+    """The result of a check. UNKNOWN: could not be judged, which is not healthy. SKIPPED: nothing of the kind is here."""
 
     OK = "ok"
     DEGRADED = "degraded"
@@ -77,7 +75,7 @@ SEVERITIES: Final = tuple(Severity)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a probe is told. All of it is optional: `supervise doctor` knows of no job.
+    """The input of a probe. Each field is optional: `supervise doctor` knows of no job.
 
     deadline_s: the most that any probe is given. paths: that the job writes. hosts, ports: of the job's nodes, and those it will listen on.
     environ: the job's. pids_ours: processes of the job, by the caller's proof. cookie: SUPERVISE_JOB_COOKIE of the job, "" for none.
@@ -138,11 +136,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check says of one subject.
+    """What one check found about one subject.
 
     reason: a sentence without a final dot. evidence: the values it stands on. command: what a person types to repair it or to see more.
     blocks: no attempt should be started while this holds. event: what happened, by a name of its own (`xid 79`), "" for a state: of one
-    subject several may be told, and one that is not told any more is not over.
+    subject there may be several; an event that is not reported again is not over.
     """
 
     check: str

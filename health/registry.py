@@ -1,10 +1,7 @@
 """Which probes and checks there are.
 
-In: names. Out: their modules. What can fail: a name that is in no table (KeyError), a package's plug-in that cannot be imported
-(ImportError). Nothing is kept.
-
 Each table is literal, so that it can be read and searched. A package adds its own by an entry point in the group `supervise.probes` or
-`supervise.checks`, NAME = "MODULE"; it is imported only if the caller lists it, because that it is installed is no consent.
+`supervise.checks`, NAME = "MODULE"; it is imported only if the caller lists it, because installing a package is no consent.
 """
 
 from __future__ import annotations

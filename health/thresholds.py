@@ -1,4 +1,4 @@
-"""Every threshold that a check judges by, with its unit and where it comes from; a site's own stand in for them. Nothing is kept."""
+"""Every threshold that a check judges by, with its unit and where it comes from; a site may replace each."""
 
 from __future__ import annotations
 

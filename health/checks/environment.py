@@ -84,9 +84,9 @@ def env_variables(now: Readings, _before: Readings | None, _limits: Thresholds) 
                     "env_variables", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, f"export TORCH_{key}={row[key]}; unset {key}"
                 )
             )
-    told = tuple(f"{key}={value}" for key, value in row.items())
+    evidence = tuple(f"{key}={value}" for key, value in row.items())
     yield from found or [
-        CheckResult("env_variables", HOST, Result.OK, f"{len(told)} variables of NCCL, torch and their like are set", told)
+        CheckResult("env_variables", HOST, Result.OK, f"{len(evidence)} variables of NCCL, torch and their like are set", evidence)
     ]
 
 
@@ -171,9 +171,9 @@ def _difference(what: str, values: dict[str, str], result: Result) -> CheckResul
     counts = Counter(values.values())
     usual = max(counts, key=lambda value: (counts[value], value))
     others = {node.removeprefix(_NODE): value for node, value in values.items() if value != usual}
-    told = ", ".join(f"{node}: {value}" for node, value in list(others.items())[:8])
+    shown = ", ".join(f"{node}: {value}" for node, value in list(others.items())[:8])
     more = f" and {len(others) - 8} more" if len(others) > 8 else ""  # noqa: PLR2004 -- a line's worth
-    why = f"{what} is not the same on all nodes: {told}{more}; {counts[usual]} of {len(values)} have {usual}"
+    why = f"{what} is not the same on all nodes: {shown}{more}; {counts[usual]} of {len(values)} have {usual}"
     evidence = tuple(f"{node.removeprefix(_NODE)}: {value}" for node, value in values.items())
     return CheckResult("env_nodes", HOST, result, why, evidence, Repair.CONFIGURE, "supervise doctor --json on each node")
 

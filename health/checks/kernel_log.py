@@ -22,7 +22,7 @@ NEEDS: Final = ("kernel_log",)
 #: Seconds after which an event is history.
 RECENT_S: Final = 86400.0
 #: The most events that are told one by one.
-MOST_TOLD: Final = 50
+MOST_SHOWN: Final = 50
 _ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
 
 
@@ -37,18 +37,18 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
         yield CheckResult(NAME, KERNEL, Result.UNKNOWN, f"the kernel's log was not observed: {why}", evidence, Repair.CONFIGURE, _ALLOW)
         return
     known = {_key(row) for row in before.rows("kernel.findings", KERNEL)} if before is not None else set()
-    told = [one for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (one := _judged(row)) is not None]
-    told.sort(key=lambda one: one.result is not Result.FAILED)
-    yield from told[:MOST_TOLD]
-    if len(told) > MOST_TOLD:
+    shown = [one for row in now.rows("kernel.findings", KERNEL) if _key(row) not in known and (one := _judged(row)) is not None]
+    shown.sort(key=lambda one: one.result is not Result.FAILED)
+    yield from shown[:MOST_SHOWN]
+    if len(shown) > MOST_SHOWN:
         yield CheckResult(
-            NAME, KERNEL, Result.DEGRADED, f"{len(told) - MOST_TOLD} more findings in the kernel's log", (), Repair.NONE, "dmesg -T"
+            NAME, KERNEL, Result.DEGRADED, f"{len(shown) - MOST_SHOWN} more findings in the kernel's log", (), Repair.NONE, "dmesg -T"
         )
     lost = now.count("kernel.overruns", KERNEL) or 0
     if lost:
         why = f"the kernel's log was overwritten {lost} times before it was read"
         yield CheckResult(NAME, KERNEL, Result.UNKNOWN, why, (), Repair.CONFIGURE, "boot with log_buf_len=16M")
-    if not told and not lost:
+    if not shown and not lost:
         yield CheckResult(NAME, KERNEL, Result.OK, f"{now.text('kernel.source', KERNEL)}: nothing that needs attention")
 
 

@@ -55,25 +55,29 @@ def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
     inodes, inodes_free = common.number(row, "inodes"), common.number(row, "inodes_free")
     if total is None or free is None:
         return CheckResult("disk_space", subject, Result.UNKNOWN, f"{path}: its room could not be read: {row.get('error') or 'not told'}")
-    evidence = [f"{common.size(free)} of {common.size(total)} free"]
-    evidence += [f"{inodes_free:.0f} of {inodes:.0f} inodes free"] if inodes and inodes_free is not None else []
-    told, need = tuple(evidence), common.number(row, "need") or 0.0
+    figures = [f"{common.size(free)} of {common.size(total)} free"]
+    figures += [f"{inodes_free:.0f} of {inodes:.0f} inodes free"] if inodes and inodes_free is not None else []
+    evidence, need = tuple(figures), common.number(row, "need") or 0.0
     clear = f"df -h {path}; du -xsh {path}/* | sort -h | tail"
     if free < need:
         why = f"{path} has {common.size(free)} free, and one checkpoint takes {common.size(need)}"
-        return CheckResult("disk_space", subject, Result.FAILED, why, told, Repair.CONFIGURE, clear, blocks=True)
+        return CheckResult("disk_space", subject, Result.FAILED, why, evidence, Repair.CONFIGURE, clear, blocks=True)
     full = free < limits.disk_free_mib * _MIB or free < (1 - limits.disk_full_share) * total
     if full and total > limits.disk_free_mib * _MIB:  # one that is smaller as a whole was made so
-        return CheckResult("disk_space", subject, Result.FAILED, f"{path} is full: {common.size(free)} free", told, Repair.CONFIGURE, clear)
+        return CheckResult(
+            "disk_space", subject, Result.FAILED, f"{path} is full: {common.size(free)} free", evidence, Repair.CONFIGURE, clear
+        )
     # file systems that make inodes as they need them (btrfs, many network ones) tell 0
     if inodes and inodes_free is not None and inodes_free < (1 - limits.disk_used_share) * inodes:
         none = inodes_free < (1 - limits.disk_full_share) * inodes
         why = f"{path} has {inodes_free:.0f} inodes left: no file can be made without one"
-        return CheckResult("disk_space", subject, Result.FAILED if none else Result.DEGRADED, why, told, Repair.CONFIGURE, f"df -i {path}")
+        return CheckResult(
+            "disk_space", subject, Result.FAILED if none else Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"df -i {path}"
+        )
     if total and free < (1 - limits.disk_used_share) * total:
         why = f"{path} is {1 - free / total:.0%} full: {common.size(free)} free"
-        return CheckResult("disk_space", subject, Result.DEGRADED, why, told, Repair.CONFIGURE, clear)
-    return CheckResult("disk_space", subject, Result.OK, f"{path} has {common.size(free)} free", told)
+        return CheckResult("disk_space", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, clear)
+    return CheckResult("disk_space", subject, Result.OK, f"{path} has {common.size(free)} free", evidence)
 
 
 _NO_ROOM = ("ENOSPC", "EDQUOT")
@@ -102,11 +106,11 @@ def _write(now: Readings, before: Readings | None, subject: str, limits: Thresho
     seconds, size = common.number(row, "seconds"), common.number(row, "bytes")
     if seconds is None or size is None:
         return CheckResult("disk_writes", subject, Result.UNKNOWN, f"{path}: writing was not tried, or did not end")
-    told = f"{common.size(size)} in {seconds:.3f} s, of which {common.number(row, 'sync_s') or 0.0:.3f} s until it was on the disk"
+    timing = f"{common.size(size)} in {seconds:.3f} s, of which {common.number(row, 'sync_s') or 0.0:.3f} s until it was on the disk"
     if seconds > limits.write_s:
-        why = f"{path} is slow: {told}"
+        why = f"{path} is slow: {timing}"
         return CheckResult("disk_writes", subject, Result.DEGRADED, why, evidence, Repair.NONE, f"iostat -x 1 3; nfsiostat; ls -ld {path}")
-    return CheckResult("disk_writes", subject, Result.OK, f"{path} can be written: {told}", evidence)
+    return CheckResult("disk_writes", subject, Result.OK, f"{path} can be written: {timing}", evidence)
 
 
 #: On their way to live: a reset takes seconds.

@@ -246,11 +246,13 @@ class Correlator:
 
     def _take_oom(self, entry: Entry, match: Recognised) -> None:
         code, pid = match.form.code, match.groups.get("pid", "")
-        said = match.form.anchor in {"Memory cgroup out of memory", "Out of memory", "illed process", "oom_reaper: reaped"}
+        names_victim = match.form.anchor in {"Memory cgroup out of memory", "Out of memory", "illed process", "oom_reaper: reaped"}
         builder = self._oom.get(entry.host)
         if builder is not None and (not builder.is_near(entry, EVENT_S) or code == "start"):
             builder = None
-        if builder is not None and (builder.fields.get("killed", "") not in {"", pid} or (builder.fields.get("killed") and not said)):
+        if builder is not None and (
+            builder.fields.get("killed", "") not in {"", pid} or (builder.fields.get("killed") and not names_victim)
+        ):
             builder = None
         if builder is None:
             builder = begin(entry, match)
@@ -261,7 +263,7 @@ class Correlator:
             if (code == "memcg" and builder.code != "memcg") or builder.code == "start" or (code == "global" and builder.code == "victim"):
                 builder.code, builder.severity = code, match.form.severity
             builder.fields |= {key: match.groups[key] for key in FIELDS if key in match.groups}
-        if said and pid and not builder.fields.get("killed"):
+        if names_victim and pid and not builder.fields.get("killed"):
             builder.fields["killed"] = pid
             builder.entry = replace(entry, t=builder.entry.t)
         builder.meaning = OOM_MEANINGS[str(builder.code)]

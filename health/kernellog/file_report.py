@@ -182,9 +182,9 @@ def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:
     else:
         out.write(_as_text(found))
     if forgotten:
-        told = ", ".join(f"{judged.forgotten[one]} {one.value}" for one in reversed(SEVERITIES) if judged.forgotten.get(one))
-        said = f"{forgotten} older findings are not shown ({told}): judge the log in parts to see them"
-        print(said, file=sys.stderr if as_json else out)
+        counts = ", ".join(f"{judged.forgotten[one]} {one.value}" for one in reversed(SEVERITIES) if judged.forgotten.get(one))
+        note = f"{forgotten} older findings are not shown ({counts}): judge the log in parts to see them"
+        print(note, file=sys.stderr if as_json else out)
     critical = judged.forgotten.get(Severity.CRITICAL) or any(one.severity is Severity.CRITICAL for one in found)
     return FOUND if critical else 0
 

@@ -1,12 +1,10 @@
-"""/dev/kmsg, read properly.
+"""Reads whole records of the kernel from /dev/kmsg.
 
-In: the device, from its end on or from its beginning. Out: records of the kernel's own, whole: facility 0 only, for anybody may write the
-others; a line that comes in parts is joined. What can fail: opening it (OSError: not there, or not ours to read), and reading (OSError
-where whatever stands in its place ends). The device is the caller's to close; a Joiner's state is its owner's.
+Only facility 0 is taken, because anybody may write the others. A line that comes in parts is joined. The caller closes the device.
 
-Each read gives one record; a buffer that is too small for it is EINVAL, and so it is the longest that there is. BrokenPipeError (EPIPE)
-says that records were overwritten before they were read: the next read goes on behind them, and how many they were tells the number of
-the next record (Documentation/ABI/testing/dev-kmsg).
+Each read gives one record; a buffer that is too small for it gives EINVAL, so the buffer has the longest size that a record can have.
+BrokenPipeError (EPIPE) says that records were overwritten before they were read: the next read goes on behind them, and how many they were
+tells the number of the next record (Documentation/ABI/testing/dev-kmsg).
 """
 
 from __future__ import annotations

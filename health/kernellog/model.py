@@ -1,7 +1,4 @@
-"""What the kernel's log was found to say: the values that all of kernellog/ hands on.
-
-In and out: values. Nothing here does IO, keeps state or fails.
-"""
+"""The values of kernellog: one message, and one finding."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Lines of saved kernel logs, whoever wrote them: what the kernel said, when, and whether it surely was the kernel.
+"""Reads saved kernel logs in every common format, and yields the messages that may be the kernel's.
 
-In: the text of a file, or a stream of it: records of /dev/kmsg, `dmesg` with any of its options, `journalctl` short, iso, monotonic, full,
-unix, cat or JSON, files of syslog with and without host, RFC 5424, rsyslog's `#012` for a newline. Out: an Entry for each message that can
-be the kernel's. What is no line of a kernel's log is passed over, and fails nothing. What a line's own marks give to somebody else (another
-facility, another program's tag, another transport) never comes out; a line without marks may be the kernel's, and is `sure` False.
+The formats: records of /dev/kmsg, `dmesg` with any of its options, `journalctl` short, iso, monotonic, full, unix, cat or JSON, syslog
+files with and without host, RFC 5424, rsyslog's `#012` for a newline. A line that names another facility, program tag or transport is left
+out. A line without marks may be the kernel's; its `sure` is False.
 """
 
 from __future__ import annotations
@@ -380,8 +379,8 @@ def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
     host = str(row.get("_HOSTNAME", ""))
     if tag == "systemd-networkd" and transport != "kernel":
         return Entry(message, line, number, t, None, host=host) if _NETWORKD.match(message) else None
-    told = transport is not None or facility is not None or tag == "kernel"
-    if not told or (transport or "kernel") != "kernel" or str(facility or 0) != "0":
+    is_marked = transport is not None or facility is not None or tag == "kernel"
+    if not is_marked or (transport or "kernel") != "kernel" or str(facility or 0) != "0":
         return None
     return Entry(_first(message), line, number, t, _seconds(since), host=host)
 

@@ -1,7 +1,6 @@
-"""Copies of the kernel's log that others keep, for machines where /dev/kmsg is not to be had.
+"""Copies of the kernel's log that other programs keep, for machines where /dev/kmsg may not be read.
 
-In: a time, and how large syslog's files were at the attempt's start. Out: (text, time, whether it is surely the kernel's own) for each
-record since then, or one line that says why this copy tells nothing. Nothing fails. Asked once, when an attempt has failed.
+Each source returns the records since a time, or one line that says why it has none.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ def journal(since: float, clock: Clock, _before: Mapping[str, tuple[int, int]]) 
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     if not records and (done.returncode or done.stderr or not _has_kernel_records()):
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return f"journalctl: {said[-1] if said else 'it holds no records of the kernel'}"
+        stderr_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        return f"journalctl: {stderr_lines[-1] if stderr_lines else 'it holds no records of the kernel'}"
     return records
 
 

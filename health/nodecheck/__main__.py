@@ -1,8 +1,6 @@
 """`python -m health.nodecheck`: a node check, as one rank of torchrun's, or of all ranks of this node, which it then starts itself.
 
-In: options, and under torchrun RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Out: a text or a JSON object on the standard output
-of the rank that leads; the exit code on each: 0, or 69 where anything is FAILED, or 75 where there was no report, because nobody
-could be reached.
+The rank that leads prints the report. Every rank exits with 0, with 69 where anything is FAILED, or with 75 where no report could be had.
 """
 
 from __future__ import annotations

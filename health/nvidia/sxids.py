@@ -1,7 +1,6 @@
-"""NVIDIA's SXid codes: what an NVSwitch says of itself (Hopper and older; from Blackwell on the fabric reports through Xids).
+"""NVIDIA's SXid codes: the errors that an NVSwitch reports (Hopper and older; from Blackwell on the fabric reports through Xids).
 
-In: the number from a kernel line `nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`. Out: an Sxid, or None
-for a number that the table does not list. Nothing here fails and there is no state.
+A kernel line holds the number: `nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`.
 
 Source: the Fabric Manager guide (DU-09883), as transcribed in leptonai/gpud at 4a8de33 (components/accelerator/nvidia/sxid/sxid.go), read
 2026-11-21. An error that may be fatal is so by where it is: on a trunk port the whole fabric is lost, on an access port one GPU's jobs.

@@ -1,7 +1,6 @@
 """The memory of Xids: what the same code means once, again on the same GPU, and on several.
 
-In: each Xid, with GPU, code, time and its place in the GPU (GPC/TPC). Out: how often and where it was before. The state is the owner's:
-one Memory for each node. Nothing fails. An Xid without a time is of the same burst as the one before.
+An Xid without a time belongs to the burst of the Xid before it.
 
 Rules, with their sources (NVIDIA's WORKFLOW_XID_13 and _31 in the Xid catalogue; the rules of NVIDIA/NVSentinel; read 2026-11-21):
 

@@ -1,10 +1,7 @@
 """What is to be done about one event of an Xid or SXid: catalogue, the line's own registers, and what else happened.
 
-In: an event's number and the text of its line, how it stands among the others (memory.py), and the recovery that the driver announced for
-the GPU, if it did. Out: a Judged. Pure; nothing fails.
-
-In this order: registers that say that nothing is to be done; an echo of another event; what the driver announced (Xid 154); the
-catalogue's immediate action; then the memory: five times on one GPU, repeated on one GPU only, spread.
+The rules, in this order: registers by which nothing is to be done; an echo of another event; what the driver announced (Xid 154); the
+catalogue's immediate action; then the history of Xids: five times on one GPU, repeated on one GPU only, spread.
 """
 
 from __future__ import annotations
@@ -75,8 +72,8 @@ def judge(code: int, rest: str, around: Around) -> Judged:
 def _unlisted(code: int, around: Around) -> Judged:
     repair = Repair.RESET_GPU if around.announced is None else around.announced
     severity = Severity.INFO if repair is Repair.NONE else Severity.CRITICAL
-    said = "as the driver announced" if around.announced is not None else "a reset is the safe answer"
-    return Judged(severity, repair, f"Xid {code} is newer than this table", said, Retry.AFTER_RESET.value, Origin.EITHER.value)
+    reason = "as the driver announced" if around.announced is not None else "a reset is the safe answer"
+    return Judged(severity, repair, f"Xid {code} is newer than this table", reason, Retry.AFTER_RESET.value, Origin.EITHER.value)
 
 
 def _by_catalogue(entry: Xid) -> Judged:
@@ -140,12 +137,12 @@ def _with_memory(entry: Xid, base: Judged, around: Around) -> Judged:
     return base
 
 
-def judge_switch(code: int, said: str, rest: str) -> Judged:
-    """Return what an SXid asks for. said: `Fatal`, `Non-fatal` or "" as the line has it; rest: its text, for codes that are not listed."""
+def judge_switch(code: int, severity_word: str, rest: str) -> Judged:
+    """Return what an SXid asks for. severity_word: `Fatal`, `Non-fatal` or "", from the line; rest: its text, for unlisted codes."""
     entry = sxids.lookup(code)
     meaning = entry.name if entry is not None else rest.strip(" ,") or f"SXid {code}"
     fatal = entry.fatal if entry is not None else sxids.Fatal.MAY_BE
-    if said == "Fatal" or (not said and fatal is sxids.Fatal.ALWAYS):
+    if severity_word == "Fatal" or (not severity_word and fatal is sxids.Fatal.ALWAYS):
         return Judged(
             Severity.CRITICAL,
             Repair.REBOOT,
@@ -154,7 +151,7 @@ def judge_switch(code: int, said: str, rest: str) -> Judged:
             Retry.AFTER_RESET.value,
             Origin.FABRIC.value,
         )
-    if said == "Non-fatal" or fatal is sxids.Fatal.NEVER:
+    if severity_word == "Non-fatal" or fatal is sxids.Fatal.NEVER:
         severity = Severity.INFO if entry is not None and not entry.reboot and fatal is sxids.Fatal.NEVER else Severity.WARNING
         return Judged(severity, Repair.NONE, meaning, "", Retry.YES.value, Origin.FABRIC.value)
     reboot = entry is None or entry.reboot

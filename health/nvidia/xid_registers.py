@@ -1,7 +1,6 @@
-"""What one Xid's own line says beyond its number: NVLink's registers, and the recovery that the driver announces.
+"""Decodes the line of an Xid beyond its number: NVLink's registers, and the recovery that the driver announces.
 
-In: the number, and the text behind the process's name. Out: a Decoded, or None where the line tells nothing that the number does not.
-Pure; nothing fails: what the tables do not list is Decoded.known False.
+A value that the tables do not list gives Decoded.known False.
 
     74       seven registers; the first, third, fourth and fifth are valid (Hopper and older)
     144-150  `UNIT Fatal|Nonfatal XC0 i0 Link NN (intrinfo status …)`: the unit, bits 20-25 of intrinfo (why a link went down) and the
@@ -165,7 +164,7 @@ def _link4(rest: str) -> Decoded | None:
             "only bits that can be ignored are set" if any(words) else "",
             link=match["link"],
         )
-    meant = [said for n, mask, said in _MEANT if left.get(n, 0) & mask]
+    meant = [words for n, mask, words in _MEANT if left.get(n, 0) & mask]
     if not meant and not any(word & ~_ECHOES.get(n, 0) for n, word in left.items()):
         return Decoded(Verdict.ECHO, "follows another error, where there is one", link=match["link"])
     return Decoded(Verdict.INSPECT, "; ".join(dict.fromkeys(meant)), link=match["link"], known=bool(meant))
@@ -175,16 +174,16 @@ def _link5(code: int, rest: str) -> Decoded | None:
     match = _LINK5.search(rest)
     if match is None:
         return None
-    words = [int(word, 16) for word in re.findall(r"0x[0-9a-fA-F]+", match["words"])]
-    intrinfo, status = words[0], words[1] if len(words) > 1 else 0
+    registers = [int(word, 16) for word in re.findall(r"0x[0-9a-fA-F]+", match["words"])]
+    intrinfo, status = registers[0], registers[1] if len(registers) > 1 else 0
     unit, link = match["unit"].split("/")[-1], match["link"]
     why = (intrinfo >> 20) & 0x3F
     if unit in {"NETIR_LINK_EVT", "NETIR_LINK_DOWN"}:
-        verdict, said = _DOWN.get(why, (Verdict.RESET, f"reason {why} is not listed"))
-        return Decoded(verdict, f"link {link} went down: {said}", link=link, unit=unit, known=why in _DOWN)
+        verdict, words = _DOWN.get(why, (Verdict.RESET, f"reason {why} is not listed"))
+        return Decoded(verdict, f"link {link} went down: {words}", link=link, unit=unit, known=why in _DOWN)
     if code == 150 or unit in {"NETIR", "NETIR_INT"}:  # noqa: PLR2004  the vendor's number
-        said = "the engine that manages the links failed" if code == 150 else "an interrupt of the link layer"  # noqa: PLR2004
-        return Decoded(Verdict.RESET, said, link=link, unit=unit)
+        words = "the engine that manages the links failed" if code == 150 else "an interrupt of the link layer"  # noqa: PLR2004
+        return Decoded(Verdict.RESET, words, link=link, unit=unit)
     if unit in _VALUES:
         found = _VALUES[unit].get(status)
         return _by_status(found, unit, link, status, fatal=match["how"] == "Fatal")
@@ -207,5 +206,5 @@ def _is_promoted(intrinfo: int) -> bool:
 def _by_status(verdict: Verdict | None, unit: str, link: str, status: int, *, fatal: bool) -> Decoded:
     if verdict is None or (fatal and verdict is not Verdict.RESET and unit not in _VALUES):
         return Decoded(Verdict.RESET, f"{unit} with status {status:#x} is not listed", link=link, unit=unit, known=False)
-    said = {Verdict.IGNORE: "nothing is to be done", Verdict.FOLLOW: "what Xid 154 says is to be done", Verdict.RESET: "fatal"}[verdict]
-    return Decoded(verdict, f"{unit} with status {status:#x}: {said}", link=link, unit=unit)
+    words = {Verdict.IGNORE: "nothing is to be done", Verdict.FOLLOW: "what Xid 154 says is to be done", Verdict.RESET: "fatal"}[verdict]
+    return Decoded(verdict, f"{unit} with status {status:#x}: {words}", link=link, unit=unit)

@@ -1,7 +1,6 @@
-"""NVIDIA's Xid codes: what each one says about the GPU, and what a job may do about it.
+"""NVIDIA's Xid codes: what each one means for the GPU, and what a job may do about it.
 
-In: the number from a kernel line `NVRM: Xid (PCI:0000:3d:00): 79, ...`. Out: an Xid, or None for a number that the table does not
-list. Nothing here fails and there is no state: it is the vendor's catalogue as data, in our words.
+A kernel line holds the number: `NVRM: Xid (PCI:0000:3d:00): 79, ...`.
 
 Source: NVIDIA's Xid catalogue (https://docs.nvidia.com/deploy/xid-errors, the edition of 2025-10-29, as transcribed in leptonai/gpud
 at 4a8de33), compared with NVIDIA/NVSentinel's mapping and facebookresearch/gcm's list; read 2026-11-21. Where they disagree the
@@ -9,7 +8,7 @@ catalogue's "immediate action" stands, except for 64: a row remap that failed is
 tried again. Two limits of the numbers: 144 to 150 say IGNORE or RESET_GPU depending on further registers of the line (45 of 94 rules
 say IGNORE), and from R550 on the driver itself announces what is needed through Xid 154.
 
-What one line says beyond its number (NVLink registers, an announced recovery) is health/nvidia/xid_registers.py's.
+health/nvidia/xid_registers.py decodes the rest of a line: NVLink registers, and an announced recovery.
 """
 
 from __future__ import annotations

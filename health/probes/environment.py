@@ -1,15 +1,13 @@
 """What the job will run on: versions, variables, and the code's revision, all without importing any of it.
 
-In: importlib.metadata and torch/version.py of the interpreter that runs this, /sys/module/nvidia, ask.environ, git in ask.options["code"]
-(default: the working directory). Out, of `host`:
+Reads importlib.metadata and torch/version.py of the interpreter that runs this, /sys/module/nvidia, ask.environ, git in ask.options["code"]
+(default: the working directory). Yields, of `host`:
 
     env.versions   a table: python, kernel, driver, torch, torch_git, cuda, nccl, packages by name
     env.compat     a library of CUDA's for an older driver (cuda-compat): its path; "" for none
     env.python     the interpreter: the supervisor's own, which a job may not share
     env.variables  those of PREFIXES and NAMES in ask.environ, but for what is named like a secret
     env.code       root, head, branch, dirty (how many files), changed (a digest of what differs from head)
-
-Nothing is kept.
 """
 
 from __future__ import annotations

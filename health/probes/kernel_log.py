@@ -1,10 +1,10 @@
 """The kernel's log: what it says of trouble since the boot, as far back as it is kept.
 
-In: /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Out, of `kernel`: `kernel.findings` (a list of
-findings, each with `last_time`, the log's own of its last line, and `age_s`, None where these are not known), `kernel.source`,
-`kernel.overruns` (how often records were overwritten before they were read). Where nothing can be read `kernel.findings` has the reasons as
-its problem: silence of a log that nobody reads is not health. What a session has read it does not read again: its judge remembers, and so
-do the Xids' rules of repetition.
+Reads /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Yields, of `kernel`: `kernel.findings` (a list
+of findings, each with `last_time`, the log's own of its last line, and `age_s`, None where these are not known), `kernel.source`,
+`kernel.overruns` (how often records were overwritten before they were read). Where nothing can be read `kernel.findings` has the reasons
+as its problem: silence of a log that nobody reads is not health. What a session has read it does not read again: its judge remembers, and
+so do the Xids' rules of repetition.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
     """Yield what those say who keep a copy of the log."""
     reasons = [why]
     if ask.root == "/":
-        told = sources.journal(0.0, _Wall(), {})
-        if not isinstance(told, str):
+        copies = sources.journal(0.0, _Wall(), {})
+        if not isinstance(copies, str):
             judge = Correlator()
-            judge.take_all(Entry(text, text, number, t) for number, (text, t, _) in enumerate(told, 1))
+            judge.take_all(Entry(text, text, number, t) for number, (text, t, _) in enumerate(copies, 1))
             yield from _told("journalctl", _rows(judge.findings(), time.time()))
             return
-        reasons.append(told)
+        reasons.append(copies)
     for path in sources.SYSLOG_FILES:
         try:
             with Path(ask.at(path)).open("rb") as file:

@@ -1,4 +1,4 @@
-"""What probes of /proc and /sys share: small files as text, and why one could not be read. No probe itself; nothing is kept."""
+"""What probes of /proc and /sys share: small files as text, and why one could not be read. No probe itself."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`python -P health/probing/process.py`: runs probes for whoever started it, and is thrown away when one hangs.
+"""`python -P health/probing/process.py`: runs probes for its parent, which kills it when one hangs.
 
-In: stdin, one request a line: {"id", "probe", "ask", "module"}. Out: stdout, {"ready": true}, then one line a reading as soon as it is
-made: {"id", "reading": [...]}, and at the end {"id", "done": CPU seconds} or {"id", "failed": "why"}. A probe that fails costs its own
-answer only. When stdin ends the process ends at once with what it started, also in the midst of a read: nobody would hear the answer.
-It keeps a probe's session where the request says that it lasts, and nothing else.
+Requests come on stdin, one request a line: {"id", "probe", "ask", "module"}. Answers go to stdout: {"ready": true}, then one line a
+reading as soon as it is made: {"id", "reading": [...]}, and at the end {"id", "done": CPU seconds} or {"id", "failed": "why"}. A probe
+that fails costs its own answer only. When stdin ends the process ends at once with what it started, also in the midst of a read: nobody
+would read the answer. It keeps a probe's session if the request asks for a lasting one.
 """
 
 from __future__ import annotations

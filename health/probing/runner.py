@@ -1,6 +1,6 @@
-"""Asks probes under a deadline, in processes that can be thrown away; what does not answer is a finding.
+"""Runs probes under a deadline, in disposable processes; a probe that does not answer is a finding.
 
-In: names of probes, an Ask. Out: Readings, and among them for each probe one `probe.outcome` of subject `probe:NAME`, a table:
+The readings hold one `probe.outcome` of subject `probe:NAME` for each probe, a table:
 
     state       answered | failed (the probe raised) | hung (no end within its deadline) | not_started (no process, or it died)
     seconds, cpu_s, deadline_s
@@ -8,7 +8,7 @@ In: names of probes, an Ask. Out: Readings, and among them for each probe one `p
     process     of one that hung: its state in /proc (D: in the kernel, deaf to signals), `wchan` where the kernel waits, `pid`
     after       the last thing that it read
 
-What was read before a probe hung is kept. Nothing here raises for what a node does. `Runner` owns its processes: a sweep has one for each
+What was read before a probe hung is kept. `Runner` owns its processes: a sweep has one for each
 probe, in parallel; sampling has one that lasts. Each is killed at its end with what it started, whichever of them ended first. While one
 that hangs does not die no other is started for that probe: processes in D state would pile up, and each would take the driver's lock.
 """
@@ -257,15 +257,15 @@ class Runner:
             while open_jobs:
                 began = time.monotonic()
                 left = min(_SLICE_S, max(0.0, min(job.deadline for job in open_jobs.values()) - began))
-                heard = {key.fd for key, _ in selector.select(left)}  # also where the time is up: who answered in time is not late
+                readable = {key.fd for key, _ in selector.select(left)}  # also where the time is up: who answered in time is not late
                 stopped_s = time.monotonic() - began - left
-                for fd in heard:
+                for fd in readable:
                     _hear(open_jobs[fd])
                 now = time.monotonic()
                 for fd, job in open_jobs.items():
                     if stopped_s > _STOPPED_S:
                         job.deadline += stopped_s
-                    if not job.outcome and job.deadline <= now and (fd not in heard or job.deadline + _STOPPED_S <= now):
+                    if not job.outcome and job.deadline <= now and (fd not in readable or job.deadline + _STOPPED_S <= now):
                         job.outcome = _late(job)
                 for fd in [fd for fd, job in open_jobs.items() if job.outcome]:
                     selector.unregister(fd)

@@ -99,14 +99,14 @@ def gpu_fabric(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
     """Is the fabric of NVSwitches ready? Until the fabric manager has set it up, CUDA does not start (error 802)."""
     ready = 0
     for subject in gpus.subjects(now):
-        told = now.table("gpu.fabric", subject)
-        state, summary, mask = (_int(told.get(name)) for name in ("state", "summary", "mask"))
+        fabric_row = now.table("gpu.fabric", subject)
+        state, summary, mask = (_int(fabric_row.get(name)) for name in ("state", "summary", "mask"))
         if state == _NO_FABRIC:
             continue  # no NVSwitch that this driver tells of
         who = gpus.label(now, subject)
-        evidence = (f"state {state}, status {told.get('status')}, health {summary}, mask {mask:#x}",)
+        evidence = (f"state {state}, status {fabric_row.get('status')}, health {summary}, mask {mask:#x}",)
         look = f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A5 Fabric; systemctl status nvidia-fabricmanager"
-        if state != _REGISTERED or _int(told.get("status")):
+        if state != _REGISTERED or _int(fabric_row.get("status")):
             why = f"{who}: registration with the fabric is {_FABRIC_STATES.get(state, 'not done')}: CUDA does not start until it is"
             yield CheckResult("gpu_fabric", subject, Result.FAILED, why, evidence, Repair.RESTART_DRIVER, look)
             continue

@@ -63,12 +63,12 @@ def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: st
 def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Has the on-chip memory had more errors than the vendor allows? The GPU counts that itself."""
     for subject in gpus.subjects(now):
-        told = now.table("gpu.sram", subject)
-        if not told:
+        sram = now.table("gpu.sram", subject)
+        if not sram:
             continue  # parts before Ampere do not tell
         who = gpus.label(now, subject)
-        evidence = (f"uncorrectable in SRAM: {told.get('uncorrected_volatile')} now, {told.get('uncorrected_aggregate')} in its life",)
-        if told.get("threshold_exceeded"):
+        evidence = (f"uncorrectable in SRAM: {sram.get('uncorrected_volatile')} now, {sram.get('uncorrected_aggregate')} in its life",)
+        if sram.get("threshold_exceeded"):
             why = f"{who}: more errors of its SRAM than the vendor allows"
             command = f"nvidia-smi -q -d ECC -i {gpus.address(now, subject)}"
             yield CheckResult("gpu_sram", subject, Result.FAILED, why, evidence, Repair.REPLACE, command)

@@ -28,8 +28,8 @@ def gpu_driver(now: Readings, before: Readings | None, _limits: Thresholds) -> I
         result = Result.SKIPPED if there == () else Result.UNKNOWN
         yield CheckResult("gpu_driver", HOST, result, reading.problem, command="pip install nvidia-ml-py")
         return
-    told = now.table("nvml.init")
-    code, words = told.get("code"), told.get("words")
+    init = now.table("nvml.init")
+    code, words = init.get("code"), init.get("words")
     driver = now.text("nvml.driver")
     if code == 0:
         yield CheckResult("gpu_driver", HOST, Result.OK, f"driver {driver or 'of unknown version'} answers")
@@ -159,10 +159,10 @@ def _not_in_errors(now: Readings, seen: dict[str, str], lost: dict[str, str]) ->
     """Return by subject what gpu_errors does not say already. lost: words by PCI address."""
     ill = {seen[subject]: subject for subject in seen if now.rows("gpu.errors", subject)}
     named = {pci: subject for subject, pci in seen.items() if pci and pci not in ill}
-    told = {named.get(pci, f"pci:{pci}"): words for pci, words in lost.items() if pci not in ill}
+    unreported = {named.get(pci, f"pci:{pci}"): words for pci, words in lost.items() if pci not in ill}
     unnamed = sum(not seen[subject] for subject in seen if now.rows("gpu.errors", subject))
-    strangers = [subject for subject in told if subject.startswith("pci:")][:unnamed]
-    return {subject: words for subject, words in told.items() if subject not in strangers}
+    strangers = [subject for subject in unreported if subject.startswith("pci:")][:unnamed]
+    return {subject: words for subject, words in unreported.items() if subject not in strangers}
 
 
 def _is_container(now: Readings, files: object, seen: dict[str, str]) -> bool:

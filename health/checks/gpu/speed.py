@@ -24,8 +24,8 @@ def gpu_temperature(now: Readings, _before: Readings | None, limits: Thresholds)
         who, look = gpus.label(now, subject), f"nvidia-smi -q -d TEMPERATURE -i {gpus.address(now, subject)}"
         margin = now.number("gpu.margin_c", subject) if slow is None else slow - core
         at = core + (margin or 0.0)
-        told = "" if memory is None else f", memory {memory:.0f} of {memory_max:.0f} °C"
-        evidence = (f"{core:.0f} °C{'' if margin is None else f' of {at:.0f} °C'}{told}",)
+        memory_text = "" if memory is None else f", memory {memory:.0f} of {memory_max:.0f} °C"
+        evidence = (f"{core:.0f} °C{'' if margin is None else f' of {at:.0f} °C'}{memory_text}",)
         if margin is not None and margin <= limits.gpu_slowdown_margin_c:
             why = f"{who}: {core:.0f} °C, and it slows itself down at {at:.0f} °C: check its cooling"
             yield CheckResult("gpu_temperature", subject, Result.DEGRADED, why, evidence, Repair.DRAIN, look)

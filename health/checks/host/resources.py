@@ -62,17 +62,17 @@ def host_shm(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
     if unread is not None or total is None or free is None:
         yield unread or CheckResult("host_shm", HOST, Result.UNKNOWN, "shared memory: its size is not known")
         return
-    told = (f"{common.size(free)} of {common.size(total)} free",)
+    evidence = (f"{common.size(free)} of {common.size(total)} free",)
     if free < limits.shm_free_mib * _MIB:
         why = f"shared memory (/dev/shm) has only {common.size(free)} free: what asks for more dies of SIGBUS"
         yield CheckResult(
-            "host_shm", HOST, Result.FAILED, why, told, Repair.CONFIGURE, f"supervise doctor --fix; ls -lS /dev/shm; {_GROW_SHM}"
+            "host_shm", HOST, Result.FAILED, why, evidence, Repair.CONFIGURE, f"supervise doctor --fix; ls -lS /dev/shm; {_GROW_SHM}"
         )
     elif total < limits.shm_total_mib * _MIB:
         why = f"shared memory (/dev/shm) has only {common.size(total)}: NCCL and data loaders may need more"
-        yield CheckResult("host_shm", HOST, Result.DEGRADED, why, told, Repair.CONFIGURE, _GROW_SHM)
+        yield CheckResult("host_shm", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, _GROW_SHM)
     else:
-        yield CheckResult("host_shm", HOST, Result.OK, f"shared memory (/dev/shm) has {common.size(free)} free", told)
+        yield CheckResult("host_shm", HOST, Result.OK, f"shared memory (/dev/shm) has {common.size(free)} free", evidence)
 
 
 def host_limits(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
@@ -123,9 +123,9 @@ def host_cgroup(now: Readings, before: Readings | None, limits: Thresholds) -> I
         yield from found
         return
     limit, quota = common.number(now.table("cgroup.memory"), "limit"), common.number(now.table("cgroup.cpu"), "quota")
-    told = [f"memory limited to {common.size(limit)}"] if limit is not None else []
-    told += [f"{quota:g} processors"] if quota is not None else []
-    yield CheckResult("host_cgroup", HOST, Result.OK, "; ".join(told) or "no limit that can be seen from here")
+    limits_text = [f"memory limited to {common.size(limit)}"] if limit is not None else []
+    limits_text += [f"{quota:g} processors"] if quota is not None else []
+    yield CheckResult("host_cgroup", HOST, Result.OK, "; ".join(limits_text) or "no limit that can be seen from here")
 
 
 def _cgroup_memory(now: Readings, before: Readings | None, limits: Thresholds) -> Iterator[CheckResult]:

@@ -67,9 +67,9 @@ def _port(now: Readings, before: Readings | None, subject: str, limits: Threshol
         new, base = now.table("nic.counters", subject), before.table("nic.counters", subject)
         errors, packets = _gain(new, base, _ERRORS), _gain(new, base, _PACKETS)
         if errors >= _LEAST_ERRORS and errors > limits.ethernet_error_share * packets:
-            told = tuple(f"{key} +{_gain(new, base, (key,)):.0f}" for key in _ERRORS)
+            settings = tuple(f"{key} +{_gain(new, base, (key,)):.0f}" for key in _ERRORS)
             why = f"{name} lost {errors:.0f} of {packets:.0f} packets since the job started"
-            return CheckResult("net_ethernet", subject, Result.DEGRADED, why, told, Repair.DRAIN, look)
+            return CheckResult("net_ethernet", subject, Result.DEGRADED, why, settings, Repair.DRAIN, look)
     return CheckResult("net_ethernet", subject, Result.OK, f"{name} is up", evidence)
 
 
@@ -117,9 +117,13 @@ def net_interfaces(now: Readings, _before: Readings | None, _limits: Thresholds)
     nics = [str(name) for name in names]
     hcas = [str(name) for name in devices] if isinstance(devices, list) else []
     found = [*_socket_interfaces(now, variables, nics), *_hca_devices(now, variables, hcas)]
-    told = tuple(f"{key}={value}" for key, value in variables.items() if key in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", *_EXACT_VARIABLES))
+    settings = tuple(
+        f"{key}={value}" for key, value in variables.items() if key in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", *_EXACT_VARIABLES)
+    )
     yield from found or [
-        CheckResult("net_interfaces", HOST, Result.OK, "what the variables name is there" if told else "left to NCCL and gloo", told)
+        CheckResult(
+            "net_interfaces", HOST, Result.OK, "what the variables name is there" if settings else "left to NCCL and gloo", settings
+        )
     ]
 
 

@@ -31,14 +31,14 @@ def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thres
         result = Result.DEGRADED if alone else Result.FAILED
         return CheckResult("net_names", subject, result, f"{name} is not resolved: {problem}", (), Repair.CONFIGURE, look)
     addresses, seconds = row.get("addresses"), common.number(row, "seconds") or 0.0
-    told = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
+    evidence = tuple(map(str, addresses)) if isinstance(addresses, list) else ()
     if seconds > limits.resolve_s:
         why = f"{name} took {seconds:.1f} s to be resolved: a name server does not answer"
-        return CheckResult("net_names", subject, Result.DEGRADED, why, told, Repair.CONFIGURE, look)
-    if row.get("own") is True and not alone and told and all(one.startswith("127.") or one == "::1" for one in told):
+        return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, look)
+    if row.get("own") is True and not alone and evidence and all(one.startswith("127.") or one == "::1" for one in evidence):
         why = f"this host's own name, {name}, is resolved to itself only: a rendezvous that hands it on sends others to themselves"
-        return CheckResult("net_names", subject, Result.DEGRADED, why, told, Repair.CONFIGURE, "cat /etc/hosts")
-    return CheckResult("net_names", subject, Result.OK, f"{name} is resolved in {seconds:.3f} s", told)
+        return CheckResult("net_names", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, "cat /etc/hosts")
+    return CheckResult("net_names", subject, Result.OK, f"{name} is resolved in {seconds:.3f} s", evidence)
 
 
 #: A node that is this much slower than the others is named, where it is slow enough to tell from noise.

@@ -1,7 +1,7 @@
 """The driver as the system shows it, without its library: the loaded module, and the fabric manager beside it.
 
-In: /sys/module/nvidia/version, the bus, /proc/*/comm. Out: `driver.loaded` (a version, `not_supported` where none is loaded),
-`fabric.manager` (a table: switches on the bus, running). In a container the manager's process is not seen. Nothing is kept.
+Reads /sys/module/nvidia/version, the bus, /proc/*/comm. Yields `driver.loaded` (a version, `not_supported` where none is loaded),
+`fabric.manager` (a table: switches on the bus, running). In a container the manager's process is not seen.
 """
 
 from __future__ import annotations

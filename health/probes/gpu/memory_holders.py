@@ -1,8 +1,8 @@
 """Who holds a GPU's memory: processes by number, and what /proc says of each.
 
-In: (pid, bytes) of NVML, an Ask. Out: a table for each: pid, bytes, there, command, user, ours. `ours` is `job` (named by the caller), or
-`cookie` (its environment bears the job's own SUPERVISE_JOB_COOKIE: a leftover, or what inherited it, so no proof by itself), or `other job`
-(another job's cookie), or "". In a container the numbers are the host's, and may be of nobody here (there: false). Nothing fails.
+One table describes each process of NVML's list: pid, bytes, there, command, user, ours. `ours` is `job` (named by the caller),
+or `cookie` (its environment bears the job's own SUPERVISE_JOB_COOKIE: a leftover, or what inherited it, so no proof by itself), or `other
+job` (another job's cookie), or "". In a container the numbers are the host's, and may be of nobody here (there: false).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """NVML, through nvidia-ml-py: every GPU, its recovery action first.
 
-In: the driver's library. Out, of `host`: `nvml.init` (code 0, or the error's code and words), `nvml.driver`, `nvml.count`, `gpu.pairs`;
-of each `gpu:UUID` (`gpu:#INDEX` where the driver cannot even say which it is): `gpu.identity`, `gpu.recovery_action`, `gpu.errors` (calls
-whose error is a verdict on the GPU), the rows of nvmlcalls.py, `gpu.nvlinks`, `gpu.fabric`, `gpu.sram`, `gpu.processes`, `gpu.events`.
+Reads the driver's library. Yields, of `host`: `nvml.init` (code 0, or the error's code and words), `nvml.driver`, `nvml.count`,
+`gpu.pairs`; of each `gpu:UUID` (`gpu:#INDEX` where the driver cannot even say which it is): `gpu.identity`, `gpu.recovery_action`,
+`gpu.errors` (calls whose error is a verdict on the GPU), the rows of nvml_calls.py, `gpu.nvlinks`, `gpu.fabric`, `gpu.sram`,
+`gpu.processes`, `gpu.events`.
 
 Each call that the GPU or the driver does not know costs its own reading only (`not_supported`): MIG, GeForce and old drivers answer what
 they can. A call may hang for ever; what was read before it is out by then. The session is the state: an open library, handles, what
-does not change, and who hears events (nvmlevents.py). It opens the library anew after an error that a reset of a GPU or driver would
+does not change, and who hears events (nvml_events.py). It opens the library anew after an error that a reset of a GPU or driver would
 explain, once for the same errors in a while.
 """
 
@@ -98,8 +99,8 @@ class NvmlSession:
 
     def read(self, ask: Ask) -> Iterator[Reading]:
         """Yield what is read now, what was heard first of all: it is in no second process, and the driver's calls may hang."""
-        heard: dict[str, list[Json]] = {}
-        yield from self._events.told(heard)
+        arrived: dict[str, list[Json]] = {}
+        yield from self._events.drain(arrived)
         if self._nvml is not None and (self._counted() != len(self._gpus) or self._is_to_be_opened_anew()):
             self.close()
         if self._nvml is None:
@@ -122,7 +123,7 @@ class NvmlSession:
         if self._pairs is None:
             self._pairs = self._read_pairs(alive)
         yield Reading(NAME, HOST, "gpu.pairs", self._pairs)
-        yield from self._events.told(heard)
+        yield from self._events.drain(arrived)
 
     def close(self) -> None:
         """Close the library."""

@@ -1,7 +1,7 @@
-"""What the driver tells by itself: Xids and their kin, heard in a thread.
+"""The events that the driver sends by itself, Xids and their kin, received in a thread.
 
-In: an open library and its GPUs. Out: `gpu.events` of each GPU that has some, a list of tables: kind, data, t (of its arrival), pci. Each
-is delivered once. What can fail: a driver without events, or one that goes; then nothing is heard. Owns the thread and the event set.
+Yields `gpu.events` of each GPU that has some, each event once: a list of tables (kind, data, t of its arrival, pci). Where the driver has
+no events, or goes, none is received.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Gpu(Protocol):
 
 
 class Events:
-    """Those that were heard and are not told yet."""
+    """The events that arrived and are not delivered yet."""
 
     def __init__(self) -> None:
-        self.heard: deque[tuple[str, dict[str, Json]]] = deque(maxlen=_MOST)
+        self.pending: deque[tuple[str, dict[str, Json]]] = deque(maxlen=_MOST)
         self._running: tuple[threading.Event, threading.Thread, Any, Any] | None = None
 
     def listen(self, nvml: Any, gpus: Iterable[Gpu]) -> None:  # noqa: ANN401 -- pynvml, which has no types
@@ -67,7 +67,7 @@ class Events:
                 gpu = by_handle.get(ctypes.cast(event.device, ctypes.c_void_p).value)
                 kind = EVENTS.get(int(event.eventType), f"{event.eventType:#x}")
                 if gpu is not None:
-                    self.heard.append((gpu.subject, {"kind": kind, "data": int(event.eventData), "t": time.time(), "pci": gpu.pci}))
+                    self.pending.append((gpu.subject, {"kind": kind, "data": int(event.eventData), "t": time.time(), "pci": gpu.pci}))
 
         thread = threading.Thread(target=hear, name="nvml-events", daemon=True)
         self._running = (stop, thread, nvml, events)
@@ -85,11 +85,11 @@ class Events:
             with contextlib.suppress(Exception):  # of a driver that is gone
                 nvml.nvmlEventSetFree(events)
 
-    def told(self, by_gpu: dict[str, list[Json]]) -> Iterator[Reading]:
+    def drain(self, by_gpu: dict[str, list[Json]]) -> Iterator[Reading]:
         """Yield the events of each GPU that has new ones, those of this read that are in `by_gpu` included."""
         new: set[str] = set()
-        while self.heard:
-            subject, event = self.heard.popleft()
+        while self.pending:
+            subject, event = self.pending.popleft()
             by_gpu.setdefault(subject, []).append(event)
             new.add(subject)
         for subject in sorted(new):

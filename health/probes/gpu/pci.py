@@ -1,8 +1,8 @@
 """The GPUs that the bus and /dev have, whatever the driver says.
 
-In: /sys/bus/pci/devices, /dev/nvidia[0-9]*. Out: `pci.gpus` (a list of tables: address, driver, current_link_width and its like),
+Reads /sys/bus/pci/devices, /dev/nvidia[0-9]*. Yields `pci.gpus` (a list of tables: address, driver, current_link_width and its like),
 `pci.config` with the problem GONE of subject `pci:ADDRESS` where a device's config space reads as all ones, `dev.gpus` (numbers of the
-device files that we may open: a device cgroup shows all, and lets some be opened). Nothing is kept; nothing hangs but the reading of a
+device files that we may open: a device cgroup shows all, and lets some be opened). Nothing hangs but the reading of a
 device that hangs the bus.
 """
 

@@ -1,10 +1,9 @@
 """The control group that we are in, and those above it, as they limit us.
 
-In: /proc/self/cgroup, /sys/fs/cgroup, of version 2 or 1. Out, of `host`: `cgroup.memory` (bytes: limit, used of the group with the least
-left; and its path; file caches left out, which are given up before anybody is killed), `cgroup.oom_kills` (of our own group),
+Reads /proc/self/cgroup, /sys/fs/cgroup, of version 2 or 1. Yields, of `host`: `cgroup.memory` (bytes: limit, used of the group with the
+least left; and its path; file caches left out, which are given up before anybody is killed), `cgroup.oom_kills` (of our own group),
 `cgroup.cpu` (quota in processors, None for none; periods and throttled, of the group with a quota; path), `cgroup.pids` (limit, used).
 Where no controller is to be seen: `not_supported`. In a container our group is the root of what can be seen; limits above it cannot be.
-Nothing is kept.
 """
 
 from __future__ import annotations

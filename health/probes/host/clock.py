@@ -1,8 +1,8 @@
 """How good this host's clock is, by the kernel's own account, and by chrony's where it runs.
 
-In: adjtimex(2), which anybody may ask; `chronyc -c tracking`. Out, of `host`: `clock.kernel` (synchronized; max_error_s, which grows while
-nobody sets the clock; estimated_error_s; offset_s), `clock.chrony` (offset_s, stratum, leap). ask.options["clock"] may give both, for a
-site that has another source. Nothing is kept.
+Reads adjtimex(2), which anybody may ask; `chronyc -c tracking`. Yields, of `host`: `clock.kernel` (synchronized; max_error_s, which grows
+while nobody sets the clock; estimated_error_s; offset_s), `clock.chrony` (offset_s, stratum, leap). ask.options["clock"] may give both,
+for a site that has another source.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def read(ask: Ask) -> Iterator[Reading]:
 
 
 def _kernel() -> Reading:
-    told = _Timex()
+    timex = _Timex()
     try:
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(told))
+        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     except AttributeError:
         return Reading(NAME, HOST, "clock.kernel", None, NOT_SUPPORTED)
     if state < 0:
         return Reading(NAME, HOST, "clock.kernel", None, os.strerror(ctypes.get_errno()))
     value = {
-        "synchronized": state != _ERROR and not told.status & _UNSYNC,
-        "max_error_s": told.maxerror / 1e6,
-        "estimated_error_s": told.esterror / 1e6,
-        "offset_s": told.offset / (1e9 if told.status & _NANO else 1e6),
+        "synchronized": state != _ERROR and not timex.status & _UNSYNC,
+        "max_error_s": timex.maxerror / 1e6,
+        "estimated_error_s": timex.esterror / 1e6,
+        "offset_s": timex.offset / (1e9 if timex.status & _NANO else 1e6),
     }
     return Reading(NAME, HOST, "clock.kernel", {**value})
 

@@ -1,8 +1,8 @@
 """The processors: how they are governed, which are there, and how often heat held them back.
 
-In: /sys/devices/system/cpu, /sys/devices/system/clocksource. Out, of `host`: `cpu.governors` (a table: governor → how many processors),
-`cpu.count` (present, online, and usable by us), `cpu.throttles` (core and package throttle counts summed over all, since the boot),
-`cpu.clocksource` (current, available). Virtual machines show no governor and no throttle counts: `not_supported`. Nothing is kept.
+Reads /sys/devices/system/cpu, /sys/devices/system/clocksource. Yields, of `host`: `cpu.governors` (a table: governor → how many
+processors), `cpu.count` (present, online, and usable by us), `cpu.throttles` (core and package throttle counts summed over all, since the
+boot), `cpu.clocksource` (current, available). Virtual machines show no governor and no throttle counts: `not_supported`.
 """
 
 from __future__ import annotations

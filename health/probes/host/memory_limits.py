@@ -1,9 +1,9 @@
 """The host's memory, shared memory, limits, tables of processes and files, and where a core dump would go.
 
-In: /proc, statvfs of /dev/shm and of the dump's directory. Out, of `host`: `host.memory` (bytes: total, available, swap_total, swap_free),
-`host.oom_kills` (since the boot), `host.shm` (bytes: total, free), `host.limits` (a table of [soft, hard], None for unlimited: memlock in
-bytes, nofile, nproc, core in bytes; those that our caller's children get too), `host.pids` (used, most), `host.files` (used, most),
-`host.core` (pattern, pipe, directory, free in bytes). Nothing is kept; nothing hangs but a dump's directory on a dead file system.
+Reads /proc, statvfs of /dev/shm and of the dump's directory. Yields, of `host`: `host.memory` (bytes: total, available, swap_total,
+swap_free), `host.oom_kills` (since the boot), `host.shm` (bytes: total, free), `host.limits` (a table of [soft, hard], None for unlimited:
+memlock in bytes, nofile, nproc, core in bytes; those that our caller's children get too), `host.pids` (used, most), `host.files` (used,
+most), `host.core` (pattern, pipe, directory, free in bytes). Nothing hangs but a dump's directory on a dead file system.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+) +(\S+)", re.MULTILINE)
 
 def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is there."""
-    told = system_files.table(ask.at("/proc/meminfo"))
-    memory: dict[str, Json] = {name: told[key] for name, key in _MEMORY.items() if key in told}
+    memory_info = system_files.table(ask.at("/proc/meminfo"))
+    memory: dict[str, Json] = {name: memory_info[key] for name, key in _MEMORY.items() if key in memory_info}
     yield _made("host.memory", memory or None)
     yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))
     yield _room("host.shm", ask.at("/dev/shm"))  # noqa: S108 -- looked at, not written to

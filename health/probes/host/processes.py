@@ -1,10 +1,10 @@
 """Processes that are dead and not gone (zombies), and those that are deaf in the kernel (state D), with their age.
 
-In: /proc. Out, of `host`: `processes.zombies` and `processes.stuck`, lists of tables (pid, parent, command, age_s since its start, since_s,
-wchan, ours), the oldest MOST first, and `processes.counts` (all, zombies, stuck). A disk makes processes wait in state D all the time, so
-that one counts as stuck only if it did not run between two looks, LOOK_S apart, and ALONE_S where nobody looks again (ask.lasting). For
-how long the kernel does not tell: `since_s` is since it was first seen so, which a session remembers, of zombies too. Threads of the
-kernel's own are left out: some rest in state D for ever.
+Reads /proc. Yields, of `host`: `processes.zombies` and `processes.stuck`, lists of tables (pid, parent, command, age_s since its start,
+since_s, wchan, ours), the oldest MOST first, and `processes.counts` (all, zombies, stuck). A disk makes processes wait in state D all the
+time, so that one counts as stuck only if it did not run between two looks, LOOK_S apart, and ALONE_S where nobody looks again
+(ask.lasting). For how long the kernel does not tell: `since_s` is since it was first seen so, which a session remembers, of zombies too.
+Threads of the kernel's own are left out: some rest in state D for ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Network interfaces: carrier, speed, MTU, errors, addresses.
 
-In: /sys/class/net, and an ioctl for the address. Out, of `nic:NAME`: `nic.state` (operstate, carrier: None where it is switched off,
+Reads /sys/class/net, and an ioctl for the address. Yields, of `nic:NAME`: `nic.state` (operstate, carrier: None where it is switched off,
 speed_mb_s, mtu, carrier_changes, up, loopback, virtual, ipv4), `nic.counters` (packets, errors, drops of both directions, and others of
-the kernel's). Nothing is kept.
+the kernel's).
 """
 
 from __future__ import annotations

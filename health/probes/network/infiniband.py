@@ -1,6 +1,6 @@
 """InfiniBand, RoCE and EFA ports: state, rate, counters, carrier.
 
-In: /sys/class/infiniband, and the kernel's log. Out, of `port:DEVICE/NUMBER`: `port.state` (state and phys_state as words, rate_gb_s,
+Reads /sys/class/infiniband, and the kernel's log. Yields, of `port:DEVICE/NUMBER`: `port.state` (state and phys_state as words, rate_gb_s,
 link_layer, driver, device, pci, netdev; of the netdev: carrier, None for not known, mtu, carrier_changes), `port.counters` (name → count,
 those of COUNTERS that it has); of `host`: `port.devices` and `port.verbs` (names of devices, and of those that programs may open).
 Nothing is written.
@@ -82,8 +82,8 @@ class Ports:
         verbs = Path(ask.at("/sys/class/infiniband_verbs"))
         served = sorted(filter(None, (system_files.text(one / "ibdev") for one in _entries(verbs))))
         yield Reading(NAME, HOST, "port.verbs", [*served])
-        told = ask.options.get(NAME)
-        excluded = told.get("exclude") if isinstance(told, dict) else None
+        options = ask.options.get(NAME)
+        excluded = options.get("exclude") if isinstance(options, dict) else None
         for name in devices:
             for port in _entries(root / name / "ports"):
                 subject, pci = f"port:{name}/{port.name}", _target(root / name / "device")

@@ -1,8 +1,8 @@
 """Name resolution: this host's own name, and those of the job's other nodes.
 
-In: ask.hosts (`host` or `host:port`), the host's name. Out, of `name:HOST`: `name.resolved` (addresses, seconds, own), or the resolver's
-words as problem; one that does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver cannot be told to
-hurry. Nothing is kept.
+Reads ask.hosts (`host` or `host:port`), the host's name. Yields, of `name:HOST`: `name.resolved` (addresses, seconds, own), or the
+resolver's words as problem; one that does not answer in time: `no answer in N s`. Each is asked in a thread of its own: the resolver
+cannot be told to hurry.
 """
 
 from __future__ import annotations

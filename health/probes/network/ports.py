@@ -1,9 +1,9 @@
 """Whether the ports that the job will listen on are free, and who holds those that are not.
 
-In: ask.ports, /proc/net/tcp and tcp6, /proc/PID/fd. Out, of `listen:PORT`: `listen.state` (free, error, holders: a list of tables pid,
+Reads ask.ports, /proc/net/tcp and tcp6, /proc/PID/fd. Yields, of `listen:PORT`: `listen.state` (free, error, holders: a list of tables pid,
 command, user, state, ours, may_be_ours where the asker knows of no job). A port is tried as torch's store does, with SO_REUSEADDR, and
 let go at once. Who holds it is known for processes of this network namespace that we may look into; a connection that was made from the
-port holds it too. Nothing is kept.
+port holds it too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAME: Final = "ports"
 _STATES: Final = {"01": "connected", "0A": "listening", "06": "time-wait", "08": "close-wait"}
 #: Variables that tell ranks, and agents, the port on which they meet.
-_TOLD: Final = ("MASTER_PORT", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
+_PORT_VARIABLES: Final = ("MASTER_PORT", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
 _LOCAL, _STATE, _USER, _INODE = 1, 3, 7, 9
 
 
@@ -36,7 +36,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     ports = tuple(dict.fromkeys(port for port in ask.ports if port))  # 0 is any
     if not ports:
         return
-    states = {port: _tried(port) for port in ports}
+    states = {port: _bind_error(port) for port in ports}
     taken = [port for port, error in states.items() if error == "EADDRINUSE"]
     held = _holders(ask, taken) if taken else {}
     for port, error in states.items():
@@ -44,7 +44,7 @@ def read(ask: Ask) -> Iterator[Reading]:
         yield Reading(NAME, f"listen:{port}", "listen.state", value)
 
 
-def _tried(port: int) -> str:
+def _bind_error(port: int) -> str:
     """Return why a port cannot be had, "" where it can."""
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 -- as the store does; never listened on
         try:
@@ -95,10 +95,10 @@ def _whose(pid: int, port: int, ask: Ask) -> dict[str, Json]:
     """Return whether a process is the job's; and, where nobody knows which the job is, whether it may be: of a job, or told this port."""
     words = memory_holders.environment(ask.at(f"/proc/{pid}"))
     cookie = words.get(memory_holders.COOKIE, "")
-    told = any(words.get(name, "").rpartition(":")[2] == str(port) for name in _TOLD)
+    has_port = any(words.get(name, "").rpartition(":")[2] == str(port) for name in _PORT_VARIABLES)
     return {
         "ours": pid in ask.pids_ours or bool(cookie and cookie == ask.cookie),
-        "may_be_ours": not ask.cookie and (bool(cookie) or told),
+        "may_be_ours": not ask.cookie and (bool(cookie) or has_port),
     }
 
 

@@ -1,8 +1,8 @@
 """Whether the job's other nodes can be reached, and how long it takes.
 
-In: ask.hosts (`host` or `host:port`), ask.ports (for a host without one). Out, of `peer:HOST:PORT`: `peer.answer` (answer: open or refused;
-seconds), or the error's words as problem, `timeout` among them. A connection that is refused proves that the host is there: before a start
-nobody listens yet. All are asked at once, TRIES times for the shortest time; nothing is sent. Nothing is kept.
+Reads ask.hosts (`host` or `host:port`), ask.ports (for a host without one). Yields, of `peer:HOST:PORT`: `peer.answer` (answer: open or
+refused; seconds), or the error's words as problem, `timeout` among them. A connection that is refused proves that the host is there:
+before a start nobody listens yet. All are asked at once, TRIES times for the shortest time; nothing is sent.
 """
 
 from __future__ import annotations

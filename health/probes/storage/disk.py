@@ -1,15 +1,15 @@
 """Every path that the job writes: whether it answers, what room there is, whether it can be written and how fast.
 
-In: ask.paths, ask.need_bytes, /proc/mounts. Out, of `path:PATH`:
+Reads ask.paths, ask.need_bytes, /proc/mounts. Yields, of `path:PATH`:
 
     path.state  answers; error and errno where it does not; or, of one that hangs: hung, pid, state, wchan, after
     path.space  bytes: total, free, need; inodes, inodes_free; read_only
     path.write  bytes, seconds, and of these open_s, write_s, sync_s; or error, errno
     path.mount  point, kind, source, options
 
-Each path has a process of its own (onepath.py): a server that is gone holds up the process that asks it for ever, in state D where the
+Each path has a process of its own (one_path.py): a server that is gone holds up the process that asks it for ever, in state D where the
 mount is hard, and the other paths are none the worse for it. One that cannot be ended is left behind, and no other is asked for the same
-path while it lives, whoever started it: it is known by its name (onepath.mark). ask.options["disk"] = {"write_bytes": 0} writes nothing.
+path while it lives, whoever started it: it is known by its name (one_path.mark). ask.options["disk"] = {"write_bytes": 0} writes nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Look:
     path: str
     popen: subprocess.Popen[bytes]
     rest: bytes = b""
-    told: dict[str, dict[str, Json]] = field(default_factory=dict)
+    results: dict[str, dict[str, Json]] = field(default_factory=dict)
 
     def fd(self) -> int:
         assert self.popen.stdout is not None  # noqa: S101 -- a pipe was asked for
@@ -66,7 +66,7 @@ class _Look:
         got = os.read(self.fd(), 1 << 16)
         *lines, self.rest = (self.rest + got).split(b"\n")
         for line in lines:
-            self.told.update(json.loads(line))
+            self.results.update(json.loads(line))
         return bool(got)
 
 
@@ -135,7 +135,7 @@ class Paths:
                     yield from _told(look, ask.need_bytes)
         for look in waiting.values():
             state = _hung(
-                ask, look.path, look.popen.pid, next(reversed(look.told), "")
+                ask, look.path, look.popen.pid, next(reversed(look.results), "")
             )  # before it is killed: where it waits is the finding
             if not _end(look):
                 self._hanging.append(look.popen)
@@ -156,7 +156,7 @@ def _end(look: _Look) -> bool:
 
 
 def _told(look: _Look, need: int) -> Iterator[Reading]:
-    state = look.told.get("stat")
+    state = look.results.get("stat")
     if state is None:
         yield Reading(NAME, f"path:{look.path}", "path.state", None, f"its process ended ({look.popen.returncode}) and told nothing")
         return
@@ -166,7 +166,7 @@ def _told(look: _Look, need: int) -> Iterator[Reading]:
 
 def _answers(look: _Look, need: int) -> Iterator[Reading]:
     for name in ("space", "write"):
-        row = look.told.get(name)
+        row = look.results.get(name)
         if row is not None:
             yield Reading(NAME, f"path:{look.path}", f"path.{name}", {**row, "need": need} if name == "space" else row)
 

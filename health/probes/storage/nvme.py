@@ -1,7 +1,7 @@
 """The NVMe disks that the kernel has, and how they are.
 
-In: /sys/class/nvme. Out, of `host`: `nvme.controllers`, a list of tables (name, model, state: live, dead, resetting, connecting, …;
-transport, address, namespaces), empty where there is none; `not_supported` where the kernel has no driver for them. Nothing is kept.
+Reads /sys/class/nvme. Yields, of `host`: `nvme.controllers`, a list of tables (name, model, state: live, dead, resetting, connecting, …;
+transport, address, namespaces), empty where there is none; `not_supported` where the kernel has no driver for them.
 """
 
 from __future__ import annotations

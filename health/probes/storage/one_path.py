@@ -1,11 +1,9 @@
-"""`python -P -S onepath.py PATH BYTES SECONDS`: looks at one path, and writes to it, in a process that can be thrown away.
+"""`python -P -S one_path.py PATH BYTES SECONDS`: looks at one path and writes to it, in a process that ends itself after SECONDS.
 
-In: a path that need not be there yet (what is nearest to it and there is looked at), how much to write, and after how many seconds this
-process ends itself. Out: stdout, one JSON object a line, as soon as each is known: {"stat": {...}}, {"space": {...}}, {"write": {...}},
-each with `error` (words) and `errno` where it failed. A dead server holds up the first call that reaches it, for ever: what it had told
-before is known.
-What is written has no name (O_TMPFILE), or where the file system cannot, one that is taken away before anything is written: however this
-process ends, the kernel removes the file. It imports nothing of ours.
+The path need not be there yet: what is nearest to it and exists is looked at. Each row is printed to stdout as soon as it is known, because
+a dead server holds up the next call for ever: {"stat": {...}}, {"space": {...}}, {"write": {...}}, each with `error` and `errno` where it
+failed. The file that is written has no name (O_TMPFILE), or loses its name before anything is written: however this process ends, the
+kernel removes the file. It imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
 def main() -> None:
-    """Look, and tell."""
+    """Look at the path, and print each row."""
     if len(sys.argv) != _ARGUMENTS:
         sys.exit(f"usage: {sys.argv[0]} PATH BYTES SECONDS")
     path, size, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
@@ -37,21 +35,21 @@ def main() -> None:
         directory = _nearest(path)
         info = os.stat(directory)  # noqa: PTH116 -- a name; pathlib is slow to import
     except OSError as error:
-        _tell("stat", _failed(error))
+        _write_row("stat", _failed(error))
         return
-    _tell("stat", {"directory": directory, "device": info.st_dev, "there": directory == path or not stat.S_ISDIR(info.st_mode)})
+    _write_row("stat", {"directory": directory, "device": info.st_dev, "there": directory == path or not stat.S_ISDIR(info.st_mode)})
     if not stat.S_ISDIR(info.st_mode):
         directory = os.path.dirname(directory) or "."  # noqa: PTH120 -- as above
     try:
         room = os.statvfs(directory)
     except OSError as error:
-        _tell("space", _failed(error))
+        _write_row("space", _failed(error))
         return
-    told: dict[str, object] = {"total": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}
-    told |= {"inodes": room.f_files, "inodes_free": room.f_favail, "read_only": bool(room.f_flag & os.ST_RDONLY)}
-    _tell("space", told)
+    row: dict[str, object] = {"total": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}
+    row |= {"inodes": room.f_files, "inodes_free": room.f_favail, "read_only": bool(room.f_flag & os.ST_RDONLY)}
+    _write_row("space", row)
     if size:
-        _tell("write", _written(directory, size))
+        _write_row("write", _written(directory, size))
 
 
 def mark(path: str) -> str:
@@ -126,7 +124,7 @@ def _failed(error: OSError) -> dict[str, object]:
     return {"error": error.strerror or str(error), "errno": errno.errorcode.get(error.errno or 0, "")}
 
 
-def _tell(what: str, value: dict[str, object]) -> None:
+def _write_row(what: str, value: dict[str, object]) -> None:
     sys.stdout.write(json.dumps({what: value}) + "\n")
     sys.stdout.flush()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def on_health_changed(state: JobState, event: HealthChanged) -> Step:
     """Tell what is worse, and what is well again; go on, unless that check was to end the attempt."""
-    before = {one.about: one for one in state.health}
+    before = {one.about: one for one in state.run.reported_findings}
     after = dict(before)
     for one in event.findings:
         if WORSE.get(one.result, 0):
@@ -32,34 +32,35 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
             after.pop(one.about, None)
     worse = [one for one in event.findings if WORSE.get(one.result, 0) > (WORSE[before[one.about].result] if one.about in before else 0)]
     well = [before[one.about] for one in event.findings if one.about in before and one.about not in after]
-    state = changed(state, health=tuple(after.values()))
+    state = changed(state, run=changed(state.run, reported_findings=tuple(after.values())))
     actions: list[Action] = []
     if well:
         actions.append(Say("info", f"health: over: {node_health.told(well)}"))
-    reasons = tuple(one for one in worse if one.check in state.policy.evict_on)
+    reasons = tuple(one for one in worse if one.check in state.run.policy.evict_on)
     fenced = bool(reasons) and state.stage is Stage.RUNNING
     waits = bool(reasons) and state.stage is Stage.STARTING
     if state.stage is Stage.STARTING:
-        state = changed(state, evicted=tuple({one.about: one for one in (*state.evicted, *reasons) if one.about in after}.values()))
+        eviction = {one.about: one for one in (*state.attempt.eviction, *reasons) if one.about in after}
+        state = changed(state, attempt=changed(state.attempt, eviction=tuple(eviction.values())))
     if worse:
         then = "the job goes on; it is acted on at the next restart"
         if fenced or waits:
             then = f"the attempt is ended{' once its ranks are there' * waits} (--evict-on)"
-        actions.append(Alert("node_health", state.attempt, f"health: {node_health.told(worse)}; {then}"))
+        actions.append(Alert("node_health", state.attempt.number, f"health: {node_health.told(worse)}; {then}"))
     if not fenced:
         return state, tuple(actions)
-    state, more = _evict(changed(state, evicted=reasons), event.t)
+    state, more = _evict(changed(state, attempt=changed(state.attempt, eviction=reasons)), event.t)
     return state, (*actions, *more)
 
 
 def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
     """The ranks exist; end them where this node became ill before."""
     state, actions = lifecycle.on_attempt_started(state, event)
-    if state.stage is not Stage.RUNNING or not state.evicted:
+    if state.stage is not Stage.RUNNING or not state.attempt.eviction:
         return state, actions
     state, more = _evict(state, event.t)
     return state, (*actions, *more)
 
 
 def _evict(state: JobState, t: float) -> Step:
-    return failure.fence(state, t, None, f"health: {node_health.told(state.evicted)}")
+    return failure.fence(state, t, None, f"health: {node_health.told(state.attempt.eviction)}")

@@ -134,6 +134,7 @@ def decide(state: JobState, event: Event) -> tuple[JobState, tuple[Action, ...]]
 
 def is_of_the_past(state: JobState, event: Event) -> bool:
     """Whether an event speaks of another attempt than the state's, or of a run that is over: the fence."""
-    if getattr(event, "attempt", state.attempt) != state.attempt:
+    number = state.attempt.number
+    if getattr(event, "attempt", number) != number:
         return True
     return state.stage is Stage.ENDED and not isinstance(event, AT_THE_START)

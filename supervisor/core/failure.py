@@ -42,35 +42,38 @@ NO_RANK = -1
 
 def teardown_timer(state: JobState, token: int) -> SetTimer:
     """The timer after which ranks that were to be stopped are ended from outside."""
-    return SetTimer("teardown", token, state.policy.grace_s + TEARDOWN_MARGIN_S)
+    return SetTimer("teardown", token, state.run.policy.grace_s + TEARDOWN_MARGIN_S)
 
 
 def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:
     """End the attempt: stop what is left of it, open (or go on with) the incident, collect what the observers know."""
     actions: tuple[Action, ...] = ()
-    incident = state.incident
+    incident = state.run.incident
     if incident is None:
-        incident = Incident(state.incidents + 1, t, state.attempt)
-        actions = (OpenIncident(incident.number, state.attempt, death.rank if death else None, summary),)
+        incident = Incident(state.incidents + 1, t, state.attempt.number)
+        actions = (OpenIncident(incident.number, state.attempt.number, death.rank if death else None, summary),)
     token = state.token + 1
     awaited = death is not None and was_asked(death.code, death.signal)
     state = changed(
         state,
         stage=Stage.FENCED,
         token=token,
-        incident=replace(incident, attempt=state.attempt, verdict=None, plan=None),
         incidents=max(state.incidents, incident.number),
-        deaths=(*state.deaths, death) if death else state.deaths,
-        own_signal_awaited=awaited,
-        evidence=None,
-        over_t=t,
+        run=changed(state.run, incident=replace(incident, attempt=state.attempt.number, verdict=None, plan=None)),
+        attempt=changed(
+            state.attempt,
+            deaths=(*state.attempt.deaths, death) if death else state.attempt.deaths,
+            awaits_own_signal=awaited,
+            evidence=None,
+            over_t=t,
+        ),
     )
     actions = (
-        StopRanks(state.attempt, SIGTERM, state.policy.grace_s, "failure", summary),
+        StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "failure", summary),
         *actions,
-        CollectEvidence(state.attempt, incident.number, state.policy.evidence_deadline_s),
+        CollectEvidence(state.attempt.number, incident.number, state.run.policy.evidence_deadline_s),
         teardown_timer(state, token),
-        SetTimer("evidence", token, state.policy.evidence_deadline_s + EVIDENCE_MARGIN_S),
+        SetTimer("evidence", token, state.run.policy.evidence_deadline_s + EVIDENCE_MARGIN_S),
     )
     return state, (*actions, SetTimer("own_signal", token, OWN_SIGNAL_S)) if awaited else actions
 
@@ -79,7 +82,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     """A failed rank fences the attempt; the first one to die is remembered first."""
     death = event.exit
     if state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
-        return changed(state, deaths=(*state.deaths, death)), ()
+        return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
     if not death.failed or state.stage not in {Stage.STARTING, Stage.RUNNING}:
         return state, ()
     return fence(state, event.t, death, told(death))
@@ -99,48 +102,57 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
         return state, ()
     how = f"killed by signal {event.signal}" if event.signal is not None else f"exit code {event.code}"
     if state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING}:
-        return state, (EndLauncher(state.attempt, f"the {event.who} ended: {how}"),)
+        return state, (EndLauncher(state.attempt.number, f"the {event.who} ended: {how}"),)
     death = RankExit(NO_RANK, 0, 0, event.code, event.signal) if event.code is not None or event.signal is not None else None
     state, actions = fence(state, event.t, None, f"the {event.who} ended: {how}")
-    state = changed(state, deaths=(death,)) if death else state
+    state = changed(state, attempt=changed(state.attempt, deaths=(death,))) if death else state
     rest = tuple(a for a in actions if not isinstance(a, StopRanks))  # there is nobody left to stop them kindly
-    return state, (EndLauncher(state.attempt, f"the {event.who} ended"), *rest)
+    return state, (EndLauncher(state.attempt.number, f"the {event.who} ended"), *rest)
 
 
 def on_peer_fenced(state: JobState, event: PeerFenced) -> Step:
     """Another node's rank failed first, and that node decides; or it admits nodes, and so do we. Our ranks are being stopped."""
     if event.kind == "membership" and state.stage in {Stage.STARTING, Stage.RUNNING}:
         said = Say(
-            "info", f"node {event.node} lets waiting nodes join: attempt {state.attempt} is stopped, and the next one starts with them"
+            "info",
+            f"node {event.node} lets waiting nodes join: attempt {state.attempt.number} is stopped, and the next one starts with them",
         )
         token = state.token + 1
         return changed(state, stage=Stage.ADMITTING, token=token), (said, teardown_timer(state, token))
     if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.FENCED}:
         return state, ()
-    incident = state.incident or Incident(state.incidents + 1, event.t, state.attempt)
-    opening = () if state.incident else (OpenIncident(incident.number, state.attempt, None, f"node {event.node}: {event.text}"),)
+    incident = state.run.incident or Incident(state.incidents + 1, event.t, state.attempt.number)
+    opening = () if state.run.incident else (OpenIncident(incident.number, state.attempt.number, None, f"node {event.node}: {event.text}"),)
     token = state.token + 1
-    incident = replace(incident, attempt=state.attempt, verdict=None, plan=None)
-    state = changed(state, stage=Stage.FOLLOWING, token=token, incident=incident, incidents=max(state.incidents, incident.number))
-    return state, (*opening, teardown_timer(state, token), SetTimer("peer", token, state.policy.peer_deadline_s))
+    incident = replace(incident, attempt=state.attempt.number, verdict=None, plan=None)
+    state = changed(
+        state,
+        stage=Stage.FOLLOWING,
+        token=token,
+        incidents=max(state.incidents, incident.number),
+        run=changed(state.run, incident=incident),
+    )
+    return state, (*opening, teardown_timer(state, token), SetTimer("peer", token, state.run.policy.peer_deadline_s))
 
 
 def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     """Follow it once our own ranks are gone. It may come before our own is made: the others heard nothing of us for too long."""
-    if state.stage not in {Stage.FOLLOWING, Stage.FENCED} or state.incident is None:
+    if state.stage not in {Stage.FOLLOWING, Stage.FENCED} or state.run.incident is None:
         return state, ()
     kind = PlanKind.RESTART if event.kind == "restart" else PlanKind.STOP
     first = event.first
     verdict = _of_peer(event)
-    before, hows = dict(state.overrides), {knob.name: knob.how for knob in state.policy.knobs}
+    before, hows = dict(state.run.overrides), {knob.name: knob.how for knob in state.run.policy.knobs}
     changes = tuple(Change(k, before.get(k, ""), new, hows.get(k, k)) for k, new in event.overrides if before.get(k) != new)
     told = f"the node whose rank failed decided: {event.reason}" if first or kind is PlanKind.RESTART else _stopped_by_peer(event)
     plan = Plan(kind, told, _next_of_peer(event), "peer", event.exit_code, changes=changes)
-    incident = replace(state.incident, verdict=verdict, plan=plan)
+    incident = replace(state.run.incident, verdict=verdict, plan=plan)
     if first is not None:  # counted on every node, so that the budget is the same whoever decides next
-        state = planning.remembered(state, replace(first.failure, attempt=state.attempt, t=event.t))
-    state = planning.with_poisoned(state, event.poison, state.progress.step)
-    return follow_if_ready(changed(state, stage=Stage.FOLLOWING, incident=incident, overrides=event.overrides), event.t)
+        state = planning.remembered(state, replace(first.failure, attempt=state.attempt.number, t=event.t))
+    state = planning.with_poisoned(state, event.poison, state.attempt.progress.step)
+    return follow_if_ready(
+        changed(state, stage=Stage.FOLLOWING, run=changed(state.run, incident=incident, overrides=event.overrides)), event.t
+    )
 
 
 def _next_of_peer(event: PeerDecided) -> str:
@@ -171,8 +183,8 @@ def _of_peer(event: PeerDecided) -> Verdict:
 
 def follow_if_ready(state: JobState, t: float) -> Step:
     """Act on the other node's decision when it is known and no rank of ours is left."""
-    incident = state.incident
-    if not state.ended or incident is None or incident.plan is None or incident.verdict is None:
+    incident = state.run.incident
+    if not state.attempt.ended or incident is None or incident.plan is None or incident.verdict is None:
         return state, ()
     return _carry_out(state, t, incident.verdict, incident.plan, publish=False)
 
@@ -181,30 +193,32 @@ def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
     """The observers have answered."""
     if state.stage is not Stage.FENCED:
         return state, ()
-    return judge_if_ready(changed(state, evidence=event.evidence, jitter=event.jitter), event.t)
+    return judge_if_ready(
+        changed(state, attempt=changed(state.attempt, evidence=event.evidence), run=changed(state.run, jitter=event.jitter)), event.t
+    )
 
 
 def on_evidence_overdue(state: JobState, t: float) -> Step:
     """The observers do not answer: judge by what was seen without them."""
-    if state.evidence is not None:
+    if state.attempt.evidence is not None:
         return state, ()
-    ends = (("signal", d.signal, d) if d.signal is not None else ("exit_code", d.code, d) for d in state.deaths if d.failed)
+    ends = (("signal", d.signal, d) if d.signal is not None else ("exit_code", d.code, d) for d in state.attempt.deaths if d.failed)
     facts = (Evidence("exit", name, str(n), d.rank if d.rank != NO_RANK else None, d.at_ns / 1e9) for name, n, d in ends)
-    return judge_if_ready(changed(state, evidence=tuple(facts)), t)
+    return judge_if_ready(changed(state, attempt=changed(state.attempt, evidence=tuple(facts))), t)
 
 
 def judge_if_ready(state: JobState, t: float) -> Step:
     """Judge when the ranks are gone, the evidence is in, and our own signal had its chance to arrive."""
-    if not state.ended or state.evidence is None or state.own_signal_awaited or state.incident is None:
+    if not state.attempt.ended or state.attempt.evidence is None or state.attempt.awaits_own_signal or state.run.incident is None:
         return state, ()
-    evicted = node_health.evidence(state.evicted, state.over_t or t)
-    verdict = classify((*state.evidence, *evicted, *_differing(state, t)))
-    failed_gpus = planning.failed_gpus(state, (*state.evidence, *evicted))
+    evicted = node_health.evidence(state.attempt.eviction, state.attempt.over_t or t)
+    verdict = classify((*state.attempt.evidence, *evicted, *_differing(state, t)))
+    failed_gpus = planning.failed_gpus(state, (*state.attempt.evidence, *evicted))
     culprit = planning.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself
     if culprit in planning.failed_gpus(state, evicted) or (culprit in failed_gpus and verdict.runner_up in planning.OF_ONE_GPU):
         verdict = replace(verdict, confidence=max(verdict.confidence, node_health.SURE))
-    facts = {f.name: f.text for f in state.evidence if f.source == "heartbeat" and f.rank == verdict.rank}
+    facts = {f.name: f.text for f in state.attempt.evidence if f.source == "heartbeat" and f.rank == verdict.rank}
     step = _step(state, verdict)
     before = before_first_step(state, t, verdict, facts)
     phase = Phase(facts["phase"]) if "phase" in facts else Phase.UNKNOWN
@@ -212,16 +226,20 @@ def judge_if_ready(state: JobState, t: float) -> Step:
     plan = propose(situation)
     if plan.kind is PlanKind.RESTART:
         plan = start.scratch_refused(state, t) or plan  # now, so that no restart is announced that is not made
-    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+    state = changed(state, run=changed(state.run, incident=replace(state.run.incident, verdict=verdict, plan=plan)))
     state, beside = planning.folded(state, plan, situation)
-    state, actions = _carry_out(state, t, verdict, plan, publish=state.policy.nodes > 1)
+    state, actions = _carry_out(state, t, verdict, plan, publish=state.run.policy.nodes > 1)
     return state, (*beside, *actions)
 
 
 def _differing(state: JobState, t: float) -> tuple[Evidence, ...]:
     """Return that the nodes of the attempt began differently, as evidence."""
     claim = Claim(Cause.CHECKPOINT_MISMATCH, 0.97, transient=True)
-    return (Evidence("checkpoint", "nodes_differ", state.differs, t=state.over_t or t, claim=claim),) if state.differs else ()
+    return (
+        (Evidence("checkpoint", "nodes_differ", state.attempt.start_mismatch, t=state.attempt.over_t or t, claim=claim),)
+        if state.attempt.start_mismatch
+        else ()
+    )
 
 
 def _step(state: JobState, verdict: Verdict) -> int | None:
@@ -234,17 +252,17 @@ def _step(state: JobState, verdict: Verdict) -> int | None:
     if steps:
         return min(steps)
     counted = _beats(state, verdict, "steps")
-    if state.resume is not None:
-        base = state.resume.step if state.loaded == state.resume.path else None
+    if state.attempt.resume is not None:
+        base = state.attempt.resume.step if state.attempt.loaded == state.attempt.resume.path else None
     else:
-        base = 0 if state.policy.checkpoints_declared and state.loaded is None else None
+        base = 0 if state.run.policy.checkpoints_declared and state.attempt.loaded is None else None
     if base is not None and counted and min(counted) > 0:
         return base + min(counted)
-    return None if state.progress.relative else state.progress.step
+    return None if state.attempt.progress.relative else state.attempt.progress.step
 
 
 def _beats(state: JobState, verdict: Verdict, name: str) -> list[int]:
-    facts = [f for f in state.evidence or () if (f.source, f.name) == ("heartbeat", name)]
+    facts = [f for f in state.attempt.evidence or () if (f.source, f.name) == ("heartbeat", name)]
     return [int(f.text) for f in facts if f.rank == verdict.rank] or [int(f.text) for f in facts]
 
 
@@ -254,20 +272,20 @@ def before_first_step(state: JobState, t: float, verdict: Verdict, facts: dict[s
     `facts` are the culprit's own last heartbeat. A process that never loaded torch may train with something else: it is believed to be
     still importing only for `start_window_s`, from when the ranks were started: the nodes may have waited long for each other.
     """
-    if not state.world_size and verdict.rank is None:
+    if not state.attempt.world_size and verdict.rank is None:
         return True  # the launcher never came as far as a rank
-    if "phase" not in facts or state.steps_seen > 0 or int(facts.get("steps", "0")) > 0 or _has_saved(state):
+    if "phase" not in facts or state.attempt.steps_seen > 0 or int(facts.get("steps", "0")) > 0 or _has_saved(state):
         return False
     if Phase(facts["phase"]) not in BEFORE_FIRST_STEP:
         return False
-    return facts.get("torch") == "loaded" or t - (state.started_t or state.began_t) <= state.policy.start_window_s
+    return facts.get("torch") == "loaded" or t - (state.attempt.started_t or state.attempt.began_t) <= state.run.policy.start_window_s
 
 
 def _has_saved(state: JobState) -> bool:
     """Whether this attempt saved as only a training does: twice to one place, or a checkpoint beyond the step at which it began."""
-    began_at = (state.resume.step if state.resume is not None else None) or 0
-    high = state.saved_steps.highest
-    seen = (int(f.text) for f in state.evidence or () if (f.source, f.name) == ("heartbeat", "saves"))
+    began_at = (state.attempt.resume.step if state.attempt.resume is not None else None) or 0
+    high = state.attempt.saved_steps.highest
+    seen = (int(f.text) for f in state.attempt.evidence or () if (f.source, f.name) == ("heartbeat", "saves"))
     return max(seen, default=0) >= _SAVES_OF_A_TRAINING or (high is not None and high > began_at)
 
 
@@ -281,5 +299,5 @@ def _carry_out(state: JobState, t: float, verdict: Verdict, plan: Plan, *, publi
 
 
 def _published(state: JobState, kind: str, verdict: Verdict, plan: Plan) -> PublishDecision:
-    first = FirstCause(state.failures[-1], verdict.confidence, verdict.summary, verdict.rank, verdict.transient)
-    return PublishDecision(state.attempt, kind, plan.exit_code, plan.reason, state.overrides, state.poisoned, first)
+    first = FirstCause(state.run.failures[-1], verdict.confidence, verdict.summary, verdict.rank, verdict.transient)
+    return PublishDecision(state.attempt.number, kind, plan.exit_code, plan.reason, state.run.overrides, state.run.rejected, first)

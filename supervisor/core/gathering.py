@@ -33,30 +33,30 @@ HINT = "put the checkpoints on storage that all nodes share, or copy the same on
 
 def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     """Look for checkpoints together with the other nodes."""
-    if state.stage is not Stage.STARTING or not state.gathers:
+    if state.stage is not Stage.STARTING or not state.attempt.awaits_agreement:
         return state, ()
     token = state.token + 1
     state = changed(state, token=token)
     select = SelectCheckpoint(
-        state.attempt,
-        state.poisoned,
+        state.attempt.number,
+        state.run.rejected,
         nodes=event.nodes,
         node=event.node,
-        agreed=state.agreed,
-        overrides=state.overrides,
-        knows=state.newest is not None and state.policy.checkpoints_declared,
-        least_nodes=state.policy.least_nodes,
-        agreements=state.agreements,
-        mixed_from_t=state.mixed_from_t,
+        agreed=state.run.last_agreement,
+        overrides=state.run.overrides,
+        knows=state.run.newest is not None and state.run.policy.checkpoints_declared,
+        least_nodes=state.run.policy.least_nodes,
+        agreements=state.run.agreements,
+        mixed_from_t=state.run.mixed_from_t,
     )
-    return state, (select, SetTimer("select", token, state.policy.select_deadline_s))
+    return state, (select, SetTimer("select", token, state.run.policy.select_deadline_s))
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """Begin from the one that was chosen here (one node), or by all nodes together."""
     if state.stage is Stage.SELECTING and not event.agreed:
         return start.on_checkpoint_selected(state, event)
-    if state.stage is not Stage.STARTING or not state.gathers or not event.agreed:
+    if state.stage is not Stage.STARTING or not state.attempt.awaits_agreement or not event.agreed:
         return state, ()
     if event.again:
         held = "; ".join(f"{node}: {text}" for node, text in event.held)
@@ -64,11 +64,11 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
             Say("warning", f"another node cannot load the checkpoint that this node resumes from, and leaves the job: {held}"[:600]),
         )
     if event.leaves:
-        return _leave(changed(state, gathers=False), event)
+        return _leave(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), event)
     state = planning.with_poisoned(state, event.poison, None)
-    agreements = (*state.agreements, (state.attempt, event.agreed))[-KEPT_AGREEMENTS:]
-    state = changed(state, agreed=event.agreed, agreements=agreements, overrides=event.overrides)
-    if event.chosen is None and event.held and state.policy.checkpoints_declared:
+    agreements = (*state.run.agreements, (state.attempt.number, event.agreed))[-KEPT_AGREEMENTS:]
+    state = changed(state, run=changed(state.run, last_agreement=event.agreed, agreements=agreements, overrides=event.overrides))
+    if event.chosen is None and event.held and state.run.policy.checkpoints_declared:
         return _nothing_in_common(state, event)
     return start.on_checkpoint_selected(state, event)
 
@@ -94,9 +94,9 @@ def _apart_by(state: JobState, event: CheckpointSelected, told: str, why: str, f
 
 def on_select_overdue(state: JobState, t: float) -> Step:
     """The nodes do not come to an agreement: one of them cannot read its checkpoints. None can begin alone."""
-    if not state.gathers:
+    if not state.attempt.awaits_agreement:
         return state, ()
-    told = f"the nodes did not agree on a checkpoint within {state.policy.select_deadline_s:.0f} s"
+    told = f"the nodes did not agree on a checkpoint within {state.run.policy.select_deadline_s:.0f} s"
     verdict = Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
     return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
 
@@ -104,20 +104,22 @@ def on_select_overdue(state: JobState, t: float) -> Step:
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     """Take the progress over; once it is known how this node's ranks began, tell the other nodes, and compare."""
     state, actions = lifecycle.on_progress_observed(state, event)
-    if state.stage is not Stage.RUNNING or not start.gathers(state) or state.steps_seen < 1 or state.told_nodes is not None:
+    attempt = state.attempt
+    if state.stage is not Stage.RUNNING or not start.gathers(state) or attempt.steps_seen < 1 or attempt.reported_start is not None:
         return state, actions
-    began = state.first_step, resumption.loaded_step(state)
+    began = attempt.first_step, resumption.loaded_step(state)
     if began == (None, None):
         return state, actions
-    state, more = _compared(changed(state, told_nodes=began), event.t)
-    return state, (*actions, TellNodes(state.attempt, *began), *more)
+    state, more = _compared(changed(state, attempt=changed(attempt, reported_start=began)), event.t)
+    return state, (*actions, TellNodes(attempt.number, *began), *more)
 
 
 def on_node_began(state: JobState, event: NodeBegan) -> Step:
     """Compare how another node's ranks began with how this node's did."""
     if state.stage not in {Stage.STARTING, Stage.RUNNING}:
         return state, ()
-    return _compared(changed(state, others_began=(*state.others_began, (event.text, event.first_step, event.loaded_step))), event.t)
+    peer_starts = (*state.attempt.peer_starts, (event.text, event.first_step, event.loaded_step))
+    return _compared(changed(state, attempt=changed(state.attempt, peer_starts=peer_starts)), event.t)
 
 
 def _compared(state: JobState, t: float) -> Step:
@@ -125,13 +127,14 @@ def _compared(state: JobState, t: float) -> Step:
 
     Only what was seen on both nodes is compared, each with its like: where rank 0 alone loads, and hands out what it loaded, all is well.
     """
-    mine = state.told_nodes
+    mine = state.attempt.reported_start
     if mine is None or state.stage is not Stage.RUNNING:
         return state, ()
-    for text, first_step, loaded_step in state.others_began:
+    for text, first_step, loaded_step in state.attempt.peer_starts:
         if _apart(mine[0], first_step, STEPS_APART) or _apart(mine[1], loaded_step, 0):
             differs = f"this node's ranks {began_text(*mine)}, those of {text}"
-            state = changed(state, differs=differs, mixed_from_t=state.began_t)
+            run = changed(state.run, mixed_from_t=state.attempt.began_t)
+            state = changed(state, run=run, attempt=changed(state.attempt, start_mismatch=differs))
             return failure.fence(state, t, None, differs)
     return state, ()
 

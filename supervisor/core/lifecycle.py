@@ -21,7 +21,7 @@ from supervisor.core.actions import (
     StopRanks,
 )
 from supervisor.core.model import Cause, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import NOTICES, Incident, JobState, Stage, changed
+from supervisor.core.state import NOTICES, Incident, JobState, Run, Stage, changed
 from supervisor.strategies.situation import overridden
 
 if TYPE_CHECKING:
@@ -63,22 +63,29 @@ OUR_END_S = 3.0
 def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     """A person's start opens a run with fresh budgets; a successor goes on where its predecessor left, whose ranks are gone."""
     if not event.continues:
-        fresh = JobState(event.run_id, event.policy, incidents=state.incidents, gpus=state.gpus, journal_degraded=state.journal_degraded)
-        return start.select(changed(fresh, reason="start"), event.t)
+        fresh = JobState(
+            Run(event.run_id, event.policy), incidents=state.incidents, gpus=state.gpus, journal_degraded=state.journal_degraded
+        )
+        return start.select(fresh, event.t)
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
-    if _terms(event.policy) != _terms(state.policy):  # what was changed was changed of other knobs, or by another leave
-        state = changed(state, overrides=(), nproc=None, programs=(), values=(), disputes=(), batchnorm=False)
-    over_t = event.left_t if state.over_t is None and event.left_t is not None else state.over_t
-    state = changed(state, policy=event.policy, reason="takeover", stop=None, exit_code=None, over_t=over_t)
+    if _terms(event.policy) != _terms(state.run.policy):  # what was changed was changed of other knobs, or by another leave
+        state = changed(state, run=changed(state.run, overrides=(), nproc=None, programs=(), knob_values=(), disputes=(), batchnorm=False))
+    over_t = event.left_t if state.attempt.over_t is None and event.left_t is not None else state.attempt.over_t
+    state = changed(
+        state,
+        run=changed(state.run, policy=event.policy, reason="takeover", stop=None, exit_code=None),
+        attempt=changed(state.attempt, over_t=over_t),
+    )
     actions: tuple[Action, ...] = ()
-    if died_with_us and state.incident is None:
+    if died_with_us and state.run.incident is None:
         number = state.incidents + 1
         verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "supervise itself ended without a word, and its attempt with it", "supervisor:died")
         plan = Plan(PlanKind.RESTART, "the job is taken over", "the same again", "takeover")
-        state = changed(state, incident=Incident(number, event.t, state.attempt, verdict, plan), incidents=number)
+        incident = Incident(number, event.t, state.attempt.number, verdict, plan)
+        state = changed(state, run=changed(state.run, incident=incident), incidents=number)
         actions = (
-            OpenIncident(number, state.attempt, None, verdict.summary),
-            ReportDecision(number, state.attempt, verdict, plan, state.progress.step, at_least=not event.last_look),
+            OpenIncident(number, state.attempt.number, None, verdict.summary),
+            ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step, at_least=not event.last_look),
         )
     state, more = start.select(state, event.t)
     return state, (*actions, *more)
@@ -92,27 +99,33 @@ def _terms(policy: Policy) -> tuple[object, ...]:
 
 def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     """Take over what only torch could tell from its own command line."""
-    cap = event.max_restarts if event.max_restarts is not None else state.policy.max_restarts
-    state = changed(state, policy=replace(state.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes))
-    if state.stage is Stage.STARTING and state.gathers is not start.gathers(state):  # torch alone knows for sure how many nodes there are
+    cap = event.max_restarts if event.max_restarts is not None else state.run.policy.max_restarts
+    policy = replace(state.run.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes)
+    state = changed(state, run=changed(state.run, policy=policy))
+    # torch alone knows for sure how many nodes there are
+    if state.stage is Stage.STARTING and state.attempt.awaits_agreement is not start.gathers(state):
         return start.select(state, event.t)  # under a new number: of this one no rank was begun
-    left, wanted = sum(not gpu.quarantined for gpu in state.gpus), state.nproc or event.nproc
+    left, wanted = sum(not gpu.quarantined for gpu in state.gpus), state.run.nproc or event.nproc
     if state.stage is not Stage.STARTING or not left < wanted <= len(state.gpus):
         return state, ()
     fewer = planning.fewer(state, event.t, wanted, left)
     if isinstance(fewer, str):
         return start.stop_for_gpus(state, event.t, left, f"{wanted} ranks: {fewer}")
-    state = changed(state, nproc=fewer.nproc, overrides=overridden(state.overrides, fewer.changes))
+    state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
     said = Say("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}")
-    state, actions = start.begin(state, event.t, state.resume)  # under a new number: of this one no rank was begun
+    state, actions = start.begin(state, event.t, state.attempt.resume)  # under a new number: of this one no rank was begun
     return state, (said, *actions)
 
 
 def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     """Go on with stock torchrun under us; said once."""
     said = Say("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
-    gathers, several = state.gathers and state.stop is None, state.policy.nodes > 1
-    state = changed(state, policy=replace(state.policy, launcher=event.launcher), gathers=False)
+    gathers, several = state.attempt.awaits_agreement and state.run.stop is None, state.run.policy.nodes > 1
+    state = changed(
+        state,
+        run=changed(state.run, policy=replace(state.run.policy, launcher=event.launcher)),
+        attempt=changed(state.attempt, awaits_agreement=False),
+    )
     alone = (Say("warning", ALONE),) if several else ()
     state, actions = start.select(state, event.t) if gathers else (state, ())
     return state, (said, *alone, *actions)
@@ -122,27 +135,31 @@ def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
     """The ranks exist."""
     if state.stage is not Stage.STARTING:
         return state, ()
-    ranks = event.ranks
-    return changed(state, stage=Stage.RUNNING, ranks=ranks, placed=ranks, world_size=event.world_size, started_t=event.t), ()
+    return changed(
+        state,
+        stage=Stage.RUNNING,
+        attempt=changed(state.attempt, ranks=event.ranks, world_size=event.world_size, started_t=event.t),
+    ), ()
 
 
 def on_ranks_found(state: JobState, event: RanksFound) -> Step:
     """Take the ranks of a plain command, in place of those that were known."""
     if state.stage is not Stage.RUNNING:
         return state, ()
-    return changed(state, ranks=event.ranks, placed=event.ranks, world_size=event.world_size), ()
+    return changed(state, attempt=changed(state.attempt, ranks=event.ranks, world_size=event.world_size)), ()
 
 
 def on_program_seen(state: JobState, event: ProgramSeen) -> Step:
     """Remember what trains: it arms the knobs of that program, and tells the values that it runs with."""
-    values = tuple((dict(state.values) | dict(event.values)).items())
-    programs = tuple(dict.fromkeys((*state.programs, *event.programs)))
-    state = changed(state, programs=programs, values=values, batchnorm=state.batchnorm or event.batchnorm)
+    values = tuple((dict(state.run.knob_values) | dict(event.values)).items())
+    programs = tuple(dict.fromkeys((*state.run.programs, *event.programs)))
+    state = changed(state, run=changed(state.run, programs=programs, knob_values=values, batchnorm=state.run.batchnorm or event.batchnorm))
     disputes = planning.disputes(state, event.values)
-    ours = dict(state.begun_with)
-    new = [row for row in disputes if row[0] in ours and row not in state.disputes]
+    ours = dict(state.attempt.overrides)
+    new = [row for row in disputes if row[0] in ours and row not in state.run.disputes]
     wrong = [f"{name} {seen}, and was to have {said}" for name, seen, said in new]
-    return changed(state, disputes=disputes), tuple(Alert("change_ignored", state.attempt, f"a rank trains with {told}") for told in wrong)
+    alerts = tuple(Alert("change_ignored", state.attempt.number, f"a rank trains with {told}") for told in wrong)
+    return changed(state, run=changed(state.run, disputes=disputes)), alerts
 
 
 def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
@@ -155,33 +172,29 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
 
     Where another node's rank failed, the last step of ours counts too, until that node has told its own: one failure has one step.
     """
-    follows = state.stage is Stage.FOLLOWING and state.incident is not None and state.incident.plan is None
+    run, attempt, resume = state.run, state.attempt, state.attempt.resume
+    follows = state.stage is Stage.FOLLOWING and run.incident is not None and run.incident.plan is None
     if state.stage not in {Stage.RUNNING, Stage.STARTING} and not follows:
         return state, ()
     step, relative = event.step, False
-    if step is None and event.steps_seen >= 0 and state.resume is not None and state.resume.step is not None:
-        step, relative = state.resume.step + event.steps_seen, True
+    if step is None and event.steps_seen >= 0 and resume is not None and resume.step is not None:
+        step, relative = resume.step + event.steps_seen, True
     elif step is None and event.steps_seen > 0:
         step, relative = event.steps_seen, True
-    high_water, failures = state.high_water, state.failures
-    if step is not None and not relative and (high_water is None or step > high_water):
-        if high_water is not None or event.steps_seen > 0:
-            failures = failures and _refilled(failures, step, step - state.policy.same_place_steps)
-        high_water = step
-    loaded = event.loaded or state.loaded
-    first_step = state.first_step if event.first_step is None else event.first_step
+    if step is not None and not relative and (run.high_water is None or step > run.high_water):
+        failures = run.failures
+        if failures and (run.high_water is not None or event.steps_seen > 0):
+            failures = _refilled(failures, step, step - run.policy.same_place_steps)
+        run = changed(run, high_water=step, failures=failures)
+    loaded = event.loaded or attempt.loaded
+    if not run.ever_loaded and (loaded is not None or event.read is not None):
+        run = changed(run, ever_loaded=True)
+    first_step = attempt.first_step if event.first_step is None else event.first_step
     if first_step is None and step is not None and not relative:
         first_step = step - max(event.steps_seen, 0)
-    state = changed(
-        state,
-        progress=Progress(step, relative, event.phase),
-        steps_seen=event.steps_seen,
-        loaded=loaded,
-        first_step=first_step,
-        ever_loaded=state.ever_loaded or loaded is not None or event.read is not None,
-        high_water=high_water,
-        failures=failures,
-    )
+    progress = Progress(step, relative, event.phase)
+    attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
+    state = changed(state, run=run, attempt=attempt)
     return (state, ()) if follows else resumption.reported(state)
 
 
@@ -207,21 +220,21 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
 
     One that is verified between two attempts counts when it is chosen (beginning.py): then it is known which failures came before it.
     """
-    found, newest = event.checkpoint, state.newest
+    found, newest = event.checkpoint, state.run.newest
     state = planning.with_verified(state, found)
     told: tuple[Action, ...] = ()
-    if event.made_in == state.attempt and state.attempt:
+    if event.made_in == state.attempt.number and state.attempt.number:
         state, told = resumption.reported(resumption.with_save(state, found))
     if newest is not None and found.step is not None and newest.step is not None and found.step <= newest.step:
         return state, told
-    mark = max(state.saved_mark, state.high_water or 0)
-    state = changed(state, newest=found)
+    run = state.run
     if state.stage is not Stage.RUNNING:
-        return state, told
-    state = changed(state, saved_mark=max(state.saved_mark, found.step or 0))
-    if found.step is not None and found.step > mark:
-        state = changed(state, failures=_refilled(state.failures, found.step + 1, found.step + 1))
-    return state, told
+        return changed(state, run=changed(run, newest=found)), told
+    failures = run.failures
+    if found.step is not None and found.step > max(run.saved_high_water, run.high_water or 0):
+        failures = _refilled(failures, found.step + 1, found.step + 1)
+    saved_high_water = max(run.saved_high_water, found.step or 0)
+    return changed(state, run=changed(run, newest=found, saved_high_water=saved_high_water, failures=failures)), told
 
 
 def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
@@ -234,24 +247,25 @@ def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
     """Let waiting nodes in: an elastic job restarts at the new size, through the same gate as after a failure."""
     if state.stage is not Stage.RUNNING:
         return state, ()
-    said = Say("info", f"{event.count} node(s) ask to join: attempt {state.attempt} is stopped and the next one starts with them")
-    stop = StopRanks(state.attempt, SIGTERM, state.policy.grace_s, "membership")
+    said = Say("info", f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them")
+    stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
     return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (said, stop, core_failure.teardown_timer(state, state.token + 1))
 
 
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     """No rank is left."""
-    state = changed(state, ended=True, ranks=(), over_t=event.t if state.over_t is None else state.over_t)
+    over_t = event.t if state.attempt.over_t is None else state.attempt.over_t
+    state = changed(state, attempt=changed(state.attempt, ended=True, over_t=over_t))
     if state.stage is Stage.STOPPING:
         return finish_stopped(state, event.outcome)
     if state.stage is Stage.FENCED:
         # one that was to be ended for its node's health may have come to its own end first
-        well = event.outcome == "succeeded" and not any(death.failed for death in state.deaths)
+        well = event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)
         return _done(state) if well else core_failure.judge_if_ready(state, event.t)
     if state.stage is Stage.FOLLOWING:
         return core_failure.follow_if_ready(state, event.t)
     if state.stage is Stage.ADMITTING:
-        return start.select(changed(state, reason="membership"), event.t)
+        return start.select(changed(state, run=changed(state.run, reason="membership")), event.t)
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     if runs and event.outcome == "succeeded":
         return _done(state)
@@ -262,12 +276,12 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
 
 def _done(state: JobState) -> Step:
     closing: tuple[Action, ...] = ()
-    if state.attempt > 1 and state.began_as is None:  # no step was ever seen: it is over before it could be told
+    if state.attempt.number > 1 and state.attempt.began_as is None:  # no step was ever seen: it is over before it could be told
         state, closing = resumption.reported(state, over=True)
-    elif state.incident is not None:
-        outcome = "withdrawn" if state.evicted and state.incident.opened_t > state.began_t else "resolved"
-        closing = (CloseIncident(state.incident.number, state.attempt, outcome, state.progress.step),)
-    return changed(state, stage=Stage.ENDED, incident=None, exit_code=0), (*closing, Finish(0, "done"))
+    elif state.run.incident is not None:
+        outcome = "withdrawn" if state.attempt.eviction and state.run.incident.opened_t > state.attempt.began_t else "resolved"
+        closing = (CloseIncident(state.run.incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
+    return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=0)), (*closing, Finish(0, "done"))
 
 
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
@@ -276,47 +290,53 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     It goes on later after a scheduler's notice, and where the ranks saved as they were told, or ended well by themselves when they were. A
     job that came to its own end before anybody told it anything is done.
     """
-    stop = state.stop
-    if stop is not None and stop.waits and not stop.told and outcome == "succeeded":
+    stop = state.run.stop
+    if stop is not None and stop.spares_ranks and not stop.save_requested and outcome == "succeeded":
         return _done(state)
     if stop is not None and stop.count == 1 and _may_have_saved(state, stop, outcome):
         return _find_save(state, stop)
-    if stop is not None and stop.count == 1 and ((stop.crashed and state.evidence is None) or (stop.searches and not stop.searched)):
+    unanswered = stop is not None and (
+        (stop.rank_failed and state.attempt.evidence is None) or (stop.save_search and not stop.save_search_done)
+    )
+    if stop is not None and stop.count == 1 and unanswered:
         return state, ()  # the answers say why a rank failed, and whether one saved
     signum = stop.signum if stop else SIGTERM
-    saved = state.saved or (stop is not None and stop.told and outcome == "succeeded")
+    saved = state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded")
     code = REQUEUE if saved or signum in NOTICES else 128 + signum
     reason = "stopped by a signal" + (", to go on later" if code == REQUEUE else "") + ("; the checkpoint is made" if saved else "")
     closing: tuple[Action, ...] = ()
-    if stop is not None and stop.crashed and state.incident is not None:
-        verdict = classify(state.evidence or ())
-        what = f"a rank failed while it was to {'save' if stop.told else 'train on'}"
+    if stop is not None and stop.rank_failed and state.run.incident is not None:
+        verdict = classify(state.attempt.evidence or ())
+        what = f"a rank failed while it was to {'save' if stop.save_requested else 'train on'}"
         why = f"{reason}; {what}" if saved else f"{reason}; {what}, and nothing newer is saved"
         plan = Plan(PlanKind.STOP, why, "the next start goes on from the last good checkpoint", "stop", code)
         closing = (
-            ReportDecision(state.incident.number, state.attempt, verdict, plan, state.progress.step),
-            CloseIncident(state.incident.number, state.attempt, "resolved" if saved else "given_up", state.progress.step),
+            ReportDecision(state.run.incident.number, state.attempt.number, verdict, plan, state.attempt.progress.step),
+            CloseIncident(
+                state.run.incident.number, state.attempt.number, "resolved" if saved else "given_up", state.attempt.progress.step
+            ),
         )
-    elif state.incident is not None:
+    elif state.run.incident is not None:
         # ranks that died of the same signal a moment before it came to us have not failed
-        withdrawn = state.own_signal_awaited and state.incident.opened_t > state.began_t
+        withdrawn = state.attempt.awaits_own_signal and state.run.incident.opened_t > state.attempt.began_t
         outcome = "withdrawn" if withdrawn else "given_up"
-        closing = (CloseIncident(state.incident.number, state.attempt, outcome, state.progress.step),)
-    return changed(state, stage=Stage.ENDED, incident=None, exit_code=code), (*closing, Finish(code, reason))
+        closing = (CloseIncident(state.run.incident.number, state.attempt.number, outcome, state.attempt.progress.step),)
+    return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=code)), (*closing, Finish(code, reason))
 
 
 def _may_have_saved(state: JobState, stop: Stop, outcome: str) -> bool:
     """Whether the disk can tell more than the ranks did: a script that saves when it is told may save by itself when it gets TERM too."""
-    saves = state.saves_when_told and stop.signum != SIGINT and (stop.told or state.own_signal_awaited)
-    return saves and not state.saved and outcome != "succeeded" and not stop.searches
+    saves = state.attempt.save_on_request and stop.signum != SIGINT and (stop.save_requested or state.attempt.awaits_own_signal)
+    return saves and not state.attempt.saved and outcome != "succeeded" and not stop.save_search
 
 
 def _find_save(state: JobState, stop: Stop) -> Step:
-    over_t = stop.first_t if state.over_t is None else state.over_t
-    left_s = (state.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - max(0.0, over_t - (stop.from_t or stop.first_t))
+    over_t = stop.first_t if state.attempt.over_t is None else state.attempt.over_t
+    left_s = state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s
+    left_s -= max(0.0, over_t - (stop.left_from_t or stop.first_t))
     deadline_s = max(LEAST_LOOK_S, left_s - OUR_END_S)
-    state = changed(state, stop=replace(stop, searches=True), token=state.token + 1)
-    look = FindSave(state.attempt, min(stop.first_t, over_t), deadline_s)
+    state = changed(state, token=state.token + 1, run=changed(state.run, stop=replace(stop, save_search=True)))
+    look = FindSave(state.attempt.number, min(stop.first_t, over_t), deadline_s)
     return state, (look, SetTimer("find", state.token, deadline_s + LEAST_LOOK_S))
 
 

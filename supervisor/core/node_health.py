@@ -56,7 +56,7 @@ class Judged(NamedTuple):
 
 def judged(state: JobState, t: float) -> Judged:
     """Return how to begin on a node on which this is not well."""
-    findings = state.checked or ()
+    findings = state.run.findings or ()
     usable = {gpu.uuid for gpu in state.gpus if not gpu.quarantined}
     known = {gpu.uuid for gpu in state.gpus}
     blocking = [one for one in findings if one.blocks and not (one.gpu in known and one.gpu not in usable)]  # out of use already
@@ -73,7 +73,7 @@ def judged(state: JobState, t: float) -> Judged:
     state, quarantined = _left_out(state, ours)
     first = next(iter([*ours.values(), *others]))
     state, fewer, why = _ranks(state, t, len(usable) - len(ours), len(usable) + len({one.subject for one in others}))
-    stop = _stop(first, why, state.policy.clears if ours else "") if why else None
+    stop = _stop(first, why, state.run.policy.clears if ours else "") if why else None
     state, actions = _told(state, [*others, *words] if stop is None else words)
     return Judged(state, (*actions, *quarantined, *fewer), stop)
 
@@ -85,9 +85,9 @@ def _of_a_gpu(finding: Finding) -> bool:
 
 def _told(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple[Action, ...]]:
     """Tell in one line what was not told before. What the last look did not find any more may be told again."""
-    before = {one.about: WORSE.get(one.result, 0) for one in state.health}
+    before = {one.about: WORSE.get(one.result, 0) for one in state.run.reported_findings}
     new = [one for one in findings if WORSE.get(one.result, 0) > before.get(one.about, 0)]
-    state = changed(state, health=tuple(findings))
+    state = changed(state, run=changed(state.run, reported_findings=tuple(findings)))
     return state, (Say("warning", f"health: {told(new)}; the job goes on"),) if new else ()
 
 
@@ -104,8 +104,10 @@ def _left_out(state: JobState, ours: dict[str, Finding]) -> tuple[JobState, tupl
         finding = ours.get(gpu.uuid)
         if finding is not None:
             repair = f"repair: {finding.command}" if finding.command else finding.check
-            actions.append(Quarantine(state.attempt, gpu, finding.reason, f"{finding.check}: {finding.reason}; {repair}"))
-            actions.append(Alert("gpu_quarantined", state.attempt, f"GPU {gpu.index} ({gpu.uuid}) is taken out of use: {finding.reason}"))
+            actions.append(Quarantine(state.attempt.number, gpu, finding.reason, f"{finding.check}: {finding.reason}; {repair}"))
+            actions.append(
+                Alert("gpu_quarantined", state.attempt.number, f"GPU {gpu.index} ({gpu.uuid}) is taken out of use: {finding.reason}")
+            )
             plan = Plan(PlanKind.RESTART, finding.reason, "", NAME, exclude=(gpu.uuid,))
             state = changed(state, gpus=with_excluded(state.gpus, plan, finding.reason))
     return state, tuple(actions)
@@ -116,21 +118,21 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
 
     there: how many GPUs there would be if all were well, which is what a command uses that names no number.
     """
-    policy = state.policy
+    policy = state.run.policy
     if policy.launcher is not Launcher.ELASTIC:
         if left and policy.min_gpus and policy.batch_drift and left >= policy.min_gpus:
             return state, (), ""
         helps = f"; --min-gpus {left} --allow-batch-drift lets it see the others" if left else ""
         return state, (), f"how many ranks the command launches is its own to choose, and {left} GPUs are left{helps}"
-    wanted = state.nproc or state.wanted or there
+    wanted = state.run.nproc or state.run.command_nproc or there
     if left >= wanted:
         return state, (), ""
     fewer = planning.fewer(state, t, wanted, left)
     if isinstance(fewer, str):
         return state, (), fewer.replace("; to go on with them, ", "; to go on with them: ")
-    state = changed(state, nproc=fewer.nproc, overrides=overridden(state.overrides, fewer.changes))
+    state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
     said = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}"
-    return state, (Say("warning", said), Alert("batch_changed", state.attempt, said)), ""
+    return state, (Say("warning", said), Alert("batch_changed", state.attempt.number, said)), ""
 
 
 def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:

@@ -58,40 +58,40 @@ def situation(
     return Situation(
         t=t,
         verdict=verdict,
-        policy=state.policy,
-        first=_culprits_end(state.deaths, verdict.rank),
+        policy=state.run.policy,
+        first=_culprits_end(state.attempt.deaths, verdict.rank),
         step=place.step,
         before_first_step=place.before_first_step,
-        failures=state.failures,
-        attempts=state.attempt,
-        failed=state.failed,
-        jitter=state.jitter,
+        failures=state.run.failures,
+        attempts=state.attempt.number,
+        failed=state.run.failed,
+        jitter=state.run.jitter,
         knobs=current_knobs(state),
-        overrides=state.overrides,
-        world_size=state.world_size,
-        ranks=len(state.placed),
-        pids=tuple(rank.pid for rank in state.placed),
+        overrides=state.run.overrides,
+        world_size=state.attempt.world_size,
+        ranks=len(state.attempt.ranks),
+        pids=tuple(rank.pid for rank in state.attempt.ranks),
         gpus=state.gpus,
         gpu=culprit_gpu(state, verdict),
-        verified=tuple(c for c in state.verified if c.path not in state.poisoned),
-        known_good=state.known_good,
-        poisoned=state.poisoned,
-        steps_back=state.steps_back,
-        resume=state.resume,
+        verified=tuple(c for c in state.run.verified if c.path not in state.run.rejected),
+        known_good=state.run.known_good,
+        poisoned=state.run.rejected,
+        steps_back=state.run.steps_back,
+        resume=state.attempt.resume,
         loading=place.phase is Phase.LOAD,
         phase=place.phase,
-        recurrences=dict(state.recurrences).get(verdict.fingerprint, 0),
-        programs=state.programs,
-        batchnorm=state.batchnorm,
-        disputes=state.disputes,
-        traced=state.traced,
+        recurrences=dict(state.run.recurrences).get(verdict.fingerprint, 0),
+        programs=state.run.programs,
+        batchnorm=state.run.batchnorm,
+        disputes=state.run.disputes,
+        traced=state.run.traced,
         failed_gpus=tuple(failed_gpus.items()),
     )
 
 
 def fewer(state: JobState, t: float, ranks: int, left: int) -> FewerRanks | str:
     """Return how an attempt of so many ranks on this node begins with fewer GPUs, or why it may not; before a rank is there."""
-    if state.policy.nodes > 1:
+    if state.run.policy.nodes > 1:
         return "the other nodes would begin with another batch"
     verdict = Verdict(Cause.GPU_LOST, 1.0, "out of use", "gpu:out-of-use")
     given = situation(state, t, verdict, Place(None, before_first_step=True, phase=Phase.UNKNOWN))
@@ -103,15 +103,15 @@ def current_knobs(state: JobState) -> tuple[Knob, ...]:
 
     A program's knob of which a rank tells another number than the command does is not what governs that number: it is not armed.
     """
-    disputed = {name for name, _, _ in state.disputes}
-    set_now, seen_now = dict(state.overrides), dict(state.values)
+    disputed = {name for name, _, _ in state.run.disputes}
+    set_now, seen_now = dict(state.run.overrides), dict(state.run.knob_values)
     return tuple(
         replace(
             knob,
             value=set_now.get(knob.name) or knob.value or (seen_now.get(knob.name, "") if _may_be_seen(knob) else ""),
-            seen=knob.by == DECLARED or ((knob.seen or knob.by in state.programs) and knob.name not in disputed),
+            seen=knob.by == DECLARED or ((knob.seen or knob.by in state.run.programs) and knob.name not in disputed),
         )
-        for knob in state.policy.knobs
+        for knob in state.run.policy.knobs
     )
 
 
@@ -125,11 +125,11 @@ def disputes(state: JobState, told: tuple[tuple[str, str], ...]) -> tuple[tuple[
 
     What ranks of earlier attempts told of other knobs stands: only a rank that trains with what was said takes it back.
     """
-    begun_with, seen_now = dict(state.begun_with), dict(told)
-    found = {row[0]: row for row in state.disputes if row[0] not in seen_now}
-    for knob in state.policy.knobs:
+    begun_with, seen_now = dict(state.attempt.overrides), dict(told)
+    found = {row[0]: row for row in state.run.disputes if row[0] not in seen_now}
+    for knob in state.run.policy.knobs:
         said, seen = begun_with.get(knob.name) or knob.value, seen_now.get(knob.name, "")
-        ours = _may_be_seen(knob) and knob.by in state.programs
+        ours = _may_be_seen(knob) and knob.by in state.run.programs
         if ours and said.isdigit() and seen.isdigit() and int(said) != int(seen):
             found[knob.name] = (knob.name, seen, said)
     return tuple(found.values())
@@ -141,20 +141,20 @@ def culprit_gpu(state: JobState, verdict: Verdict) -> str:
     The evidence names it by UUID, by PCI id (without function, in any case) or by CUDA's index; else it is the one of the rank's place,
     where torchrun's agent places the ranks: how a plain command gives its ranks GPUs is not known.
     """
-    visible = tuple(g for g in state.gpus if not state.handed or g.uuid in state.handed)
-    one_by_one = state.policy.launcher is Launcher.ELASTIC
-    place = next((r.local_rank for r in state.placed if r.rank == verdict.rank), None) if one_by_one else None
+    visible = tuple(g for g in state.gpus if not state.attempt.visible_gpus or g.uuid in state.attempt.visible_gpus)
+    one_by_one = state.run.policy.launcher is Launcher.ELASTIC
+    place = next((r.local_rank for r in state.attempt.ranks if r.rank == verdict.rank), None) if one_by_one else None
     named = verdict.gpu
     found: Gpu | None = None
     if named.isdigit():
         # several ranks that each see one GPU all call it 0
         index = int(named)
-        alone = len(state.placed) == 1 if one_by_one else bool(state.placed) and (index > 0 or len(visible) == 1)
+        alone = len(state.attempt.ranks) == 1 if one_by_one else bool(state.attempt.ranks) and (index > 0 or len(visible) == 1)
         alone = alone or index == place
         found = visible[index] if alone and index < len(visible) else None
     elif named:
         found = _known_as(state, named)
-    elif one_by_one and place is not None and len(state.placed) <= len(visible):
+    elif one_by_one and place is not None and len(state.attempt.ranks) <= len(visible):
         found = visible[place] if place < len(visible) else None
     return found.uuid if found else ""
 
@@ -194,28 +194,35 @@ def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tu
     verdict = failed.verdict
     count = failed.recurrences + (not changes(plan))
     out_of_use = {gpu.uuid: gpu for gpu in state.gpus if gpu.uuid in plan.exclude}
-    state = changed(remembered(state, failed.failure(plan)), traced=state.traced or plan.trace)
+    state = remembered(state, failed.failure(plan))
+    state = changed(state, run=changed(state.run, traced=state.run.traced or plan.trace))
     if changes(plan):
         state = with_poisoned(state, plan.poison, failed.step)
         state = changed(
             state,
-            overrides=overridden(state.overrides, plan.changes),
-            nproc=state.nproc if plan.nproc is None else plan.nproc,
             gpus=with_excluded(state.gpus, plan, verdict.summary or "failed"),
+            run=changed(
+                state.run,
+                overrides=overridden(state.run.overrides, plan.changes),
+                nproc=state.run.nproc if plan.nproc is None else plan.nproc,
+            ),
         )
     return state, (*_quarantined(state, out_of_use, failed), *_alerts(state, plan, verdict, count))
 
 
 def remembered(state: JobState, failure: Failure) -> JobState:
     """Return the state that counts a failure: of this node's, or of the node that decided."""
-    count = dict(state.recurrences).get(failure.fingerprint, 0) + (not failure.changed)
-    others = tuple(row for row in state.recurrences if row[0] != failure.fingerprint)
+    count = dict(state.run.recurrences).get(failure.fingerprint, 0) + (not failure.changed)
+    others = tuple(row for row in state.run.recurrences if row[0] != failure.fingerprint)
     return changed(
         state,
-        failures=(*state.failures, failure)[-KEPT_FAILURES:],
-        failed=state.failed + 1,
-        recurrences=(*others, (failure.fingerprint, count))[-KEPT_FINGERPRINTS:],
-        progress=replace(state.progress, step=failure.step),
+        run=changed(
+            state.run,
+            failures=(*state.run.failures, failure)[-KEPT_FAILURES:],
+            failed=state.run.failed + 1,
+            recurrences=(*others, (failure.fingerprint, count))[-KEPT_FINGERPRINTS:],
+        ),
+        attempt=changed(state.attempt, progress=replace(state.attempt.progress, step=failure.step)),
     )
 
 
@@ -223,34 +230,37 @@ def _quarantined(state: JobState, out_of_use: dict[str, Gpu], failed: Situation)
     verdict, proofs = failed.verdict, dict(failed.failed_gpus)
     told = verdict.because[0].text if verdict.because else verdict.summary
     texts = {uuid: (verdict.summary, told) if uuid == failed.gpu else (proofs.get(uuid, told),) * 2 for uuid in out_of_use}
-    return tuple(Quarantine(state.attempt, gpu, *texts[uuid]) for uuid, gpu in out_of_use.items())
+    return tuple(Quarantine(state.attempt.number, gpu, *texts[uuid]) for uuid, gpu in out_of_use.items())
 
 
 def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[Action, ...]:
     """Return what a person is told beside the incident."""
-    found: list[Action] = [Alert("gpu_quarantined", state.attempt, f"{plan.reason}: {verdict.summary}")] if plan.exclude else []
+    found: list[Action] = [Alert("gpu_quarantined", state.attempt.number, f"{plan.reason}: {verdict.summary}")] if plan.exclude else []
     changed = [c for c in plan.changes if c.knob in {"batch_size", "grad_accum"}]
     if changed:
-        found.append(Alert("batch_changed", state.attempt, "; ".join(f"{c.how} {c.old} → {c.new}" for c in changed)))
+        found.append(Alert("batch_changed", state.attempt.number, "; ".join(f"{c.how} {c.old} → {c.new}" for c in changed)))
     elif plan.nproc is not None:
-        found.append(Alert("batch_changed", state.attempt, "; ".join((f"{plan.nproc} ranks on this node", *plan.told[:1]))))
+        found.append(Alert("batch_changed", state.attempt.number, "; ".join((f"{plan.nproc} ranks on this node", *plan.told[:1]))))
     if plan.alert_kind:
-        found.append(Alert(plan.alert_kind, state.attempt, plan.alert))
+        found.append(Alert(plan.alert_kind, state.attempt.number, plan.alert))
     elif plan.alert:
         found.append(Say("warning", plan.alert))
-    if count == state.policy.recurring_alert and not changes(plan) and verdict.cause is not Cause.PREEMPTED:
-        found.append(Alert("recurring_failure", state.attempt, f"failed {count} times in the same way in this run: {verdict.summary}"))
+    if count == state.run.policy.recurring_alert and not changes(plan) and verdict.cause is not Cause.PREEMPTED:
+        found.append(
+            Alert("recurring_failure", state.attempt.number, f"failed {count} times in the same way in this run: {verdict.summary}")
+        )
     return tuple(found)
 
 
 def with_poisoned(state: JobState, paths: tuple[str, ...], reached: int | None) -> JobState:
     """Return the state that hands these checkpoints out no more, until one is written beyond what the run had reached by then."""
-    new = tuple(path for path in paths if path not in state.poisoned)
+    new = tuple(path for path in paths if path not in state.run.rejected)
     if not new:
         return state
-    known = (state.suspect_until, reached, *(c.step for c in state.verified if c.path in new))
+    known = (state.run.untrusted_through_step, reached, *(c.step for c in state.run.verified if c.path in new))
     until = max((step for step in known if step is not None), default=None)
-    return changed(state, poisoned=(*state.poisoned, *new), steps_back=state.steps_back + len(new), suspect_until=until)
+    rejected, steps_back = (*state.run.rejected, *new), state.run.steps_back + len(new)
+    return changed(state, run=changed(state.run, rejected=rejected, steps_back=steps_back, untrusted_through_step=until))
 
 
 def with_verified(state: JobState, found: CheckpointRef) -> JobState:
@@ -258,14 +268,15 @@ def with_verified(state: JobState, found: CheckpointRef) -> JobState:
 
     They are kept in the order of their steps: who looks finds several at once, and tells the newest first.
     """
-    others = tuple(c for c in state.verified if c.path != found.path)
+    others = tuple(c for c in state.run.verified if c.path != found.path)
     newer = (at for at, c in enumerate(others) if c.step is not None and found.step is not None and c.step > found.step)
     place = next(newer, len(others))
-    state = changed(state, verified=(*others[:place], found, *others[place:])[-KEPT_CHECKPOINTS:])
-    if found.path not in state.poisoned:
+    state = changed(state, run=changed(state.run, verified=(*others[:place], found, *others[place:])[-KEPT_CHECKPOINTS:]))
+    if found.path not in state.run.rejected:
         return state
-    past = state.suspect_until is None or (found.step is not None and found.step > state.suspect_until)
-    return changed(state, poisoned=tuple(path for path in state.poisoned if path != found.path)) if past else state
+    past = state.run.untrusted_through_step is None or (found.step is not None and found.step > state.run.untrusted_through_step)
+    rejected = tuple(path for path in state.run.rejected if path != found.path)
+    return changed(state, run=changed(state.run, rejected=rejected)) if past else state
 
 
 def usable(state: JobState) -> tuple[str, ...]:

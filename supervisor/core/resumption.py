@@ -3,7 +3,7 @@
 Three things show it, the first that speaks decides:
 
 1. A rank loaded the checkpoint that was handed over, or another one of this job.
-2. The step at which the training began (`JobState.first_step`): the optimizer's own count, or the script's first heartbeat. Adam keeps its
+2. The step at which the training began (`Attempt.first_step`): the optimizer's own count, or the script's first heartbeat. Adam keeps its
    count across a resume: 41 after the first step says "resumed at 40", and 1 says "from scratch".
 3. A save of a lower step than the one that was handed over: the attempt did not go on from there, and writes over what is newer.
 
@@ -37,10 +37,10 @@ OWN = "a checkpoint of its own"
 
 def judged(state: JobState) -> ReportResume:
     """Return how this attempt began, as far as it is known now."""
-    number = state.incident.number if state.incident else 0
-    handed, first, loaded = state.resume, state.first_step, state.loaded
+    number = state.run.incident.number if state.run.incident else 0
+    handed, first, loaded = state.attempt.resume, state.attempt.first_step, state.attempt.loaded
     path = handed.path if handed is not None else None
-    begun = ReportResume(number, state.attempt, None, None, confirmed=False, handed=path)
+    begun = ReportResume(number, state.attempt.number, None, None, confirmed=False, handed=path)
     if loaded is not None:
         known = loaded_step(state)
         return replace(begun, step=first if known is None else known, path=loaded, confirmed=True)
@@ -49,26 +49,26 @@ def judged(state: JobState) -> ReportResume:
         return replace(begun, step=first, path=path if reached else OWN, confirmed=True)
     because = _from_scratch(state)
     known = because not in {"", _NOTHING_SEEN}
-    ways = "; ".join(str(one) for one in state.unused) if known and handed is None else ""
+    ways = "; ".join(str(one) for one in state.run.unused) if known and handed is None else ""
     return replace(begun, confirmed=known, because=f"{because}; {ways}" if ways else because)
 
 
 def _from_scratch(state: JobState) -> str:
     """Return what shows that this attempt, of which no resume was seen, began from scratch; "" where nothing does."""
-    handed, first, low = state.resume, state.first_step, state.saved_steps.lowest
+    handed, first, low = state.attempt.resume, state.attempt.first_step, state.attempt.saved_steps.lowest
     if handed is not None and handed.step is not None and low is not None and low < handed.step:
         return f"it saved step {low} after step {handed.step} was handed over"
     if first is not None and (handed is None or handed.step is None or handed.step > SCRATCH_STEP):
         return f"its training began at step {max(first, 0)}"
-    if handed is not None or state.policy.resumes_itself:
+    if handed is not None or state.run.policy.resumes_itself:
         return ""
     # no checkpoint is known that could have been loaded unseen
-    return "no load of a checkpoint was seen" if state.steps_seen > 0 else _NOTHING_SEEN
+    return "no load of a checkpoint was seen" if state.attempt.steps_seen > 0 else _NOTHING_SEEN
 
 
 def is_shown(state: JobState) -> bool:
     """Return whether anything shows that this attempt went on from the checkpoint that it was handed, or got beyond it."""
-    handed, high = state.resume, state.saved_steps.highest
+    handed, high = state.attempt.resume, state.attempt.saved_steps.highest
     beyond = handed is not None and handed.step is not None and high is not None and high > handed.step
     return judged(state).began is Beginning.RESUMED or beyond
 
@@ -78,22 +78,23 @@ def reported(state: JobState, *, over: bool = False) -> Step:
 
     A run's first attempt is reported only where there was something to resume from: all others begin from scratch.
     """
-    known = state.began_as
-    if (state.steps_seen < 1 and not over) or known is Beginning.RESUMED:
+    known = state.attempt.began_as
+    if (state.attempt.steps_seen < 1 and not over) or known is Beginning.RESUMED:
         return state, ()
     report = judged(state)
     if known is not None and report.began not in {Beginning.RESUMED, *({Beginning.FROM_SCRATCH} if known is Beginning.UNCONFIRMED else ())}:
         return state, ()
-    number, incident = state.attempt, state.incident
-    state = changed(state, began_as=report.began, incident=None)
+    number, incident = state.attempt.number, state.run.incident
+    state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=None))
     if number == 1 and report.handed is None and report.path is None:
         return state, ()
     actions: tuple[Action, ...] = (report,)
-    lost = report.handed or (state.newest.path if state.newest is not None else "") or next((one.newest for one in state.unused), "")
+    newest = state.run.newest
+    lost = report.handed or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))
     if incident is not None:
-        actions = (*actions, CloseIncident(incident.number, number, "resolved", state.progress.step))
+        actions = (*actions, CloseIncident(incident.number, number, "resolved", state.attempt.progress.step))
     return state, actions
 
 
@@ -102,11 +103,12 @@ def with_save(state: JobState, found: CheckpointRef) -> JobState:
 
     Its step counts where it compares with that of the one handed over: `best-epoch-3.pt` and `step-40.pt` do not count the same.
     """
-    alike = state.resume is None or _NUMBER.sub("", found.path) == _NUMBER.sub("", state.resume.path)
-    return changed(state, saved_steps=state.saved_steps.with_one(found.step if alike else None))
+    alike = state.attempt.resume is None or _NUMBER.sub("", found.path) == _NUMBER.sub("", state.attempt.resume.path)
+    saved_steps = state.attempt.saved_steps.with_one(found.step if alike else None)
+    return changed(state, attempt=changed(state.attempt, saved_steps=saved_steps))
 
 
 def loaded_step(state: JobState) -> int | None:
     """Return the step of the checkpoint that the ranks were seen to load, None where it is not known."""
-    known = (*((state.resume,) if state.resume is not None else ()), *state.verified)
-    return next((found.step for found in known if found.path == state.loaded), None)
+    known = (*((state.attempt.resume,) if state.attempt.resume is not None else ()), *state.run.verified)
+    return next((found.step for found in known if found.path == state.attempt.loaded), None)

@@ -34,7 +34,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.events import SaveSearched, StopRequested, TimeLeft
 from supervisor.core.model import Cause, Plan, PlanKind, Verdict
-from supervisor.core.state import NOTICES, Incident, JobState, Stage, Stop
+from supervisor.core.state import NOTICES, Incident, JobState, Stage, Stop, changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,56 +58,62 @@ NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAIT
 RUNS = frozenset({Stage.STARTING, Stage.RUNNING})
 
 
+def _with_stop(state: JobState, stop: Stop) -> JobState:
+    return changed(state, run=changed(state.run, stop=stop))
+
+
 def on_stop_requested(state: JobState, event: StopRequested) -> Step:
     """First: save, or let the ranks end by themselves until the deadline. Second: TERM, then KILL within seconds. Third: now."""
-    stop = state.stop
+    stop = state.run.stop
     if stop is None:
         return _first(state, event)
     if event.t - stop.t < BURST_S:
         return state, ()
-    if state.ended and (stop.crashed or stop.searches):  # all that is waited for is who says why, or what was saved
-        stop = replace(stop, searches=True, searched=True)
-        return lifecycle.finish_stopped(replace(state, evidence=state.evidence or (), stop=stop))
-    if event.signum == SIGTERM and stop.signum in NOTICES and stop.count == 1 and not stop.announced:
-        state = replace(state, stop=replace(stop, t=event.t, announced=True))
-        return _in_time(replace(state, token=state.token + 1), event, SIGTERM) if stop.waits else (state, ())
+    if state.attempt.ended and (stop.rank_failed or stop.save_search):  # all that is waited for is who says why, or what was saved
+        stop = replace(stop, save_search=True, save_search_done=True)
+        state = changed(state, attempt=changed(state.attempt, evidence=state.attempt.evidence or ()))
+        return lifecycle.finish_stopped(_with_stop(state, stop))
+    if event.signum == SIGTERM and stop.signum in NOTICES and stop.count == 1 and not stop.end_announced:
+        state = _with_stop(state, replace(stop, t=event.t, end_announced=True))
+        return _in_time(changed(state, token=state.token + 1), event, SIGTERM) if stop.spares_ranks else (state, ())
     count = stop.count + 1
-    state = replace(state, stop=replace(stop, count=count, t=event.t, waits=False), token=state.token + 1)
+    state = changed(_with_stop(state, replace(stop, count=count, t=event.t, spares_ranks=False)), token=state.token + 1)
     if count == 2:  # noqa: PLR2004 (the second signal)
-        hurry = StopRanks(state.attempt, SIGTERM, HURRY_GRACE_S, "hurry")
+        hurry = StopRanks(state.attempt.number, SIGTERM, HURRY_GRACE_S, "hurry")
         said = Say("warning", f"{signal_name(event.signum)} again: ranks are killed in {HURRY_GRACE_S:.0f} s; once more kills them now")
         return state, (hurry, said, SetTimer("stop", state.token, HURRY_GRACE_S + failure.TEARDOWN_MARGIN_S))
-    return state, (EndLauncher(state.attempt, "a third signal"),)
+    return state, (EndLauncher(state.attempt.number, "a third signal"),)
 
 
 def _first(state: JobState, event: StopRequested) -> Step:
     fenced = state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING}
-    nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.ended)
+    nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.attempt.ended)
     starts = state.stage is Stage.STARTING
-    trains = state.stage is Stage.RUNNING or (starts and state.saves_when_told)
-    state = replace(state, stop=Stop(event.signum, 1, event.t, first_t=event.t), stage=Stage.STOPPING, token=state.token + 1)
+    trains = state.stage is Stage.RUNNING or (starts and state.attempt.save_on_request)
+    state = _with_stop(state, Stop(event.signum, 1, event.t, first_t=event.t))
+    state = changed(state, stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)
     if trains:
         return _in_time(state, event, event.signum)
     grace_s = _grace(state, event.left_s)
-    return _stop(state, _sent(event.signum), grace_s if starts else min(state.policy.grace_s, grace_s))
+    return _stop(state, _sent(event.signum), grace_s if starts else min(state.run.policy.grace_s, grace_s))
 
 
 def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> Step:
     """Use the time that is left: for a save where the script asks, after a notice for training on; then stop the ranks."""
-    stop, t, left_s = state.stop, event.t, event.left_s
+    stop, t, left_s = state.run.stop, event.t, event.left_s
     assert stop is not None  # noqa: S101 (callers set it; says it to the type checker)
-    stop = replace(stop, left_s=left_s, from_t=t, waits=False)
-    state = replace(state, stop=stop)
+    stop = replace(stop, left_s=left_s, left_from_t=t, spares_ranks=False)
+    state = changed(state, run=changed(state.run, stop=stop))
     if isinstance(event, StopRequested) and event.asks:
         return _until_it_is_known(state)
-    if state.saves_when_told and signum != lifecycle.SIGINT:
+    if state.attempt.save_on_request and signum != lifecycle.SIGINT:
         return _save(state, t)
     if signum in NOTICES and left_s is not None:
         wait_s = left_s - _our_end(left_s) - _grace(state, left_s)
         if wait_s >= LEAST_SAVE_S:
-            state = replace(state, stop=replace(stop, waits=True))
+            state = _with_stop(state, replace(stop, spares_ranks=True))
             told = f"{signal_name(signum)}: {left_s:.0f} s are left; the ranks train on for {wait_s:.0f} s and are asked to end then"
             return state, (Say("info", told), SetTimer("wait", state.token, wait_s))
     return _stop(state, _sent(signum), _grace(state, left_s))
@@ -115,45 +121,45 @@ def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> S
 
 def _until_it_is_known(state: JobState) -> Step:
     """Tell the ranks to save at once, and leave them alone until it is known how much time they have: schedulers signal them as well."""
-    stop = state.stop
+    stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
-    asks = state.saves_when_told and not stop.told
-    state = replace(state, stop=replace(stop, told=stop.told or asks, waits=True))
-    asked = (RequestSave(state.attempt, state.policy.stop_deadline_s),) if asks else ()
+    asks = state.attempt.save_on_request and not stop.save_requested
+    state = _with_stop(state, replace(stop, save_requested=stop.save_requested or asks, spares_ranks=True))
+    asked = (RequestSave(state.attempt.number, state.run.policy.stop_deadline_s),) if asks else ()
     return state, (*asked, SetTimer("left", state.token, ANSWER_S))
 
 
 def on_time_left(state: JobState, event: TimeLeft) -> Step:
     """The answer how much time is left, or none: count from now. Where the ranks are asked to end already it is too late for that."""
-    stop = state.stop
-    if stop is None or not stop.waits or state.ended:
+    stop = state.run.stop
+    if stop is None or not stop.spares_ranks or state.attempt.ended:
         return state, ()
-    return _in_time(replace(state, token=state.token + 1), event, SIGTERM if stop.announced else stop.signum)
+    return _in_time(changed(state, token=state.token + 1), event, SIGTERM if stop.end_announced else stop.signum)
 
 
 def _save(state: JobState, t: float) -> Step:
     """Tell the ranks to save, and leave them alone until they have or the time is over."""
-    stop = state.stop
+    stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
-    left_s = (state.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (t - stop.from_t)
-    for_it_s = left_s - _our_end(left_s) - min(state.policy.grace_s, OF_WHAT_IS_LEFT * left_s)
+    left_s = (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (t - stop.left_from_t)
+    for_it_s = left_s - _our_end(left_s) - min(state.run.policy.grace_s, OF_WHAT_IS_LEFT * left_s)
     if for_it_s < LEAST_SAVE_S:
         return _stop(state, _sent(stop.signum), _grace(state, left_s))
-    asked = () if stop.told else (RequestSave(state.attempt, for_it_s),)
-    state = replace(state, stop=replace(stop, told=True, waits=True))
+    asked = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
+    state = _with_stop(state, replace(stop, save_requested=True, spares_ranks=True))
     told = f"{signal_name(stop.signum)}: ranks are told to save, and asked to end when they have, or in {for_it_s:.0f} s"
     return state, (*asked, Say("info", told), SetTimer("save", state.token, for_it_s))
 
 
 def _stop(state: JobState, signum: int, grace_s: float) -> Step:
     """Ask the ranks to end, and kill them after `grace_s`."""
-    stop = state.stop
+    stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
-    state = replace(state, stop=replace(stop, waits=False))
+    state = _with_stop(state, replace(stop, spares_ranks=False))
     name = signal_name(stop.signum)
     said = Say("info", f"{name}: ranks are asked to end, killed in {grace_s:.0f} s; send it again to hurry, a third time to kill them now")
     timer = SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S)
-    return state, (StopRanks(state.attempt, signum, grace_s, "stop"), said, timer)
+    return state, (StopRanks(state.attempt.number, signum, grace_s, "stop"), said, timer)
 
 
 def _sent(signum: int) -> int:
@@ -167,73 +173,75 @@ def _our_end(left_s: float) -> float:
 
 def _grace(state: JobState, left_s: float | None) -> float:
     """Return what the ranks get to end by themselves: the stop deadline, or what is left for it."""
-    deadline_s = state.policy.stop_deadline_s
+    deadline_s = state.run.policy.stop_deadline_s
     return deadline_s if left_s is None else max(0.0, min(deadline_s, left_s - _our_end(left_s)))
 
 
 def on_save_watched(state: JobState, event: SaveWatched) -> Step:
     """The script saves when it is told. One that says so for the first time while a notice runs is told at once."""
-    state = replace(state, saves_when_told=True)
-    stop = state.stop
-    if stop is None or not stop.waits or stop.told or stop.signum == lifecycle.SIGINT:
+    state = changed(state, attempt=changed(state.attempt, save_on_request=True))
+    stop = state.run.stop
+    if stop is None or not stop.spares_ranks or stop.save_requested or stop.signum == lifecycle.SIGINT:
         return state, ()
-    return _save(replace(state, token=state.token + 1), event.t)
+    return _save(changed(state, token=state.token + 1), event.t)
 
 
 def on_saved(state: JobState, event: Saved) -> Step:
     """The checkpoint that was asked for is made: nothing is waited for any more."""
-    stop = state.stop
-    if stop is None or not stop.told:
+    stop = state.run.stop
+    if stop is None or not stop.save_requested:
         return state, ()
-    state = replace(state, saved=True)
-    if not stop.waits or state.ended:
+    state = changed(state, attempt=changed(state.attempt, saved=True))
+    if not stop.spares_ranks or state.attempt.ended:
         return state, ()
-    left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.from_t)
-    state = replace(state, token=state.token + 1)
-    state, actions = _stop(state, SIGTERM, min(state.policy.grace_s, _grace(state, left_s)))
+    left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.left_from_t)
+    state = changed(state, token=state.token + 1)
+    state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, _grace(state, left_s)))
     return state, (Say("info", "the checkpoint that was asked for is made"), *actions)
 
 
 def on_save_searched(state: JobState, event: SaveSearched) -> Step:
     """Take what the disk holds for an answer where the ranks gave none."""
-    stop = state.stop
-    if state.stage is not Stage.STOPPING or stop is None or not stop.searches:
+    stop = state.run.stop
+    if state.stage is not Stage.STOPPING or stop is None or not stop.save_search:
         return state, ()
-    state = replace(state, saved=state.saved or event.found is not None, stop=replace(stop, searched=True))
-    return lifecycle.finish_stopped(state)
+    state = changed(state, attempt=changed(state.attempt, saved=state.attempt.saved or event.found is not None))
+    return lifecycle.finish_stopped(_with_stop(state, replace(stop, save_search_done=True)))
 
 
 def on_rank_exited(state: JobState, event: RankExited) -> Step:
     """A rank that fails while ranks save, or train on for the time that is left: nothing is waited for any more."""
-    stop, death = state.stop, event.exit
+    stop, death = state.run.stop, event.exit
     if (
         state.stage is not Stage.STOPPING
         or stop is None
-        or not stop.waits
-        or state.saved
+        or not stop.spares_ranks
+        or state.attempt.saved
         or not death.failed
         or was_asked(death.code, death.signal)
     ):
         return failure.on_rank_exited(state, event)
-    incident = state.incident or Incident(state.incidents + 1, event.t, state.attempt)
-    told = f"{failure.told(death)} while ranks were left alone to {'save' if stop.told else 'train on'}"
-    opening = () if state.incident else (OpenIncident(incident.number, state.attempt, death.rank, told),)
-    state = replace(
+    incident = state.run.incident or Incident(state.incidents + 1, event.t, state.attempt.number)
+    told = f"{failure.told(death)} while ranks were left alone to {'save' if stop.save_requested else 'train on'}"
+    opening = () if state.run.incident else (OpenIncident(incident.number, state.attempt.number, death.rank, told),)
+    state = changed(
         state,
-        stop=replace(stop, waits=False, crashed=True),
         token=state.token + 1,
-        deaths=(*state.deaths, death),
-        incident=replace(incident, attempt=state.attempt, verdict=None, plan=None),
         incidents=max(state.incidents, incident.number),
-        evidence=None,
+        run=changed(
+            state.run,
+            stop=replace(stop, spares_ranks=False, rank_failed=True),
+            incident=replace(incident, attempt=state.attempt.number, verdict=None, plan=None),
+        ),
+        attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death), evidence=None),
     )
-    left_s = max(0.0, (state.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.from_t))
-    grace_s = min(state.policy.grace_s, left_s * OF_WHAT_IS_LEFT)
-    deadline_s = min(state.policy.evidence_deadline_s, left_s)
+    left_s = max(0.0, (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.left_from_t))
+    grace_s = min(state.run.policy.grace_s, left_s * OF_WHAT_IS_LEFT)
+    deadline_s = min(state.run.policy.evidence_deadline_s, left_s)
     return state, (
-        StopRanks(state.attempt, SIGTERM, grace_s, "stop"),
+        StopRanks(state.attempt.number, SIGTERM, grace_s, "stop"),
         *opening,
-        CollectEvidence(state.attempt, incident.number, deadline_s),
+        CollectEvidence(state.attempt.number, incident.number, deadline_s),
         SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S),
         SetTimer("evidence", state.token, deadline_s + failure.EVIDENCE_MARGIN_S),
     )
@@ -241,17 +249,17 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
 
 def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
     """Say why a rank failed while ranks were left alone; all else is of an attempt that failed by itself."""
-    stop = state.stop
-    if state.stage is not Stage.STOPPING or stop is None or not stop.crashed:
+    stop = state.run.stop
+    if state.stage is not Stage.STOPPING or stop is None or not stop.rank_failed:
         return failure.on_evidence_collected(state, event)
-    state = replace(state, evidence=event.evidence)
-    return lifecycle.finish_stopped(state) if state.ended else (state, ())
+    state = changed(state, attempt=changed(state.attempt, evidence=event.evidence))
+    return lifecycle.finish_stopped(state) if state.attempt.ended else (state, ())
 
 
 def on_stacks_requested(state: JobState, event: StacksRequested) -> Step:
     """Dump and go on."""
     del event
-    return state, (DumpStacks(state.attempt),) if state.stage in RUNS else ()
+    return state, (DumpStacks(state.attempt.number),) if state.stage in RUNS else ()
 
 
 def on_timer_fired(state: JobState, event: TimerFired) -> Step:
@@ -261,29 +269,29 @@ def on_timer_fired(state: JobState, event: TimerFired) -> Step:
     row = TIMERS.get((event.name, state.stage))
     if row is not None:
         return row(state, event.t)
-    if event.name in {"teardown", "stop"} and not state.ended:
-        return state, (EndLauncher(state.attempt, f"its ranks were not gone in time ({event.name})"),)
+    if event.name in {"teardown", "stop"} and not state.attempt.ended:
+        return state, (EndLauncher(state.attempt.number, f"its ranks were not gone in time ({event.name})"),)
     return state, ()
 
 
 def _time_is_over(state: JobState, t: float) -> Step:
     """Nothing was saved within the time, or the time to train on is over."""
-    stop = state.stop
-    if stop is None or state.ended:
+    stop = state.run.stop
+    if stop is None or state.attempt.ended:
         return state, ()
-    state = replace(state, token=state.token + 1)
-    left_s = state.policy.stop_deadline_s if stop.left_s is None and stop.told else stop.left_s
-    left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.from_t))
+    state = changed(state, token=state.token + 1)
+    left_s = state.run.policy.stop_deadline_s if stop.left_s is None and stop.save_requested else stop.left_s
+    left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.left_from_t))
     grace_s = _grace(state, left_s)
-    state, actions = _stop(state, SIGTERM, min(state.policy.grace_s, grace_s) if stop.told else grace_s)
-    said = (Say("warning", "the checkpoint that was asked for was not seen to be made in time"),) if stop.told else ()
+    state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, grace_s) if stop.save_requested else grace_s)
+    said = (Say("warning", "the checkpoint that was asked for was not seen to be made in time"),) if stop.save_requested else ()
     return state, (*said, *actions)
 
 
 def _nothing_told(state: JobState, _t: float) -> Step:
     """The observers do not answer: the stop does not wait for them."""
-    state = replace(state, evidence=())
-    return lifecycle.finish_stopped(state) if state.ended else (state, ())
+    state = changed(state, attempt=changed(state.attempt, evidence=()))
+    return lifecycle.finish_stopped(state) if state.attempt.ended else (state, ())
 
 
 def _time_unknown(state: JobState, t: float) -> Step:
@@ -293,12 +301,12 @@ def _time_unknown(state: JobState, t: float) -> Step:
 
 def _nothing_found(state: JobState, t: float) -> Step:
     """The disk does not answer: what is on it is not known."""
-    return on_save_searched(state, SaveSearched(t, state.attempt, None))
+    return on_save_searched(state, SaveSearched(t, state.attempt.number, None))
 
 
 def _own_signal_over(state: JobState, t: float) -> Step:
     """No TERM came to us: the rank alone was killed by it."""
-    return failure.judge_if_ready(replace(state, own_signal_awaited=False), t)
+    return failure.judge_if_ready(changed(state, attempt=changed(state.attempt, awaits_own_signal=False)), t)
 
 
 def _peer_silent(state: JobState, _t: float) -> Step:

@@ -19,8 +19,8 @@ from supervisor.core.actions import (
     SelectCheckpoint,
     SetTimer,
 )
-from supervisor.core.model import Cause, Launcher, Phase, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import Incident, JobState, SavedSteps, Stage, changed
+from supervisor.core.model import Cause, Launcher, Phase, Plan, PlanKind, Verdict
+from supervisor.core.state import Attempt, Incident, JobState, Stage, changed
 from supervisor.strategies import propose
 
 if TYPE_CHECKING:
@@ -40,22 +40,23 @@ def select(state: JobState, t: float) -> Step:
 
     Beside it this node is looked at.
     """
-    state = changed(state, checked=None, gathers=False)
-    beside = (CheckHealth(state.attempt),) if state.policy.health else ()
+    state = changed(state, run=changed(state.run, findings=None, next_resume=None), attempt=changed(state.attempt, awaits_agreement=False))
+    beside = (CheckHealth(state.attempt.number),) if state.run.policy.health else ()
     if gathers(state):  # the checkpoint is chosen by all nodes together, once no rank of any of them lives
         state, actions = begin_on_this_node(state, t, None)
         return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
-    if state.policy.checkpoints_declared or state.policy.checkpoints_learned:
+    if state.run.policy.checkpoints_declared or state.run.policy.checkpoints_learned:
         token = state.token + 1
-        timer = SetTimer("select", token, state.policy.select_deadline_s)
-        return changed(state, stage=Stage.SELECTING, token=token), (*beside, SelectCheckpoint(state.attempt, state.poisoned), timer)
+        timer = SetTimer("select", token, state.run.policy.select_deadline_s)
+        order = SelectCheckpoint(state.attempt.number, state.run.rejected)
+        return changed(state, stage=Stage.SELECTING, token=token), (*beside, order, timer)
     state, actions = begin_from_scratch(state, t)
     return state, (*beside, *actions) if state.stage is not Stage.ENDED else actions
 
 
 def gathers(state: JobState) -> bool:
     """Whether an attempt begins with a meeting of its nodes."""
-    return state.policy.nodes > 1 and state.policy.launcher is Launcher.ELASTIC
+    return state.run.policy.nodes > 1 and state.run.policy.launcher is Launcher.ELASTIC
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
@@ -64,29 +65,30 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     Of those that were only learned the script takes care itself: what we know of them stops nothing.
     """
     refused = sum(map(len, (event.fenced, event.dangerous, event.refused, event.not_finite)))
-    state = changed(state, unused=event.unused, known_good=max(event.found - refused, 0))
-    left = "left where it is and not used" if state.policy.checkpoints_declared else "left where it is"
+    state = changed(state, run=changed(state.run, unused=event.unused, known_good=max(event.found - refused, 0)))
+    left = "left where it is and not used" if state.run.policy.checkpoints_declared else "left where it is"
     done = {path for path, _ in event.mended}
     torn = [(path, why) for path, why in event.fenced if path not in done]
     notes: tuple[Action, ...] = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
     notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
     notes += tuple(Say("warning", note) for note in event.notes)
     notes += tuple(Say("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
-    unsafe = "not used" if state.policy.checkpoints_declared else "left to the script"
+    unsafe = "not used" if state.run.policy.checkpoints_declared else "left to the script"
     notes += tuple(Say("warning", f"checkpoint {unsafe}: {path}: {why}") for path, why in event.dangerous)
     stop = _meets_it_again(state, event)
     if stop is not None:
         state, actions = stop_for(state, event.t, *stop)
         return state, (*notes, *actions)
-    untaken = _refusal(state, event.t) if event.chosen is not None and state.resume is not None and not state.gathers else None
+    repeats = event.chosen is not None and state.attempt.resume is not None and not state.attempt.awaits_agreement
+    untaken = _refusal(state, event.t) if repeats else None
     if untaken is not None:
-        verdict = (state.incident and state.incident.verdict) or Verdict(Cause.NONE, 1.0, untaken.reason, "scratch:refused")
+        verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.NONE, 1.0, untaken.reason, "scratch:refused")
         return stop_for(state, event.t, verdict, untaken)
     if event.chosen is not None:
         notes += _cost(state, event.chosen)
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
-    if state.policy.checkpoints_declared and (event.found or state.newest is not None):
+    if state.run.policy.checkpoints_declared and (event.found or state.run.newest is not None):
         stopped, actions = stop_for(state, event.t, *_none_usable(state, event))
         return stopped, (*notes, *actions)
     state, actions = begin_from_scratch(state, event.t)
@@ -100,7 +102,7 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
         told = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
         verdict, hint = Verdict(Cause.NONE, 1.0, told, "checkpoint:dangerous"), TRUST
     else:
-        listed = listed or (state.newest.path if state.newest else "")
+        listed = listed or (state.run.newest.path if state.run.newest else "")
         told = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
         verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, told, "checkpoint_corrupt:none-good")
         hint = "name a good one, or move the bad ones away, and start again"
@@ -109,8 +111,8 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
 
 def _meets_it_again(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:
     """Return the stop where the script chooses its checkpoint itself, and the last attempt died of loading a torn one that stays there."""
-    verdict = state.incident.verdict if state.incident is not None else None
-    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.stuck or state.policy.checkpoints_declared:
+    verdict = state.run.incident.verdict if state.run.incident is not None else None
+    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.stuck or state.run.policy.checkpoints_declared:
         return None
     whole = event.chosen.path if event.chosen is not None else next((one.newest for one in event.unused), "")
     torn = _name(event.stuck)
@@ -126,11 +128,12 @@ def _name(path: str) -> str:
 
 def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
     """Say what it costs to step back, before it is paid."""
-    plan = state.incident.plan if state.incident is not None else None
+    plan = state.run.incident.plan if state.run.incident is not None else None
     if plan is None or not plan.poison:
         return ()
-    world = state.world_size
-    reached = state.progress.step if state.progress.step is not None else state.suspect_until  # it died while it loaded the suspect
+    world = state.attempt.world_size
+    step = state.attempt.progress.step
+    reached = step if step is not None else state.run.untrusted_through_step  # it died while it loaded the suspect
     if chosen.step is None or reached is None:
         return (Say("info", f"goes back to {chosen.path}: what that costs is not known, because the steps of the checkpoints are not"),)
     again = max(reached - chosen.step, 0)
@@ -141,52 +144,53 @@ def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
 def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
     """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count."""
     step = chosen.step
-    if step is not None and step > state.saved_mark:
-        last = state.attempt - state.gathers  # of several nodes the number is the next attempt's already
-        past = (f.attempt < last and (f.step is None or f.step <= step) for f in state.failures)
+    if step is not None and step > state.run.saved_high_water:
+        last = state.attempt.number - state.attempt.awaits_agreement  # of several nodes the number is the next attempt's already
+        past = (f.attempt < last and (f.step is None or f.step <= step) for f in state.run.failures)
         failures = (
-            replace(f, progressed_since=True, passed_since=True) if over else f for f, over in zip(state.failures, past, strict=True)
+            replace(f, progressed_since=True, passed_since=True) if over else f for f, over in zip(state.run.failures, past, strict=True)
         )
-        state = changed(state, failures=tuple(failures), saved_mark=step)
+        state = changed(state, run=changed(state.run, failures=tuple(failures), saved_high_water=step))
     # what is newer than the chosen one, and was not left out, was found to be good no more
-    known = older or tuple(c for c in state.verified if c.path in state.poisoned or c.step is None or step is None or c.step < step)
-    return planning.with_verified(changed(state, newest=chosen, verified=known), chosen)
+    known = older or tuple(c for c in state.run.verified if c.path in state.run.rejected or c.step is None or step is None or c.step < step)
+    return planning.with_verified(changed(state, run=changed(state.run, newest=chosen, verified=known)), chosen)
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:
     """The place of the checkpoints does not answer: where it was declared, neither resuming nor starting from scratch can be justified."""
-    if not state.policy.checkpoints_declared:
+    if not state.run.policy.checkpoints_declared:
         state, actions = begin_from_scratch(state, t)
         return state, (Say("warning", "the checkpoints could not be looked at, and are left to the script"), *actions)
-    told = f"the checkpoints could not be looked at within {state.policy.select_deadline_s:.0f} s"
-    verdict = (state.incident and state.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
+    told = f"the checkpoints could not be looked at within {state.run.policy.select_deadline_s:.0f} s"
+    verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
 
 
 def begin_from_scratch(state: JobState, t: float) -> Step:
     """Restart without a checkpoint only where little is lost, or where the script was seen to resume by itself (docs/design.md 7)."""
-    plan = state.scratch if state.gathers else _refusal(state, t)
+    plan = state.attempt.scratch_refusal if state.attempt.awaits_agreement else _refusal(state, t)
     if plan is not None:
-        verdict = (state.incident and state.incident.verdict) or Verdict(Cause.NONE, 1.0, plan.reason, "scratch:refused")
+        verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.NONE, 1.0, plan.reason, "scratch:refused")
         return stop_for(state, t, verdict, plan)
     return begin_on_this_node(state, t, None)
 
 
 def _refusal(state: JobState, t: float) -> Plan | None:
-    return scratch_refused(state, t) if state.reason in {"failure", "takeover"} else None
+    return scratch_refused(state, t) if state.run.reason in {"failure", "takeover"} else None
 
 
 def scratch_refused(state: JobState, t: float) -> Plan | None:
     """Return the stop that stands in for a restart from scratch which would lose too much; None where it is allowed."""
-    over_t = t if state.over_t is None else state.over_t  # what was waited for since is no lost work
-    lasted = over_t - state.began_t if state.attempt else 0.0
-    if lasted <= state.policy.scratch_limit_s or state.policy.resumes_itself:
+    over_t = t if state.attempt.over_t is None else state.attempt.over_t  # what was waited for since is no lost work
+    lasted = over_t - state.attempt.began_t if state.attempt.number else 0.0
+    if lasted <= state.run.policy.scratch_limit_s or state.run.policy.resumes_itself:
         return None
-    if state.resume is not None:
-        return _not_taken(state, lasted, state.resume)
-    if state.policy.checkpoints_declared or state.ever_loaded or state.newest is not None:  # a place from which it loads holds a good one
+    if state.attempt.resume is not None:
+        return _not_taken(state, lasted, state.attempt.resume)
+    run = state.run
+    if run.policy.checkpoints_declared or run.ever_loaded or run.newest is not None:  # a place from which it loads holds a good one
         return None
-    told = f"attempt {state.attempt} ran {lasted:.0f} s and nothing shows that the script resumes"
+    told = f"attempt {state.attempt.number} ran {lasted:.0f} s and nothing shows that the script resumes"
     return Plan(PlanKind.STOP, f"{told}: a restart would start from scratch", PERMITS, "beginning", 65)
 
 
@@ -195,26 +199,26 @@ def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | 
 
     Where no hook of ours saw it train, nothing follows from a load that was not seen.
     """
-    if state.steps_seen < 1 or resumption.is_shown(state):
+    if state.attempt.steps_seen < 1 or resumption.is_shown(state):
         return None
-    told = f"attempt {state.attempt} ran {lasted:.0f} s, and nothing shows that it resumed from {handed.path}, which it was given"
+    told = f"attempt {state.attempt.number} ran {lasted:.0f} s, and nothing shows that it resumed from {handed.path}, which it was given"
     return Plan(PlanKind.STOP, f"{told}: another attempt would start from scratch too", TAKES, "beginning", 65)
 
 
 def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Begin where this node can be used, once that is known."""
-    if state.gathers:  # it was looked at before the nodes met
+    if state.attempt.awaits_agreement:  # it was looked at before the nodes met
         return begin_ranks(state, t, resume)
-    if not state.policy.health:
+    if not state.run.policy.health:
         return begin(state, t, resume)
-    if state.checked is None:
+    if state.run.findings is None:
         token = state.token + 1
-        waiting = changed(state, stage=Stage.CHECKING, token=token, resume=resume)
-        return waiting, (SetTimer("health", token, state.policy.health_deadline_s),)
+        waiting = changed(state, stage=Stage.CHECKING, token=token, run=changed(state.run, next_resume=resume))
+        return waiting, (SetTimer("health", token, state.run.policy.health_deadline_s),)
     state, actions, stop = node_health.judged(state, t)
     if stop is None:
         state, more = begin(state, t, resume)
-    elif stop[0].cause is Cause.DISK_FULL and state.attempt:
+    elif stop[0].cause is Cause.DISK_FULL and state.attempt.number:
         state, more = _wait_for_room(state, t, stop[0])
     else:
         state, more = stop_for(state, t, *stop)
@@ -224,11 +228,11 @@ def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) 
 def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
     """Wait as after an attempt that found no room: this run wrote here before, and a disk that somebody filled makes no node unfit."""
     state, opening = _opened(state, t, verdict)
-    place = planning.Place(state.progress.step, before_first_step=False, phase=Phase.UNKNOWN)
+    place = planning.Place(state.attempt.progress.step, before_first_step=False, phase=Phase.UNKNOWN)
     situation = planning.situation(state, t, verdict, place)
     plan = propose(situation)
-    assert state.incident is not None  # noqa: S101 (it was opened above)
-    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+    assert state.run.incident is not None  # noqa: S101 (it was opened above)
+    state = changed(state, run=changed(state.run, incident=replace(state.run.incident, verdict=verdict, plan=plan)))
     state, beside = planning.folded(state, plan, situation)
     state, actions = give_up(state, verdict, plan) if plan.kind is PlanKind.STOP else restart(state, t, verdict, plan)
     return state, (*opening, *beside, *actions)
@@ -238,15 +242,15 @@ def on_health_checked(state: JobState, event: HealthChecked) -> Step:
     """Take over what is not well on this node."""
     if state.stage not in {Stage.SELECTING, Stage.CHECKING}:
         return state, ()
-    policy = replace(state.policy, nodes=max(state.policy.nodes, event.nodes))
-    state = changed(state, checked=event.findings, wanted=event.wanted, policy=policy)
-    return begin_on_this_node(state, event.t, state.resume) if state.stage is Stage.CHECKING else (state, ())
+    policy = replace(state.run.policy, nodes=max(state.run.policy.nodes, event.nodes))
+    state = changed(state, run=changed(state.run, findings=event.findings, command_nproc=event.wanted, policy=policy))
+    return begin_on_this_node(state, event.t, state.run.next_resume) if state.stage is Stage.CHECKING else (state, ())
 
 
 def on_health_overdue(state: JobState, t: float) -> Step:
     """Whoever looks at this node does not answer: our own blindness is no reason to hold a job back."""
-    told = f"this node could not be looked at within {state.policy.health_deadline_s:.0f} s: the attempt begins without that"
-    state, actions = begin(state, t, state.resume)
+    told = f"this node could not be looked at within {state.run.policy.health_deadline_s:.0f} s: the attempt begins without that"
+    state, actions = begin(state, t, state.run.next_resume)
     return state, (Say("warning", told), *actions)
 
 
@@ -254,60 +258,39 @@ def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Ask for the next attempt."""
     if state.gpus and all(gpu.quarantined for gpu in state.gpus):
         return stop_for_gpus(state, t, 0, "the job")
-    number, meets = state.attempt + 1, gathers(state)
-    fresh = changed(
-        state,
-        scratch=_refusal(state, t) if meets else None,
-        stage=Stage.STARTING,
-        token=state.token + 1,
-        attempt=number,
+    number, meets = state.attempt.number + 1, gathers(state)
+    attempt = Attempt(
+        number,
         began_t=t,
-        started_t=None,
-        over_t=None,
-        ranks=(),
-        world_size=0,
         resume=None if meets else resume,
-        loaded=None,
-        progress=Progress(),
-        steps_seen=-1,
-        first_step=None,
-        began_as=None,
-        saved_steps=SavedSteps(),
-        deaths=(),
-        ended=False,
-        evidence=None,
-        own_signal_awaited=False,
-        placed=(),
-        begun_with=state.overrides,
-        handed=planning.usable(state),
-        saves_when_told=False,
-        saved=False,
-        checked=None,
-        evicted=(),
-        gathers=meets,
-        told_nodes=None,
-        others_began=(),
-        differs="",
+        overrides=state.run.overrides,
+        visible_gpus=planning.usable(state),
+        awaits_agreement=meets,
+        scratch_refusal=_refusal(state, t) if meets else None,
     )
-    if fresh.gathers:
-        return fresh, (*_left_out(fresh), GatherNodes(number, state.nproc))
+    run = changed(state.run, findings=None, next_resume=None)
+    fresh = changed(state, run=run, attempt=attempt, stage=Stage.STARTING, token=state.token + 1)
+    if fresh.attempt.awaits_agreement:
+        return fresh, (*_left_out(fresh), GatherNodes(number, state.run.nproc))
     return fresh, (*_left_out(fresh), _order(fresh))
 
 
 def begin_ranks(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
     """Have the ranks start whose nodes have met and agreed."""
-    state = changed(state, gathers=False, mixed_from_t=None, resume=resume, begun_with=state.overrides, began_t=t, token=state.token + 1)
+    attempt = changed(state.attempt, awaits_agreement=False, resume=resume, overrides=state.run.overrides, began_t=t)
+    state = changed(state, run=changed(state.run, mixed_from_t=None), attempt=attempt, token=state.token + 1)
     return state, (_order(state),)
 
 
 def _order(state: JobState) -> BeginAttempt:
-    return BeginAttempt(state.attempt, state.reason, state.resume, state.overrides, state.handed, state.nproc, state.traced)
+    run, attempt = state.run, state.attempt
+    return BeginAttempt(attempt.number, run.reason, attempt.resume, run.overrides, attempt.visible_gpus, run.nproc, run.traced)
 
 
 def _left_out(state: JobState) -> tuple[Action, ...]:
     """Say what a command that chooses its ranks by itself sees fewer of; a failure that leads here asked for leave (exclude_gpu)."""
     out = [gpu for gpu in state.gpus if gpu.quarantined]
-    if not out or state.policy.launcher is Launcher.ELASTIC or state.reason not in {"start", "takeover"}:
+    if not out or state.run.policy.launcher is Launcher.ELASTIC or state.run.reason not in {"start", "takeover"}:
         return ()
     names = ", ".join(f"GPU {gpu.index} ({gpu.uuid}): {gpu.quarantined}" for gpu in out)
     left = len(state.gpus) - len(out)
@@ -323,16 +306,16 @@ def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
     verdict = Verdict(Cause.GPU_LOST, 1.0, f"GPU {gpu.index} ({gpu.uuid}) is out of use: {gpu.quarantined}", "gpu:out-of-use", gpu=gpu.uuid)
     fewer = f", or start with --nproc-per-node={left}" if left else ", or start on another node"
     fewer += "; a job that uses no GPU starts with CUDA_VISIBLE_DEVICES= (empty)"
-    hint = f"`{state.policy.clears} {gpu.uuid}` where it is well again{fewer}"
+    hint = f"`{state.run.policy.clears} {gpu.uuid}` where it is well again{fewer}"
     why = f"{left} of {len(state.gpus)} GPUs may be used, for {wanted}"
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, why, hint, "beginning", 69))
 
 
 def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Action) -> Step:
     """Report the plan and begin the next attempt when its wait is over."""
-    assert state.incident is not None  # noqa: S101 (callers opened one)
-    report = ReportDecision(state.incident.number, state.attempt, verdict, plan, state.progress.step)
-    state = changed(state, reason="failure")
+    assert state.run.incident is not None  # noqa: S101 (callers opened one)
+    report = ReportDecision(state.run.incident.number, state.attempt.number, verdict, plan, state.attempt.progress.step)
+    state = changed(state, run=changed(state.run, reason="failure"))
     if plan.delay_s > 0:
         token = state.token + 1
         return changed(state, stage=Stage.WAITING, token=token), (report, *beside, SetTimer("backoff", token, plan.delay_s))
@@ -342,31 +325,32 @@ def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Ac
 
 def _opened(state: JobState, t: float, verdict: Verdict) -> Step:
     """Open an incident where none is open."""
-    if state.incident is not None:
+    if state.run.incident is not None:
         return state, ()
-    incident = Incident(state.incidents + 1, t, state.attempt)
-    opening = OpenIncident(incident.number, state.attempt, verdict.rank, verdict.summary)
-    return changed(state, incident=incident, incidents=incident.number), (opening,)
+    incident = Incident(state.incidents + 1, t, state.attempt.number)
+    opening = OpenIncident(incident.number, state.attempt.number, verdict.rank, verdict.summary)
+    return changed(state, incidents=incident.number, run=changed(state.run, incident=incident)), (opening,)
 
 
 def stop_for(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
     """Give the run up with an incident of its own, so that the card says why."""
     state, actions = _opened(state, t, verdict)
-    assert state.incident is not None  # noqa: S101 (it was opened above)
-    state = changed(state, incident=replace(state.incident, verdict=verdict, plan=plan))
+    assert state.run.incident is not None  # noqa: S101 (it was opened above)
+    state = changed(state, run=changed(state.run, incident=replace(state.run.incident, verdict=verdict, plan=plan)))
     state, more = give_up(state, verdict, plan)
     return state, (*actions, *more)
 
 
 def give_up(state: JobState, verdict: Verdict, plan: Plan) -> Step:
     """End the run with the plan's exit code and its card."""
-    assert state.incident is not None  # noqa: S101 (callers opened one)
-    number = state.incident.number
-    told = PublishDecision(state.attempt, "stop", plan.exit_code, plan.reason, state.overrides, state.poisoned)
+    assert state.run.incident is not None  # noqa: S101 (callers opened one)
+    number = state.run.incident.number
+    told = PublishDecision(state.attempt.number, "stop", plan.exit_code, plan.reason, state.run.overrides, state.run.rejected)
     actions: tuple[Action, ...] = (
-        *((told,) if state.gathers and state.stage is Stage.STARTING else ()),  # the others wait for this node
-        ReportDecision(number, state.attempt, verdict, plan, state.progress.step),
-        CloseIncident(number, state.attempt, "given_up", state.progress.step),
+        *((told,) if state.attempt.awaits_agreement and state.stage is Stage.STARTING else ()),  # the others wait for this node
+        ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step),
+        CloseIncident(number, state.attempt.number, "given_up", state.attempt.progress.step),
         Finish(plan.exit_code, plan.reason),
     )
-    return changed(state, stage=Stage.ENDED, incident=None, exit_code=plan.exit_code, gathers=False), actions
+    run = changed(state.run, incident=None, exit_code=plan.exit_code)
+    return changed(state, run=run, attempt=changed(state.attempt, awaits_agreement=False), stage=Stage.ENDED), actions

@@ -1,7 +1,13 @@
-"""The state of a supervised job: everything that `decide` remembers, as one frozen value.
+"""The state of a supervised job: all that `decide` remembers, as one frozen value.
 
-The journal stores it beside each decision, and a takeover goes on with the last one (supervisor/journal/state.py). What is not in here
-cannot influence a decision. Every field has a default, so that an older journal can be read; a default is neutral and never changes.
+    JobState > run: Run > what one start of the job by a person keeps over its attempts
+             > attempt: Attempt > what is known of the current attempt, or of the last one where none runs
+
+A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run stands in
+JobState itself. What is not in here cannot influence a decision.
+
+The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/journal/state.py). Every field has
+a default, so that an older journal can be read; a default is neutral and never changes.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ class Stage(StrEnum):
     NEW = "new"
     SELECTING = "selecting"  # the newest verified checkpoint is being looked for
     CHECKING = "checking"  # the checkpoint is chosen; whether this node can be used is awaited
-    STARTING = "starting"  # an attempt was asked for; no rank is known yet
+    STARTING = "starting"  # an attempt was ordered; no rank is known yet
     RUNNING = "running"
     FENCED = "fenced"  # a rank failed: ranks are being stopped and evidence is being collected
     FOLLOWING = "following"  # another node's rank failed: its decision is awaited
@@ -49,24 +55,25 @@ NOTICES = frozenset({10, 12})
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A wish to stop: the first signal, how many came, and when the last one counted.
+    """A request to stop: the first signal, how many came, and when the last one counted.
 
-    left_s: what the environment left at from_t, None where nobody knows. told: ranks were told to save. waits: no rank was asked to end
-    yet. announced: TERM came after a notice. crashed: a rank failed while they were left alone, and it is looked for why. searches: what
-    they saved is looked for on the disk, and searched: it was. first_t: when the first signal came.
+    left_s: what the environment left at left_from_t, None where nobody knows. first_t: when the first signal came. save_requested: the
+    ranks were asked to save. spares_ranks: no rank was asked to end yet. end_announced: TERM came after a notice. rank_failed: a rank
+    failed while they were spared, and the cause is being looked for. save_search: the disk is being searched for what they saved;
+    save_search_done: it was.
     """
 
     signum: int
     count: int
     t: float
     left_s: float | None = None
-    from_t: float = 0.0
-    told: bool = False
-    waits: bool = False
-    announced: bool = False
-    crashed: bool = False
-    searches: bool = False
-    searched: bool = False
+    left_from_t: float = 0.0
+    save_requested: bool = False
+    spares_ranks: bool = False
+    end_announced: bool = False
+    rank_failed: bool = False
+    save_search: bool = False
+    save_search_done: bool = False
     first_t: float = 0.0
 
 
@@ -95,102 +102,127 @@ class SavedSteps:
 
 
 @dataclass(frozen=True)
-class JobState:
-    """One job, as the core sees it. `attempt` is the current attempt, or the last one where none runs; 0 before the first.
+class Run:
+    """What a run keeps over its attempts: its rules, its budgets, and what its plans changed."""
 
-    No slots: a copy of its dictionary takes a tenth of the time that setting sixty slots does, and there is one for each event (`changed`).
-    """
-
-    run_id: str = ""
+    id: str = ""
     policy: Policy = Policy()
-    stage: Stage = Stage.NEW
-    token: int = 0  # of the timers of this stage
-    # the current attempt
-    attempt: int = 0
-    reason: str = "start"
+    reason: str = "start"  # why the newest attempt begins, or the next one: start, failure, membership or takeover
+    stop: Stop | None = None
+    exit_code: int | None = None
+    # failures
+    failures: tuple[Failure, ...] = ()  # the newest, as far back as a rule looks
+    failed: int = 0  # all of them
+    recurrences: tuple[tuple[str, int], ...] = ()  # fingerprint to how often in this run
+    incident: Incident | None = None
+    jitter: float = 0.0  # came with the newest evidence
+    # what its plans changed
+    overrides: tuple[tuple[str, str], ...] = ()
+    nproc: int | None = None
+    rejected: tuple[str, ...] = ()  # paths of checkpoints that are handed out no more
+    untrusted_through_step: int | None = None  # beyond it, what is written anew at a rejected path is trusted again
+    steps_back: int = 0  # checkpoints that its plans rejected
+    traced: bool = False  # the attempts record what their collectives do
+    # how far it came, and from what it can resume
+    high_water: int | None = None
+    saved_high_water: int = 0  # greatest step of a verified checkpoint; stepping back does not lower it
+    newest: CheckpointRef | None = None
+    verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first
+    known_good: int = 0  # checkpoints that the last selection found nothing wrong with
+    unused: tuple[Unused, ...] = ()  # whole checkpoints that the newest attempt was not given
+    ever_loaded: bool = False
+    # what the next attempt waits for
+    next_resume: CheckpointRef | None = None  # its checkpoint is chosen, the findings are awaited
+    findings: tuple[Finding, ...] | None = None  # of the look at this node before it; None: not known yet
+    # what is known of the program and the node
+    programs: tuple[str, ...] = ()
+    knob_values: tuple[tuple[str, str], ...] = ()  # as a rank's framework holds them
+    disputes: tuple[tuple[str, str, str], ...] = ()  # knob, what a rank trains with, what it was begun with
+    batchnorm: bool = False
+    command_nproc: int = 0  # ranks that the user's command runs here, 0: unknown
+    reported_findings: tuple[Finding, ...] = ()  # what is not well, as far as it was reported
+    # what the nodes of the job agreed on
+    last_agreement: int = 0  # number of the last one that this node took part in
+    agreements: tuple[tuple[int, int], ...] = ()  # attempt and number, of the newest
+    mixed_from_t: float | None = None  # what was written since is used by nobody: the nodes trained from different states
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of the worker group, as this node sees it. `number` is 0 before the first."""
+
+    number: int = 0
+    # what it was ordered with
     began_t: float = 0.0
-    started_t: float | None = None  # when its ranks were there
-    over_t: float | None = None  # when it failed or ended
-    gathers: bool = False  # its nodes meet, and agree on what to resume from
-    scratch: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
-    ranks: tuple[RankInfo, ...] = ()
-    world_size: int = 0
     resume: CheckpointRef | None = None
+    overrides: tuple[tuple[str, str], ...] = ()
+    visible_gpus: tuple[str, ...] = ()  # UUIDs that its ranks see; empty: all that were listed
+    awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
+    scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
+    # its ranks
+    started_t: float | None = None  # when they were there
+    ranks: tuple[RankInfo, ...] = ()  # kept when they are gone
+    world_size: int = 0
+    save_on_request: bool = False  # a rank asks whether to save (worker.should_save)
+    saved: bool = False  # the save that was requested is made
+    # how it began, and how far it came
     loaded: str | None = None
+    first_step: int | None = None  # absolute, at which its training began
     progress: Progress = Progress()
     steps_seen: int = -1
-    first_step: int | None = None  # absolute, at which the training of this attempt began
     began_as: Beginning | None = None  # as it was reported; None: not yet
     saved_steps: SavedSteps = SavedSteps()
-    unused: tuple[Unused, ...] = ()  # whole checkpoints that it was not given
+    reported_start: tuple[int | None, int | None] | None = None  # first step and step loaded, as the other nodes know them
+    peer_starts: tuple[tuple[str, int | None, int | None], ...] = ()  # the same of the other nodes, each with its description
+    start_mismatch: str = ""  # how the nodes began, where they began differently
     # its end
     deaths: tuple[RankExit, ...] = ()
     ended: bool = False
+    over_t: float | None = None  # when it failed or ended
     evidence: tuple[Evidence, ...] | None = None
-    jitter: float = 0.0
-    own_signal_awaited: bool = False
-    # the run
-    high_water: int | None = None
-    newest: CheckpointRef | None = None
-    ever_loaded: bool = False
-    failures: tuple[Failure, ...] = ()  # the newest, as far back as a rule looks
-    failed: int = 0  # all of them
-    incident: Incident | None = None
-    incidents: int = 0
-    stop: Stop | None = None
-    # what this run's plans changed, and what they go by
-    overrides: tuple[tuple[str, str], ...] = ()
-    nproc: int | None = None
-    poisoned: tuple[str, ...] = ()
-    verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first
-    recurrences: tuple[tuple[str, int], ...] = ()  # fingerprint to how often in this run
-    programs: tuple[str, ...] = ()
-    values: tuple[tuple[str, str], ...] = ()  # of knobs, as a rank's framework holds them
-    disputes: tuple[tuple[str, str, str], ...] = ()  # knob, what a rank trains with, what it was begun with
-    batchnorm: bool = False
+    awaits_own_signal: bool = False  # a rank died of a signal that may be on its way to us too
+    eviction: tuple[Finding, ...] = ()  # what ends it by --evict-on
+
+    @property
+    def live_ranks(self) -> tuple[RankInfo, ...]:
+        """Its ranks, none once all are gone."""
+        return () if self.ended else self.ranks
+
+
+@dataclass(frozen=True)
+class JobState:
+    """One job on this node, as the core sees it.
+
+    No slots here and below: a copy of a dictionary takes a tenth of the time that setting the slots does (`changed`).
+    """
+
+    run: Run = Run()
+    attempt: Attempt = Attempt()
+    stage: Stage = Stage.NEW
+    token: int = 0  # of the timers of this stage
+    incidents: int = 0  # how many the job had, over all its runs
     gpus: tuple[Gpu, ...] = ()
-    saves_when_told: bool = False  # a rank of this attempt asks
-    saved: bool = False
-    placed: tuple[RankInfo, ...] = ()  # the ranks of this attempt, kept when they are gone
-    begun_with: tuple[tuple[str, str], ...] = ()  # the overrides of this attempt
-    handed: tuple[str, ...] = ()  # UUIDs that this attempt's ranks see; empty: all that were listed
-    traced: bool = False  # the attempts write down what their collectives do
-    steps_back: int = 0  # checkpoints that this run's plans poisoned
-    suspect_until: int | None = None  # beyond this step what is written anew at a poisoned path is trusted again
-    saved_mark: int = 0  # greatest step of a verified checkpoint in this run; stepping back does not lower it
-    known_good: int = 0  # checkpoints that the last look found and nothing was wrong with
-    checked: tuple[Finding, ...] | None = None  # of the attempt that is to begin; None until it is known
-    wanted: int = 0  # ranks that the user's command runs here, 0: unknown
-    health: tuple[Finding, ...] = ()  # what is not well, as far as it was told
-    evicted: tuple[Finding, ...] = ()  # what ended this attempt, by --evict-on
-    told_nodes: tuple[int | None, int | None] | None = None  # first step and step of the checkpoint loaded, as the other nodes were told
-    others_began: tuple[tuple[str, int | None, int | None], ...] = ()  # the same of the other nodes, each with its description
-    differs: str = ""  # how the nodes began, where they began differently
-    mixed_from_t: float | None = None  # what was written since is used by nobody: the nodes trained from different states
-    agreed: int = 0  # number of the last agreement of the nodes that this one took part in
-    agreements: tuple[tuple[int, int], ...] = ()  # attempt and number, of the newest
     journal_degraded: bool = False
-    exit_code: int | None = None
 
     def awaits_ranks(self, attempt: int) -> bool:
-        """Whether ranks may be started as `attempt`. False once a stop was asked for, or the attempt ended in another way."""
-        return self.stage is Stage.STARTING and self.attempt == attempt
+        """Whether ranks may be started as `attempt`. False once a stop was requested, or the attempt ended in another way."""
+        return self.stage is Stage.STARTING and self.attempt.number == attempt
 
     @property
     def stops_ranks(self) -> bool:
-        """Whether somebody's wish to stop has come to the ranks: they are asked to end, or were."""
-        return self.stop is not None and not self.stop.waits
+        """Whether a request to stop has come to the ranks: they are asked to end, or were."""
+        return self.run.stop is not None and not self.run.stop.spares_ranks
 
 
 if TYPE_CHECKING:
     from dataclasses import replace as changed
 else:
 
-    def changed(state: JobState, **changes: Any) -> JobState:  # noqa: ANN401 (any field's value; checked as dataclasses.replace is)
-        """Return the state with these fields changed: dataclasses.replace, but for the time that it takes."""
-        made = object.__new__(JobState)
-        made.__dict__.update(state.__dict__, **changes)
+    def changed(value: JobState | Run | Attempt, **changes: Any) -> JobState | Run | Attempt:  # noqa: ANN401 (any field's value; checked as dataclasses.replace is)
+        """Return the value with these fields changed: dataclasses.replace, but for the time that it takes."""
+        made = object.__new__(type(value))
+        object.__setattr__(made, "__dict__", value.__dict__ | changes)
         return made
 
 
-__all__ = ["NOTICES", "Incident", "JobState", "SavedSteps", "Stage", "Stop", "changed"]
+__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Run", "SavedSteps", "Stage", "Stop", "changed"]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
 
-MAJOR, MINOR = 2, 0
+MAJOR, MINOR = 3, 0
 VERSION = f"{MAJOR}.{MINOR}"
 EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(events.Event)}
 ACTIONS: dict[str, type[Action]] = {c.__name__: c for c in get_args(actions.Action)}
@@ -75,8 +75,8 @@ class RunBegan:
 class EventTaken:
     """One event and what `decide` made of it: attempt and stage are those of the state after it.
 
-    state: the fields of the state after it that changed; where `whole`, all that differ from those of a fresh state. Journals of format 1
-    have neither.
+    state: the fields of the state after it that changed; where `whole`, all that differ from those of a fresh state. The fields of `run`
+    and `attempt` are compared one by one. Journals of format 1 have neither.
     """
 
     event: str

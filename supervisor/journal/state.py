@@ -1,4 +1,4 @@
-"""Gives the state of a job back from its journal: the last one that was recorded.
+"""Reads the state of a job from its journal: the last one that was recorded, of this format or of an older one.
 
 No event is decided on again: rules may change between two versions of supervise, what was decided does not. A field that this version
 does not know is passed over, one that an older version did not have gets its default, and of a value that does not fit (a cause that no
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from supervisor.core.state import JobState, Stage, changed
+from supervisor.core.state import Attempt, JobState, Run, Stage, changed
+from supervisor.journal import format2
 from supervisor.journal.format1 import Format1
 from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan, fitting, kinds_of
 
@@ -53,15 +54,34 @@ class Past:
 
 
 def difference(after: JobState, before: JobState) -> dict[str, Any]:
-    """Return the fields of `after` that differ from those of `before`."""
+    """Return the fields of `after` that differ from those of `before`; of `run` and `attempt` their fields that differ."""
+    found = _differing(after, before)
+    if "run" in found:
+        found["run"] = _differing(after.run, before.run)
+    if "attempt" in found:
+        found["attempt"] = _differing(after.attempt, before.attempt)
+    return found
+
+
+def _differing(after: JobState | Run | Attempt, before: JobState | Run | Attempt) -> dict[str, Any]:
     old = before.__dict__
     return {name: value for name, value in after.__dict__.items() if value is not old[name] and value != old[name]}
+
+
+def merge(values: dict[str, Any], found: dict[str, Any]) -> None:
+    """Add a difference, as JSON, to the state that it differs from."""
+    for name, value in found.items():
+        into = values.get(name)
+        if name in {"run", "attempt"} and isinstance(into, dict) and isinstance(value, dict):
+            into.update(value)
+        else:
+            values[name] = value
 
 
 def state_of(values: dict[str, Any]) -> tuple[JobState, tuple[str, ...]]:
     """Return the state that these fields (as JSON) are, and what of them does not fit this version."""
     with suppress(msgspec.ValidationError):
-        return JobState(**msgspec.convert(values, JobState).__dict__), ()  # msgspec leaves defaults to the class
+        return _with_defaults(msgspec.convert(values, JobState)), ()
     kinds, known = kinds_of(JobState), dict[str, Any]()
     problems: list[str] = []
     for name in values.keys() & kinds.keys():
@@ -69,7 +89,13 @@ def state_of(values: dict[str, Any]) -> tuple[JobState, tuple[str, ...]]:
             known[name] = fitting(values[name], kinds[name], problems)
         except msgspec.ValidationError as error:
             problems.append(f"{name}: {error}")
-    return JobState(**({"stage": _UNDER_WAY} | known if "stage" in values else known)), tuple(problems)
+    return _with_defaults(JobState(**({"stage": _UNDER_WAY} | known if "stage" in values else known))), tuple(problems)
+
+
+def _with_defaults(state: JobState) -> JobState:
+    """Return the state with all its fields in its dictionaries, as `changed` needs them: msgspec leaves defaults to the class."""
+    found = JobState(**state.__dict__)
+    return changed(found, run=Run(**found.run.__dict__), attempt=Attempt(**found.attempt.__dict__))
 
 
 class _Reading:
@@ -77,6 +103,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] | None = None  # of the last state, as JSON; None until one was recorded
+        self.values_version = ""  # of the format that they are in
         self.format1: Format1 | None = None
         self.version = ""
         self.records = self.events = self.last_seq = self.incidents = 0
@@ -114,9 +141,9 @@ class _Reading:
         self.incident_open = (self.incident_open or opened is not None) and taken.first("CloseIncident") is None
         self.stage = taken.stage
         if taken.whole:
-            self.values, self.format1 = taken.state, None
+            self.values, self.values_version, self.format1 = taken.state, self.version, None
         elif self.values is not None:
-            self.values.update(taken.state)
+            merge(self.values, taken.state)
         elif self.version.startswith("1."):
             self.format1 = self.format1 or Format1()
             self.format1.take(taken)
@@ -125,7 +152,8 @@ class _Reading:
         if self.format1 is not None:
             state, problems = self.format1.state, tuple(self.format1.problems)
         else:
-            state, problems = state_of(self.values or {})
+            values = self.values or {}
+            state, problems = state_of(format2.converted(values) if self.values_version.startswith("2.") else values)
         for problem in problems:
             self.report(f"the recorded state: {problem}")
         # whether its journal answered is a fact about the process that wrote it

@@ -131,7 +131,7 @@ class Journal:
         with self._changed:
             whole = durable or self._recorded is None
             fields = difference(state, _FRESH if whole or self._recorded is None else self._recorded)
-            taken = event_taken(event, actions, attempt=state.attempt, stage=state.stage.value, state=fields, whole=whole)
+            taken = event_taken(event, actions, attempt=state.attempt.number, stage=state.stage.value, state=fields, whole=whole)
             lost = self._shared.lost
             seq = self._take(taken, event.t, durable=durable)
             self._recorded = state if self._shared.lost == lost else None

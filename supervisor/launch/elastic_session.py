@@ -88,7 +88,7 @@ class ElasticSession:
 
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks when `begin` says how."""
-        self._overrides = self._ground.loop.state.overrides
+        self._overrides = self._ground.loop.state.run.overrides
         self._open(action.attempt, lambda: {"do": "go", "attempt": action.attempt, "nproc": action.nproc})
 
     def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:

@@ -133,11 +133,11 @@ class PlainSession:
         self._ground.last_look()
         if loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)
-        elif message["code"] == 0 and loop.clock.at_monotonic_ns(int(message["at_ns"])) < (loop.state.over_t or math.inf):
+        elif message["code"] == 0 and loop.clock.at_monotonic_ns(int(message["at_ns"])) < (loop.state.attempt.over_t or math.inf):
             self._ending.done("succeeded")
         elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success
             death = RankExit(0, pid, int(message["at_ns"]), message["code"], message["signal"], bool(message.get("core_dumped")))
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))
-            if loop.state.stop is not None:  # it ended by itself while it was left alone to save
+            if loop.state.run.stop is not None:  # it ended by itself while it was left alone to save
                 self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)

@@ -149,12 +149,12 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
 
 def stopped_text(state: JobState) -> str:
     """Return the last line of a run that somebody stopped: how far it came, and from where the same command goes on."""
-    newest, policy = state.newest, state.policy
-    reached = f"stopped at {_step(state.progress.step, relative=state.progress.relative)}"
+    newest, policy = state.run.newest, state.run.policy
+    reached = f"stopped at {_step(state.attempt.progress.step, relative=state.attempt.progress.relative)}"
     if newest is None:
         return f"{reached}; no checkpoint of this run was verified"
     known = f"{reached}; the newest verified checkpoint is {newest.path}" + ("" if newest.step is None else f" (step {newest.step})")
-    resumes = policy.checkpoints_declared or policy.resumes_itself or state.ever_loaded
+    resumes = policy.checkpoints_declared or policy.resumes_itself or state.run.ever_loaded
     return f"{known}; the same command {'resumes from it' if resumes else 'resumes only if the script does so by itself'}"
 
 

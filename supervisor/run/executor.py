@@ -137,9 +137,9 @@ class Executor:
     def tick(self) -> None:
         """Look at what cannot announce itself."""
         state = self._loop.state
-        self._ranks = state.ranks or self._ranks
-        self._look(state.ranks)
-        self.watch.tick(state.ranks)
+        self._ranks = state.attempt.live_ranks or self._ranks
+        self._look(state.attempt.live_ranks)
+        self.watch.tick(state.attempt.live_ranks)
         self._look_for_ranks(state)
 
     def _look_for_ranks(self, state: JobState) -> None:
@@ -147,9 +147,9 @@ class Executor:
         found = self.watch.rank_ends
         if found is None or state.stage is not Stage.RUNNING:
             return
-        ranks = with_found(state.ranks, found.ranks)
-        if ranks != state.ranks:
-            self._loop.post(RanksFound(self._loop.clock.now(), state.attempt, ranks, max(found.world_size, len(ranks))))
+        ranks = with_found(state.attempt.live_ranks, found.ranks)
+        if ranks != state.attempt.live_ranks:
+            self._loop.post(RanksFound(self._loop.clock.now(), state.attempt.number, ranks, max(found.world_size, len(ranks))))
 
     @property
     def guardian_pid(self) -> int | None:
@@ -218,7 +218,7 @@ class Executor:
         self._current, self._ranks, self._command = action, (), applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
         self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
-        self.watch.begin(action.attempt, plain=self._loop.state.policy.launcher is not Launcher.ELASTIC)
+        self.watch.begin(action.attempt, plain=self._loop.state.run.policy.launcher is not Launcher.ELASTIC)
         self.node.health.begin()
         if self._session is None:
             self._session = self._workshop.session(self._ground())
@@ -249,12 +249,12 @@ class Executor:
     def look_back(self) -> bool:
         """Have the progress posted that a predecessor's ranks made until they died with it; False where their heartbeats are gone."""
         state = self._loop.state
-        directory = self._job.attempt_dir(state.attempt)
+        directory = self._job.attempt_dir(state.attempt.number)
         if not heartbeats.read(directory / "heartbeat"):
             return False
         found: list[Event] = []
         looker = ProgressSampler(found.append, math.inf, self._workshop.checkpoints.belongs_to_job)
-        looker.watch(state.attempt, directory, state.began_t, state.resume)
+        looker.watch(state.attempt.number, directory, state.attempt.began_t, state.attempt.resume)
         looker.look(self._loop.clock.now(), (), last=True)
         for event in found:
             if isinstance(event, ProgressObserved):  # what else they said was of a stop that is over
@@ -262,7 +262,7 @@ class Executor:
         return True
 
     def _last_look(self) -> None:
-        self._look(self._loop.state.ranks, last=True)
+        self._look(self._loop.state.attempt.live_ranks, last=True)
 
     def _look(self, ranks: tuple[RankInfo, ...], *, last: bool = False) -> None:
         """Look at the heartbeats: at once where they are in memory; where no memory was to be had, in a thread that may hang."""
@@ -300,7 +300,7 @@ class Executor:
     def _end_overdue(self, attempt: int, guardian: GuardianClient) -> None:
         """The guardian's answer always comes, or the guardian's end in its place."""
         state = self._loop.state
-        if state.attempt == attempt and not state.ended and self._guardian is guardian and state.stage is not Stage.ENDED:
+        if state.attempt.number == attempt and not state.attempt.ended and self._guardian is guardian and state.stage is not Stage.ENDED:
             guardian.kill()
 
     def _sweep_without_guardian(self, attempt: int) -> None:
@@ -346,7 +346,7 @@ class Executor:
         if self._finish_asked is not None:
             self._leave()
             return
-        now, attempt = self._loop.clock.now(), self._loop.state.attempt
+        now, attempt = self._loop.clock.now(), self._loop.state.attempt.number
         self._loop.post(LauncherExited(now, attempt, "guardian", *status))
 
     # what is asked of the observers
@@ -354,14 +354,14 @@ class Executor:
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""
         begun = self._is_begun(action.attempt)
-        ranks = self._ranks or self._loop.state.ranks if begun else ()
+        ranks = self._ranks or self._loop.state.attempt.live_ranks if begun else ()
         session, began_ns = self._session if begun else None, self._began_ns
         self.watch.hurry()
 
         def work() -> None:
             self._gone.wait(action.deadline_s)
             self._distrust()
-            deaths = self._loop.state.deaths
+            deaths = self._loop.state.attempt.deaths
             launcher = LauncherFacts(lambda: self._tails(action), lambda: session.facts if session else ())
             sources = self.watch.sources(action.attempt, ranks, began_ns, deaths, launcher)
             found = collect.together({**sources, "nvml": lambda: self.node.health.after(self.node.ranks_on_gpus(ranks))}, ANSWER_S)
@@ -376,7 +376,7 @@ class Executor:
 
         What could not be looked at is looked at by the next agreement, which says so.
         """
-        since_t = self._loop.state.mixed_from_t
+        since_t = self._loop.state.run.mixed_from_t
         if since_t is not None:
             with contextlib.suppress(CheckpointingError, OSError):
                 self._workshop.checkpoints.node_offer.reject_mixed(self._wall_t(since_t))
@@ -402,7 +402,7 @@ class Executor:
     def _collected(
         self, action: act.CollectEvidence, found: list[Evidence], beats: tuple[RankHeartbeat, ...], session: Session | None
     ) -> None:
-        deaths: tuple[RankExit, ...] = self._loop.state.deaths
+        deaths: tuple[RankExit, ...] = self._loop.state.attempt.deaths
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
         started = self.watch.rank_ends
         ends, pids = (started.ends, started.pids) if started is not None else ((), {})
@@ -414,7 +414,7 @@ class Executor:
 
     def _select(self, action: act.SelectCheckpoint) -> None:
         checkpoints = self._workshop.checkpoints
-        incident = self._loop.state.incident
+        incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         if action.nodes:
             together, self._node = Permit(alone=False), action.node
@@ -422,7 +422,7 @@ class Executor:
             self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
             return
 
-        permit = self._permit = Permit(alone=self._loop.state.policy.nodes == 1)
+        permit = self._permit = Permit(alone=self._loop.state.run.policy.nodes == 1)
 
         def say(text: str) -> None:
             self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", text)))

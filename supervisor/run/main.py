@@ -157,7 +157,7 @@ class _Run:
         self.loop.state = self.past.state
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         if self.continues:
-            self.reporter.goes_on(self.past.state.incident)
+            self.reporter.goes_on(self.past.state.run.incident)
         self.workshop = Workshop(job, ignored, lambda text: terminal.say(text, "warning"), self._checkpoint_report)
         self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.belongs_to_job)
         self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.workshop)
@@ -166,7 +166,7 @@ class _Run:
         self.mirror: MirrorLink | None = None
         self.mirror_news: MirrorReport | None = None
         if settings.checkpoints.mirror:
-            news = self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt)
+            news = self.mirror_news = MirrorReport(self.reporter, self.log, lambda: self.loop.state.attempt.number)
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt = 0
@@ -232,16 +232,16 @@ class _Run:
             self.loop.call_soon(lambda: self.terminal.say(told, "error"))
 
     def _has_rank_0(self) -> bool | None:
-        return mirror.has_rank_0(self.loop.state.placed, self.job.environ, is_torchrun=self.workshop.torchrun is not None)
+        return mirror.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.workshop.torchrun is not None)
 
     def _checkpoint_report(self, report: CheckpointReport) -> None:
         """Pass on what is found of the checkpoints, from a worker thread to the loop's."""
         match report:
             case CheckpointFound(ref, attempt):
-                self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt, ref, attempt))
+                self.loop.post(CheckpointVerified(self.clock.now(), self.loop.state.attempt.number, ref, attempt))
             case CheckpointAlert(trouble, text):
                 goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
-                self.loop.call_soon(lambda: self.reporter.alerted(Alert(trouble.value, self.loop.state.attempt, f"{text}{goes_on}")))
+                self.loop.call_soon(lambda: self.reporter.alerted(Alert(trouble.value, self.loop.state.attempt.number, f"{text}{goes_on}")))
             case CheckpointPruned(path, step, reason):
                 self.loop.call_soon(lambda: self._checkpoint_pruned(path, step, reason))
             case WatcherFailed(text):
@@ -286,8 +286,8 @@ class _Run:
         if now >= self.next_refresh:
             self.next_refresh = now + LEASE_REFRESH_S
             self.executor.threads.recur("lease", self._refresh_lock)
-        if now >= self.next_record or (self.loop.state.stage is Stage.RUNNING and self.recorded_attempt != self.loop.state.attempt):
-            self.next_record, self.recorded_attempt = now + RECORD_S, self.loop.state.attempt
+        if now >= self.next_record or (self.loop.state.stage is Stage.RUNNING and self.recorded_attempt != self.loop.state.attempt.number):
+            self.next_record, self.recorded_attempt = now + RECORD_S, self.loop.state.attempt.number
             self.executor.threads.recur("processes", self._record_processes)
 
     def _record_processes(self) -> None:
@@ -393,7 +393,7 @@ class _Run:
 
         The wish waits for no tool: a scheduler signals the ranks as well, and they may be gone a moment later.
         """
-        environ, settings, stop = self.job.environ, self.job.settings, self.loop.state.stop
+        environ, settings, stop = self.job.environ, self.job.settings, self.loop.state.run.stop
         if not kill_deadline.must_ask(signum, environ, settings):
             self.loop.post(StopRequested(self.clock.now(), signum, kill_deadline.left_s(signum, environ, settings)))
             return
@@ -441,7 +441,7 @@ class _Run:
             )
         run_ = "goes on with run" if self.continues else "run"
         ladder = dict(plugins.ladders(settings)).get(Cause.CUDA_OOM.value)
-        changed = self.past.state.overrides if self.continues else ()
+        changed = self.past.state.run.overrides if self.continues else ()
         of_knobs = opening_lines(self.job.knobs, self.job.command, self.job.environ, ladder, changed)
         return [
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
@@ -458,7 +458,8 @@ class _Run:
         """Verify what was saved last and say so, give the mirror a while for it, and say what it has not got."""
         if self.mirror is None and watcher is None:
             return
-        left_s = 0.0 if self.loop.state.stop is not None else self.job.settings.checkpoints.finish_s  # who asked us to stop waits for us
+        stops = self.loop.state.run.stop is not None  # who asked us to stop waits for us
+        left_s = 0.0 if stops else self.job.settings.checkpoints.finish_s
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         spool = self.job.state / "spool"
         is_read = mirror.finish(self.mirror, watcher, left_s, lambda text: self.terminal.say(text, "warning"), spool)
@@ -476,7 +477,7 @@ class _Run:
         if numbers := self.workshop.checkpoints.numbers():
             self.terminal.say(f"{numbers}: look at the loss before you use the result", "warning")
         state = self.loop.state
-        if state.stop is not None and state.attempt and code != 0:
+        if state.run.stop is not None and state.attempt.number and code != 0:
             self.terminal.say(cards.stopped_text(state))
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)

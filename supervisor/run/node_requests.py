@@ -55,7 +55,7 @@ class NodeCare:
                 findings, problem = (), f"this node could not be looked at: {type(error).__name__}: {error}"
             if problem:
                 self._loop.call_soon(lambda: self._warn(f"health: {problem}"))
-            now, late = self._loop.clock.now(), self._loop.state.attempt != action.attempt  # the attempt began without it
+            now, late = self._loop.clock.now(), self._loop.state.attempt.number != action.attempt  # the attempt began without it
             self._loop.post(HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, *self._workshop.size()))
 
         self._threads.start("health-check", work)
@@ -139,7 +139,7 @@ class NodeCare:
     def ranks_on_gpus(self, ranks: tuple[RankInfo, ...]) -> dict[str, int]:
         """Return the rank that uses each GPU, by UUID, where each has one of its own."""
         state = self._loop.state
-        visible = [gpu.uuid for gpu in state.gpus if not state.handed or gpu.uuid in state.handed]
-        if state.policy.launcher is not LauncherKind.ELASTIC or len(ranks) > len(visible):
+        visible = [gpu.uuid for gpu in state.gpus if not state.attempt.visible_gpus or gpu.uuid in state.attempt.visible_gpus]
+        if state.run.policy.launcher is not LauncherKind.ELASTIC or len(ranks) > len(visible):
             return {}
         return {visible[rank.local_rank]: rank.rank for rank in ranks if rank.local_rank < len(visible)}

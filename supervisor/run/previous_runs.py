@@ -28,12 +28,12 @@ def continues(past: Past, job: Job) -> tuple[bool, str]:
     decision = identity.decide_run(end.exit_code if end else None, job.environ, ended=end is not None)
     if decision.kind != "continue":
         return False, ""
-    if past.state.run_id != last.run_id:  # it failed before it began, or its first records are damaged
+    if past.state.run.id != last.run_id:  # it failed before it began, or its first records are damaged
         why = f"a new run begins, because the journal holds no state of run {last.run_id} ({decision.reason})"
         return False, why if past.problems else ""
     if last.command_digest != identity.command_digest(job.command):
         return False, f"a new run begins, because the command changed; run {last.run_id} is not continued ({decision.reason})"
-    gone = {name for name, _ in past.state.overrides if not name.startswith(knob_set.ENV)} - {knob.name for knob in job.knobs.knobs}
+    gone = {name for name, _ in past.state.run.overrides if not name.startswith(knob_set.ENV)} - {knob.name for knob in job.knobs.knobs}
     if gone:
         told = f"{', '.join(sorted(gone))} is no knob of the command any more"
         return False, f"a new run begins, because {told}; run {last.run_id} is not continued ({decision.reason})"

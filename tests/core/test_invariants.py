@@ -116,20 +116,20 @@ def at(event: core_events.Event, t: float, state: JobState, *, current: bool) ->
     """The event at time `t`; most of them of the current attempt, else the fence would hide all that follows."""
     fields = {name: getattr(event, name) for name in event.__slots__}  # type: ignore[union-attr]
     if current and "attempt" in fields:
-        fields["attempt"] = state.attempt
+        fields["attempt"] = state.attempt.number
     return type(event)(**(fields | {"t": t}))
 
 
 def holds(state: JobState, actions: tuple[act.Action, ...]) -> None:
     """What is true of every plan and of all that it leaves."""
-    assert state.steps_back <= 2, "at most two steps back in a run"
+    assert state.run.steps_back <= 2, "at most two steps back in a run"
     out_of_use = {gpu.uuid for gpu in state.gpus if gpu.quarantined}
     for action in actions:
         if isinstance(action, act.ReportDecision):
             assert action.plan.reason
             assert action.plan.next_rung
         if isinstance(action, act.SelectCheckpoint):
-            assert action.avoid == state.poisoned, "what is poisoned is left out"
+            assert action.avoid == state.run.rejected, "what is poisoned is left out"
         if isinstance(action, act.BeginAttempt):
             now = {"batch_size": "8", "grad_accum": "3"} | dict(action.overrides)
             assert int(now["batch_size"]) * int(now["grad_accum"]) == 24, "the global batch stays"
@@ -140,7 +140,7 @@ def fenced(before: JobState, event: core_events.Event, answer: tuple[JobState, t
     """What is over, and what is of another attempt, is answered with nothing."""
     if before.stage is Stage.ENDED and not isinstance(event, AT_THE_START):
         assert answer == (before, ()), "the end is the end"
-    if getattr(event, "attempt", before.attempt) != before.attempt:
+    if getattr(event, "attempt", before.attempt.number) != before.attempt.number:
         assert answer == (before, ()), "what another attempt says is from the dead"
 
 
@@ -171,20 +171,22 @@ def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[core
         state, actions = decide(state, event)
         again = decide(before, event)
         assert again == (state, actions), "the same state and event give the same answer"
-        assert state.attempt >= before.attempt
+        assert state.attempt.number >= before.attempt.number
         assert state.incidents >= before.incidents
         for action in actions:
             if isinstance(action, act.BeginAttempt):
                 begun.append(action.attempt)
-                meets = before.gathers and before.attempt == action.attempt
+                meets = before.attempt.awaits_agreement and before.attempt.number == action.attempt
                 assert not meets or isinstance(event, core_events.CheckpointSelected), "no rank starts before the nodes agree"
-                assert not before.ranks or before.ended or isinstance(event, core_events.AttemptEnded), "no attempt begins while ranks live"
-                assert before.stop is None, "nobody restarts what a person stopped"
+                assert not before.attempt.live_ranks or before.attempt.ended or isinstance(event, core_events.AttemptEnded), (
+                    "no attempt begins while ranks live"
+                )
+                assert before.run.stop is None, "nobody restarts what a person stopped"
             if isinstance(action, act.ReportDecision) and action.plan.kind is PlanKind.RESTART and action.plan.strategy != "peer":
                 assert action.attempt < most, "no more attempts than a run may have"
             if isinstance(action, act.Finish):
                 assert state.stage is Stage.ENDED
-                assert state.exit_code == action.exit_code
+                assert state.run.exit_code == action.exit_code
             if isinstance(action, act.StopRanks) and isinstance(event, core_events.HealthChanged):
                 assert evict_on, "health alone ends no healthy attempt"
         fenced(before, event, (state, actions))

@@ -8,7 +8,7 @@ from supervisor.core import events, node_health
 from supervisor.core.actions import BeginAttempt, Quarantine, Say, SetTimer
 from supervisor.core.decide import decide
 from supervisor.core.model import Finding, Gpu, Launcher, Policy
-from supervisor.core.state import JobState, Stage
+from supervisor.core.state import Attempt, JobState, Run, Stage
 
 THREE = tuple(Gpu(index, f"GPU-{index}", f"0000:1{index}:00.0") for index in range(3))
 #: A GPU that was lost before the job started has no name.
@@ -22,13 +22,13 @@ ON_THE_BUS = Finding("gpu_count", "pci:0000:14:00.0", "failed", "on the bus, and
 )
 def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(found: tuple[Finding, ...], there: int) -> None:
     policy = Policy(launcher=Launcher.ELASTIC, min_gpus=1, batch_drift=True, health=True)
-    judged = node_health.judged(JobState(policy=policy, gpus=THREE, checked=found), 0.0)
+    judged = node_health.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=found)), 0.0)
     assert judged.stop is None
     assert any(f"3 of {there} ranks" in one.text for one in judged.actions if isinstance(one, Say))
 
 
 def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
-    state = JobState(policy=Policy(launcher=Launcher.ELASTIC, health=True), gpus=THREE, checked=(LOST,), wanted=3)
+    state = JobState(gpus=THREE, run=Run(policy=Policy(launcher=Launcher.ELASTIC, health=True), findings=(LOST,), command_nproc=3))
     judged = node_health.judged(state, 0.0)
     assert judged.stop is None
     assert [one.text for one in judged.actions if isinstance(one, Say)] == ["health: GPU 3: it is lost; the job goes on"]
@@ -38,7 +38,11 @@ def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
 
 def test_a_disk_that_stays_full_after_the_first_attempt_is_waited_for_an_hour_and_then_left_with_75() -> None:
     full = Finding("disk_space", "path:/data", "failed", "/data has no room for one checkpoint", blocks=True)
-    state = JobState(stage=Stage.CHECKING, attempt=1, policy=Policy(health=True, start_tries=50), jitter=1.0, high_water=100, over_t=90.0)
+    state = JobState(
+        stage=Stage.CHECKING,
+        attempt=Attempt(number=1, over_t=90.0),
+        run=Run(policy=Policy(health=True, start_tries=50), jitter=1.0, high_water=100),
+    )
     t, waits = 100.0, list[float]()
     while state.stage is not Stage.ENDED and len(waits) < 50:
         state, actions = decide(state, events.HealthChecked(t, 1, (full,)))
@@ -47,7 +51,7 @@ def test_a_disk_that_stays_full_after_the_first_attempt_is_waited_for_an_hour_an
             t += timer.delay_s
             state, _ = decide(state, events.TimerFired(t, "backoff", timer.token))
         assert not any(isinstance(action, BeginAttempt) for action in actions)
-    assert state.exit_code == 75
+    assert state.run.exit_code == 75
     assert waits[:2] == [30.0, 60.0]
     assert max(waits) == 600.0
     assert 3000 < sum(waits) < 4500
@@ -57,7 +61,7 @@ def test_a_disk_that_stays_full_after_the_first_attempt_is_waited_for_an_hour_an
 def test_what_a_person_must_repair_is_not_waited_for_behind_a_full_disk() -> None:
     full = Finding("disk_space", "path:/data", "failed", "/data has no room", blocks=True)
     driver = Finding("gpu_driver", "driver", "failed", "the driver does not fit its library", blocks=True)
-    state = JobState(stage=Stage.CHECKING, attempt=1, policy=Policy(health=True))
+    state = JobState(stage=Stage.CHECKING, attempt=Attempt(number=1), run=Run(policy=Policy(health=True)))
     for findings in ((full, driver), (driver, full)):
         ended, _ = decide(state, events.HealthChecked(1.0, 1, findings))
-        assert ended.exit_code == 69
+        assert ended.run.exit_code == 69

@@ -58,8 +58,8 @@ def played(state: JobState, *events: core_events.Event) -> tuple[JobState, list[
 def test_nothing_is_started_after_a_stop(stage: Stage, signum: int) -> None:
     before, _ = played(initial(), core_events.GpusListed(0.0, (Gpu(0, "GPU-0"), Gpu(1, "GPU-1"))), *BEFORE[stage])
     assert before.stage is stage
-    for order in permutations(late(before.attempt)):
+    for order in permutations(late(before.attempt.number)):
         state, asked = played(before, core_events.StopRequested(9.0, signum), *order)
         assert not any(isinstance(action, (act.BeginAttempt, act.SelectCheckpoint)) for action in asked)
-        assert not state.awaits_ranks(state.attempt)
+        assert not state.awaits_ranks(state.attempt.number)
         assert state.stage is Stage.ENDED

@@ -114,10 +114,14 @@ def story() -> Callable[[], list[Step]]:
             feed(event)
         for timer in [a for a in steps[-1][2] if isinstance(a, SetTimer) and a.name == "backoff"]:
             feed(core_events.TimerFired(113.0, timer.name, timer.token))
-        feed(core_events.CheckpointSelected(113.5, state.attempt, CheckpointRef("ckpt/3.pt", 3, "structure"), 2, (("ckpt/9.pt", "torn"),)))
-        feed(core_events.AttemptStarted(114.0, state.attempt, ranks, 2))
-        feed(core_events.ProgressObserved(118.0, state.attempt, 4, 1, Phase.TRAIN, "ckpt/3.pt"))
-        feed(core_events.AttemptEnded(130.0, state.attempt, "succeeded"))
+        feed(
+            core_events.CheckpointSelected(
+                113.5, state.attempt.number, CheckpointRef("ckpt/3.pt", 3, "structure"), 2, (("ckpt/9.pt", "torn"),)
+            )
+        )
+        feed(core_events.AttemptStarted(114.0, state.attempt.number, ranks, 2))
+        feed(core_events.ProgressObserved(118.0, state.attempt.number, 4, 1, Phase.TRAIN, "ckpt/3.pt"))
+        feed(core_events.AttemptEnded(130.0, state.attempt.number, "succeeded"))
         return steps
 
     return make

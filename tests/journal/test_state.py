@@ -13,7 +13,8 @@ import pytest
 from supervisor.core import events
 from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Failure, Policy
-from supervisor.core.state import JobState, Stage
+from supervisor.core.state import Attempt, JobState, Run, Stage
+from supervisor.journal import format2
 from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan, decode, encode, event_taken, scan, unframe
 from supervisor.journal.state import difference, read_past, state_of
 from supervisor.journal.writer import open_journal
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Story = Callable[[], list[Any]]
 
 FORMAT1 = Path(__file__).with_name("format1")
+FORMAT2 = Path(__file__).with_name("format2")
 
 
 def decoded(seq: int, body: Any) -> Record:
@@ -39,7 +41,7 @@ def records_of(steps: list[Any], first: int = 2) -> list[Record]:
     for seq, (event, state, actions) in enumerate(steps, first):
         whole = bool(actions) or before is None
         values = difference(state, initial() if whole or before is None else before)
-        body = event_taken(event, actions, attempt=state.attempt, stage=state.stage.value, state=values, whole=whole)
+        body = event_taken(event, actions, attempt=state.attempt.number, stage=state.stage.value, state=values, whole=whole)
         found.append(decoded(seq, body))
         before = state
     return found
@@ -66,7 +68,7 @@ def test_a_takeover_decides_on_no_event_of_the_past(story: Story) -> None:
     renamed = [replace(r, body=replace(r.body, event="MoonRose", data={"t": 1.0})) for r in records if isinstance(r.body, EventTaken)]
     past = read_past([HEAD, *renamed])
     assert (past.problems, past.state) == ((), steps[-1][1])
-    assert past.state.failures
+    assert past.state.run.failures
 
 
 def test_what_is_known_beside_the_state(story: Story) -> None:
@@ -76,7 +78,7 @@ def test_what_is_known_beside_the_state(story: Story) -> None:
     alive = read_past([HEAD, decoded(2, run), *shifted])
     assert (alive.last_run, alive.last_end) == (run, None)
     done = read_past([HEAD, decoded(2, run), *shifted, end])
-    assert (done.last_end, done.next_seq, done.version) == (Ended(0, "done"), end.seq + 1, "2.0")
+    assert (done.last_end, done.next_seq, done.version) == (Ended(0, "done"), end.seq + 1, "3.0")
 
 
 def test_after_a_lost_record_the_next_whole_state_holds_all_again(story: Story) -> None:
@@ -119,16 +121,24 @@ KNOWN = Failure(3, 9.0, Cause.NAN_LOSS, "f", 5, before_first_step=False, charged
 @pytest.mark.parametrize(
     ("values", "state", "problem"),
     [
-        ({"attempt": 3, "moon": "full"}, JobState(attempt=3), ""),
-        ({"failures": [FAILURE | {"moon": 1}]}, JobState(failures=(KNOWN,)), ""),
-        ({"failures": [FAILURE | {"cause": "moon"}]}, JobState(failures=(replace(KNOWN, cause=Cause.UNKNOWN),)), "cause 'moon' is unknown"),
-        ({"failures": [FAILURE | {"rung": 7}]}, JobState(failures=(KNOWN,)), "rung: Expected `str`"),
-        ({"failures": [{"attempt": 1}, FAILURE]}, JobState(failures=(KNOWN,)), "missing"),
-        ({"failures": 7, "poisoned": ["a.pt"]}, JobState(poisoned=("a.pt",)), "failures: Expected `array`"),
-        ({"stage": "orbiting", "attempt": 2}, JobState(attempt=2, stage=Stage.RUNNING), "stage: Invalid enum value 'orbiting'"),
+        ({"attempt": {"number": 3, "moon": "full"}, "moon": "full"}, JobState(attempt=Attempt(number=3)), ""),
+        ({"run": {"failures": [FAILURE | {"moon": 1}]}}, JobState(run=Run(failures=(KNOWN,))), ""),
         (
-            {"policy": {"launcher": "rocket", "nodes": 4, "moon": 1}, "attempt": 2},
-            JobState(attempt=2, policy=Policy(nodes=4)),
+            {"run": {"failures": [FAILURE | {"cause": "moon"}]}},
+            JobState(run=Run(failures=(replace(KNOWN, cause=Cause.UNKNOWN),))),
+            "cause 'moon' is unknown",
+        ),
+        ({"run": {"failures": [FAILURE | {"rung": 7}]}}, JobState(run=Run(failures=(KNOWN,))), "rung: Expected `str`"),
+        ({"run": {"failures": [{"attempt": 1}, FAILURE]}}, JobState(run=Run(failures=(KNOWN,))), "missing"),
+        ({"run": {"failures": 7, "rejected": ["a.pt"]}}, JobState(run=Run(rejected=("a.pt",))), "failures: Expected `array`"),
+        (
+            {"stage": "orbiting", "attempt": {"number": 2}},
+            JobState(stage=Stage.RUNNING, attempt=Attempt(number=2)),
+            "stage: Invalid enum value 'orbiting'",
+        ),
+        (
+            {"run": {"policy": {"launcher": "rocket", "nodes": 4, "moon": 1}}, "attempt": {"number": 2}},
+            JobState(attempt=Attempt(number=2), run=Run(policy=Policy(nodes=4))),
             "launcher: Invalid enum value 'rocket'",
         ),
     ],
@@ -142,8 +152,7 @@ def test_of_a_state_of_another_version_all_that_fits_is_kept(values: dict[str, A
 
 def test_every_field_of_the_state_has_a_default() -> None:
     """So that a state of an older version, which lacks some of them, can be read."""
-    JobState()
-    assert all(field.init for field in fields(JobState))
+    assert all(field.init for cls in (JobState, Run, Attempt) for field in fields(cls))
     assert state_of({}) == (initial(), ())
 
 
@@ -159,22 +168,22 @@ def test_a_journal_of_format_1_gives_budgets_overrides_and_rejected_checkpoints(
     assert past.problems == ()
     assert (past.version, past.last_run and past.last_run.run_id, past.last_end and past.last_end.exit_code) == (
         "1.0",
-        state.run_id,
+        state.run.id,
         exit_code,
     )
-    assert (state.attempt, state.incidents, state.failed) == (attempt, incidents, 4)
-    assert state.overrides == (("env:PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), ("batch_size", "16"), ("grad_accum", "2"))
-    assert state.poisoned == ("/home/ada/job/ckpt/step-0030.pt", "/home/ada/job/ckpt/step-0050.pt")
-    assert (state.steps_back, state.suspect_until, state.saved_mark) == (2, 55, 60)
-    assert [(f.attempt, f.cause, f.step, f.rung, f.passed_since, f.changed, f.charged) for f in state.failures] == [
+    assert (state.attempt.number, state.incidents, state.run.failed) == (attempt, incidents, 4)
+    assert state.run.overrides == (("env:PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), ("batch_size", "16"), ("grad_accum", "2"))
+    assert state.run.rejected == ("/home/ada/job/ckpt/step-0030.pt", "/home/ada/job/ckpt/step-0050.pt")
+    assert (state.run.steps_back, state.run.untrusted_through_step, state.run.saved_high_water) == (2, 55, 60)
+    assert [(f.attempt, f.cause, f.step, f.rung, f.passed_since, f.changed, f.charged) for f in state.run.failures] == [
         (1, Cause.CUDA_OOM, 25, "expandable_segments", True, True, False),
         (2, Cause.CUDA_OOM, 35, "halve_batch", True, True, False),
         (3, Cause.NAN_LOSS, 55, "step_back", True, True, False),
         (4, Cause.NAN_LOSS, 55, "step_back", True, True, False),
     ]
-    assert [c.step for c in state.verified][-1] == 60
-    assert state.newest is not None
-    assert (state.newest.step, state.ever_loaded, state.policy.knobs[0].name) == (60, True, "batch_size")
+    assert [c.step for c in state.run.verified][-1] == 60
+    assert state.run.newest is not None
+    assert (state.run.newest.step, state.run.ever_loaded, state.run.policy.knobs[0].name) == (60, True, "batch_size")
 
 
 def test_a_failure_that_format_1_saw_no_progress_after_still_counts(tmp_path: Path) -> None:
@@ -183,28 +192,81 @@ def test_a_failure_that_format_1_saw_no_progress_after_still_counts(tmp_path: Pa
     second = [n for n, line in enumerate(lines) if b'"ReportDecision"' in line][-1]
     (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[: second + 1]))
     state = read_past(scan(tmp_path / "cut.jsonl")).state
-    assert [f.progressed_since for f in state.failures] == [True, True, False, False]
-    assert state.incident is not None
-    assert state.incident.plan is not None
-    assert (state.incident.number, state.incident.plan.strategy) == (4, "step_back")
+    assert [f.progressed_since for f in state.run.failures] == [True, True, False, False]
+    assert state.run.incident is not None
+    assert state.run.incident.plan is not None
+    assert (state.run.incident.number, state.run.incident.plan.strategy) == (4, "step_back")
 
 
-def test_a_journal_of_format_1_is_gone_on_with_in_format_2(tmp_path: Path, ear: Any) -> None:
+# journals of format 2, the last part of real runs of the commit before format 3: what was decided stands in their states
+
+
+@pytest.mark.parametrize(("name", "exit_code", "saved"), [("killed", None, 140), ("requeued", 75, 60)])
+def test_a_journal_of_format_2_gives_budgets_overrides_and_rejected_checkpoints(name: str, exit_code: int | None, saved: int) -> None:
+    past = read_past(scan(FORMAT2 / f"{name}.jsonl"))
+    run, attempt = past.state.run, past.state.attempt
+    assert past.problems == ()
+    assert (past.version, past.last_run and past.last_run.run_id, past.last_end and past.last_end.exit_code) == ("2.0", run.id, exit_code)
+    assert (attempt.number, past.state.incidents, run.failed, run.exit_code) == (5, 4, 4, exit_code)
+    assert run.overrides == (("env:PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), ("batch_size", "16"), ("grad_accum", "2"))
+    assert attempt.overrides == run.overrides
+    assert run.rejected == ("/home/ada/job/ckpt/step-0050.pt", "/home/ada/job/ckpt/step-0040.pt")
+    assert (run.steps_back, run.untrusted_through_step, run.saved_high_water) == (2, 55, saved)
+    assert [(f.attempt, f.cause, f.step, f.rung, f.changed) for f in run.failures] == [
+        (1, Cause.CUDA_OOM, 25, "expandable_segments", True),
+        (2, Cause.CUDA_OOM, 35, "halve_batch", True),
+        (3, Cause.NAN_LOSS, 55, "step_back", True),
+        (4, Cause.NAN_LOSS, 55, "step_back", True),
+    ]
+    assert (attempt.resume and attempt.resume.step, attempt.loaded) == (30, "/home/ada/job/ckpt/step-0030.pt")
+    assert attempt.live_ranks == (() if exit_code else attempt.ranks)
+    assert attempt.ranks
+
+
+def test_a_stop_and_an_open_incident_of_format_2_are_taken_over(tmp_path: Path) -> None:
+    lines = (FORMAT2 / "requeued.jsonl").read_bytes().splitlines(keepends=True)
+    stop = read_past(scan(FORMAT2 / "requeued.jsonl")).state.run.stop
+    assert stop is not None
+    assert (stop.signum, stop.count, stop.left_from_t) == (10, 1, stop.first_t)
+    (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[:3]))
+    incident = read_past(scan(tmp_path / "cut.jsonl")).state.run.incident
+    assert incident is not None
+    assert incident.verdict is not None
+    assert incident.plan is not None
+    assert (incident.number, incident.verdict.cause, incident.plan.strategy) == (4, Cause.NAN_LOSS, "step_back")
+
+
+def test_every_field_of_format_2_has_its_place_and_no_two_have_the_same() -> None:
+    """A value of each old field, and no field of the new state that two of them fill. `ranks` follows from `placed` and `ended`."""
+    sections = {"": JobState, "run": Run, "attempt": Attempt}
+    places = [place.rpartition(".") for place in format2.FIELDS.values()]
+    assert len(set(places)) == len(places)
+    assert all(name in {field.name for field in fields(sections[section])} for section, _, name in places)
+    recorded = {name for path in FORMAT2.glob("*.jsonl") for r in scan(path) if isinstance(r, Record) for name in _state_fields(r)}
+    assert recorded - format2.FIELDS.keys() == {"ranks"}
+
+
+def _state_fields(record: Record) -> set[str]:
+    return set(record.body.state) if isinstance(record.body, EventTaken) else set()
+
+
+@pytest.mark.parametrize("older", [FORMAT1, FORMAT2], ids=["format 1", "format 2"])
+def test_an_older_journal_is_continued_in_this_format(tmp_path: Path, ear: Any, older: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    old = (FORMAT1 / "killed.jsonl").read_bytes()
+    old = (older / "killed.jsonl").read_bytes()
     path.write_bytes(old)
     journal, past = open_journal(path, job="job", node="node", listener=ear, continues=lambda _: True)
-    event = events.SupervisorStarted(past.state.began_t + 900.0, past.state.run_id, past.state.policy, continues=True)
-    journal.append(RunBegan(past.state.run_id, continues=True), t=1.0, durable=True)
-    for _ in range(2):  # nothing of format 2 but its header, then a state
-        assert read_past(scan(path)).state.poisoned == past.state.poisoned
+    event = events.SupervisorStarted(past.state.attempt.began_t + 900.0, past.state.run.id, past.state.run.policy, continues=True)
+    journal.append(RunBegan(past.state.run.id, continues=True), t=1.0, durable=True)
+    for _ in range(2):  # nothing of this format but its header, then a state
+        assert read_past(scan(path)).state.run.rejected == past.state.run.rejected
         state, actions = decide(past.state, event)
         journal.record(event, actions, state, durable=True)
     assert journal.close(10)
     assert path.read_bytes().startswith(old)
     again = read_past(scan(path))
-    assert (again.version, again.problems, again.state) == ("2.0", (), state)
-    assert again.state.overrides == past.state.overrides
+    assert (again.version, again.problems, again.state) == ("3.0", (), state)
+    assert again.state.run.overrides == past.state.run.overrides
 
 
 def test_progress_costs_a_record_only_what_it_changes(story: Story) -> None:
@@ -212,7 +274,13 @@ def test_progress_costs_a_record_only_what_it_changes(story: Story) -> None:
     bodies = [r.body for r in records_of(story()) if isinstance(r.body, EventTaken) and r.body.event == "ProgressObserved"]
     quiet = [body for body in bodies if not body.actions]
     assert quiet
-    assert all(
-        set(body.state) <= {"progress", "steps_seen", "loaded", "ever_loaded", "high_water", "first_step", "began_as"} for body in quiet
-    )
+    assert {name for body in quiet for name in body.state} <= {"run", "attempt"}
+    assert {name for body in quiet for name in body.state.get("run", ())} <= {"ever_loaded", "high_water"}
+    assert {name for body in quiet for name in body.state.get("attempt", ())} <= {
+        "progress",
+        "steps_seen",
+        "loaded",
+        "first_step",
+        "began_as",
+    }
     assert max(len(msgspec.json.encode(body)) for body in quiet) < 400

@@ -17,7 +17,7 @@ from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
 from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
-from supervisor.core.state import JobState, Stop
+from supervisor.core.state import Attempt, JobState, Run, Stop
 from supervisor.core.state import Stage as JobStage
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.elastic_session import ElasticSession, exception_line
@@ -47,7 +47,7 @@ class Stage:
         self.graces: list[float] = []
         self.agent: socket.socket | None = None
         self.t = 0.0
-        self.state = JobState(attempt=1, stage=JobStage.STARTING)
+        self.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=1))
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._soon: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.clock = self
@@ -180,7 +180,7 @@ def test_an_agents_end_is_told_though_something_holds_its_link_open(stage: Stage
 def test_an_attempt_that_begins_before_the_last_words_were_read_gets_an_agent_of_its_own(stage: Stage) -> None:
     stage.agent_exits(1)
     first = stage.agent
-    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
+    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.begin(BeginAttempt(2, "failure", None), AS_WRITTEN)
     assert stage.agent is not first
     stage.pass_time(10)
@@ -212,7 +212,7 @@ def test_one_that_is_killed_before_its_first_word_or_ends_after_another_has_spok
     stage.take(1)
     stage.from_guardian(ev="exited", kind="agent", attempt=1, pid=PID, code=None, signal=9)
     assert len(stage.posted(LauncherExited)) == 1
-    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
+    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.begin(BeginAttempt(2, "failure", None), AS_WRITTEN)
     stage.from_guardian(ev="spawned", kind="agent", pid=PID)
     stage.says(STARTED)
@@ -239,7 +239,7 @@ def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) ->
     stage.take(1)
     stage.hears()
     applied = AttemptCommand((*COMMAND[:3], "16", "--accum=2"), {"SUPERVISE_JOB_BATCH_SIZE": "16", "PYTHONPATH": "theirs"})
-    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
+    stage.state = JobState(attempt=Attempt(2), stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None, (("batch_size", "16"),), gpus=("GPU-a", "GPU-c"), nproc=2), applied)
     go = stage.hears()
     assert go["script_args"] == {"from": ["--bs", "32"], "to": ["--bs", "16", "--accum=2"]}
@@ -263,7 +263,7 @@ def test_a_change_of_torchruns_own_arguments_is_refused_aloud(stage: Stage) -> N
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
-    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
+    stage.state = JobState(attempt=Attempt(2), stage=JobStage.STARTING)
     stage.session.begin(BeginAttempt(2, "failure", None), AttemptCommand(("torchrun", "other.py", "--bs", "16"), {}))
     assert [(event.attempt, event.code) for event in stage.posted(LauncherExited)] == [(2, 1)]
     assert any("torchrun's own arguments" in fact.text for fact in stage.session.facts)
@@ -302,7 +302,7 @@ def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_cha
 def test_a_node_that_leaves_changes_nothing_of_what_the_others_run_with(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
-    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
+    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.begin(BeginAttempt(2, "failure", None, (("batch_size", "16"),)), AS_WRITTEN)
     stage.says({"ev": "peer_decided", "attempt": 2, "kind": "restart", "exit_code": 0, "reason": "node two left the round"})
     stage.take(1)
@@ -310,7 +310,7 @@ def test_a_node_that_leaves_changes_nothing_of_what_the_others_run_with(stage: S
 
 
 def test_a_stop_before_the_agents_first_word_kills_it_at_once_and_a_late_word_starts_nothing(stage: Stage) -> None:
-    stage.state = JobState(attempt=1, stage=JobStage.STOPPING, stop=Stop(15, 1, 0.0))
+    stage.state = JobState(stage=JobStage.STOPPING, attempt=Attempt(number=1), run=Run(stop=Stop(15, 1, 0.0)))
     stage.session.stop(StopRanks(1, 15, 30.0, "stop"))
     assert (stage.ended, stage.graces) == (["all"], [0.0])
     stage.says(HELLO)
@@ -327,7 +327,7 @@ def test_nodes_meet_say_what_they_have_and_start_as_they_agreed_and_what_came_of
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
-    stage.state = JobState(attempt=2, stage=JobStage.STARTING)
+    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
     stage.session.gather(GatherNodes(2, nproc=2))
     assert stage.hears() == {"do": "go", "attempt": 2, "nproc": 2}
     heard: list[list[str]] = []

@@ -14,7 +14,7 @@ from supervisor.checkpoints.permit import Permit
 from supervisor.core import actions as act
 from supervisor.core.events import LauncherFellBack
 from supervisor.core.model import Launcher
-from supervisor.core.state import JobState, Stage, Stop
+from supervisor.core.state import Attempt, JobState, Run, Stage, Stop
 from supervisor.job.clock import Clock
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.run.executor import Executor
@@ -25,7 +25,7 @@ def test_the_world_size_reaches_what_is_written_into_files() -> None:
     job, loop, workshop = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
     executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)  # type: ignore[arg-type]  # a loop that keeps its state
     workshop.world_size = lambda nproc: {3: 3}[nproc]
-    loop.state = JobState(attempt=2, stage=Stage.STARTING)
+    loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=2))
     loop.call_soon = lambda _call: None
     job.cwd = Path.cwd()
     executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3), Permit())  # noqa: SLF001  in its worker thread
@@ -34,7 +34,7 @@ def test_the_world_size_reaches_what_is_written_into_files() -> None:
 
 def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_for_it() -> None:
     posted: list[Any] = []
-    loop = SimpleNamespace(clock=Clock.start(), post=posted.append, state=JobState(attempt=2, stage=Stage.STOPPING))
+    loop = SimpleNamespace(clock=Clock.start(), post=posted.append, state=JobState(stage=Stage.STOPPING, attempt=Attempt(number=2)))
     executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # a loop that keeps its state
     executor.perform(act.StopRanks(2, 15, 30.0, "stop"))
     assert [(event.attempt, event.outcome) for event in posted] == [(2, "stopped")]
@@ -43,9 +43,9 @@ def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_
 def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> None:
     loop, workshop = MagicMock(), MagicMock()
     executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
-    loop.state = JobState(attempt=1, stage=Stage.STARTING)
+    loop.state = JobState(attempt=Attempt(1), stage=Stage.STARTING)
     executor._prepared(act.BeginAttempt(1, "start", None), "", None, AttemptCommand(("torchrun", "train.py"), {}))  # noqa: SLF001  its worker's answer
-    loop.state = JobState(attempt=1, stage=Stage.STOPPING, stop=Stop(15, 1, 0.0))
+    loop.state = JobState(attempt=Attempt(1), stage=Stage.STOPPING, run=Run(stop=Stop(15, 1, 0.0)))
     executor.fall_back(LauncherFellBack(0.0, Launcher.STOCK, "torch does not fit"))
     workshop.stock_session.assert_not_called()
 
@@ -68,7 +68,7 @@ def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows
     executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)
     executor.perform(act.SelectCheckpoint(0))
     assert moves.wait(10)
-    loop.state = JobState(attempt=1, stage=Stage.STARTING)
+    loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=1))
     executor.perform(act.BeginAttempt(1, "start", None))
     loop.call_soon.assert_not_called()
     moved.set()
@@ -80,10 +80,10 @@ def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows
 def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_that_came_too_late() -> None:
     posted: list[Any] = []
     loop, job = MagicMock(), MagicMock()
-    loop.post, loop.state = posted.append, JobState(attempt=1, stage=Stage.STARTING)
+    loop.post, loop.state = posted.append, JobState(stage=Stage.STARTING, attempt=Attempt(number=1))
     executor: Any = Executor(job, loop, MagicMock(), MagicMock(), MagicMock())
     executor._prepared(act.GatherNodes(1), "", None, None)  # noqa: SLF001  its worker's answer
-    loop.state = JobState(attempt=1, stage=Stage.FOLLOWING)
+    loop.state = JobState(stage=Stage.FOLLOWING, attempt=Attempt(number=1))
     executor.perform(act.BeginAttempt(1, "start", None))  # another node's rank failed while the journal was waited for
     assert posted == []
 
@@ -92,7 +92,7 @@ def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_
     """The times of files follow the wall clock; the loop's clock takes no notice of who sets it."""
     loop, workshop = MagicMock(), MagicMock()
     an_hour_ahead = Clock(time.time() + 3600.0, time.monotonic())
-    loop.clock, loop.state = an_hour_ahead, JobState(mixed_from_t=an_hour_ahead.now() - 60.0)
+    loop.clock, loop.state = an_hour_ahead, JobState(run=Run(mixed_from_t=an_hour_ahead.now() - 60.0))
     executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
     executor._distrust()  # noqa: SLF001  in a thread of the collection's
     (since_t,) = workshop.checkpoints.node_offer.reject_mixed.call_args.args

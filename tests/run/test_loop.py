@@ -8,7 +8,7 @@ from supervisor.core.actions import BeginAttempt
 from supervisor.core.decide import initial
 from supervisor.core.events import AttemptStarted, JournalDegraded, JournalRecovered, LauncherExited, SupervisorStarted, TimerFired
 from supervisor.core.model import Policy, RankInfo
-from supervisor.core.state import JobState, Stage
+from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.job.clock import Clock
 from supervisor.run.loop import Loop
 
@@ -44,13 +44,17 @@ def a_loop(state: JobState) -> tuple[Loop, Numbers, list[int]]:
 
 def next_attempt(loop: Loop) -> None:
     """Let the attempt fail, and have the next one ordered."""
-    attempt = loop.state.attempt
+    attempt = loop.state.attempt.number
     loop.feed(AttemptStarted(2.0, attempt, (RankInfo(0, 0, 10, 1),), 1))
     loop.state = JobState(
-        run_id="r", stage=Stage.WAITING, token=7, attempt=attempt, reason="failure", journal_degraded=loop.state.journal_degraded
+        stage=Stage.WAITING,
+        token=7,
+        journal_degraded=loop.state.journal_degraded,
+        run=Run(id="r", reason="failure"),
+        attempt=Attempt(number=attempt),
     )
     loop.feed(TimerFired(4.0, "backoff", 7))
-    assert loop.state.attempt == attempt + 1
+    assert loop.state.attempt.number == attempt + 1
 
 
 def test_only_the_journal_ends_the_wait_for_it_and_a_recovered_one_is_waited_for_again() -> None:
@@ -81,8 +85,8 @@ def test_an_answer_that_comes_late_leaves_nothing_degraded() -> None:
 
 
 def test_a_journal_that_fails_before_the_loop_begins_holds_no_start_back() -> None:
-    for before in (initial(), JobState(run_id="r", stage=Stage.ENDED, attempt=3, exit_code=75)):
+    for before in (initial(), JobState(stage=Stage.ENDED, run=Run(id="r", exit_code=75), attempt=Attempt(number=3))):
         loop, _, begun = a_loop(before)
         loop.feed(JournalDegraded(0.5, "no answer for 5 s"))
-        loop.feed(SupervisorStarted(1.0, "r", Policy(), continues=before.attempt > 0))
-        assert begun == [before.attempt + 1]
+        loop.feed(SupervisorStarted(1.0, "r", Policy(), continues=before.attempt.number > 0))
+        assert begun == [before.attempt.number + 1]

@@ -70,7 +70,7 @@ class World:
         ref = CheckpointRef(chosen, self.files[chosen], "structure") if chosen else None
         named = good[:-1] if self.story.get("names_older", True) else []
         older = tuple(CheckpointRef(path, self.files[path], "") for path in named)
-        return events.CheckpointSelected(self.t, self.state.attempt, ref, len(self.files), refused=refused, older=older)
+        return events.CheckpointSelected(self.t, self.state.attempt.number, ref, len(self.files), refused=refused, older=older)
 
     def start(self, changed: dict[str, Any] | None = None, *, continues: bool = False) -> None:
         """A supervisor starts."""
@@ -81,7 +81,7 @@ class World:
 
     def ranks(self) -> tuple[RankInfo, ...]:
         """The ranks of this node, as many as the last plan left."""
-        count = self.state.nproc or self.story.get("ranks", 2)
+        count = self.state.run.nproc or self.story.get("ranks", 2)
         return tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in range(count))
 
     def play(self, row: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class World:
             self.start(row.get("policy"), continues=True)
         if "nproc" in row:
             self.tell(events.LauncherStarted(self.t, 77, None, 1, row["nproc"]))
-        number = self.state.attempt
+        number = self.state.attempt.number
         ranks = self.ranks()
         world = len(ranks) + self.story.get("elsewhere", 0)
         self.t += 1.0
@@ -125,7 +125,7 @@ class World:
         )
         self.tell(events.RankExited(self.t, number, death))
         self.tell(events.AttemptEnded(self.t, number, "failed"))
-        incident = self.state.incident.number if self.state.incident else 0
+        incident = self.state.run.incident.number if self.state.run.incident else 0
         self.tell(events.EvidenceCollected(self.t, number, incident, self.evidence(row, rank), row.get("jitter", 0.5)))
 
     def evidence(self, row: dict[str, Any], rank: int) -> tuple[Evidence, ...]:
@@ -179,7 +179,7 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
     """Compare what was decided with what the row expects."""
     reports = world.of(act.ReportDecision)
     if row.get("ends") == "well":
-        assert world.state.exit_code == 0, where
+        assert world.state.run.exit_code == 0, where
         return
     report = reports[0]
     plan, verdict = report.plan, report.verdict

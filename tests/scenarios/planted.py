@@ -36,7 +36,9 @@ def budget_refilled_without_progress(patch: Patch) -> None:
 
     def handler(state: JobState, event: events.CheckpointVerified) -> Any:  # noqa: ANN401 (as the real one)
         state, found = lifecycle.on_checkpoint_verified(state, event)
-        return replace(state, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.failures)), found
+        return replace(
+            state, run=replace(state.run, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.run.failures))
+        ), found
 
     patch.setitem(decide.HANDLERS, events.CheckpointVerified, handler)
 
@@ -146,8 +148,9 @@ def failures_forgotten(patch: Patch) -> None:
     patch.setattr(planning, "folded", lambda *given: _with(fold(*given), failures=()))
 
 
-def _with(step: tuple[JobState, Any], **changes: Any) -> tuple[JobState, Any]:  # noqa: ANN401 (fields of the state)
-    return replace(step[0], **changes), step[1]
+def _with(step: tuple[JobState, Any], **changes: Any) -> tuple[JobState, Any]:  # noqa: ANN401 (fields of the run)
+    state, actions = step
+    return replace(state, run=replace(state.run, **changes)), actions
 
 
 PLANTED: dict[str, Callable[[Patch], None]] = {

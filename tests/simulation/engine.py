@@ -162,7 +162,7 @@ class Play:
         elif isinstance(what, events.AttemptEnded) and what.attempt == self.watch.attempt:
             self.watch.alive = False
         elif isinstance(what, events.EvidenceCollected):
-            waited = self.state.stage is Stage.FENCED and self.state.evidence is None and what.attempt == self.watch.attempt
+            waited = self.state.stage is Stage.FENCED and self.state.attempt.evidence is None and what.attempt == self.watch.attempt
             if waited:
                 self.watch.strike = self.strike if self.struck else None
                 self.watch.given(self.watch.strike)

@@ -55,7 +55,7 @@ def test_nodes_that_get_worse_are_met_in_every_way() -> None:
         kinds = {type(action) for action in actions}
         if isinstance(event, events.HealthChanged):
             met["evicted" if act.StopRanks in kinds else "told" if act.Alert in kinds else "known"] += 1
-        elif before.checked is not None or isinstance(event, events.HealthChecked):
+        elif before.run.findings is not None or isinstance(event, events.HealthChecked):
             met["put out of use"] += act.Quarantine in kinds
             met["fewer ranks"] += any(isinstance(a, act.Alert) and a.kind == "batch_changed" for a in actions)
             met["this node is left"] += any(isinstance(a, act.ReportDecision) and a.plan.strategy == "health" for a in actions)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.decide import decide, initial
 from supervisor.journal.records import EventTaken, Record, RunBegan, event_of
-from supervisor.journal.state import state_of
+from supervisor.journal.state import merge, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,10 @@ def check_fold(records: Iterable[Record | Damage]) -> int:
             continue
         events += 1
         assert body.whole or recorded, f"record {record.seq}: the first state is not whole"
-        recorded = dict(body.state) if body.whole else recorded | body.state
+        if body.whole:
+            recorded = deepcopy(body.state)
+        else:
+            merge(recorded, deepcopy(body.state))
         folded, _ = decide(folded, event_of(body))
         assert state_of(recorded) == (folded, ()), f"record {record.seq}: {body.event}"
     return events

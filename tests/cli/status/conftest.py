@@ -67,7 +67,7 @@ class Written:
         self.journal.append(run, t=self.T0, durable=True)
         self.feed(core_events.SupervisorStarted(self.T0, run_id, Policy(checkpoints_declared=checkpoints), continues))
         if checkpoints and not continues:
-            self.feed(core_events.CheckpointSelected(self.T0, self.state.attempt, None, 0))
+            self.feed(core_events.CheckpointSelected(self.T0, self.state.attempt.number, None, 0))
 
     def feed(self, *events: Any) -> None:
         """Decide and record."""
@@ -78,27 +78,27 @@ class Written:
 
     def start(self, at: float) -> None:
         """Start the ranks of the attempt that was ordered."""
-        self.feed(core_events.AttemptStarted(self.T0 + at, self.state.attempt, self.RANKS, 2))
+        self.feed(core_events.AttemptStarted(self.T0 + at, self.state.attempt.number, self.RANKS, 2))
 
     def progress(self, at: float, steps: int, *, step: int | None = None) -> None:
         """Let the ranks make steps."""
-        self.feed(core_events.ProgressObserved(self.T0 + at, self.state.attempt, step, steps, Phase.TRAIN))
+        self.feed(core_events.ProgressObserved(self.T0 + at, self.state.attempt.number, step, steps, Phase.TRAIN))
 
     def fail(self, at: float, *facts: Evidence) -> None:
         """Let rank 1 die of signal 9, its peer be stopped, and the evidence be collected."""
-        n = self.state.attempt
+        n = self.state.attempt.number
         self.feed(
             core_events.RankExited(self.T0 + at, n, RankExit(1, 101, 10, signal=9)),
             core_events.RankExited(self.T0 + at + 0.5, n, RankExit(0, 100, 20, signal=15)),
             core_events.AttemptEnded(self.T0 + at + 2, n, "failed"),
         )
         found = (Evidence("exit", "signal", "9", 1, self.T0 + at), Evidence("heartbeat", "phase", "train", 1), *facts)
-        incident = self.state.incident.number if self.state.incident else 0
+        incident = self.state.run.incident.number if self.state.run.incident else 0
         self.feed(core_events.EvidenceCollected(self.T0 + at + 2, n, incident, found, 0.5))
 
     def give_up(self, at: float) -> None:
         """Let rank 1 fail at an import, which no restart would help, and the run end."""
-        n = self.state.attempt
+        n = self.state.attempt.number
         self.feed(
             core_events.RankExited(self.T0 + at, n, RankExit(1, 101, 10, code=1)), core_events.AttemptEnded(self.T0 + at + 1, n, "failed")
         )
@@ -109,13 +109,13 @@ class Written:
         )
         facts = (Evidence("error_file", "exception", "ImportError: no luck", 1), Evidence("exit", "exit_code", "1", 1), *beats)
         self.feed(core_events.EvidenceCollected(self.T0 + at + 1, n, self.state.incidents, facts, 0.1))
-        assert self.state.exit_code is not None
-        self.end(self.state.exit_code)
+        assert self.state.run.exit_code is not None
+        self.end(self.state.run.exit_code)
 
     def restart(self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = ()) -> None:
         """Begin again, and make the first step."""
         self.again(at, path, fenced)
-        self.feed(core_events.ProgressObserved(self.T0 + at + 4, self.state.attempt, 4, 1, Phase.TRAIN, path))
+        self.feed(core_events.ProgressObserved(self.T0 + at + 4, self.state.attempt.number, 4, 1, Phase.TRAIN, path))
 
     def again(
         self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = (), mended: tuple[tuple[str, str], ...] = ()
@@ -124,13 +124,15 @@ class Written:
         for timer in [a for a in self.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
             self.feed(core_events.TimerFired(self.T0 + at, timer.name, timer.token))
         self.feed(
-            core_events.CheckpointSelected(self.T0 + at, self.state.attempt, CheckpointRef(path, 3, "structure"), 2, fenced, mended=mended)
+            core_events.CheckpointSelected(
+                self.T0 + at, self.state.attempt.number, CheckpointRef(path, 3, "structure"), 2, fenced, mended=mended
+            )
         )
         self.start(at + 1)
 
     def succeed(self, at: float) -> None:
         """Let the attempt end well, and the run with it."""
-        self.feed(core_events.AttemptEnded(self.T0 + at, self.state.attempt, "succeeded"))
+        self.feed(core_events.AttemptEnded(self.T0 + at, self.state.attempt.number, "succeeded"))
         self.end(0)
 
     def end(self, code: int) -> None:

@@ -92,13 +92,13 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
             assert time.monotonic() < until
             time.sleep(0.005)
         found, state = shown(written, capsys), written.state
-        assert (found["stage"], found["attempt"]) == (state.stage.value, state.attempt)
-        assert (found["incident"], found["incidents"]) == (state.incident.number if state.incident else None, state.incidents)
+        assert (found["stage"], found["attempt"]) == (state.stage.value, state.attempt.number)
+        assert (found["incident"], found["incidents"]) == (state.run.incident.number if state.run.incident else None, state.incidents)
         if state.stage.value == "running":
             assert (found["step"], found["step_relative"], found["phase"]) == (
-                state.progress.step,
-                state.progress.relative,
-                state.progress.phase.value,
+                state.attempt.progress.step,
+                state.attempt.progress.relative,
+                state.attempt.progress.phase.value,
             )
     written.close()
 

@@ -14,7 +14,7 @@ from supervisor.cli.status import why
 from supervisor.core.actions import ReportDecision, ReportResume, SetTimer
 from supervisor.core.events import CheckpointSelected, TimerFired
 from supervisor.core.model import Cause, CheckpointRef, Evidence, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import JobState
+from supervisor.core.state import Attempt, JobState, Run
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 from supervisor.report.card import card, evidence_lines, stopped_text
@@ -95,7 +95,7 @@ def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.give_up(5)
     text = told(written, capsys)
     assert "given up" in text
-    assert f"exit code {written.state.exit_code}" in text
+    assert f"exit code {written.state.run.exit_code}" in text
     assert "ImportError: no luck" in text
 
 
@@ -248,8 +248,8 @@ def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: Any, caps
     written.start(1)
     written.fail(10)
     written.feed(*(TimerFired(written.T0 + 20, a.name, a.token) for a in written.said if isinstance(a, SetTimer) and a.name == "backoff"))
-    written.feed(CheckpointSelected(written.T0 + 20, written.state.attempt, None, 1, (("ckpt/3.pt", "torn: the file is empty"),)))
-    assert written.state.exit_code == 65
+    written.feed(CheckpointSelected(written.T0 + 20, written.state.attempt.number, None, 1, (("ckpt/3.pt", "torn: the file is empty"),)))
+    assert written.state.run.exit_code == 65
     written.end(65)
     (refused,) = (a for a in written.said if isinstance(a, ReportDecision) and a.plan.exit_code)
     for text in (told(written, capsys), card("train", refused, None, address="--job train")):
@@ -422,11 +422,11 @@ def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
     [
         (JobState(), "stopped at step unknown; no checkpoint of this run was verified"),
         (
-            JobState(progress=Progress(423), newest=CheckpointRef("/d/400.pt", 400, "digest"), ever_loaded=True),
+            JobState(attempt=Attempt(progress=Progress(423)), run=Run(newest=CheckpointRef("/d/400.pt", 400, "digest"), ever_loaded=True)),
             "stopped at step 423; the newest verified checkpoint is /d/400.pt (step 400); the same command resumes from it",
         ),
         (
-            JobState(progress=Progress(9, relative=True), newest=CheckpointRef("/d/a.pt", None, "digest")),
+            JobState(attempt=Attempt(progress=Progress(9, relative=True)), run=Run(newest=CheckpointRef("/d/a.pt", None, "digest"))),
             (
                 "stopped at step 9 (counted from where it began); the newest verified checkpoint is /d/a.pt;"
                 " the same command resumes only if the script does so by itself"

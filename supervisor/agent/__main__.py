@@ -30,6 +30,7 @@ if not __package__:
 
 from supervisor.agent import signals
 from supervisor.agent.link import UNFIT, AgentLink
+from supervisor.agent.messages import AgentFailed, AgentFinished, AgentHello, AgentUnfit
 
 
 def _options() -> argparse.Namespace:
@@ -60,12 +61,12 @@ def main() -> int:
     from supervisor.agent import selfcheck  # noqa: PLC0415  imports torch: after the signals are in our hands
 
     if why := selfcheck.no_torch():
-        link.send("failed", 0, text=why)
+        link.send(AgentFailed(0, why))
         sys.stderr.write(f"{why}\n")
         return 1
     misfits = selfcheck.missing()
     if misfits:
-        link.send("unfit", 0, missing=misfits)
+        link.send(AgentUnfit(0, tuple(misfits)))
         return UNFIT
 
     from supervisor.agent.attempt_controller import AttemptController  # noqa: PLC0415  imports torch, which fits
@@ -76,9 +77,9 @@ def main() -> int:
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 1
         if not director.attempt and code:
-            link.send("failed", 0, text=f"torchrun did not accept its arguments (exit code {code})", refused=True)
+            link.send(AgentFailed(0, f"torchrun did not accept its arguments (exit code {code})", refused=True))
     except BaseException:  # noqa: BLE001  whatever torch raises: a rendezvous that failed, an executable that is not there
-        link.send("failed", director.attempt, text=traceback.format_exc())
+        link.send(AgentFailed(director.attempt, traceback.format_exc()))
         traceback.print_exc()
         code = 1
     director.finish()
@@ -100,22 +101,22 @@ def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list
     parsed = entry.parse_args(args)
     nnodes = run.parse_min_max_nnodes(parsed.nnodes)
     if getattr(parsed, "run_path", False):
-        link.send("unfit", 0, missing=["--run-path: the ranks are then forks of torchrun itself"])
+        link.send(AgentUnfit(0, ("--run-path: the ranks are then forks of torchrun itself",)))
         return UNFIT
     rows, columns = (int(n) for n in options.window.split("x"))
     output = OutputChannel(_socket(options.output_fd), options.streams, (rows, columns))
     elastic.install(api, director, output, nodes=nnodes[1])
-    link.send(
-        "hello",
+    hello = AgentHello(
         0,
         pid=os.getpid(),
-        torch=str(torch.__version__),
-        nnodes=list(nnodes),
+        nnodes=nnodes,
         nproc=run.determine_local_world_size(parsed.nproc_per_node),
         max_restarts=_given_max_restarts(run.get_args_parser(), args, launch=options.entry == "launch"),
+        torch=str(torch.__version__),
         rdzv_backend="c10d" if parsed.standalone else parsed.rdzv_backend,
-        tee=parsed.tee,
+        tee=str(parsed.tee),
     )
+    link.send(hello)
     director.start()
     # not in torch's own log: every attempt has a store of its own whatever this says, it only keeps torch from serving one in vain
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -127,7 +128,7 @@ def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list
         if options.entry == "run":  # under `python -m` its log lines have no prefix
             vars(run)["logger"] = get_logger("__main__")
         run.run(parsed)  # type: ignore[no-untyped-call]  # torch is typed in part
-    link.send("finished", director.attempt)
+    link.send(AgentFinished(director.attempt))
     return 0
 
 

@@ -13,11 +13,22 @@ import threading
 import time
 import traceback
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
 from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, Stop
+from supervisor.agent.messages import (
+    AgentFailed,
+    AllGathered,
+    BroadcastReceived,
+    DecisionOfPeer,
+    NodesMet,
+    PeerStopped,
+    RendezvousCompleted,
+    WaitingNodesCounted,
+)
 from supervisor.agent.node_messages import NodeAllGathers, NodeBroadcasts
 from supervisor.agent.ranks import RankMonitor
 
@@ -95,9 +106,9 @@ class AttemptController:
         """Whether the attempt that the main thread works at was stopped. Another may be wanted already."""
         return self.ranks.wait(self._taken, 0) is not None
 
-    def met(self, attempt: int, **where: object) -> None:
+    def met(self, rendezvous: RendezvousCompleted) -> None:
         """The rendezvous is complete."""
-        self._link.send("rendezvous", attempt, **where)
+        self._link.send(rendezvous)
 
     def agree(self, attempt: int, store: Store, token: str, node: int, nodes: int) -> Go:
         """Carry the all-gathers of the supervisors, until ours orders how the ranks start.
@@ -105,7 +116,7 @@ class AttemptController:
         Raises stores.Cancelled where the attempt is stopped meanwhile, TimeoutError where a node is silent.
         """
         exchange = NodeAllGathers(store, token, node, nodes, self.cancelled)
-        self._link.send("gathered", attempt, node=node, nodes=nodes)
+        self._link.send(NodesMet(attempt, node, nodes))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._orders), LOOK_S)
@@ -114,29 +125,31 @@ class AttemptController:
                 raise round_agreement.AttemptCancelled
             if isinstance(order, Start):
                 if nodes > 1:
-                    broadcasts = NodeBroadcasts(store, token, node, nodes, lambda text: self._link.send("broadcast", attempt, text=text))
+                    broadcasts = NodeBroadcasts(store, token, node, nodes, lambda text: self._link.send(BroadcastReceived(attempt, text)))
                     with self._changed:
                         self._broadcasts = (attempt, broadcasts)
                 return order.go
             exchange.beat()
             if order is not None:
-                self._link.send("all_gathered", attempt, number=order.number, texts=exchange.gather(order.number, order.text))
+                self._link.send(AllGathered(attempt, order.number, tuple(exchange.gather(order.number, order.text))))
 
     def nodes_waiting(self, count: int) -> None:
         """The number of nodes that want to join has changed."""
-        self._link.send("nodes_waiting", self._attempt, count=count)
+        self._link.send(WaitingNodesCounted(self._attempt, count))
 
     def watch_peers(self, attempt: int, store: Store, token: str, node: str, nodes: int) -> None:
         """Fence with the other nodes of this round until the next Go."""
 
         def on_fence(kind: str, peer: str, text: str) -> None:
-            self._link.send("peer_fenced", attempt, node=peer, text=text, kind=kind)  # before our own end, which it explains
+            self._link.send(PeerStopped(attempt, peer, text, kind))  # before our own end, which it explains
             self.ranks.stop(attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP if kind == "membership" else outcomes.FAILED)
 
         def on_decision(kind: str, exit_code: int, reason: str, changes: round_agreement.DecisionChanges | None) -> None:
             self.over_for_all |= kind == "stop"
-            told = {} if changes is None else {"overrides": changes.overrides, "poison": changes.poison, "first": changes.first}
-            self._link.send("peer_decided", attempt, kind=kind, exit_code=exit_code, reason=reason, **told)
+            decision = DecisionOfPeer(attempt, kind, exit_code, reason)
+            if changes is not None:
+                decision = replace(decision, overrides=changes.overrides, poison=changes.poison, first=changes.first)
+            self._link.send(decision)
 
         fence = round_agreement.RoundAgreement(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
         with self._changed:
@@ -252,5 +265,5 @@ class AttemptController:
         timer.start()
 
     def _crash(self) -> None:
-        self._link.send("failed", self._attempt, text=traceback.format_exc())
+        self._link.send(AgentFailed(self._attempt, traceback.format_exc()))
         os._exit(1)

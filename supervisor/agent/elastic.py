@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
 from supervisor.agent.link import with_words
+from supervisor.agent.messages import RendezvousCompleted
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import AttemptEnvironment, RankHandler
 
@@ -171,7 +172,7 @@ class GatedAgent(LocalElasticAgent):
         if worker_group.group_world_size > 1 and self._rounds.store is not None:
             node = f"{socket.gethostname()}:{worker_group.group_rank}"
             self._director.watch_peers(attempt, self._rounds.store, handover.token, node, worker_group.group_world_size)
-        self._director.met(
+        rendezvous = RendezvousCompleted(
             attempt,
             round=handover.round,
             group_rank=worker_group.group_rank,
@@ -179,6 +180,7 @@ class GatedAgent(LocalElasticAgent):
             master_addr=worker_group.master_addr,
             master_port=worker_group.master_port,
         )
+        self._director.met(rendezvous)
 
     def _prepare(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
         """What differs between attempts. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice."""

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from supervisor.agent.messages import AgentMessage, encode
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
@@ -165,9 +167,9 @@ class AgentLink:
         self._sock = sock
         self._lock = threading.Lock()
 
-    def send(self, event: str, attempt: int, **fields: object) -> None:
-        """Write one event. A broken link is not an error here."""
-        line = json.dumps({"ev": event, "attempt": attempt, **fields}, default=str).encode() + b"\n"
+    def send(self, message: AgentMessage) -> None:
+        """Write one message. A broken link is not an error here."""
+        line = encode(message)
         with self._lock:
             try:
                 self._sock.sendall(line)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.agent import torch_error_files
+from supervisor.agent.messages import AgentMessage, RankReaped, RanksStarted, RanksStopped, SpawnedRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +40,8 @@ STOPPED = "stopped"
 class EventSender(Protocol):
     """How an event leaves the agent."""
 
-    def __call__(self, event: str, attempt: int, **fields: object) -> None:
-        """Send `event`."""
+    def __call__(self, message: AgentMessage) -> None:
+        """Send it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +168,8 @@ class RankMonitor:
         """Every rank of this node exists: say so. Deaths are reported from here on, so that none comes before its birth."""
         with self._changed:
             now = self._now
-        self._send(
-            "started",
-            now.number,
-            ranks=[{"rank": r.rank, "local_rank": r.local_rank, "pid": r.pid, "start_ticks": r.start_ticks} for r in now.all],
-            world_size=world_size,
-        )
+        spawned = tuple(SpawnedRank(r.rank, r.local_rank, r.pid, r.start_ticks) for r in now.all)
+        self._send(RanksStarted(now.number, spawned, world_size))
         with self._changed:
             now.sealed = True
         self._poke()
@@ -305,17 +302,16 @@ class RankMonitor:
                     self._begin_stopping(now, signal.SIGTERM, self._grace_s, FAILED)
             if fence:
                 self._end_ranks(now)
-            self._send(
-                "rank_exited",
+            reaped = RankReaped(
                 now.number,
                 rank=rank.rank,
-                local_rank=rank.local_rank,
                 pid=rank.pid,
+                at_ns=at_ns,
                 code=info.si_status if exited else None,
                 signal=None if exited else info.si_status,
                 core_dumped=info.si_code == os.CLD_DUMPED,
-                at_ns=at_ns,
             )
+            self._send(reaped)
             if fence:
                 how = f"exit code {info.si_status}" if exited else f"signal {info.si_status}"
                 self._on_failure(now.number, rank.rank, f"rank {rank.rank}: {how}")
@@ -342,7 +338,7 @@ class RankMonitor:
                 return
             now.closing = True
         left = torch_error_files.read(now.all) if outcome != SUCCEEDED and now.all else torch_error_files.TorchErrorFiles()
-        self._send("stopped", now.number, outcome=outcome, errors=left.errors, log_tails=left.tails)
+        self._send(RanksStopped(now.number, outcome, left.errors, left.tails))
         with self._changed:
             now.outcome = self._ended[now.number] = outcome
             self._changed.notify_all()

@@ -10,9 +10,11 @@ import json
 import os
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from supervisor.agent.messages import LogTail, TorchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +29,10 @@ LOG_TAIL_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TorchErrorFiles:
-    """errors: `rank`, `message` ("Type: text"), `traceback` (its end) of each. tails: `rank`, `name` of the stream, `text`."""
+    """The exceptions and the ends of the logs."""
 
-    errors: list[dict[str, object]] = field(default_factory=list)
-    tails: list[dict[str, object]] = field(default_factory=list)
+    errors: tuple[TorchError, ...] = ()
+    tails: tuple[LogTail, ...] = ()
 
 
 class RankFiles(Protocol):
@@ -51,31 +53,32 @@ class RankFiles(Protocol):
 
 def read(ranks: Sequence[RankFiles]) -> TorchErrorFiles:
     """Read them, in a thread of its own."""
-    found = TorchErrorFiles()
+    errors: list[TorchError] = []
+    tails: list[LogTail] = []
 
     def look() -> None:
         for rank in ranks:
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 if rank.error_file:
-                    found.errors.append({"rank": rank.rank, **_recorded(rank.error_file)})
+                    errors.append(TorchError(rank.rank, *_recorded(rank.error_file)))
         for rank in ranks:
             for name, path in rank.logs:
                 with suppress(OSError):
                     if text := _tail(path):
-                        found.tails.append({"rank": rank.rank, "name": name, "text": text})
+                        tails.append(LogTail(rank.rank, name, text))
 
     reader = threading.Thread(target=look, name="torch-error-files", daemon=True)
     reader.start()
     reader.join(READ_DEADLINE_S)
-    return TorchErrorFiles(list(found.errors), list(found.tails))  # the reader may still be at it
+    return TorchErrorFiles(tuple(errors), tuple(tails))  # the reader may still be at it
 
 
-def _recorded(path: str) -> dict[str, object]:
-    """Return an exception as torch's ErrorHandler.record_exception wrote it (torch/distributed/elastic/multiprocessing/errors)."""
+def _recorded(path: str) -> tuple[str, str]:
+    """Return the message and the traceback, as torch's ErrorHandler.record_exception wrote them (torch.distributed.elastic)."""
     with Path(path).open("rb") as file:
-        said = json.loads(file.read(MOST_BYTES))["message"]
-    message, more = said["message"], said["extraInfo"]
-    return {"message": str(message)[:MESSAGE_CHARACTERS], "traceback": str(more["py_callstack"])[-TRACEBACK_CHARACTERS:]}
+        recorded = json.loads(file.read(MOST_BYTES))["message"]
+    message, more = recorded["message"], recorded["extraInfo"]
+    return str(message)[:MESSAGE_CHARACTERS], str(more["py_callstack"])[-TRACEBACK_CHARACTERS:]
 
 
 def _tail(path: str) -> str:

@@ -16,11 +16,28 @@ import socket
 import struct
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
 from supervisor.agent.link import UNFIT
+from supervisor.agent.messages import (
+    MESSAGES,
+    AgentFailed,
+    AgentFinished,
+    AgentHello,
+    AgentUnfit,
+    AllGathered,
+    BroadcastReceived,
+    DecisionOfPeer,
+    NodesMet,
+    PeerStopped,
+    RankReaped,
+    RanksStarted,
+    RanksStopped,
+    RendezvousCompleted,
+    WaitingNodesCounted,
+)
 from supervisor.core.events import (
     AttemptStarted,
     LauncherExited,
@@ -40,6 +57,7 @@ from supervisor.launch.session import AttemptEnding, SessionContext
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from supervisor.agent.messages import AgentMessage, AttemptMessage, NodesMessage
     from supervisor.core.actions import BeginAttempt, EndLauncher, GatherNodes, PublishDecision, StopRanks
     from supervisor.core.events import Event
     from supervisor.knobs.knob_set import AttemptCommand
@@ -47,9 +65,7 @@ if TYPE_CHECKING:
 SEND_DEADLINE_S = 1
 #: What the link gets for its end after the agent's own: what the agent said last is on it, and comes by another way than its exit code.
 LAST_WORDS_S = 1.0
-#: The agent's words about other nodes.
-_OF_NODES = frozenset({"gathered", "all_gathered", "broadcast", "peer_fenced", "nodes_waiting", "peer_decided"})
-#: How many names of torch's that do not fit are told; the others are counted.
+#: How many names of torch's that do not fit are reported; the others are counted.
 _NAMED = 3
 
 
@@ -69,7 +85,7 @@ class ElasticSession:
         self._pid: int | None = None
         self._exited: Mapping[str, Any] | None = None  # told by the guardian, while the link may still hold what was said before
         self._at_end = False  # of the link
-        self._said_hello = False
+        self._is_ready = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
         self._finished = False
         self._waiting: tuple[int, Callable[[], Mapping[str, Any] | None]] | None = None  # attempt, and what makes its message
@@ -138,7 +154,7 @@ class ElasticSession:
         if action.why == "membership":
             self._send({"do": "admit", "attempt": action.attempt})
             return
-        if self._said_hello:
+        if self._is_ready:
             self._tell_to_leave(action.signum, action.grace_s, 128 + action.signum)
         else:
             self._ending.sweep("all", "stopped", 0.0)  # nothing of the user's runs yet, and the agent is deaf to TERM from its first line
@@ -222,81 +238,82 @@ class ElasticSession:
         if self._exited is not None:
             self._agent_exited(self._exited)
 
-    def on_agent(self, message: Mapping[str, Any]) -> None:
-        """Take a message of the agent's; one of another attempt than the current is from the dead."""
-        kind = message["ev"]
+    def on_agent(self, message: AgentMessage) -> None:
+        """Take a message of the agent; one of another attempt than the current is void."""
         self._fits = True
-        if kind == "hello":
-            self._said_hello = True
-            self._ground.note("agent.said_hello", message)
-            now, nodes = self._ground.loop.clock.now(), int(message["nnodes"][1])
-            least, nproc = int(message["nnodes"][0]), int(message["nproc"])
-            self._ground.loop.feed(LauncherStarted(now, int(message["pid"]), message["max_restarts"], nodes, nproc, least))
-            self._go()
-        elif kind == "unfit":
-            missing = [str(item) for item in message["missing"]]
+        if isinstance(message, AgentHello):
+            self._on_hello(message)
+        elif isinstance(message, AgentUnfit):
+            missing = message.missing
             more = [f"and {len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
             self._fall_back("; ".join([*missing[:_NAMED], *more]))
-        elif int(message.get("attempt", -1)) == self._ending.attempt or kind == "failed":
-            self._on_attempt(kind, message)
+        elif isinstance(message, AgentFailed):
+            self._failed(message.text, refused=message.refused)
+        elif message.attempt == self._ending.attempt:
+            event = self._on_attempt(message)
+            if event is not None:
+                self._ground.loop.post(event)
 
-    def _on_attempt(self, kind: str, message: Mapping[str, Any]) -> None:
-        loop, attempt = self._ground.loop, self._ending.attempt
-        now = loop.clock.now()
-        event: Event | None = None
-        if kind == "started":
-            ranks = tuple(RankInfo(r["rank"], r["local_rank"], r["pid"], r["start_ticks"]) for r in message["ranks"])
-            self._ranks = {rank.rank: rank for rank in ranks}
-            event = AttemptStarted(now, attempt, ranks, int(message["world_size"]), self._pid or 0)
-        elif kind == "rank_exited":
-            death = RankExit(
-                message["rank"], message["pid"], message["at_ns"], message["code"], message["signal"], bool(message["core_dumped"])
-            )
-            self._deaths[death.rank] = death
-            self._ending.rank_died(death)
-            self._ground.last_look()
-            event = RankExited(now, attempt, death)
-        elif kind in _OF_NODES:
-            event = self._of_nodes(kind, message, now)
-        elif kind == "stopped":
-            self._ranks_stopped(message)
-        elif kind == "failed":
-            self._failed(str(message["text"]), refused=bool(message.get("refused")))
-        elif kind == "finished":
-            self._finished = True
-        else:
-            self._ground.note("agent.said", message)
-        if event is not None:
-            loop.post(event)
+    def _on_hello(self, hello: AgentHello) -> None:
+        self._is_ready = True
+        self._ground.note("agent.ready", asdict(hello))
+        least, nodes = hello.nnodes
+        self._ground.loop.feed(LauncherStarted(self._ground.loop.clock.now(), hello.pid, hello.max_restarts, nodes, hello.nproc, least))
+        self._go()
 
-    def _of_nodes(self, kind: str, message: Mapping[str, Any], now: float) -> Event | None:
-        """Return what the agent heard of other nodes; None where it is the answer to what this node said."""
-        attempt = self._ending.attempt
-        if kind == "gathered":
-            self._gathered = attempt
-            return NodesGathered(now, attempt, int(message["node"]), int(message["nodes"]))
-        if kind == "peer_fenced":
-            return PeerFenced(now, attempt, str(message["node"]), str(message["text"]), str(message["kind"]))
-        if kind == "nodes_waiting":
-            return NodesWaiting(now, attempt, int(message["count"]))
-        if kind == "peer_decided":
-            return self._peer_decided(now, message)
-        if kind == "broadcast":
-            row = json.loads(message["text"])
-            return NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"])
-        received = self._awaited.pop(int(message["number"]), None)
-        if received is not None:
-            received([str(text) for text in message["texts"]])
+    def _on_attempt(self, message: AttemptMessage) -> Event | None:
+        """Return the core's event for a message about the current attempt; None where it is no event of its own."""
+        now, attempt = self._ground.loop.clock.now(), self._ending.attempt
+        match message:
+            case RanksStarted():
+                ranks = tuple(RankInfo(r.rank, r.local_rank, r.pid, r.start_ticks) for r in message.ranks)
+                self._ranks = {rank.rank: rank for rank in ranks}
+                return AttemptStarted(now, attempt, ranks, message.world_size, self._pid or 0)
+            case RankReaped(_, rank, pid, at_ns, code, signum, core_dumped):
+                death = RankExit(rank, pid, at_ns, code, signum, core_dumped)
+                self._deaths[rank] = death
+                self._ending.rank_died(death)
+                self._ground.last_look()
+                return RankExited(now, attempt, death)
+            case RanksStopped():
+                self._ranks_stopped(message)
+            case AgentFinished():
+                self._finished = True
+            case _:
+                return self._of_nodes(now, attempt, message)
         return None
 
-    def _peer_decided(self, now: float, message: Mapping[str, Any]) -> PeerDecided:
-        """Return another node's decision; where it was an agent's that left, what this node's ranks run with stays."""
-        overrides = tuple((str(name), str(value)) for name, value in message.get("overrides", self._overrides))
-        poison = tuple(str(path) for path in message.get("poison", ()))
-        kind, code, reason = str(message["kind"]), int(message["exit_code"]), str(message["reason"])
-        told = message.get("first")
-        first = None if told is None else msgspec.convert(told, FirstCause)
-        return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, poison, first)
+    def _of_nodes(self, now: float, attempt: int, message: NodesMessage) -> Event | None:
+        """Return the core's event for what the agent received from other nodes."""
+        match message:
+            case NodesMet():
+                self._gathered = attempt
+                return NodesGathered(now, attempt, message.node, message.nodes)
+            case PeerStopped():
+                return PeerFenced(now, attempt, message.node, message.text, message.kind)
+            case WaitingNodesCounted():
+                return NodesWaiting(now, attempt, message.count)
+            case DecisionOfPeer():
+                return self._peer_decided(now, message)
+            case BroadcastReceived():
+                row = json.loads(message.text)
+                return NodeBegan(now, attempt, str(row["text"]), row["first_step"], row["loaded_step"])
+            case AllGathered():
+                received = self._awaited.pop(message.number, None)
+                if received is not None:
+                    received(list(message.texts))
+            case RendezvousCompleted():
+                self._ground.note("agent.reported", asdict(message) | {"ev": "rendezvous"})
+            case _:
+                assert_never(message)
+        return None
+
+    def _peer_decided(self, now: float, message: DecisionOfPeer) -> PeerDecided:
+        """Return another node's decision. Where an agent decided whose supervisor is gone, this node's overrides stay."""
+        overrides = self._overrides if message.overrides is None else message.overrides
+        first = None if message.first is None else msgspec.convert(message.first, FirstCause)
+        kind, code, reason = message.kind, message.exit_code, message.reason
+        return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, message.poison or (), first)
 
     def _failed(self, text: str, *, refused: bool) -> None:
         """Keep what torchrun failed with; of arguments that it refused its own exit code tells, which comes next."""
@@ -307,14 +324,13 @@ class ElasticSession:
         self._ending.facts.append(Evidence("launcher", "exception", exception_line(text), t=now))
         self._ending.facts.append(Evidence("launcher", "traceback", text[-8192:], t=now))
 
-    def _ranks_stopped(self, message: Mapping[str, Any]) -> None:
-        outcome = str(message["outcome"])
-        for error in message.get("errors", []):
-            self._recorded(int(error["rank"]), str(error["message"]), str(error["traceback"]))
-        for tail in message.get("log_tails", []):
-            self._ending.facts.append(Evidence("tail", str(tail["name"]), str(tail["text"]), rank=int(tail["rank"]), free_text=True))
-        if outcome != "succeeded":
-            self._ending.sweep("orphans", outcome, self._ground.job.settings.stop.grace_s)
+    def _ranks_stopped(self, message: RanksStopped) -> None:
+        for error in message.errors:
+            self._recorded(error.rank, error.message, error.traceback)
+        for tail in message.log_tails:
+            self._ending.facts.append(Evidence("tail", tail.name, tail.text, rank=tail.rank, free_text=True))
+        if message.outcome != "succeeded":
+            self._ending.sweep("orphans", message.outcome, self._ground.job.settings.stop.grace_s)
 
     def _recorded(self, rank: int, message: str, traceback: str) -> None:
         """Keep an exception that torch's @record wrote down, where the rank's instrumentation wrote none.
@@ -338,7 +354,7 @@ class ElasticSession:
         ours, theirs = socket.socketpair()
         # not settimeout: that would make the reader's end non-blocking as well
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_DEADLINE_S, 0))
-        self._link, self._at_end, self._said_hello, self._finished = ours, False, False, False
+        self._link, self._at_end, self._is_ready, self._finished = ours, False, False, False
         environ = job_environment(ground.job.environ)
         environ |= {
             "SUPERVISE_JOB_COOKIE": ground.job.cookie,
@@ -393,17 +409,25 @@ class ElasticSession:
         try:
             self._link.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            self._ground.note("agent.deaf", {"do": message["do"], "error": str(error)})
+            self._ground.note("request.lost", {"do": message["do"], "error": str(error)})
 
     def _read(self, link: socket.socket) -> None:
         """Pass on every whole line, then that there are no more. An agent that is killed may leave half a line, which says nothing."""
         try:
             with link.makefile("rb") as lines, contextlib.suppress(OSError):
                 for line in lines:
-                    with contextlib.suppress(ValueError):
-                        self._ground.loop.call_soon(functools.partial(self.on_agent, json.loads(line)))
+                    if line.endswith(b"\n"):
+                        self._ground.loop.call_soon(functools.partial(self._on_line, line))
         finally:
             self._ground.loop.call_soon(functools.partial(self._link_ended, link))
+
+    def _on_line(self, line: bytes) -> None:
+        try:
+            message = decode(line)
+        except msgspec.DecodeError as error:
+            self._ground.note("agent.reported", {"ev": "unreadable", "error": str(error)})
+            return
+        self.on_agent(message)
 
     def _drop_link(self) -> None:
         if self._link is not None:
@@ -411,7 +435,21 @@ class ElasticSession:
                 self._link.shutdown(socket.SHUT_RDWR)  # wakes the reader, which close alone would not
             self._link.close()
         self._link = None
-        self._said_hello = False
+        self._is_ready = False
+
+
+def decode(line: bytes) -> AgentMessage:
+    """Return the message in one line of the link. Raises msgspec.DecodeError where it is none, or a field has another type."""
+    name = msgspec.json.decode(line, type=_Named).ev
+    if name not in MESSAGES:
+        raise msgspec.DecodeError(f"unknown message {name!r}")
+    return msgspec.json.decode(line, type=MESSAGES[name])
+
+
+class _Named(msgspec.Struct):
+    """What every message has."""
+
+    ev: str
 
 
 def exception_line(traceback: str) -> str:

@@ -73,8 +73,8 @@ LOGGED: dict[type, LogEvent] = {
 
 #: The facts that decide nothing and have an event of their own; every other is an `agent.reported`.
 NOTED: dict[str, LogEvent] = {
-    "agent.said_hello": LogEvent.LAUNCHER_STARTED,
-    "agent.deaf": LogEvent.REQUEST_LOST,
+    "agent.ready": LogEvent.LAUNCHER_STARTED,
+    "request.lost": LogEvent.REQUEST_LOST,
     "processes.left": LogEvent.PROCESSES_LEFT,
 }
 

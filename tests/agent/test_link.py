@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from supervisor.agent.link import Admit, AgentLink, Command, Go, Publish, ScriptArgs, Stop, parse
+from supervisor.agent.messages import AgentFinished
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,9 @@ def test_a_broken_link_ends_the_commands_and_does_not_fail_the_sender() -> None:
     ours, theirs = socket.socketpair()
     link = AgentLink(ours)
     theirs.sendall(b'{"do":"admit","attempt":1}\n')
-    link.send("hello", 0, pid=1)
-    assert json.loads(theirs.makefile("rb").readline()) == {"ev": "hello", "attempt": 0, "pid": 1}
+    link.send(AgentFinished(1))
+    assert json.loads(theirs.makefile("rb").readline()) == {"ev": "finished", "attempt": 1}
     theirs.close()
-    link.send("hello", 0)
+    link.send(AgentFinished(1))
     assert list(link.commands()) == [Admit(1)]
     ours.close()

@@ -11,8 +11,10 @@ import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 
+from supervisor.agent.messages import DecisionOfPeer, RanksStarted, RanksStopped, SpawnedRank, TorchError, encode
 from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
@@ -20,7 +22,7 @@ from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
 from supervisor.core.state import Attempt, JobState, Run, Stop
 from supervisor.core.state import Stage as JobStage
 from supervisor.knobs.knob_set import AttemptCommand
-from supervisor.launch.elastic_session import ElasticSession, exception_line
+from supervisor.launch.elastic_session import ElasticSession, decode, exception_line
 from supervisor.launch.session import SessionContext
 from tests.launch.conftest import make_job
 
@@ -362,3 +364,16 @@ HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n
 )
 def test_a_traceback_is_told_by_its_exception_and_never_by_a_rule(traceback: str, told: str) -> None:
     assert exception_line(traceback) == told
+
+
+def test_a_line_that_is_no_message_is_refused() -> None:
+    for line in (b'{"ev": "rank_exited", "attempt": "one"}', b'{"ev": "dance", "attempt": 1}', b"[]", b"{"):
+        with pytest.raises(msgspec.DecodeError):
+            decode(line)
+
+
+def test_a_message_is_read_as_the_agent_wrote_it() -> None:
+    spawned = (SpawnedRank(0, 0, 11, 12), SpawnedRank(1, 1, 13, 14))
+    decision = DecisionOfPeer(2, "restart", 0, "why", (("batch_size", "16"),), ("c.pt",), {"node": "b"})
+    for message in (RanksStarted(2, spawned, 4), decision, RanksStopped(2, "failed", (TorchError(1, "E: x", "Traceback"),))):
+        assert decode(encode(message)) == message

@@ -145,7 +145,7 @@ def reporter(written: Written) -> Reporter:  # what it tells elsewhere is no mat
 def test_every_fact_that_is_noted_is_logged(reporter: Reporter, written: Written) -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(reporter_module.__file__).parents[1].rglob("*.py"))
     names = set(re.findall(r"""\bnote\("([a-z_]+\.[a-z_]+)",""", sources))
-    assert names == {*NOTED, "agent.said"}
+    assert names == {*NOTED, "agent.reported"}
     for name in sorted(names):
         reporter.note(name, {"ev": "rendezvous", "do": "go", "attempt": 2})
     told = {"request": "go", "attempt": 2}

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import pytest
 
-from health import doctor
+from health import render
 from health.checks import probes
 from health.judge import blocking, judge
 from health.model import Ask, Check, CheckResult, Reading, Readings, Repair, Result, worst
@@ -353,5 +353,5 @@ def test_an_ask_comes_through_as_it_was() -> None:
 def test_what_is_said_again_and_again_takes_one_line() -> None:
     said = [CheckResult("c", "kernel", Result.DEGRADED, "killed", (f"line {number}",)) for number in range(3)]
     said.append(CheckResult("c", "kernel", Result.DEGRADED, "another"))
-    shown = [(one.reason, one.evidence) for one in doctor.folded(said)]
+    shown = [(one.reason, one.evidence) for one in render.merged(said)]
     assert shown == [("killed (3 times)", ("line 2",)), ("another", ())]

@@ -1,4 +1,4 @@
-"""The commands that stand beside a run: `gpus`, `checkpoints`, `plan`, `drill`, `simulate`, and `doctor`; two have files of their own.
+"""The commands that stand beside a run: `gpus`, `checkpoints`, `plan`, `drill` and `doctor`; two have files of their own.
 
 In: click's values. Out: the exit code of what does the work, which is imported when it is asked for. What can fail is a SuperviseError of
 its. Nothing is kept.
@@ -50,17 +50,6 @@ def add_to(group: click.Group) -> None:
         ],
         "Run CMD with one fault in it (KIND: kill, hang, oom, nan, bitrot or preempt), and report what was recovered and what it cost.",
     )
-    add(
-        group,
-        "simulate",
-        _simulate,
-        [
-            click.Option(["--seeds"], type=click.IntRange(min=1), default=200, help="How many worlds, from seed 0 on (default: 200)."),
-            click.Option(["--seed"], type=click.IntRange(min=0), help="One world only, to replay it."),
-            click.Option(["--verbose", "in_full"], is_flag=True, help="One line for each job."),
-        ],
-        "Let random jobs fail in a simulated world, and check every decision about them; no job of yours is touched.",
-    )
     doctor_command.add_to(group)
 
 
@@ -107,10 +96,3 @@ def _drill(  # noqa: PLR0913, PLR0917  one for each option, by name
     from supervisor.cli.drill import Order, drill  # noqa: PLC0415
 
     return drill(settings, command, Order(kind, at_step, rank, patience_s, finish, yes))
-
-
-def _simulate(seeds: int, seed: int | None, in_full: bool) -> int:  # noqa: FBT001  click calls with keywords
-    click.get_current_context().obj.without_command()
-    from tests.simulation.report import simulate  # noqa: PLC0415  for this command only
-
-    return simulate(seeds, seed, verbose=in_full)

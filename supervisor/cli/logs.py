@@ -1,9 +1,7 @@
-"""`supervise logs`: the captured output of an attempt's ranks, as bytes.
+"""`supervise logs`: prints the captured output of an attempt's ranks, as bytes.
 
-In: a job's directory, an attempt, a rank or None, an earlier run or none. Out: the files of that attempt on stdout, rotated parts in
-their order. Bytes go through untouched; where several ranks are shown, a line with the file's name stands before each. Following looks
-for growth a few times a second and ends when the job does. What can fail: no such attempt or rank (SuperviseError, 64). Owns the
-descriptors that it follows.
+Bytes go through untouched. Where several ranks are shown, a line with the file's name stands before each. Following looks for growth a few
+times a second, through rotations, and ends when the job does.
 """
 
 from __future__ import annotations
@@ -17,10 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.cli.job_files import (
+    JobFiles,
+    earlier_histories,
+    find_job,
+    goes_on,
+    history_of,
+    state_root,
+)
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.journal.reader import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from supervisor.config.settings import Settings
 
 POLL_S = 0.2
 #: How often the end of the job is looked for while nothing grows, in polls.
@@ -195,3 +204,55 @@ def _copy(fd: int) -> None:
 def _title(path: Path, *, several: bool) -> None:
     if several:
         sys.stdout.buffer.write(f"==> {path.parent.name}/{path.name} <==\n".encode())
+
+
+def logs(  # noqa: PLR0913 (the command's own options)
+    settings: Settings,
+    job: str | None,
+    rank: int | None,
+    attempt: int | None,
+    follow: bool,  # noqa: FBT001 (the command's own flag)
+    *,
+    first_failure: bool = False,
+    run: str | None = None,
+) -> int:
+    """Write an attempt's captured output to stdout: of one rank, of the one that died first, or of all; of the last run or of `run`.
+
+    Returns 0.
+    """
+    place = find_job(state_root(settings), job)
+    history, alive = history_of(place)
+    older = ""
+    if run is not None and (history.run is None or run != history.run.run_id):
+        older, alive = run, False
+        history = _earlier_run(place, run)
+    failed = [i.rounds[-1].attempt for i in history.incidents if history.run and i.run_id == history.run.run_id]
+    if attempt is None:
+        last = history.attempt or max(attempts(place.directory, older), default=0)
+        attempt = failed[-1] if first_failure and failed else last
+    if first_failure:
+        rank = history.first_deaths.get(attempt)
+        if rank is None:
+            hint = _where_one_failed(place, settings.address(place.job), attempt, run)
+            raise SuperviseError(f"no rank failed: job {place.job}: attempt {attempt}", hint=hint, exit_code=ExitCode.USAGE)
+    follows = follow and alive is not False
+    return show(place.directory, place.job, attempt, rank, follow=follows, goes_on=lambda: goes_on(place), run=older)
+
+
+def _earlier_run(place: JobFiles, run: str) -> History:
+    """Return what is known of an earlier run: an empty history where only its output is kept. Raises SuperviseError (64)."""
+    found = next((h for h in earlier_histories(place) if h.run is not None and h.run.run_id == run), None)
+    kept = earlier_runs(place.directory)
+    if found is None and run not in kept:
+        hint = f"Name one of these with --run: {', '.join(kept)}." if kept else "Leave --run out: no output of an earlier run is kept."
+        raise SuperviseError(f"no such run: job {place.job}: {run}", hint=hint, exit_code=ExitCode.USAGE)
+    return found or History()
+
+
+def _where_one_failed(place: JobFiles, address: str, attempt: int, run: str | None) -> str:
+    """Return the hint for an attempt in which none did: the newest earlier run in which one did, else the attempt's own output."""
+    for before in earlier_histories(place) if run is None else ():
+        if before.run is not None and before.first_deaths:
+            return f"One did in an earlier run: `supervise logs {address} --run {before.run.run_id} --first-failure`."
+    of_run = "" if run is None else f" --run {run}"
+    return f"See all of it with `supervise logs {address}{of_run} --attempt {attempt}`."

@@ -167,7 +167,7 @@ def _status(as_json: bool, **values: object) -> int:  # noqa: FBT001  click call
 def _why(incident: int | None, **values: object) -> int:
     invocation = given(values).without_command()
     settings = invocation.settings_to_read_with()
-    from supervisor.cli.status import why  # noqa: PLC0415  for this command only
+    from supervisor.cli.why import why  # noqa: PLC0415  for this command only
 
     return why(settings, invocation.job(settings), incident)
 
@@ -182,7 +182,7 @@ def _logs(
 ) -> int:
     invocation = given(values).without_command()
     settings = invocation.settings_to_read_with()
-    from supervisor.cli.status import logs  # noqa: PLC0415  for this command only
+    from supervisor.cli.logs import logs  # noqa: PLC0415  for this command only
 
     return logs(settings, invocation.job(settings), rank, attempt, follow, first_failure=first_failure, run=run)
 

@@ -60,9 +60,8 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...
 
         return call
 
-    monkeypatch.setitem(
-        sys.modules, "supervisor.cli.status", types.SimpleNamespace(**{name: reader(name) for name in ("status", "why", "logs")})
-    )
+    for name in ("status", "why", "logs"):
+        monkeypatch.setitem(sys.modules, f"supervisor.cli.{name}", types.SimpleNamespace(**{name: reader(name)}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

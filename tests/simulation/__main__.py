@@ -1,10 +1,21 @@
-"""`python -m tests.simulation`: the same as `supervise simulate`."""
+"""`python -m tests.simulation`: plays seeds from the command line (docs/simulation.md)."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
-from supervisor.cli.main import main
+from tests.simulation.report import simulate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Let random jobs fail, and check every decision.")
+    parser.add_argument("--seeds", type=int, default=200, help="how many, from seed 0 on (default: 200)")
+    parser.add_argument("--seed", type=int, help="one seed only, to replay it")
+    parser.add_argument("--verbose", action="store_true", help="one line for each job")
+    given = parser.parse_args()
+    return simulate(given.seeds, given.seed, verbose=given.verbose)
+
 
 if __name__ == "__main__":
-    sys.exit(main(["simulate", *sys.argv[1:]]))
+    sys.exit(main())

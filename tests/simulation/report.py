@@ -1,4 +1,4 @@
-"""`supervise simulate`: play seeds, say how often each rung of each ladder was reached, and how to replay what was broken.
+"""`python -m tests.simulation`: play seeds, say how often each rung of each ladder was reached, and how to replay what was broken.
 
 In: how many seeds, or one of them. Out: lines on standard output; the exit code is 0 where nothing was broken, else 1. Nothing is kept.
 """
@@ -37,7 +37,7 @@ def simulate(seeds: int, seed: int | None, *, verbose: bool) -> int:
         outcomes.append(outcome)
         if outcome.broken:
             stdio.write(sys.stdout, f"seed {number} is broken: {outcome.broken}")
-            stdio.write(sys.stdout, f"replay it: supervise simulate --seed {number} --verbose")
+            stdio.write(sys.stdout, f"replay it: python -m tests.simulation --seed {number} --verbose")
     took_s = time.process_time() - began
     for line in coverage(reached(outcomes)) if seed is None or verbose else ():
         stdio.write(sys.stdout, line)

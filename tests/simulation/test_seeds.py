@@ -27,7 +27,7 @@ def outcomes() -> list[seeds.Outcome]:
 
 
 def broken(outcomes: list[seeds.Outcome]) -> str:
-    return "\n".join(f"supervise simulate --seed {o.seed} --verbose: {o.broken}" for o in outcomes if o.broken)
+    return "\n".join(f"python -m tests.simulation --seed {o.seed} --verbose: {o.broken}" for o in outcomes if o.broken)
 
 
 def test_nothing_is_broken_in_the_first_of_them() -> None:

@@ -183,7 +183,7 @@ def _job_of(values: dict[str, object]) -> tuple[Settings, str]:
     settings = invocation.settings()
     job = invocation.job(settings)
     if job is None:
-        from supervisor.cli.status import find_job, state_root  # noqa: PLC0415  for these commands only
+        from supervisor.cli.job_files import find_job, state_root  # noqa: PLC0415  for these commands only
 
         try:
             job = find_job(state_root(settings), None).job

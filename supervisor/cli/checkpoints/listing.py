@@ -25,7 +25,7 @@ from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints import discovery, numerics
 from supervisor.cli import stdio
-from supervisor.cli.status import find_job, places_in, state_root
+from supervisor.cli.job_files import find_job, places_in, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe import path_patterns
 from supervisor.report.text import clean
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.manifest.documents import Manifest
-    from supervisor.cli.status import Place
+    from supervisor.cli.job_files import JobFiles
     from supervisor.config.settings import Settings
 
 DIRECTORY: Final = "checkpoints"
@@ -187,7 +187,7 @@ def _fences(directory: Path) -> Rejections:
         raise SuperviseError(error.message, hint=error.hint) from error
 
 
-def refuse_while_running(place: Place) -> None:
+def refuse_while_running(place: JobFiles) -> None:
     """Raise SuperviseError where a supervisor runs the job: it holds the same records in memory."""
     record = lock.holder(place.directory / "lock")
     if record is not None and lock.is_alive(record) is not False:
@@ -197,7 +197,7 @@ def refuse_while_running(place: Place) -> None:
         )
 
 
-def _unwritable(place: Place, error: OSError) -> SuperviseError:
+def _unwritable(place: JobFiles, error: OSError) -> SuperviseError:
     return SuperviseError(
         f"cannot use the journal of what was moved: {place.directory / DIRECTORY}: {error.strerror or error}",
         hint="Make the state directory readable and writable for you.",
@@ -214,7 +214,7 @@ def _told(row: dict[str, Any]) -> str:
     return f"{row['id']}: {clean(row['path'])} was put there from the copy {clean(row['to'])}"
 
 
-def _listed(place: Place, rows: list[dict[str, Any]], discovered: list[dict[str, Any]], moved: list[dict[str, Any]]) -> Iterator[str]:
+def _listed(place: JobFiles, rows: list[dict[str, Any]], discovered: list[dict[str, Any]], moved: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         step = "-" if row["step"] is None else row["step"]
         reason = f"  {clean(row['reason'])}" if row["reason"] else ""

@@ -26,7 +26,7 @@ from supervisor.checkpoints import discovery, mirror_process
 from supervisor.checkpoints.restore_target import refusal
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.verify import output
-from supervisor.cli.status import find_job, state_root
+from supervisor.cli.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.report.text import clean
 

@@ -27,7 +27,7 @@ from supervisor.checkpoints.references import leads_to
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints import mirror
 from supervisor.cli.checkpoints.listing import DIRECTORY, refuse_while_running
-from supervisor.cli.status import find_job, state_root
+from supervisor.cli.job_files import find_job, state_root
 from supervisor.errors import SuperviseError
 from supervisor.observe.path_patterns import pattern_of
 from supervisor.report.text import clean

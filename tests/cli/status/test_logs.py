@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.status import logs, state_root
+from supervisor.cli.job_files import state_root
+from supervisor.cli.logs import logs
 from supervisor.errors import SuperviseError
 from supervisor.job import identity
 
@@ -20,7 +21,7 @@ REPOSITORY = Path(__file__).parents[3]
 _FOLLOW = """
 import dataclasses, sys
 from supervisor.config.settings import Settings, Job
-from supervisor.cli.status import logs
+from supervisor.cli.logs import logs
 logs(dataclasses.replace(Settings(), job=Job(state_dir=sys.argv[1])), "train", None, None, True)
 """
 

@@ -1,0 +1,161 @@
+"""Finds the files of a job, and reads its journal for the commands that read: they work when the supervisor is gone.
+
+Nothing is written, and no lock is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.cli import stdio
+from supervisor.core.model import Progress
+from supervisor.errors import ExitCode, SuperviseError
+from supervisor.job import identity
+from supervisor.journal.file import earlier
+from supervisor.journal.reader import History, read_earlier, read_history
+from supervisor.run import lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from supervisor.config.settings import Settings
+
+MOST_LISTED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """A job's files on one node."""
+
+    job: str
+    node: str
+    directory: Path
+
+    @property
+    def journal(self) -> Path:
+        """The journal, there or not."""
+        return self.directory / "journal.jsonl"
+
+
+def earlier_histories(place: JobFiles) -> Iterator[History]:
+    """Yield the job's earlier runs whose journals are kept, the newest first."""
+    for path in earlier(place.journal):
+        with contextlib.suppress(OSError):  # forgotten meanwhile
+            yield read_earlier(path)
+
+
+def state_root(settings: Settings) -> Path:
+    """Return the directory of all jobs' files."""
+    return identity.working_directory() / settings.job.state_dir
+
+
+def find_job(root: Path, job: str | None) -> JobFiles:
+    """Return the files of `job`, or of the only or most recent one; how many there are is said on stderr then.
+
+    Where several nodes share the directory, it is this node's part, else the most recent. Raises SuperviseError (64) listing what there is.
+    """
+    places = places_in(root)
+    jobs = list(dict.fromkeys(p.job for p in places))
+    if job is None and not places:
+        hint = "Start one with `supervise -- COMMAND`, or name the place with --state-dir."
+        raise SuperviseError(f"no job: {root}: nothing was supervised here", hint=hint, exit_code=ExitCode.USAGE)
+    if job is not None and job not in jobs:
+        hint = f"Name one of these with --job: {', '.join(jobs[:MOST_LISTED])}." if jobs else "Name the place with --state-dir."
+        raise SuperviseError(f"no such job: {root}: {job}", hint=hint, exit_code=ExitCode.USAGE)
+    name = jobs[0] if job is None else job
+    if job is None and len(jobs) > 1:
+        stdio.say(f"{name}: the most recent of {len(jobs)} jobs here; --job NAME shows another")
+    mine = [p for p in places if p.job == name]
+    here = identity.node_name()
+    return next((p for p in mine if p.node == here), mine[0])
+
+
+def places_in(root: Path) -> list[JobFiles]:
+    """Return the files of all jobs on all nodes that share the directory, the last changed first; of one time, this node's."""
+    here = identity.node_name()
+    try:
+        found = [JobFiles(p.parents[2].name, p.parent.name, p.parent) for p in root.glob("*/nodes/*/journal.jsonl")]
+    except OSError:
+        return []
+    return sorted(found, key=lambda place: (_changed_at(place), place.node == here), reverse=True)
+
+
+def _changed_at(place: JobFiles) -> float:
+    try:
+        return place.journal.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def history_of(place: JobFiles) -> tuple[History, bool | None]:
+    """Return what the journal tells, with the death of its supervisor where nobody else could have written it down."""
+    try:
+        history = read_history(place.journal)
+    except OSError as error:
+        hint = "Read it as the user that runs the job, or name another place with --state-dir."
+        raise SuperviseError(f"reading the journal: {place.journal}: {error.strerror}", hint=hint) from error
+    alive = _alive(place, history)
+    if alive is False:
+        if history.end is None:
+            history.progress = live_progress(history)  # its ranks' last words outlive it
+        history.with_our_death()
+    return history, alive
+
+
+def _alive(place: JobFiles, history: History) -> bool | None:
+    """Whether the supervisor of the last run lives: by the lock, else by what its run record says of its process."""
+    if history.end is not None or history.run is None:
+        return False
+    try:
+        held = lock.holder(place.directory / "lock")
+    except SuperviseError:
+        held = None
+    if held is not None:
+        return lock.is_alive(held)
+    run = history.run
+    if run.boot_id != identity.boot_id():
+        return False if place.node == identity.node_name() else None
+    return bool(run.start_ticks) and identity.start_ticks(run.pid) == run.start_ticks
+
+
+def goes_on(place: JobFiles) -> bool:
+    """Whether the job may still write."""
+    history, alive = history_of(place)
+    return alive is not False and history.end is None
+
+
+def live_progress(history: History) -> Progress:
+    """Return the step of the rank that is furthest behind, and its phase; what the journal has where no heartbeat can be read."""
+    if history.run is None or not history.run.scratch:
+        return history.progress
+    from supervisor.observe import heartbeats  # noqa: PLC0415 (only while the job runs)
+
+    beats = heartbeats.read(Path(history.run.scratch) / f"attempt-{history.attempt:04d}" / "heartbeat")
+    if not beats:
+        return history.progress
+    slowest = min(beats, key=lambda b: b.steps)
+    known = [b.step for b in beats if b.step is not None]
+    if known:
+        return Progress(min(known), relative=False, phase=slowest.phase)
+    return Progress(history.progress.step, history.progress.relative, slowest.phase)
+
+
+def show_problems(history: History) -> None:
+    """Show, on stderr, what is wrong with the journal."""
+    for problem in history.problems[:MOST_LISTED]:
+        stdio.say(f"journal: {problem}")
+
+
+def print_text(text: str) -> None:
+    """Print at once; where the reader of a pipe has gone, print nothing more."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `| head` has read enough; without this the interpreter complains again when it flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

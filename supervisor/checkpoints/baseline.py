@@ -42,12 +42,12 @@ class Baseline:
             self._write()
 
     def add(self, path: str, identity: Identity) -> None:
-        """Count what was restored from a mirror as there before: it need not be sent again."""
+        """Add a checkpoint that was restored from a mirror: it need not be sent again."""
         self._files = {**(self._files or {}), path: identity}
         self._write()
 
     def has(self, path: str, identity: Identity) -> bool:
-        """Say whether this content lay there before. Where nothing was recorded yet, it may have."""
+        """Return whether this content lay there before. Where nothing was recorded yet, it may have."""
         return self._files is None or self._files.get(path) == identity
 
     def _read(self) -> dict[str, Identity] | None:

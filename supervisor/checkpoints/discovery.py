@@ -9,7 +9,7 @@ is loaded like data (more than `MOST_LOADED` different files in one attempt) nev
     {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "listed"}],
      "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
 
-Nothing here raises: a file that cannot be read or written is in `problem`, and costs only what it would have told. Thread-safe; one
+Nothing here raises: a file that cannot be read or written is in `problem`, and costs only its content. Thread-safe; one
 supervisor owns the file, since it holds the job's lock. The numbers of locations and writes are bounded.
 """
 
@@ -484,8 +484,8 @@ def _with_stat(write: Write) -> Write:
     return replace(write, now=now if begun_in_place and write.cut else write.now)
 
 
-def _stat(told: Any) -> Stat | None:  # noqa: ANN401 (JSON)
-    if told is None:
+def _stat(row: Any) -> Stat | None:  # noqa: ANN401 (JSON)
+    if row is None:
         return None
-    dev, ino, size, mtime_ns = (int(number) for number in told)
+    dev, ino, size, mtime_ns = (int(number) for number in row)
     return dev, ino, size, mtime_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.checkpoints.provenance import Writer
+from supervisor.checkpoints.provenance import CheckpointWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ class MirrorFeed:
         """
         records, discovery = self._records, self._records.discovery
         writer = records.provenance.of(made.path, made.identity, made.saved_ns).writer
-        if writer is Writer.RANKS and discovery is not None:
+        if writer is CheckpointWriter.RANKS and discovery is not None:
             is_first = not (records.several_nodes and made.is_tree) or self._shared.is_first(made.path, discovery)
             return is_first and records.locations.is_checkpoint(made.path)
-        return writer is Writer.UNLOGGED and self._has_rank_0() is True and records.locations.is_listed_as_declared(made.path)
+        return writer is CheckpointWriter.UNLOGGED and self._has_rank_0() is True and records.locations.is_listed_as_declared(made.path)

@@ -143,7 +143,7 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
     )
 
 
-def _none(  # noqa: PLR0913, PLR0917  what all said, and what came of it
+def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and what they gave
     action: SelectCheckpoint,
     states: Sequence[NodeState],
     offers: Sequence[Offer],

@@ -1,7 +1,7 @@
-"""The order of a job's checkpoints on this node: which run and attempt wrote each, and what was given up by a step back.
+"""The order of a job's checkpoints on this node: which run and attempt wrote each, and which a step back gave up.
 
-What is only modified in time belongs to the attempt that ran then; what was recorded when it was verified tells its lineage itself
-(checkpointing/lineage.py). Everything here reads files, and is called in worker threads, but for `attempt_begins`.
+A manifest, written when the checkpoint was verified, holds its lineage. Without one, the checkpoint belongs to the attempt that ran at its
+modification time (checkpointing/lineage.py). All but `attempt_begins` reads files: call it in worker threads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CheckpointOrder:
         """Read what was recorded in `directory`, the `checkpoints` of the state directory."""
         self._directory, self._manifests, self._discovery = directory, manifests, discovery
         self._lineages = Lineages(directory, run)
-        self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, what a manifest told: that of a large directory takes long to read
+        self._read: dict[str, tuple[Identity, Lineage]] = {}  # by path, from manifests: that of a large directory takes long to read
         self.is_abandoned = self._lineages.is_abandoned
 
     @property

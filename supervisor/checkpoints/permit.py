@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 
 class Permit:
-    """One selection's right to change files. `alone`: no other node has ranks that may write them."""
+    """One selection's right to change files."""
 
-    def __init__(self, *, alone: bool = True) -> None:
-        self.alone = alone
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self.valid = True
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """Give whether a change is allowed; what is done inside is done before `withdraw` returns."""
+        """Return whether a change is allowed. A change inside of the block is done before `withdraw` returns."""
         with self._lock:
             yield self.valid
 

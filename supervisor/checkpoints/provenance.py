@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 
-class Writer(Enum):
+class CheckpointWriter(Enum):
     """Who wrote a checkpoint, as far as this node knows."""
 
     #: Ranks of this node logged a save of it, in this run or the one before.
@@ -39,7 +39,7 @@ class Writer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class CheckpointOrigin:
     """Who wrote a checkpoint, and when.
 
     lineage: run and attempt, by what was recorded or else by the time; UNKNOWN_LINEAGE where neither tells it. logged_attempt: the attempt
@@ -47,7 +47,7 @@ class Origin:
     did not end.
     """
 
-    writer: Writer
+    writer: CheckpointWriter
     lineage: Lineage
     logged_attempt: int | None
     is_cut: bool
@@ -78,23 +78,23 @@ class Provenance:
         self._locations, self._discovery, self._order = locations, discovery, order
         self._manifests, self._baseline, self._other_jobs = manifests, baseline, other_jobs
 
-    def of(self, path: str, identity: Identity, mtime_ns: int = 0) -> Origin:
+    def of(self, path: str, identity: Identity, mtime_ns: int = 0) -> CheckpointOrigin:
         """Return who wrote what has this identity. mtime_ns: when it was written, of a directory by its newest file; 0: not known."""
         lineage = self._order.lineage_of(path, identity, mtime_ns)
         if self._discovery is None:
-            return Origin(self._unlogged(path, identity), lineage, None, is_cut=False)
+            return CheckpointOrigin(self._unlogged(path, identity), lineage, None, is_cut=False)
         writes = self._discovery.writes(path)
-        writer = Writer.RANKS if writes or self._discovery.wrote_earlier(path) else self._unlogged(path, identity)
+        writer = CheckpointWriter.RANKS if writes or self._discovery.wrote_earlier(path) else self._unlogged(path, identity)
         in_directory = max((write.attempt for write in writes if write.path != path or write.is_directory), default=None)
         attempt = self._discovery.attempt_of(path, identity) if in_directory is None else in_directory
-        return Origin(writer, lineage, attempt, any(write.cut for write in writes))
+        return CheckpointOrigin(writer, lineage, attempt, any(write.cut for write in writes))
 
     def _is_logged(self, path: str) -> bool:
         return self._discovery is not None and (bool(self._discovery.writes(path)) or self._discovery.wrote_earlier(path))
 
-    def _unlogged(self, path: str, identity: Identity) -> Writer:
+    def _unlogged(self, path: str, identity: Identity) -> CheckpointWriter:
         is_new = self._locations.is_declared(path) and not self._baseline.has(path, identity)
-        return Writer.UNLOGGED if is_new else Writer.UNKNOWN
+        return CheckpointWriter.UNLOGGED if is_new else CheckpointWriter.UNKNOWN
 
     def trusts(self, path: str) -> bool:
         """Return whether this user's jobs wrote what lies at a path, so that classes of their own in it are no danger.
@@ -110,4 +110,4 @@ class Provenance:
             return False
         if recorded is not None and recorded.identity == identity:
             return True
-        return self._unlogged(path, identity) is Writer.UNLOGGED or self._other_jobs.has_saved(path, identity)
+        return self._unlogged(path, identity) is CheckpointWriter.UNLOGGED or self._other_jobs.has_saved(path, identity)

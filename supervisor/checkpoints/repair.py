@@ -29,7 +29,10 @@ MOST_BESIDE: Final = 4
 
 
 class CheckpointRepair:
-    """Repairs the checkpoints of one job, while no rank is alive on this node."""
+    """Repairs the checkpoints of one job, while no rank is alive on this node.
+
+    With several nodes nothing is moved: whether a rank of another node is alive is not known.
+    """
 
     def __init__(self, records: CheckpointRecords, discovery: Discovery) -> None:
         self._records, self._discovery = records, discovery
@@ -69,11 +72,11 @@ class CheckpointRepair:
         seen = self._discovery.written_files(path, self._ranks_ended_ns)
         stays = "" if copy is not None else f"because {leads} leads to it" if leads else self._why_last(found)
         if stays:
-            if not ownership.why_not(found, seen, ranks_alive=not permit.alone):
+            if not ownership.why_not(found, seen, ranks_alive=self._records.several_nodes):
                 yield path, f"{found.reason}: left where it is, {stays}"
             return
         with permit.held() as allowed:
-            moved = records.moves.move(found, attempt, seen, ranks_alive=not permit.alone) if allowed else None
+            moved = records.moves.move(found, attempt, seen, ranks_alive=self._records.several_nodes) if allowed else None
             done = self._put_back(moved.to, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
         if done:
             yield path, done
@@ -108,14 +111,16 @@ class CheckpointRepair:
         returned only where no save in it ended; where one was cut off, at a location of checkpoints; or where a whole one lies beside it.
         """
         listed = self._locations.listing(candidates=True).candidates
-        begun = [row for row in self._discovery.unfinished() if all(row[0] != one.path for one in listed)]
-        whole = self._whole_patterns({pattern_of(unit) for unit, *_ in begun}, listed) if begun else set()
-        found = [unit for unit, some, all_ in begun if all_ or (some and self._locations.is_checkpoint(unit)) or pattern_of(unit) in whole]
-        for unit in found:
-            identity = identity_of(unit)
+        unfinished = [row for row in self._discovery.unfinished() if all(row[0] != one.path for one in listed)]
+        whole = self._whole_patterns({pattern_of(path) for path, *_ in unfinished}, listed) if unfinished else set()
+        found = [
+            path for path, some, all_ in unfinished if all_ or (some and self._locations.is_checkpoint(path)) or pattern_of(path) in whole
+        ]
+        for path in found:
+            identity = identity_of(path)
             if identity is not None:
                 why = "a save began it and did not end"
-                self._records.cache.put(Verification(unit, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
+                self._records.cache.put(Verification(path, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
         return tuple(sorted(found))
 
     def _why_last(self, found: Verification) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from checkpointing.io.listing_cache import ListingCache
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
-from supervisor.checkpoints.provenance import Writer
+from supervisor.checkpoints.provenance import CheckpointWriter
 from supervisor.checkpoints.reports import CheckpointFound, WatcherFailed
 from supervisor.checkpoints.watcher import CheckpointWatcher, to_ref
 
@@ -119,7 +119,7 @@ class CheckpointWatch:
         path, identity = candidate.path, candidate.identity
         if not self._records.several_nodes or self._has_rank_0():
             return None
-        if not candidate.is_directory and self._records.provenance.of(path, identity, candidate.mtime_ns).writer is Writer.RANKS:
+        if not candidate.is_directory and self._records.provenance.of(path, identity, candidate.mtime_ns).writer is CheckpointWriter.RANKS:
             return None
         adopted = self._recorder.adopt(path, identity)
         if adopted is not None:

@@ -6,7 +6,7 @@ A file is read at once where a rank was seen to end its save: in place, the next
 Reading is capped, its page cache is dropped, and the thread is of low priority. A copy is WRITING until it stood still, COMPLETE once its
 structure was found right, VERIFIED once a manifest holds its digest (supervisor/checkpoints/job.py), or BAD.
 
-Nothing here fails the job: what cannot be read is left for the next look, what fails in any other way is told once and passed over, and a
+Nothing here fails the job: what cannot be read is left for the next look, any other failure is reported once, and a
 file system that hangs holds up this thread alone.
 The thread owns its own view of the files; the cache of verdicts is shared with the selection, which is why a restart seldom reads
 anything that was not read before. The watcher never fences: a file that looks torn while ranks live may be one that is being written.
@@ -70,8 +70,8 @@ class CheckpointWatcher:
     """Looks at the checkpoints every `interval_s` seconds, in a thread of its own.
 
     `look` and `on_verified` are called in that thread, the latter once per identity, with how to read it again, and
-    whether it is news: the selection may have found it before. What was there before the
-    start is read only as far as it takes to know the newest whole one; what appears later is read always.
+    whether it is news: the selection may have found it before. Of the files before the
+    start only as many are read as it takes to know the newest whole one; later ones are always read.
     """
 
     def __init__(  # noqa: PLR0913 -- the settings of the watcher, each with its default
@@ -93,7 +93,7 @@ class CheckpointWatcher:
     ) -> None:
         """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
 
-        `is_wanted`: what was here before the start is read all the same. `own`: see `verify`. `elsewhere`: what
+        `is_wanted`: a file from before the start is read all the same. `own`: see `verify`. `elsewhere`: what
         another node found, where that one is to read it; WRITING while it does. `is_ended`: a rank was seen to end the
         save that left a file as it is. `has_news`: whether such a file is to be read before the next look is due.
         """

@@ -417,12 +417,12 @@ class Executor:
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         if action.nodes:
-            together, self._node = Permit(alone=False), action.node
+            together, self._node = Permit(), action.node
             self._permit = together
             self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
             return
 
-        permit = self._permit = Permit(alone=self._loop.state.run.policy.nodes == 1)
+        permit = self._permit = Permit()
 
         def say(text: str) -> None:
             self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", text)))

@@ -183,6 +183,16 @@ def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(ground: 
     assert listing(ground.here) == before
 
 
+def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(ground: Ground) -> None:
+    ground.checkpoints = JobCheckpoints(ground.job, ground.reports.append, several_nodes=True)
+    ground.checkpoints.began(1)
+    hf(ground, 10)
+    hf(ground, 20, cut=True)
+    before = listing(ground.here)
+    assert ground.mends() == {}
+    assert listing(ground.here) == before
+
+
 def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_format_knows_it(ground: Ground) -> None:
     for step in (10, 20):
         ground.rank.saves(f"out/step_{step}/state.bin", step, made=ground.rank.makes(f"out/step_{step}"))

@@ -84,12 +84,22 @@ class Xid:
     part: Part = Part.OTHER
     echo: bool = False
 
+    @property
+    def hardware(self) -> str:
+        """Whether the fault is the hardware's, from the code alone: yes, no or unknown."""
+        if self.origin is Origin.EITHER:
+            return "unknown"
+        return "yes" if self.origin in {Origin.HARDWARE, Origin.FABRIC} else "no"
+
 
 #: Listed by the catalogue as not raised by A100 and newer GPUs; on older ones they are rare, and what they ask for is support.
 UNUSED = frozenset(
     {*range(1, 8), 9, 10, 12, *range(14, 25), *range(26, 31), *range(33, 37), 42, 47, *range(49, 54), *range(55, 60)}
     | {61, 65, 73, 81, 87, 90, 91, 108, *range(111, 119), *range(122, 126), 138}
 )
+
+#: Digits: a text from a log may be of any length.
+_LONGEST_CODE = 4
 
 _APP, _HARDWARE, _FABRIC, _DRIVER, _EITHER = Origin.APP, Origin.HARDWARE, Origin.FABRIC, Origin.DRIVER, Origin.EITHER
 _IGNORE, _RESTART, _RESET, _REBOOT, _DRAIN = Action.IGNORE, Action.RESTART, Action.RESET, Action.REBOOT, Action.DRAIN
@@ -202,3 +212,8 @@ TABLE: Mapping[int, Xid] = MappingProxyType(
 def lookup(code: int) -> Xid | None:
     """Return what the catalogue says about an Xid; None where it does not list the number."""
     return TABLE.get(code)
+
+
+def lookup_text(code: str) -> Xid | None:
+    """Return what the catalogue says about an Xid given as text; None for a text that is no number, or an unlisted one."""
+    return lookup(int(code)) if code.isascii() and code.isdigit() and len(code) <= _LONGEST_CODE else None

@@ -10,14 +10,11 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from health.nvidia.xids import Origin, Part, lookup
+from health.nvidia.xids import Part, lookup_text
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-#: Digits; a row of a user's may extract anything.
-LONGEST_CODE = 4
 
 CAUSES: Mapping[Part, Cause] = MappingProxyType(
     {Part.MEMORY: Cause.GPU_ECC, Part.BUS: Cause.GPU_LOST, Part.LINK: Cause.NVLINK, Part.OTHER: Cause.GPU_XID_OTHER}
@@ -27,17 +24,13 @@ CAUSES: Mapping[Part, Cause] = MappingProxyType(
 def read(event: str) -> tuple[Cause, str] | None:
     """Return the cause that "xid 79" is, and whether it is hardware (yes, no, unknown); None of what names no Xid of the catalogue."""
     kind, _, code = event.partition(" ")
-    code = code.partition(" ")[0]
-    entry = lookup(int(code)) if kind == "xid" and code.isascii() and code.isdigit() and len(code) <= LONGEST_CODE else None
-    if entry is None:
-        return None
-    sure = {Origin.HARDWARE: "yes", Origin.FABRIC: "yes", Origin.EITHER: "unknown"}
-    return CAUSES[entry.part], sure.get(entry.origin, "no")
+    entry = lookup_text(code.partition(" ")[0]) if kind == "xid" else None
+    return (CAUSES[entry.part], entry.hardware) if entry is not None else None
 
 
 def explained(code: str) -> dict[str, str]:
     """Return what is to be known of an Xid as facts of a verdict, {} of what is no number that the catalogue lists."""
-    entry = lookup(int(code)) if code.isascii() and code.isdigit() and len(code) <= LONGEST_CODE else None
+    entry = lookup_text(code)
     if entry is None:
         return {}
     return {"xid_meaning": f"{entry.name}: {entry.meaning}", "xid_action": entry.action.value, "xid_same_gpu": entry.retry.value}

@@ -131,7 +131,8 @@ def xid_facts(
         record = Evidence("kernel", "record", f"NVRM: Xid (PCI:{one.pci.rpartition('.')[0] or one.pci}): {one.code}, told by NVML", t=one.t)
         repeated = _repeated(one, memory) if in_use - {_uuid(one.subject)} else ""
         for fact in claims(record, catalogue):
-            fields = {"hardware": _hardware(entry, repeated=bool(repeated)), **({"xid_repeated": repeated} if repeated else {})}
+            hardware = "suspected" if repeated else entry.hardware if entry is not None else "unknown"
+            fields = {"hardware": hardware, **({"xid_repeated": repeated} if repeated else {})}
             claim = fact.claim
             if claim is not None and repeated:
                 claim = replace(claim, weight=max(claim.weight, REPEATED_WEIGHT))
@@ -159,14 +160,6 @@ def _repeated(one: DriverXid, memory: Memory) -> str:
     if past.gpus != 1 or past.same < REPEATED:
         return ""
     return f"{past.same} times within 24 h on this GPU and on no other: its hardware is suspected"
-
-
-def _hardware(entry: xids.Xid | None, *, repeated: bool) -> str:
-    if repeated:
-        return "suspected"
-    if entry is None or entry.origin is xids.Origin.EITHER:
-        return "unknown"
-    return "yes" if entry.origin in {xids.Origin.HARDWARE, xids.Origin.FABRIC} else "no"
 
 
 def _fact(name: str, text: str, t: float, fields: Mapping[str, str]) -> Evidence:

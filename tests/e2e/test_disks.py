@@ -86,14 +86,14 @@ def test_a_journal_of_a_newer_version_is_left_alone(supervise: Run, tmp_path: Pa
     first = supervise("true")
     assert first.exit_code() == 0
     journal = journal_of(first)
-    newer = encode(1, 1.0, 1.0, Header("e2e", "node", version="3.0")) + b'{"what":"is","not":"known"}\n'
+    newer = encode(1, 1.0, 1.0, Header("e2e", "node", version="4.0")) + b'{"what":"is","not":"known"}\n'
     journal.write_bytes(newer)
     first.journal_is_damaged = True
     run = supervise("touch", "started")
     run.journal_is_damaged = True
     assert run.exit_code() == 78
     assert str(journal) in run.stderr
-    assert "3.0" in run.stderr
+    assert "4.0" in run.stderr
     assert journal.read_bytes() == newer
     assert not (tmp_path / "started").exists()
     status = run.ask("status")

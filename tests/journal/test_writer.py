@@ -264,7 +264,7 @@ def test_a_record_that_is_nested_without_end_is_damage(tmp_path: Path, ear: Any)
 
 def test_a_newer_journal_is_refused_and_left_as_it_is(tmp_path: Path, ear: Any) -> None:
     path = tmp_path / "journal.jsonl"
-    content = encode(1, 1.0, 1.0, Header("job", "node", "3.0")) + b"torn"
+    content = encode(1, 1.0, 1.0, Header("job", "node", "4.0")) + b"torn"
     path.write_bytes(content)
     with pytest.raises(SuperviseError) as caught:
         opened(path, ear)
@@ -469,4 +469,7 @@ def test_what_was_said_to_be_durable_survives_kill_9(tmp_path: Path) -> None:
         found = [r for r in scan(path) if isinstance(r, Record)]
         assert [r.seq for r in found] == list(range(1, len(found) + 1))
         assert found[-1].seq >= max(said)
-        assert not read_past(scan(path)).problems
+        # the kill may cut the write of a later record: that tail is no loss, and the next start cuts it off
+        damage = [r for r in scan(path) if isinstance(r, Damage)]
+        assert all(d.torn for d in damage)
+        assert read_past(scan(path)).problems == tuple(map(str, damage))

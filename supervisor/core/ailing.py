@@ -56,7 +56,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
 def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
     """The ranks exist; end them where this node became ill before."""
     state, actions = lifecycle.on_attempt_started(state, event)
-    if state.stage is not Stage.RUNNING or not state.attempt.eviction:
+    if not state.attempt.eviction:
         return state, actions
     state, more = _evict(state, event.t)
     return state, (*actions, *more)

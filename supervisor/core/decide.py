@@ -17,25 +17,16 @@ The rules, in words:
 7. *A rank that dies of INT, TERM or HUP may only have heard of the end before we did* (Slurm and process groups signal everybody):
    such a failure is judged a second later, so that our own signal can arrive first.
 
-    NEW ─ SupervisorStarted ─> SELECTING ─ CheckpointSelected ─> STARTING ─ AttemptStarted ─> RUNNING ─ succeeded ─> ENDED
-                                   ^                                 │ RankExited, LauncherExited │ │ │ NodesWaiting
-                                   │                                 v                            │ │ └────> ADMITTING ─┐
-              WAITING <─ restart ─ FENCED <───────────────────────────────────────────────────────┘ │ PeerFenced        │
-                 │ backoff over      │ stop                                                         └────> FOLLOWING ───┤
-                 └───> SELECTING     v                                                                                  │
-                                   ENDED <── STOPPING <── StopRequested (from any stage)              SELECTING <───────┘
-
-On several nodes SELECTING is passed over: STARTING ─ NodesGathered ─ CheckpointSelected ─ AttemptStarted ─> RUNNING.
-
-The handlers live by what they are about: beginning.py (checkpoint, attempt), gathering.py (several nodes), lifecycle.py (start, run,
-end), failing.py (fence, judge, plan), preflight.py and ailing.py (this node's health), stopping.py (a person).
+`EVENTS` below has a row for each event: the stages in which it means something, and the function that answers it. docs/stages.md draws the
+stages and shows the same rows. The functions live by what they are about: start.py (checkpoint, attempt), gathering.py (several nodes),
+lifecycle.py (start, run, end), failure.py (fence, judge, plan), node_health.py and ailing.py (this node's health), shutdown.py (a person).
 Known weak spot: with several nodes each supervisor judges with what it sees itself; only the one whose rank failed first decides, and
 the others follow its word (PeerDecided).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.core import ailing, failure, gathering, lifecycle, shutdown, start
 from supervisor.core.events import (
@@ -81,43 +72,55 @@ if TYPE_CHECKING:
 
     Handler = Callable[[JobState, Any], tuple[JobState, tuple[Action, ...]]]
 
-#: Which function answers which event. Every event has exactly one row.
-HANDLERS: dict[type, Handler] = {
-    SupervisorStarted: lifecycle.on_supervisor_started,
-    LauncherStarted: lifecycle.on_launcher_started,
-    LauncherFellBack: lifecycle.on_launcher_fell_back,
-    NodesGathered: gathering.on_nodes_gathered,
-    NodeBegan: gathering.on_node_began,
-    CheckpointSelected: gathering.on_checkpoint_selected,
-    AttemptStarted: ailing.on_attempt_started,
-    RanksFound: lifecycle.on_ranks_found,
-    ProgressObserved: gathering.on_progress_observed,
-    CheckpointVerified: lifecycle.on_checkpoint_verified,
-    StartCeilingPassed: lifecycle.on_start_ceiling_passed,
-    ProgramSeen: lifecycle.on_program_seen,
-    GpusListed: lifecycle.on_gpus_listed,
-    HealthChecked: start.on_health_checked,
-    HealthChanged: ailing.on_health_changed,
-    NodesWaiting: lifecycle.on_nodes_waiting,
-    AttemptEnded: lifecycle.on_attempt_ended,
-    JournalDegraded: lifecycle.on_journal_degraded,
-    JournalRecovered: lifecycle.on_journal_recovered,
-    RankExited: shutdown.on_rank_exited,
-    LauncherExited: failure.on_launcher_exited,
-    PeerFenced: failure.on_peer_fenced,
-    PeerDecided: failure.on_peer_decided,
-    EvidenceCollected: shutdown.on_evidence_collected,
-    TimerFired: shutdown.on_timer_fired,
-    StopRequested: shutdown.on_stop_requested,
-    SaveWatched: shutdown.on_save_watched,
-    Saved: shutdown.on_saved,
-    SaveSearched: shutdown.on_save_searched,
-    TimeLeft: shutdown.on_time_left,
-    StacksRequested: shutdown.on_stacks_requested,
-}
 
-#: What may come after a run has ended, and begins the next. The journal may fail before the loop has begun.
-AT_THE_START = (SupervisorStarted, GpusListed, JournalDegraded, JournalRecovered)
+class Row(NamedTuple):
+    """The stages in which an event means something, and the function that answers it."""
+
+    stages: frozenset[Stage]
+    handler: Handler
+
+
+ANY = frozenset(Stage)
+BEFORE_THE_END = ANY - {Stage.ENDED}
+#: Ranks are being started, or run.
+LIVES = frozenset({Stage.STARTING, Stage.RUNNING})
+#: Ranks are being stopped.
+ENDS = frozenset({Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING})
+
+#: Every event has exactly one row. In any other stage it is answered with nothing (`decide`). What may come in ENDED begins the next run.
+EVENTS: dict[type, Row] = {
+    SupervisorStarted: Row(ANY, lifecycle.on_supervisor_started),
+    LauncherStarted: Row(BEFORE_THE_END, lifecycle.on_launcher_started),
+    LauncherFellBack: Row(BEFORE_THE_END, lifecycle.on_launcher_fell_back),
+    NodesGathered: Row(frozenset({Stage.STARTING}), gathering.on_nodes_gathered),
+    NodeBegan: Row(LIVES, gathering.on_node_began),
+    CheckpointSelected: Row(frozenset({Stage.SELECTING, Stage.STARTING}), gathering.on_checkpoint_selected),
+    AttemptStarted: Row(frozenset({Stage.STARTING}), ailing.on_attempt_started),
+    RanksFound: Row(frozenset({Stage.RUNNING}), lifecycle.on_ranks_found),
+    ProgressObserved: Row(LIVES | {Stage.FOLLOWING}, gathering.on_progress_observed),
+    CheckpointVerified: Row(BEFORE_THE_END, lifecycle.on_checkpoint_verified),
+    StartCeilingPassed: Row(BEFORE_THE_END, lifecycle.on_start_ceiling_passed),
+    ProgramSeen: Row(BEFORE_THE_END, lifecycle.on_program_seen),
+    GpusListed: Row(ANY, lifecycle.on_gpus_listed),
+    HealthChecked: Row(frozenset({Stage.SELECTING, Stage.CHECKING}), start.on_health_checked),
+    HealthChanged: Row(BEFORE_THE_END, ailing.on_health_changed),
+    NodesWaiting: Row(frozenset({Stage.RUNNING}), lifecycle.on_nodes_waiting),
+    AttemptEnded: Row(BEFORE_THE_END, lifecycle.on_attempt_ended),
+    JournalDegraded: Row(ANY, lifecycle.on_journal_degraded),
+    JournalRecovered: Row(ANY, lifecycle.on_journal_recovered),
+    RankExited: Row(LIVES | ENDS, shutdown.on_rank_exited),
+    LauncherExited: Row(LIVES | ENDS, failure.on_launcher_exited),
+    PeerFenced: Row(LIVES | {Stage.FENCED}, failure.on_peer_fenced),
+    PeerDecided: Row(frozenset({Stage.FENCED, Stage.FOLLOWING}), failure.on_peer_decided),
+    EvidenceCollected: Row(frozenset({Stage.FENCED, Stage.STOPPING}), shutdown.on_evidence_collected),
+    TimerFired: Row(BEFORE_THE_END, shutdown.on_timer_fired),
+    StopRequested: Row(BEFORE_THE_END, shutdown.on_stop_requested),
+    SaveWatched: Row(BEFORE_THE_END, shutdown.on_save_watched),
+    Saved: Row(frozenset({Stage.STOPPING}), shutdown.on_saved),
+    SaveSearched: Row(frozenset({Stage.STOPPING}), shutdown.on_save_searched),
+    TimeLeft: Row(frozenset({Stage.STOPPING}), shutdown.on_time_left),
+    StacksRequested: Row(LIVES, shutdown.on_stacks_requested),
+}
 
 
 def initial() -> JobState:
@@ -127,14 +130,13 @@ def initial() -> JobState:
 
 def decide(state: JobState, event: Event) -> tuple[JobState, tuple[Action, ...]]:
     """Return the next state and what is to be done. Raises nothing that an event could cause."""
-    if is_of_the_past(state, event):
+    row = EVENTS[type(event)]
+    if state.stage not in row.stages or is_of_another_attempt(state, event):
         return state, ()
-    return HANDLERS[type(event)](state, event)
+    return row.handler(state, event)
 
 
-def is_of_the_past(state: JobState, event: Event) -> bool:
-    """Whether an event speaks of another attempt than the state's, or of a run that is over: the fence."""
+def is_of_another_attempt(state: JobState, event: Event) -> bool:
+    """Whether an event speaks of another attempt than the state's: the fence."""
     number = state.attempt.number
-    if getattr(event, "attempt", number) != number:
-        return True
-    return state.stage is Stage.ENDED and not isinstance(event, AT_THE_START)
+    return getattr(event, "attempt", number) != number

@@ -83,7 +83,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     death = event.exit
     if state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
         return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
-    if not death.failed or state.stage not in {Stage.STARTING, Stage.RUNNING}:
+    if not death.failed:
         return state, ()
     return fence(state, event.t, death, told(death))
 
@@ -96,8 +96,6 @@ def told(death: RankExit) -> str:
 
 def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
     """The agent or the guardian died: their ranks cannot be trusted to be watched, so the attempt ends with them."""
-    if state.stage in {Stage.SELECTING, Stage.CHECKING, Stage.WAITING}:
-        return state, ()  # nothing ran below it; the next attempt starts a new one
     if state.stage is Stage.STOPPING and event.who != "guardian":
         return state, ()
     how = f"killed by signal {event.signal}" if event.signal is not None else f"exit code {event.code}"
@@ -137,7 +135,7 @@ def on_peer_fenced(state: JobState, event: PeerFenced) -> Step:
 
 def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     """Follow it once our own ranks are gone. It may come before our own is made: the others heard nothing of us for too long."""
-    if state.stage not in {Stage.FOLLOWING, Stage.FENCED} or state.run.incident is None:
+    if state.run.incident is None:
         return state, ()
     kind = PlanKind.RESTART if event.kind == "restart" else PlanKind.STOP
     first = event.first

@@ -33,7 +33,7 @@ HINT = "put the checkpoints on storage that all nodes share, or copy the same on
 
 def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     """Look for checkpoints together with the other nodes."""
-    if state.stage is not Stage.STARTING or not state.attempt.awaits_agreement:
+    if not state.attempt.awaits_agreement:
         return state, ()
     token = state.token + 1
     state = changed(state, token=token)
@@ -56,7 +56,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """Begin from the one that was chosen here (one node), or by all nodes together."""
     if state.stage is Stage.SELECTING and not event.agreed:
         return start.on_checkpoint_selected(state, event)
-    if state.stage is not Stage.STARTING or not state.attempt.awaits_agreement or not event.agreed:
+    if not state.attempt.awaits_agreement or not event.agreed:
         return state, ()
     if event.again:
         held = "; ".join(f"{node}: {text}" for node, text in event.held)
@@ -116,8 +116,6 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
 
 def on_node_began(state: JobState, event: NodeBegan) -> Step:
     """Compare how another node's ranks began with how this node's did."""
-    if state.stage not in {Stage.STARTING, Stage.RUNNING}:
-        return state, ()
     peer_starts = (*state.attempt.peer_starts, (event.text, event.first_step, event.loaded_step))
     return _compared(changed(state, attempt=changed(state.attempt, peer_starts=peer_starts)), event.t)
 

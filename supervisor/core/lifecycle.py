@@ -133,8 +133,6 @@ def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
 
 def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
     """The ranks exist."""
-    if state.stage is not Stage.STARTING:
-        return state, ()
     return changed(
         state,
         stage=Stage.RUNNING,
@@ -144,8 +142,6 @@ def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
 
 def on_ranks_found(state: JobState, event: RanksFound) -> Step:
     """Take the ranks of a plain command, in place of those that were known."""
-    if state.stage is not Stage.RUNNING:
-        return state, ()
     return changed(state, attempt=changed(state.attempt, ranks=event.ranks, world_size=event.world_size)), ()
 
 
@@ -245,8 +241,6 @@ def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
 
 def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
     """Let waiting nodes in: an elastic job restarts at the new size, through the same gate as after a failure."""
-    if state.stage is not Stage.RUNNING:
-        return state, ()
     said = Say("info", f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them")
     stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
     return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (said, stop, core_failure.teardown_timer(state, state.token + 1))

@@ -55,7 +55,6 @@ ANSWER_S = 2.0
 LEAST_SAVE_S = 1.0
 #: Stages in which no rank of ours can be alive.
 NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})
-RUNS = frozenset({Stage.STARTING, Stage.RUNNING})
 
 
 def _with_stop(state: JobState, stop: Stop) -> JobState:
@@ -203,7 +202,7 @@ def on_saved(state: JobState, event: Saved) -> Step:
 def on_save_searched(state: JobState, event: SaveSearched) -> Step:
     """Take what the disk holds for an answer where the ranks gave none."""
     stop = state.run.stop
-    if state.stage is not Stage.STOPPING or stop is None or not stop.save_search:
+    if stop is None or not stop.save_search:
         return state, ()
     state = changed(state, attempt=changed(state.attempt, saved=state.attempt.saved or event.found is not None))
     return lifecycle.finish_stopped(_with_stop(state, replace(stop, save_search_done=True)))
@@ -259,7 +258,7 @@ def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
 def on_stacks_requested(state: JobState, event: StacksRequested) -> Step:
     """Dump and go on."""
     del event
-    return state, (DumpStacks(state.attempt.number),) if state.stage in RUNS else ()
+    return state, (DumpStacks(state.attempt.number),)
 
 
 def on_timer_fired(state: JobState, event: TimerFired) -> Step:

@@ -34,7 +34,7 @@ from supervisor.core.model import (
 
 
 class Stage(StrEnum):
-    """Where the job stands. The transitions are drawn at the head of core/decide.py."""
+    """Where the job stands. docs/stages.md draws the transitions."""
 
     NEW = "new"
     SELECTING = "selecting"  # the newest verified checkpoint is being looked for

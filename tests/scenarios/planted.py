@@ -40,12 +40,12 @@ def budget_refilled_without_progress(patch: Patch) -> None:
             state, run=replace(state.run, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.run.failures))
         ), found
 
-    patch.setitem(decide.HANDLERS, events.CheckpointVerified, handler)
+    patch.setitem(decide.EVENTS, events.CheckpointVerified, decide.EVENTS[events.CheckpointVerified]._replace(handler=handler))
 
 
 def stale_attempt_accepted(patch: Patch) -> None:
     """What the dead say is believed."""
-    patch.setattr(decide, "is_of_the_past", lambda _state, _event: False)
+    patch.setattr(decide, "is_of_another_attempt", lambda _state, _event: False)
 
 
 def poisoned_chosen(patch: Patch) -> None:
@@ -125,7 +125,7 @@ def run_begun_anew_by_a_requeue(patch: Patch) -> None:
     def handler(state: JobState, event: events.SupervisorStarted) -> Any:  # noqa: ANN401 (as the real one)
         return lifecycle.on_supervisor_started(state, replace(event, continues=False))
 
-    patch.setitem(decide.HANDLERS, events.SupervisorStarted, handler)
+    patch.setitem(decide.EVENTS, events.SupervisorStarted, decide.EVENTS[events.SupervisorStarted]._replace(handler=handler))
 
 
 def unknown_step_read_as_none(patch: Patch) -> None:
@@ -139,7 +139,7 @@ def peers_part_ways(patch: Patch) -> None:
     def handler(state: JobState, event: events.PeerDecided) -> Any:  # noqa: ANN401 (as the real one)
         return failure.on_peer_decided(state, replace(event, overrides=(), poison=()))
 
-    patch.setitem(decide.HANDLERS, events.PeerDecided, handler)
+    patch.setitem(decide.EVENTS, events.PeerDecided, decide.EVENTS[events.PeerDecided]._replace(handler=handler))
 
 
 def failures_forgotten(patch: Patch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.core import actions as act
 from supervisor.core import events
-from supervisor.core.decide import HANDLERS, decide, initial
+from supervisor.core.decide import EVENTS, decide, initial
 from supervisor.core.model import (
     Cause,
     CheckpointRef,
@@ -154,4 +154,4 @@ def held(name: str) -> None:
 
 def test_every_event_is_exercised() -> None:
     used = {row["event"] for scenario in SCENARIOS.values() for row in scenario["step"]}
-    assert used == {kind.__name__ for kind in HANDLERS}
+    assert used == {kind.__name__ for kind in EVENTS}

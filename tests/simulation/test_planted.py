@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 def around(patch: pytest.MonkeyPatch, kind: type, bug: Callable[[Callable[[JobState, Any], Step], JobState, Any], Step]) -> None:
     """Put a bug around what answers a kind of event."""
-    real = core.HANDLERS[kind]
-    patch.setitem(core.HANDLERS, kind, lambda state, event: bug(real, state, event))
+    row = core.EVENTS[kind]
+    patch.setitem(core.EVENTS, kind, row._replace(handler=lambda state, event: bug(row.handler, state, event)))
 
 
 def refilled_without_progress(patch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def refilled_without_progress(patch: pytest.MonkeyPatch) -> None:
 
 
 def stale_attempt_accepted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(core, "is_of_the_past", lambda state, event: state.stage is Stage.ENDED and not isinstance(event, core.AT_THE_START))
+    patch.setattr(core, "is_of_another_attempt", lambda _state, _event: False)
 
 
 def last_verified_forgotten(patch: pytest.MonkeyPatch) -> None:

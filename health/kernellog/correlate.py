@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.kernellog.event_builder import FIELDS, EventBuilder, begin, may_be_same, plain_pci
 from health.kernellog.messages import OOM_MEANINGS, Recognised, Role, recognise
-from health.kernellog.model import Entry, Finding
+from health.kernellog.model import Entry, LogFinding
 from health.model import Repair, Severity, worse
 from health.nvidia import xid_history, xid_policy, xid_registers
 from health.nvidia.xid_history import DAY_S, Event, Memory, Sorted
@@ -68,7 +68,7 @@ class Correlator:
         self._active: set[tuple[str, str]] = set()
         self._booted: dict[str, float | None] = {}
         self._first: Entry | None = None
-        self._found: tuple[Finding, ...] | None = None  # until there is more
+        self._found: tuple[LogFinding, ...] | None = None  # until there is more
         self.forgotten: Counter[Severity] = Counter()
 
     def take_all(self, entries: Iterable[Entry]) -> None:
@@ -103,13 +103,13 @@ class Correlator:
         else:
             self._whole(entry, match)
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[LogFinding, ...]:
         """Return what was found so far, in the order in which it began."""
         if self._found is None:
             self._found = tuple(sorted((*self._judged(self._builders), *self._flapping()), key=lambda one: one.number))
         return self._found
 
-    def _judged(self, builders: Iterable[EventBuilder]) -> list[Finding]:
+    def _judged(self, builders: Iterable[EventBuilder]) -> list[LogFinding]:
         known, announced = self._memory.sorted(), self._announced()
         return [self._finding(builder, known, announced) for builder in builders if not builder.dropped]
 
@@ -294,7 +294,7 @@ class Correlator:
     def _last(self, wanted: Callable[[EventBuilder], bool]) -> EventBuilder | None:
         return next((one for one in reversed(self._builders[-256:]) if not one.dropped and wanted(one)), None)
 
-    def _finding(self, builder: EventBuilder, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Finding:
+    def _finding(self, builder: EventBuilder, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> LogFinding:
         same_gpu, fields = "", {key: value for key, value in builder.fields.items() if key not in {"killed", "first_time"}}
         if builder.event is not None and isinstance(builder.code, int):
             judged = xid_policy.judge(builder.code, builder.rest, _around(builder, known, announced))
@@ -308,7 +308,7 @@ class Correlator:
             decoded = xid_registers.decode(builder.code, builder.rest)
             if decoded is not None:
                 fields |= {key: value for key, value in (("link", decoded.link), ("unit", decoded.unit)) if value}
-        return Finding(
+        return LogFinding(
             builder.kind,
             builder.code,
             builder.severity,
@@ -338,7 +338,7 @@ class Correlator:
                 found.setdefault(builder.event.gpu, []).append((builder.entry.t, decoded.repair))
         return found
 
-    def _flapping(self) -> list[Finding]:
+    def _flapping(self) -> list[LogFinding]:
         found = []
         for (host, nic), losses in self._losses.items():
             limit = next((limit for limit in FLAPS if _most_within(losses, limit[1]) >= limit[0]), None)
@@ -350,7 +350,7 @@ class Correlator:
             fields = (("host", host),) if host else ()
             meaning = "a network link comes and goes: look at its cable and module"
             found.append(
-                Finding(
+                LogFinding(
                     "netdev",
                     "flapping",
                     Severity.ERROR if ib else Severity.WARNING,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.kernellog import parse
 from health.kernellog.correlate import Correlator
-from health.kernellog.model import Finding
+from health.kernellog.model import LogFinding
 from health.model import SEVERITIES, Repair, Severity
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ class LogFormError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LogReport:
     """What a saved log gave. messages: how many of its lines can be the kernel's. forgotten: older findings, of which no more is known."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[LogFinding, ...]
     messages: int
     forgotten: Mapping[Severity, int] = field(default_factory=dict)
 
@@ -146,12 +146,12 @@ def report(path: str, out: TextIO, *, as_json: bool) -> int:
     return show(judged, as_json=as_json, out=out)
 
 
-def judge(text: str) -> tuple[Finding, ...]:
+def judge(text: str) -> tuple[LogFinding, ...]:
     """Return the findings of a log's text, in its order. Raises LogFormError."""
     return _judged(_Noted(StringIO(text))).findings
 
 
-def judge_stream(stream: TextIO) -> Judged:
+def judge_stream(stream: TextIO) -> LogReport:
     """Judge a log as it is read. Raises OSError, LogFormError; that also of a text in which no line can be the kernel's."""
     noted = _Noted(stream)
     judged = _judged(noted)
@@ -161,7 +161,7 @@ def judge_stream(stream: TextIO) -> Judged:
     return judged
 
 
-def _judged(stream: parse.Source) -> Judged:
+def _judged(stream: parse.Source) -> LogReport:
     correlator, messages = Correlator(), 0
     try:
         for entry in parse.streamed(stream):
@@ -169,10 +169,10 @@ def _judged(stream: parse.Source) -> Judged:
             messages += 1
     except parse.LogTooLongError as error:
         raise LogFormError(str(error), "Save it one object a line: `journalctl -k -o json > FILE`.") from error
-    return Judged(correlator.findings(), messages, correlator.forgotten)
+    return LogReport(correlator.findings(), messages, correlator.forgotten)
 
 
-def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:
+def show(judged: LogReport, *, as_json: bool, out: TextIO) -> int:
     """Print the findings of a saved log. Returns the exit code. Raises OSError where nothing can be printed."""
     found, forgotten = judged.findings, sum(judged.forgotten.values())
     if as_json:
@@ -189,7 +189,7 @@ def show(judged: Judged, *, as_json: bool, out: TextIO) -> int:
     return FOUND if critical else 0
 
 
-def _as_text(found: Sequence[Finding]) -> str:
+def _as_text(found: Sequence[LogFinding]) -> str:
     if not found:
         return "nothing in this log needs attention\n"
     written = []

@@ -30,7 +30,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LogFinding:
     """One event. A burst of the same is one event, and so are the lines that the kernel writes of one.
 
     code: a number of xids or sxids, else a word. pci: as the line gives it, in lower case, "" where it names none; subject: another device

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from health.nodecheck.model import NOBODY, TOGETHER, Kind, Pair
 
 if TYPE_CHECKING:
-    from health.nodecheck.model import Evidence, Sample
+    from health.nodecheck.model import Sample, TrialEvidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Verdicts:
 DEFAULT: Final = Limits()
 
 
-def judge(known: Evidence, limits: Limits = DEFAULT) -> Verdicts:
+def judge(known: TrialEvidence, limits: Limits = DEFAULT) -> Verdicts:
     """Return what is wrong among those that are not gone."""
     failed = failed_pairs(known)
     ranks, links, once = _failing(known, failed, limits)
@@ -107,7 +107,7 @@ def judge(known: Evidence, limits: Limits = DEFAULT) -> Verdicts:
     )
 
 
-def second_look(known: Evidence, limits: Limits = DEFAULT) -> tuple[list[int], list[int], list[Pair]]:
+def second_look(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[list[int], list[int], list[Pair]]:
     """Return the ranks to be looked at again with good partners, the good ones, and the pairs that should meet once more.
 
     Suspect are all that a failure or a slow link touches: whether rank or link is bad shows with others. At most half are suspects.
@@ -123,7 +123,7 @@ def second_look(known: Evidence, limits: Limits = DEFAULT) -> tuple[list[int], l
 # --- failures -------------------------------------------------------------------------------------------------------------------------
 
 
-def pair_trials(known: Evidence) -> dict[tuple[int, int, Pair], list[Sample]]:
+def pair_trials(known: TrialEvidence) -> dict[tuple[int, int, Pair], list[Sample]]:
     """Return what was seen of each meeting of two that were both there: one or two samples."""
     found: dict[tuple[int, int, Pair], list[Sample]] = {}
     for one in known.samples:
@@ -132,7 +132,7 @@ def pair_trials(known: Evidence) -> dict[tuple[int, int, Pair], list[Sample]]:
     return found
 
 
-def failed_pairs(known: Evidence) -> dict[Pair, list[str]]:
+def failed_pairs(known: TrialEvidence) -> dict[Pair, list[str]]:
     """Return the failed meetings of each pair that had any: what was seen first. What a rank did wrong alone is not a pair's."""
     found: dict[Pair, list[str]] = {}
     for (_, _, pair), both in pair_trials(known).items():
@@ -142,7 +142,7 @@ def failed_pairs(known: Evidence) -> dict[Pair, list[str]]:
     return found
 
 
-def _failing(known: Evidence, failed: Mapping[Pair, list[str]], limits: Limits) -> tuple[set[int], set[Pair], set[Pair]]:
+def _failing(known: TrialEvidence, failed: Mapping[Pair, list[str]], limits: Limits) -> tuple[set[int], set[Pair], set[Pair]]:
     """Return the ranks that fail, the links, and the pairs that failed once and nobody knows why."""
     ranks = {one.rank for one in known.samples if one.own and one.rank not in known.gone}
     met = Counter(pair for _, _, pair in pair_trials(known))
@@ -165,7 +165,7 @@ def _failing(known: Evidence, failed: Mapping[Pair, list[str]], limits: Limits) 
 # --- times ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _slow_compute(known: Evidence, limits: Limits) -> dict[int, Slow]:
+def _slow_compute(known: TrialEvidence, limits: Limits) -> dict[int, Slow]:
     """Return the ranks whose matrix products take too long, among ranks of the same model."""
     pair_trials: dict[int, list[float]] = {}
     for one in known.samples:
@@ -188,14 +188,14 @@ def _slow_compute(known: Evidence, limits: Limits) -> dict[int, Slow]:
         slow[worst] = found[worst]
 
 
-def crowded(known: Evidence, *ranks: int) -> bool:
+def crowded(known: TrialEvidence, *ranks: int) -> bool:
     """Return whether any of these ranks shares the cores of a machine with more ranks than it has, and has nothing else to compute with."""
     machines = Counter(one.machine for one in known.members.values() if one.device == "cpu")
     return any(machines[known.members[rank].machine] > known.members[rank].cores for rank in ranks if known.members[rank].device == "cpu")
 
 
 def _slow_together(
-    known: Evidence, accused: set[int], links: set[Pair], limits: Limits
+    known: TrialEvidence, accused: set[int], links: set[Pair], limits: Limits
 ) -> tuple[dict[int, tuple[Slow, ...]], dict[Pair, tuple[Slow, ...]], dict[Pair, str]]:
     """Return the ranks and the links that communicate too slowly, and pairs that were slow in the only meeting they had."""
     ranks: dict[int, tuple[Slow, ...]] = {}
@@ -213,7 +213,9 @@ def _slow_together(
     )
 
 
-def _slow_of(known: Evidence, kind: Kind, accused: set[int], links: set[Pair], limits: Limits) -> tuple[dict[int, Slow], dict[Pair, Slow]]:
+def _slow_of(
+    known: TrialEvidence, kind: Kind, accused: set[int], links: set[Pair], limits: Limits
+) -> tuple[dict[int, Slow], dict[Pair, Slow]]:
     """Return the slow ranks and the slow links of one kind."""
     ranks: dict[int, Slow] = {}
     pairs: dict[Pair, Slow] = {}
@@ -231,7 +233,7 @@ def _slow_of(known: Evidence, kind: Kind, accused: set[int], links: set[Pair], l
     return ranks, pairs
 
 
-def _classes(known: Evidence, kind: Kind, accused: set[int], links: set[Pair]) -> Iterable[Mapping[Pair, list[float]]]:
+def _classes(known: TrialEvidence, kind: Kind, accused: set[int], links: set[Pair]) -> Iterable[Mapping[Pair, list[float]]]:
     """Yield the meetings' best times of the pairs that may be compared: within machines, then between them, of the same models."""
     classes: dict[tuple[bool, frozenset[str]], dict[Pair, list[float]]] = {}
     for (_, _, pair), both in pair_trials(known).items():

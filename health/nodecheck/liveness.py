@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from health.nodecheck.model import Evidence, Fault, Member, Node, Sample
+from health.nodecheck.model import Fault, Member, Node, Sample, TrialEvidence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,7 +107,7 @@ class Peers:
         silent_s = now - self._last[rank][1]
         return f"no sign of life for {silent_s:.0f} s; last: {heartbeat.step}" if silent_s > self._options.stale_s else ""
 
-    def evidence(self, ranks: Sequence[int]) -> Evidence:
+    def evidence(self, ranks: Sequence[int]) -> TrialEvidence:
         """Return all that the ranks have written to the store."""
         members, samples, gone, unfinished, nodes = {}, [], {}, {}, {}
         for rank in ranks:
@@ -121,4 +121,4 @@ class Peers:
             elif (heartbeat := self.heartbeat(rank)) is not None and heartbeat.finished < 0:
                 unfinished[rank] = heartbeat.step
         rehearsed = bool(self._options.faults)
-        return Evidence(members, tuple(samples), gone, unfinished, world=len(ranks), rehearsed=rehearsed, nodes=nodes)
+        return TrialEvidence(members, tuple(samples), gone, unfinished, world=len(ranks), rehearsed=rehearsed, nodes=nodes)

@@ -129,7 +129,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TrialEvidence:
     """All that is known when the judge is asked.
 
     gone: ranks that do not answer, and why. unfinished: those that live, and what they did at the deadline. rehearsed: the faults were

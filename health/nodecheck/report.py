@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from health.model import Json
     from health.nodecheck.judge import Limits, Slow
-    from health.nodecheck.model import Evidence, Pair
+    from health.nodecheck.model import Pair, TrialEvidence
 
 VERSION: Final = 1
 UNFIT: Final = 69
@@ -29,7 +29,7 @@ LINKS: Final = "node_links"
 _NODES: Final = "env_nodes"
 
 
-def results(known: Evidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...]:
+def results(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...]:
     """Return what is wrong, worst first, and last what was looked at; never empty."""
     found = judge(known, limits)
     rows = [
@@ -56,7 +56,7 @@ def exit_code(rows: Iterable[CheckResult]) -> int:
     return UNFIT if any(one.result is Result.FAILED for one in rows) else 0
 
 
-def to_json(known: Evidence, rows: Sequence[CheckResult], seconds: float, t: float) -> dict[str, Json]:
+def to_json(known: TrialEvidence, rows: Sequence[CheckResult], seconds: float, t: float) -> dict[str, Json]:
     """Return the object of `--json`."""
     return {
         "v": VERSION,
@@ -88,11 +88,11 @@ def time_of(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _name(known: Evidence, rank: int) -> str:
+def _name(known: TrialEvidence, rank: int) -> str:
     return str(known.members.get(rank, f"rank {rank}"))
 
 
-def _ends(known: Evidence, pair: Pair) -> str:
+def _ends(known: TrialEvidence, pair: Pair) -> str:
     return f"{_name(known, pair[0])} and {_name(known, pair[1])}"
 
 
@@ -100,50 +100,50 @@ def _link(pair: Pair) -> str:
     return f"link:{pair[0]}-{pair[1]}"
 
 
-def _met(known: Evidence, rank: int) -> int:
+def _met(known: TrialEvidence, rank: int) -> int:
     return sum(1 for _, _, pair in pair_trials(known) if rank in pair)
 
 
-def _presence(known: Evidence, rank: int, why: str) -> CheckResult:
+def _presence(known: TrialEvidence, rank: int, why: str) -> CheckResult:
     return CheckResult(PRESENCE, f"rank:{rank}", Result.FAILED, f"{_name(known, rank)}: {why}", repair=Repair.DRAIN)
 
 
-def _unfinished(known: Evidence, rank: int, step: str) -> CheckResult:
+def _unfinished(known: TrialEvidence, rank: int, step: str) -> CheckResult:
     return CheckResult(PRESENCE, f"rank:{rank}", Result.UNKNOWN, f"{_name(known, rank)}: not through at the deadline; last: {step}")
 
 
-def _failing(known: Evidence, rank: int, why: Sequence[str]) -> CheckResult:
+def _failing(known: TrialEvidence, rank: int, why: Sequence[str]) -> CheckResult:
     reason = f"{_name(known, rank)} failed in {len(why)} of {_met(known, rank)} meetings; its partners pass with others"
     return CheckResult(FAILURES, f"rank:{rank}", Result.FAILED, reason, tuple(why[:3]), Repair.DRAIN)
 
 
-def _failing_link(known: Evidence, pair: Pair, why: Sequence[str]) -> CheckResult:
+def _failing_link(known: TrialEvidence, pair: Pair, why: Sequence[str]) -> CheckResult:
     reason = f"link between {_ends(known, pair)}: {len(why)} of {_met_each_other(known, pair)} meetings failed" + _both_pass(known, pair)
     return CheckResult(FAILURES, _link(pair), Result.FAILED, reason, tuple(why[:3]), Repair.DRAIN)
 
 
-def _both_pass(known: Evidence, pair: Pair) -> str:
+def _both_pass(known: TrialEvidence, pair: Pair) -> str:
     return ", and both pass with others" if all(_met(known, rank) > _met_each_other(known, pair) for rank in pair) else ""
 
 
-def _met_each_other(known: Evidence, pair: Pair) -> int:
+def _met_each_other(known: TrialEvidence, pair: Pair) -> int:
     return sum(1 for _, _, other in pair_trials(known) if other == pair)
 
 
-def _doubt(known: Evidence, pair: Pair, why: str) -> CheckResult:
+def _doubt(known: TrialEvidence, pair: Pair, why: str) -> CheckResult:
     reason = (
         f"{_ends(known, pair)}: one of {_met_each_other(known, pair)} meetings went wrong: chance, their link, or one of them: check again"
     )
     return CheckResult(FAILURES, _link(pair), Result.UNKNOWN, reason, (why,))
 
 
-def _slow_rank(known: Evidence, rank: int, slow: Sequence[Slow], limits: Limits) -> CheckResult:
+def _slow_rank(known: TrialEvidence, rank: int, slow: Sequence[Slow], limits: Limits) -> CheckResult:
     alone = all(one.kind is Kind.OVERLAP for one in slow)
     word = "is slow where it computes and communicates at once" if alone else "communicates slowly with all its partners"
     return _slow(LINKS, f"rank:{rank}", f"{_name(known, rank)} {word}", slow, limits)
 
 
-def _slow_link(known: Evidence, pair: Pair, slow: Sequence[Slow], limits: Limits) -> CheckResult:
+def _slow_link(known: TrialEvidence, pair: Pair, slow: Sequence[Slow], limits: Limits) -> CheckResult:
     return _slow(LINKS, _link(pair), f"link between {_ends(known, pair)} is slow, and both are not with others", slow, limits)
 
 
@@ -156,7 +156,7 @@ def _slow(check: str, subject: str, reason: str, slow: Sequence[Slow], limits: L
     return CheckResult(check, subject, result, reason, tuple(evidence), Repair.DRAIN)
 
 
-def _environments(known: Evidence) -> Iterator[CheckResult]:
+def _environments(known: TrialEvidence) -> Iterator[CheckResult]:
     """Yield what differs between nodes; nothing for a single node."""
     if len(known.nodes) < 2:  # noqa: PLR2004 -- to be alike takes two
         return
@@ -172,7 +172,7 @@ def _environments(known: Evidence) -> Iterator[CheckResult]:
     yield from (one for one in rows if one.result is not Result.SKIPPED)
 
 
-def _extent(known: Evidence) -> CheckResult:
+def _extent(known: TrialEvidence) -> CheckResult:
     met = pair_trials(known)
     few = "" if len({*(rank for _, _, pair in met for rank in pair)}) > 2 else "; too few to compare: three ranks at least tell who it is"  # noqa: PLR2004
     reason = f"{len(known.members)} of {known.world} ranks came; {len(met)} meetings of {len({pair for _, _, pair in met})} pairs{few}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from health.model import Repair, Severity
 from health.nvidia import sxids, xid_history, xid_registers, xids
 from health.nvidia.xid_history import Event, Past
-from health.nvidia.xid_registers import Verdict
+from health.nvidia.xid_registers import RegisterVerdict
 from health.nvidia.xids import Action, Origin, Part, Retry
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _REMAPPED: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class XidJudgement:
     """What follows from one event. origin: app, hardware, fabric, driver or either."""
 
     severity: Severity
@@ -51,7 +51,7 @@ class Around:
     previous: str = ""  # "caused by previous Xid N"
 
 
-def judge(code: int, rest: str, around: Around) -> Judged:
+def judge(code: int, rest: str, around: Around) -> XidJudgement:
     """Return what an Xid asks for."""
     entry = xids.lookup(code)
     if entry is None:
@@ -64,29 +64,31 @@ def judge(code: int, rest: str, around: Around) -> Judged:
         return _echo(entry, base, around)
     if decoded is not None:
         base = _by_registers(base, decoded, around)
-        if decoded.verdict in {Verdict.IGNORE, Verdict.ECHO} and base.severity is Severity.INFO:
+        if decoded.verdict in {RegisterVerdict.IGNORE, RegisterVerdict.ECHO} and base.severity is Severity.INFO:
             return base
     return _with_memory(entry, base, around)
 
 
-def _unlisted(code: int, around: Around) -> Judged:
+def _unlisted(code: int, around: Around) -> XidJudgement:
     repair = Repair.RESET_GPU if around.announced is None else around.announced
     severity = Severity.INFO if repair is Repair.NONE else Severity.CRITICAL
     reason = "as the driver announced" if around.announced is not None else "a reset is the safe answer"
-    return Judged(severity, repair, f"Xid {code} is newer than this table", reason, Retry.AFTER_RESET.value, Origin.EITHER.value)
+    return XidJudgement(severity, repair, f"Xid {code} is newer than this table", reason, Retry.AFTER_RESET.value, Origin.EITHER.value)
 
 
-def _by_catalogue(entry: Xid) -> Judged:
+def _by_catalogue(entry: Xid) -> XidJudgement:
     severity = _SEVERITIES[entry.action]
     if entry.action is Action.IGNORE and not entry.echo and entry.origin in {Origin.HARDWARE, Origin.FABRIC}:
         severity = Severity.WARNING
     reason = "have the GPU reset when the job is started again" if entry.code == _REMAPPED else ""
     if entry.code in xids.UNUSED:
         reason = "not raised by A100 and newer GPUs: the vendor's support is to be asked"
-    return Judged(severity, xids.REPAIRS[entry.action], f"{entry.name}: {entry.meaning}", reason, entry.retry.value, entry.origin.value)
+    return XidJudgement(
+        severity, xids.REPAIRS[entry.action], f"{entry.name}: {entry.meaning}", reason, entry.retry.value, entry.origin.value
+    )
 
 
-def _announcement(base: Judged, decoded: xid_registers.Decoded | None) -> Judged:
+def _announcement(base: XidJudgement, decoded: xid_registers.Decoded | None) -> XidJudgement:
     if decoded is None:
         return replace(base, reason="`nvidia-smi -q` shows which")
     severity = Severity.INFO if decoded.repair is Repair.NONE else Severity.CRITICAL
@@ -94,7 +96,7 @@ def _announcement(base: Judged, decoded: xid_registers.Decoded | None) -> Judged
     return replace(base, severity=severity, repair=decoded.repair, reason=decoded.reason, same_gpu=retry.value)
 
 
-def _echo(entry: Xid, base: Judged, around: Around) -> Judged:
+def _echo(entry: Xid, base: XidJudgement, around: Around) -> XidJudgement:
     """Correlator a code that follows another event: where that is known, it is the one to act on."""
     follows = around.previous or (str(around.before.code) if around.before is not None else "")
     if follows:
@@ -102,21 +104,21 @@ def _echo(entry: Xid, base: Judged, around: Around) -> Judged:
     return replace(base, reason="follows an event that this log does not show") if entry.echo and entry.action is Action.IGNORE else base
 
 
-def _by_registers(base: Judged, decoded: xid_registers.Decoded, around: Around) -> Judged:
+def _by_registers(base: XidJudgement, decoded: xid_registers.Decoded, around: Around) -> XidJudgement:
     verdict, reason = decoded.verdict, decoded.reason
-    if verdict is Verdict.IGNORE or (verdict is Verdict.ECHO and around.before is not None):
+    if verdict is RegisterVerdict.IGNORE or (verdict is RegisterVerdict.ECHO and around.before is not None):
         return replace(base, severity=Severity.INFO, repair=Repair.NONE, reason=reason, same_gpu=Retry.YES.value)
-    if verdict is Verdict.FOLLOW or (not decoded.known and around.announced is not None):
+    if verdict is RegisterVerdict.FOLLOW or (not decoded.known and around.announced is not None):
         if around.announced is not None:
             severity = Severity.INFO if around.announced is Repair.NONE else Severity.CRITICAL
             return replace(base, severity=severity, repair=around.announced, reason=f"{reason}; the driver announced it")
         return replace(base, severity=Severity.ERROR, repair=Repair.RESTART_JOB, reason=reason, same_gpu=Retry.YES.value)
-    if verdict is Verdict.RESET:
+    if verdict is RegisterVerdict.RESET:
         return replace(base, severity=Severity.CRITICAL, repair=Repair.RESET_GPU, reason=reason)
     return replace(base, reason=reason)
 
 
-def _with_memory(entry: Xid, base: Judged, around: Around) -> Judged:
+def _with_memory(entry: Xid, base: XidJudgement, around: Around) -> XidJudgement:
     past = around.past
     if base.repair is Repair.NONE:
         return base
@@ -137,13 +139,13 @@ def _with_memory(entry: Xid, base: Judged, around: Around) -> Judged:
     return base
 
 
-def judge_switch(code: int, severity_word: str, rest: str) -> Judged:
+def judge_switch(code: int, severity_word: str, rest: str) -> XidJudgement:
     """Return what an SXid asks for. severity_word: `Fatal`, `Non-fatal` or "", from the line; rest: its text, for unlisted codes."""
     entry = sxids.lookup(code)
     meaning = entry.name if entry is not None else rest.strip(" ,") or f"SXid {code}"
     fatal = entry.fatal if entry is not None else sxids.Fatal.MAY_BE
     if severity_word == "Fatal" or (not severity_word and fatal is sxids.Fatal.ALWAYS):
-        return Judged(
+        return XidJudgement(
             Severity.CRITICAL,
             Repair.REBOOT,
             meaning,
@@ -153,9 +155,9 @@ def judge_switch(code: int, severity_word: str, rest: str) -> Judged:
         )
     if severity_word == "Non-fatal" or fatal is sxids.Fatal.NEVER:
         severity = Severity.INFO if entry is not None and not entry.reboot and fatal is sxids.Fatal.NEVER else Severity.WARNING
-        return Judged(severity, Repair.NONE, meaning, "", Retry.YES.value, Origin.FABRIC.value)
+        return XidJudgement(severity, Repair.NONE, meaning, "", Retry.YES.value, Origin.FABRIC.value)
     reboot = entry is None or entry.reboot
-    return Judged(
+    return XidJudgement(
         Severity.ERROR if reboot else Severity.WARNING,
         Repair.REBOOT if reboot else Repair.NONE,
         meaning,

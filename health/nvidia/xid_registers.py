@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Verdict(StrEnum):
+class RegisterVerdict(StrEnum):
     """What a line's own registers ask for."""
 
     IGNORE = "ignore"
@@ -39,7 +39,7 @@ class Verdict(StrEnum):
 class Decoded:
     """What a line says. reason: "" where there is nothing to add. repair: of 154, the announced one. known: the tables list it."""
 
-    verdict: Verdict
+    verdict: RegisterVerdict
     reason: str = ""
     repair: Repair = Repair.NONE
     link: str = ""
@@ -75,11 +75,11 @@ _MEANT: Final = (
     (4, _mask(18, 19, 21, 22, 24, 25, 27, 28), "an ECC or parity error of the link: twice on one link is hardware"),
 )
 
-_I, _F, _R = Verdict.IGNORE, Verdict.FOLLOW, Verdict.RESET
+_I, _F, _R = RegisterVerdict.IGNORE, RegisterVerdict.FOLLOW, RegisterVerdict.RESET
 _SW: Final = 0x80000000
 _TLW: Final = MappingProxyType({0x1: _I, 0x2: _I, 0x4: _R, _SW: _I})
 #: By unit: the error status's verdict. Of several bits the worst holds.
-_STATUS: Final[Mapping[str, Mapping[int, Verdict]]] = MappingProxyType(
+_STATUS: Final[Mapping[str, Mapping[int, RegisterVerdict]]] = MappingProxyType(
     {
         "SAW_MVB": {0x1: _I, 0x2: _R, 0x4: _I, 0x8: _I, 0x10: _R, 0x20: _I},
         "RLW_CTRL": {_SW: _I},
@@ -95,7 +95,7 @@ _STATUS: Final[Mapping[str, Mapping[int, Verdict]]] = MappingProxyType(
     }
 )
 #: Values, not bits.
-_VALUES: Final[Mapping[str, Mapping[int, Verdict]]] = MappingProxyType(
+_VALUES: Final[Mapping[str, Mapping[int, RegisterVerdict]]] = MappingProxyType(
     {
         "NETIR_BER_EVENT": dict.fromkeys(range(4), _I),
         "NETIR_MFDE_EVENT": {0x1: _R, 0x3: _I, 0x4: _R, 0x5: _R, 0x7: _R},
@@ -106,7 +106,7 @@ _PROMOTED: Final = (1 << 10, 1 << 7)
 _RXPIPE: Final = (0b0011000010, 0b0000110)
 #: Why a link went down (bits 20-25 of intrinfo), for the reasons that are listed.
 _SIGNAL, _USER, _PEER = "look at the link's signal, cable and seating", "software or a person took it down", "the other end took it down"
-_DOWN: Final[Mapping[int, tuple[Verdict, str]]] = MappingProxyType(
+_DOWN: Final[Mapping[int, tuple[RegisterVerdict, str]]] = MappingProxyType(
     {
         0b000000: (_R, "follows another error, where there is one"),
         0b000001: (_R, "to be reported where it comes more than once a day"),
@@ -131,7 +131,7 @@ _DOWN: Final[Mapping[int, tuple[Verdict, str]]] = MappingProxyType(
         0b101011: (_R, _SIGNAL),
     }
 )
-_WORST: Final = (Verdict.IGNORE, Verdict.FOLLOW, Verdict.RESET)
+_WORST: Final = (RegisterVerdict.IGNORE, RegisterVerdict.FOLLOW, RegisterVerdict.RESET)
 
 
 def decode(code: int, rest: str) -> Decoded | None:
@@ -149,7 +149,7 @@ def _announced(rest: str) -> Decoded | None:
         return None
     action = int(match["to"], 16)
     repair = recovery_actions.asked(action).repair if action != recovery_actions.NONE else Repair.NONE
-    return Decoded(Verdict.FOLLOW, f"the driver asks for: {match['after']}", repair)
+    return Decoded(RegisterVerdict.FOLLOW, f"the driver asks for: {match['after']}", repair)
 
 
 def _link4(rest: str) -> Decoded | None:
@@ -160,14 +160,14 @@ def _link4(rest: str) -> Decoded | None:
     left = {n: word & ~_IGNORABLE.get(n, 0) for n, word in enumerate(words)}
     if not any(left.values()):
         return Decoded(
-            Verdict.IGNORE if any(words) else Verdict.INSPECT,
+            RegisterVerdict.IGNORE if any(words) else RegisterVerdict.INSPECT,
             "only bits that can be ignored are set" if any(words) else "",
             link=match["link"],
         )
     meant = [words for n, mask, words in _MEANT if left.get(n, 0) & mask]
     if not meant and not any(word & ~_ECHOES.get(n, 0) for n, word in left.items()):
-        return Decoded(Verdict.ECHO, "follows another error, where there is one", link=match["link"])
-    return Decoded(Verdict.INSPECT, "; ".join(dict.fromkeys(meant)), link=match["link"], known=bool(meant))
+        return Decoded(RegisterVerdict.ECHO, "follows another error, where there is one", link=match["link"])
+    return Decoded(RegisterVerdict.INSPECT, "; ".join(dict.fromkeys(meant)), link=match["link"], known=bool(meant))
 
 
 def _link5(code: int, rest: str) -> Decoded | None:
@@ -179,16 +179,16 @@ def _link5(code: int, rest: str) -> Decoded | None:
     unit, link = match["unit"].split("/")[-1], match["link"]
     why = (intrinfo >> 20) & 0x3F
     if unit in {"NETIR_LINK_EVT", "NETIR_LINK_DOWN"}:
-        verdict, words = _DOWN.get(why, (Verdict.RESET, f"reason {why} is not listed"))
+        verdict, words = _DOWN.get(why, (RegisterVerdict.RESET, f"reason {why} is not listed"))
         return Decoded(verdict, f"link {link} went down: {words}", link=link, unit=unit, known=why in _DOWN)
     if code == 150 or unit in {"NETIR", "NETIR_INT"}:  # noqa: PLR2004  the vendor's number
         words = "the engine that manages the links failed" if code == 150 else "an interrupt of the link layer"  # noqa: PLR2004
-        return Decoded(Verdict.RESET, words, link=link, unit=unit)
+        return Decoded(RegisterVerdict.RESET, words, link=link, unit=unit)
     if unit in _VALUES:
         found = _VALUES[unit].get(status)
         return _by_status(found, unit, link, status, fatal=match["how"] == "Fatal")
     if unit == "RLW_RXPIPE" and status & 0x7 and _is_promoted(intrinfo):
-        return Decoded(Verdict.RESET, f"{unit}: an error that was promoted to a fatal one", link=link, unit=unit)
+        return Decoded(RegisterVerdict.RESET, f"{unit}: an error that was promoted to a fatal one", link=link, unit=unit)
     bits = _STATUS.get(unit, {})
     listed = [bits.get(1 << n) for n in range(32) if status >> n & 1]
     worst = max((one for one in listed if one is not None), key=_WORST.index, default=None)
@@ -203,8 +203,12 @@ def _is_promoted(intrinfo: int) -> bool:
     return intrinfo & 0x7F == new_unit and bool(intrinfo & new)
 
 
-def _by_status(verdict: Verdict | None, unit: str, link: str, status: int, *, fatal: bool) -> Decoded:
-    if verdict is None or (fatal and verdict is not Verdict.RESET and unit not in _VALUES):
-        return Decoded(Verdict.RESET, f"{unit} with status {status:#x} is not listed", link=link, unit=unit, known=False)
-    words = {Verdict.IGNORE: "nothing is to be done", Verdict.FOLLOW: "what Xid 154 says is to be done", Verdict.RESET: "fatal"}[verdict]
+def _by_status(verdict: RegisterVerdict | None, unit: str, link: str, status: int, *, fatal: bool) -> Decoded:
+    if verdict is None or (fatal and verdict is not RegisterVerdict.RESET and unit not in _VALUES):
+        return Decoded(RegisterVerdict.RESET, f"{unit} with status {status:#x} is not listed", link=link, unit=unit, known=False)
+    words = {
+        RegisterVerdict.IGNORE: "nothing is to be done",
+        RegisterVerdict.FOLLOW: "what Xid 154 says is to be done",
+        RegisterVerdict.RESET: "fatal",
+    }[verdict]
     return Decoded(verdict, f"{unit} with status {status:#x}: {words}", link=link, unit=unit)

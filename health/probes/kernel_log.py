@@ -24,7 +24,7 @@ from health.model import KERNEL, PERMISSION, Json, Reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from health.kernellog.model import Finding
+    from health.kernellog.model import LogFinding
     from health.model import Ask
 
 NAME: Final = "kernel_log"
@@ -140,7 +140,7 @@ def _told(source: str, rows: Json) -> Iterator[Reading]:
     yield Reading(NAME, KERNEL, "kernel.findings", rows)
 
 
-def _rows(found: tuple[Finding, ...], now: float | None) -> Json:
+def _rows(found: tuple[LogFinding, ...], now: float | None) -> Json:
     rows: list[Json] = []
     for one in found:
         last = one.last_t if one.last_t is not None else one.t

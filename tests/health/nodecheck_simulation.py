@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from health.nodecheck import schedule
 from health.nodecheck.judge import second_look
-from health.nodecheck.model import NOBODY, Evidence, Fault, FaultKind, Kind, Member, PairTrial, Sample
+from health.nodecheck.model import NOBODY, Fault, FaultKind, Kind, Member, PairTrial, Sample, TrialEvidence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,16 +34,16 @@ class World:
     ranks_per_machine: int = 1
 
 
-def check(world: World, seed: int, rounds: int = schedule.ROUNDS) -> Evidence:
+def check(world: World, seed: int, rounds: int = schedule.ROUNDS) -> TrialEvidence:
     """Return what a whole check would have seen: the tournament, and the second looks that its verdicts ask for."""
     rng = random.Random(seed)  # noqa: S311  a simulation
     members = {
         rank: Member(rank, f"node-{rank}", str(rank // world.ranks_per_machine), "cuda:0", "simulated", 64) for rank in range(world.nodes)
     }
     samples = [one for pair_trials in schedule.schedule(world.nodes, rounds) for one in _round(world, pair_trials, rng)]
-    first = Evidence(members, tuple(samples), world=world.nodes)
+    first = TrialEvidence(members, tuple(samples), world=world.nodes)
     samples += [one for pair_trials in schedule.second_looks(*second_look(first)) for one in _round(world, pair_trials, rng)]
-    return Evidence(members, tuple(samples), world=world.nodes)
+    return TrialEvidence(members, tuple(samples), world=world.nodes)
 
 
 def single_pass(world: World, seed: int) -> set[int]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, Json, Reading
 from health.probes.gpu import memory_holders
-from health.probes.gpu.nvml_calls import FIELDS, LINK_COUNTERS, LINK_FIELDS, MOST_LINKS, RECOVERY_ACTION, ROWS, Row
+from health.probes.gpu.nvml_calls import FIELDS, LINK_COUNTERS, LINK_FIELDS, MOST_LINKS, RECOVERY_ACTION, ROWS, NvmlCall
 from health.probes.gpu.nvml_events import Events
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class NvmlSession:
         except _Refused as error:
             yield Reading(NAME, gpu.subject, "gpu.processes", problem=error.problem)
 
-    def _row(self, gpu: _Gpu, row: Row) -> tuple[Reading, _Refused | None]:
+    def _row(self, gpu: _Gpu, row: NvmlCall) -> tuple[Reading, _Refused | None]:
         refused: _Refused | None = None
         for function in row.functions:
             try:

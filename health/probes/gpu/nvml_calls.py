@@ -31,7 +31,7 @@ MOST_LINKS: Final = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NvmlCall:
     """One call. shape: makes a JSON value of the answer."""
 
     name: str
@@ -55,37 +55,37 @@ def _busy(answer: Any) -> Json:  # noqa: ANN401
 
 #: In the order in which they are asked: what tells most comes first, in case that a later one hangs.
 ROWS: Final = (
-    Row("gpu.remapped_rows", ("nvmlDeviceGetRemappedRows",), shape=_pair),
-    Row("gpu.ecc_mode", ("nvmlDeviceGetEccMode",), shape=_pair),
-    Row("gpu.ecc_uncorrected_volatile", ("nvmlDeviceGetTotalEccErrors",), (1, 0)),
-    Row("gpu.ecc_uncorrected_aggregate", ("nvmlDeviceGetTotalEccErrors",), (1, 1)),
-    Row("gpu.ecc_corrected_volatile", ("nvmlDeviceGetTotalEccErrors",), (0, 0)),
-    Row("gpu.ecc_corrected_aggregate", ("nvmlDeviceGetTotalEccErrors",), (0, 1)),
-    Row("gpu.retired_sbe", ("nvmlDeviceGetRetiredPages",), (0,), len),
-    Row("gpu.retired_dbe", ("nvmlDeviceGetRetiredPages",), (1,), len),
-    Row("gpu.retired_pending", ("nvmlDeviceGetRetiredPagesPendingStatus",)),
-    Row("gpu.temperature_c", ("nvmlDeviceGetTemperature",), (0,)),
-    Row("gpu.shutdown_c", ("nvmlDeviceGetTemperatureThreshold",), (0,), static=True),
-    Row("gpu.slowdown_c", ("nvmlDeviceGetTemperatureThreshold",), (1,), static=True),
-    Row("gpu.memory_max_c", ("nvmlDeviceGetTemperatureThreshold",), (2,), static=True),
-    Row("gpu.max_c", ("nvmlDeviceGetTemperatureThreshold",), (3,), static=True),
+    NvmlCall("gpu.remapped_rows", ("nvmlDeviceGetRemappedRows",), shape=_pair),
+    NvmlCall("gpu.ecc_mode", ("nvmlDeviceGetEccMode",), shape=_pair),
+    NvmlCall("gpu.ecc_uncorrected_volatile", ("nvmlDeviceGetTotalEccErrors",), (1, 0)),
+    NvmlCall("gpu.ecc_uncorrected_aggregate", ("nvmlDeviceGetTotalEccErrors",), (1, 1)),
+    NvmlCall("gpu.ecc_corrected_volatile", ("nvmlDeviceGetTotalEccErrors",), (0, 0)),
+    NvmlCall("gpu.ecc_corrected_aggregate", ("nvmlDeviceGetTotalEccErrors",), (0, 1)),
+    NvmlCall("gpu.retired_sbe", ("nvmlDeviceGetRetiredPages",), (0,), len),
+    NvmlCall("gpu.retired_dbe", ("nvmlDeviceGetRetiredPages",), (1,), len),
+    NvmlCall("gpu.retired_pending", ("nvmlDeviceGetRetiredPagesPendingStatus",)),
+    NvmlCall("gpu.temperature_c", ("nvmlDeviceGetTemperature",), (0,)),
+    NvmlCall("gpu.shutdown_c", ("nvmlDeviceGetTemperatureThreshold",), (0,), static=True),
+    NvmlCall("gpu.slowdown_c", ("nvmlDeviceGetTemperatureThreshold",), (1,), static=True),
+    NvmlCall("gpu.memory_max_c", ("nvmlDeviceGetTemperatureThreshold",), (2,), static=True),
+    NvmlCall("gpu.max_c", ("nvmlDeviceGetTemperatureThreshold",), (3,), static=True),
     # from Ada on in place of the thresholds, which newer drivers tell no more (nvml.h at nvmlDeviceGetTemperatureThreshold)
-    Row("gpu.margin_c", ("nvmlDeviceGetMarginTemperature",)),
-    Row("gpu.throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")),
-    Row("gpu.busy_percent", ("nvmlDeviceGetUtilizationRates",), shape=_busy),
-    Row("gpu.clock_sm_mhz", ("nvmlDeviceGetClockInfo",), (1,)),
-    Row("gpu.clock_sm_max_mhz", ("nvmlDeviceGetMaxClockInfo",), (1,), static=True),
-    Row("gpu.power_limit_mw", ("nvmlDeviceGetEnforcedPowerLimit",)),
-    Row("gpu.power_default_mw", ("nvmlDeviceGetPowerManagementDefaultLimit",), static=True),
-    Row("gpu.pcie_gen", ("nvmlDeviceGetCurrPcieLinkGeneration",)),
-    Row("gpu.pcie_gen_max", ("nvmlDeviceGetMaxPcieLinkGeneration",), static=True),
-    Row("gpu.pcie_width", ("nvmlDeviceGetCurrPcieLinkWidth",)),
-    Row("gpu.pcie_width_max", ("nvmlDeviceGetMaxPcieLinkWidth",), static=True),
-    Row("gpu.pcie_replays", ("nvmlDeviceGetPcieReplayCounter",)),
-    Row("gpu.persistence", ("nvmlDeviceGetPersistenceMode",)),
-    Row("gpu.mig_mode", ("nvmlDeviceGetMigMode",), shape=_pair),
-    Row("gpu.memory", ("nvmlDeviceGetMemoryInfo",), shape=_memory),
-    Row("gpu.vbios", ("nvmlDeviceGetVbiosVersion",), static=True),
+    NvmlCall("gpu.margin_c", ("nvmlDeviceGetMarginTemperature",)),
+    NvmlCall("gpu.throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")),
+    NvmlCall("gpu.busy_percent", ("nvmlDeviceGetUtilizationRates",), shape=_busy),
+    NvmlCall("gpu.clock_sm_mhz", ("nvmlDeviceGetClockInfo",), (1,)),
+    NvmlCall("gpu.clock_sm_max_mhz", ("nvmlDeviceGetMaxClockInfo",), (1,), static=True),
+    NvmlCall("gpu.power_limit_mw", ("nvmlDeviceGetEnforcedPowerLimit",)),
+    NvmlCall("gpu.power_default_mw", ("nvmlDeviceGetPowerManagementDefaultLimit",), static=True),
+    NvmlCall("gpu.pcie_gen", ("nvmlDeviceGetCurrPcieLinkGeneration",)),
+    NvmlCall("gpu.pcie_gen_max", ("nvmlDeviceGetMaxPcieLinkGeneration",), static=True),
+    NvmlCall("gpu.pcie_width", ("nvmlDeviceGetCurrPcieLinkWidth",)),
+    NvmlCall("gpu.pcie_width_max", ("nvmlDeviceGetMaxPcieLinkWidth",), static=True),
+    NvmlCall("gpu.pcie_replays", ("nvmlDeviceGetPcieReplayCounter",)),
+    NvmlCall("gpu.persistence", ("nvmlDeviceGetPersistenceMode",)),
+    NvmlCall("gpu.mig_mode", ("nvmlDeviceGetMigMode",), shape=_pair),
+    NvmlCall("gpu.memory", ("nvmlDeviceGetMemoryInfo",), shape=_memory),
+    NvmlCall("gpu.vbios", ("nvmlDeviceGetVbiosVersion",), static=True),
 )
 
 # --- events (nvmlEventSetWait_v2) ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ _JOIN_S: Final = 2.0
 _MOST: Final = 1000
 
 
-class Gpu(Protocol):
+class NvmlGpu(Protocol):
     """What is known of a GPU. handle: None where the driver refuses one."""
 
     handle: Any
@@ -40,7 +40,7 @@ class Events:
         self.pending: deque[tuple[str, dict[str, Json]]] = deque(maxlen=_MOST)
         self._running: tuple[threading.Event, threading.Thread, Any, Any] | None = None
 
-    def listen(self, nvml: Any, gpus: Iterable[Gpu]) -> None:  # noqa: ANN401 -- pynvml, which has no types
+    def listen(self, nvml: Any, gpus: Iterable[NvmlGpu]) -> None:  # noqa: ANN401 -- pynvml, which has no types
         """Hear events from now on; nothing where that is done already."""
         if self._running is not None and self._running[1].is_alive():
             return

@@ -31,7 +31,7 @@ _KERNEL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ProcessState:
     """One process. switches: what moves whenever one in state D runs."""
 
     pid: int
@@ -97,17 +97,17 @@ class Processes:
         """Nothing is open."""
 
 
-def _look(ask: Ask) -> list[_Seen]:
+def _look(ask: Ask) -> list[_ProcessState]:
     proc = ask.at("/proc")
     return [one for name in os.listdir(proc) if name.isdecimal() and (one := _one(f"{proc}/{name}")) is not None]  # noqa: PTH208 -- names
 
 
-def _still(stuck: list[_Seen]) -> list[_Seen]:
+def _still(stuck: list[_ProcessState]) -> list[_ProcessState]:
     """Return those that did not run meanwhile."""
     return [again for one in stuck if (again := _one(one.path)) is not None and _key(again) == _key(one) and again.state == "D"]
 
 
-def _one(path: str) -> _Seen | None:
+def _one(path: str) -> _ProcessState | None:
     stat = system_files.text(f"{path}/stat")
     head, _, tail = stat.rpartition(")")
     words = tail.split()
@@ -116,14 +116,14 @@ def _one(path: str) -> _Seen | None:
     pid, _, command = head.partition(" (")
     # user and system time too, where a kernel does not count switches: neither moves in one that is stuck
     switches = f"{words[11]} {words[12]} " + _switches(path) if words[0] == "D" else ""
-    return _Seen(int(pid), int(words[1]), command, words[0], int(words[19]) / os.sysconf("SC_CLK_TCK"), switches, path)
+    return _ProcessState(int(pid), int(words[1]), command, words[0], int(words[19]) / os.sysconf("SC_CLK_TCK"), switches, path)
 
 
 def _switches(path: str) -> str:
     return " ".join(line.split()[1] for line in system_files.text(f"{path}/status").splitlines() if "ctxt_switches" in line)
 
 
-def _key(one: _Seen) -> tuple[int, float, str]:
+def _key(one: _ProcessState) -> tuple[int, float, str]:
     return one.pid, one.begun_s, one.switches
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from health.checks import kernel_log as checked
 from health.kernellog import kmsg_reader, sources
-from health.kernellog.kmsg_reader import Joiner, Record
+from health.kernellog.kmsg_reader import Joiner, KernelRecord
 from health.model import KERNEL, PERMISSION, Ask, Reading, Readings, Repair, Result
 from health.probes import kernel_log
 from health.thresholds import Thresholds
@@ -127,7 +127,7 @@ def test_what_was_there_at_the_baseline_is_not_told_again() -> None:
 
 
 def test_many_findings_are_told_as_some_and_a_number() -> None:
-    assert len(_results([_row(line_number=n) for n in range(80)])) == checked.MOST_TOLD + 1
+    assert len(_results([_row(line_number=n) for n in range(80)])) == checked.MOST_SHOWN + 1
 
 
 def test_a_real_device_can_be_read_from_its_beginning_where_it_may_be() -> None:
@@ -146,7 +146,7 @@ def test_a_real_device_can_be_read_from_its_beginning_where_it_may_be() -> None:
 
 
 def test_a_line_in_parts_is_joined() -> None:
-    joiner, part = Joiner(), Record("a", "c", 1, 1.0)
+    joiner, part = Joiner(), KernelRecord("a", "c", 1, 1.0)
     assert joiner.take(part) == ()
     assert joiner.take(replace(part, text="b", flags="+")) == ()
     assert joiner.take(replace(part, text="next", flags="-")) == (replace(part, text="ab"), replace(part, text="next", flags="-"))

@@ -10,7 +10,7 @@ import pytest
 from health.kernellog.file_report import judge
 from health.model import Repair
 from health.nvidia import sxids, xid_registers, xids
-from health.nvidia.xid_registers import Verdict
+from health.nvidia.xid_registers import RegisterVerdict
 
 #: The codes in use, with NVIDIA's immediate action, or ours where the vendor's is a workflow (docs/kernel-log.md).
 IN_USE = list(csv.DictReader((Path(__file__).parent / "xids.csv").read_text("utf-8").splitlines()))
@@ -181,15 +181,15 @@ def test_what_the_driver_announces_goes_before_what_is_not_listed(to: str, repai
 @pytest.mark.parametrize(
     ("words", "verdict"),
     [
-        ("0x40800001, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", Verdict.IGNORE),
-        ("0x2, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", Verdict.ECHO),
-        ("0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", Verdict.INSPECT),
-        ("0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0", Verdict.INSPECT),
-        ("0x0, 0x0, 0x0, 0x10000, 0x0, 0x0, 0x0", Verdict.ECHO),
-        ("0x600000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", Verdict.INSPECT),
+        ("0x40800001, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", RegisterVerdict.IGNORE),
+        ("0x2, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", RegisterVerdict.ECHO),
+        ("0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", RegisterVerdict.INSPECT),
+        ("0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0", RegisterVerdict.INSPECT),
+        ("0x0, 0x0, 0x0, 0x10000, 0x0, 0x0, 0x0", RegisterVerdict.ECHO),
+        ("0x600000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", RegisterVerdict.INSPECT),
     ],
 )
-def test_the_registers_of_74_are_read(words: str, verdict: Verdict) -> None:
+def test_the_registers_of_74_are_read(words: str, verdict: RegisterVerdict) -> None:
     decoded = xid_registers.decode(74, f"NVLink: fatal error detected on link 14({words})")
     assert decoded is not None
     assert (decoded.verdict, decoded.link) == (verdict, "14")

@@ -9,7 +9,7 @@ import pytest
 from health.model import Result
 from health.nodecheck import report, schedule
 from health.nodecheck.judge import judge, second_look
-from health.nodecheck.model import TOGETHER, Evidence, Fault, Kind, Member, Sample
+from health.nodecheck.model import TOGETHER, Fault, Kind, Member, Sample, TrialEvidence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ def _evidence(
     *,
     machines: Callable[[int], int] = lambda rank: rank,
     gone: dict[int, str] | None = None,
-) -> Evidence:
+) -> TrialEvidence:
     members = {rank: Member(rank, f"n{rank}", str(machines(rank)), "cuda:0", "H100", 8) for rank in range(world)}
     samples = []
     for number, pair_trials in enumerate(schedule.schedule(world)):
@@ -35,7 +35,7 @@ def _evidence(
             for rank in pair:
                 times = {kind: (second(kind, pair),) * 3 for kind in TOGETHER} | {Kind.COMPUTE: (second(Kind.COMPUTE, (rank, rank)),) * 3}
                 samples.append(Sample(0, number, rank, pair_trial.partner(rank), times, "lost" if failed(number, pair) else ""))
-    return Evidence(members, tuple(samples), gone or {}, world=world)
+    return TrialEvidence(members, tuple(samples), gone or {}, world=world)
 
 
 def _even(kind: Kind, pair: Pair) -> float:

@@ -100,7 +100,6 @@ class Executor:
         self._node = 0  # of the nodes that met for the current attempt
         self._preparing = False
         self._began_ns = 0
-        self._ranks: tuple[RankInfo, ...] = ()
         self._gone = threading.Event()
         self._requests = itertools.count(1)
         self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
@@ -137,7 +136,6 @@ class Executor:
     def tick(self) -> None:
         """Look at what cannot announce itself."""
         state = self._loop.state
-        self._ranks = state.attempt.live_ranks or self._ranks
         self._look(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
         self._look_for_ranks(state)
@@ -215,7 +213,7 @@ class Executor:
             self._reporter.said(act.Say("warning", unmade))
         self._began_ns = time.monotonic_ns()
         self._gone.clear()
-        self._current, self._ranks, self._command = action, (), applied
+        self._current, self._command = action, applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
         self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
         self.watch.begin(action.attempt, plain=self._loop.state.run.policy.launcher is not Launcher.ELASTIC)
@@ -354,7 +352,7 @@ class Executor:
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""
         begun = self._is_begun(action.attempt)
-        ranks = self._ranks or self._loop.state.attempt.live_ranks if begun else ()
+        ranks = self._loop.state.attempt.ranks if begun else ()
         session, began_ns = self._session if begun else None, self._began_ns
         self.watch.hurry()
 

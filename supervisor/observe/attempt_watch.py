@@ -94,7 +94,7 @@ class AttemptWatch:
             self.rank_ends.learn(found)
 
     def hurry(self) -> None:
-        """A rank died: what it said last is read while the others are stopped, and what it left in shared memory is still there."""
+        """A rank died: its last output is read while the others are stopped, and what it left in shared memory is still there."""
         self._shm.look(self._clock.now())
         if self._kills is not None:
             self._kills.look(self._clock.now(), now=True)
@@ -134,8 +134,8 @@ class AttemptWatch:
             return collect.tails(kept, tuple(read), self._signatures, self._clock.now())
 
         def of_exceptions() -> Iterable[Evidence]:
-            raised = collect.errors(directory, ranks, self._clock, since_ns, deaths)
-            return (*raised, *collect.claims((*raised, *launcher.facts()), self._signatures))
+            reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
+            return (*reported, *collect.claims((*reported, *launcher.facts()), self._signatures))
 
         return {
             "exceptions": of_exceptions,

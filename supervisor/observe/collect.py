@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Lines of a rank's last output that are worth keeping with an incident.
 TAIL_LINES = 12
-#: Characters by which the end of a log is told to be the end of what was written.
+#: So many last characters decide whether a log ends as its stream does.
 SAME_END = 200
 #: Line numbers are a stream's own; this tells those of one process's streams apart, because evidence names no stream.
 LINES_APART = 1_000_000_000
@@ -40,14 +40,14 @@ LINES_APART = 1_000_000_000
 LINES_ONLY = frozenset({"read", "last_progress"})
 #: A command ends so soon after its program failed, at the latest: a launcher looks now and then.
 FOLLOWS_NS = 30 * 10**9
-#: What is told of a rank that was reaped before its end could be seen.
+#: The text for a rank that was reaped before its end could be seen.
 GONE = "it is gone, and nobody saw how it ended"
 #: KILL follows TERM after the grace, as nearly as the two are measured.
 GRACE_MARGIN_S = 0.25
 
 
 def together(sources: Mapping[str, Callable[[], Iterable[Evidence]]], deadline_s: float) -> list[Evidence]:
-    """Ask all sources at once; who fails or does not answer is told, and holds up nobody else."""
+    """Ask all sources at once. A source that fails or is late adds that fact, and delays no other."""
     answers: dict[str, list[Evidence]] = {}
 
     def ask(name: str, source: Callable[[], Iterable[Evidence]]) -> None:
@@ -93,12 +93,12 @@ def exits(
         if not death.failed or death.rank < 0:
             continue
         name, text = ("signal", str(death.signal)) if death.signal is not None else ("exit_code", str(death.code))
-        told = (
+        is_term = (
             death.signal == signal.SIGTERM or death.code == exits_of.OF_A_SIGNAL + signal.SIGTERM
         )  # or a handler of it saved, and left so
-        if first is not None and (told or death.signal == signal.SIGKILL):
+        if first is not None and (is_term or death.signal == signal.SIGKILL):
             after_s = (death.at_ns - first.at_ns) / 1e9
-            if told or after_s > grace_s - GRACE_MARGIN_S:
+            if is_term or after_s > grace_s - GRACE_MARGIN_S:
                 name = "ended_by_us"
         first = first or death
         t = clock.at_monotonic_ns(death.at_ns)
@@ -155,13 +155,13 @@ def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deat
     """Return the exception of the program that a plain command ran as its only rank; None where that is not sure.
 
     A launcher of one process gives it no RANK (`accelerate launch` of one), and one that failed before it trained has claimed none: it is
-    the one process whose exception the command's own end followed at once. What a helper raised long before is not.
+    the one process whose exception the command's own end followed at once. What a helper candidates long before is not.
     """
     death = next((death for death in deaths if len(ranks) == 1 and death.rank == ranks[0].rank and death.failed), None)
     if death is None:
         return None
-    raised = [error for error in scan.unclaimed if exits_of.exception_type(error.exc_type) not in exits_of.OF_LAUNCHERS]
-    near = [error for error in raised if 0 <= death.at_ns - error.t_ns <= FOLLOWS_NS]
+    candidates = [error for error in scan.unclaimed if exits_of.exception_type(error.exc_type) not in exits_of.OF_LAUNCHERS]
+    near = [error for error in candidates if 0 <= death.at_ns - error.t_ns <= FOLLOWS_NS]
     return near[0] if len({error.pid for error in near}) == 1 else None
 
 
@@ -176,12 +176,12 @@ def _as_a_beat(error: error_files.ErrorReport) -> Iterable[Evidence]:
 
 
 def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence, ...]:
-    """Return what the signatures say of the exceptions among the facts, each with the frames that its source told for its rank."""
+    """Return what the signatures say of the exceptions among the facts, each with the frames from the same source and rank."""
     facts = tuple(facts)
     catalogue, _ = signatures()
     traces = {(fact.source, fact.rank): fact.text for fact in facts if fact.name == "traceback"}
-    raised = (fact for fact in facts if fact.name == "exception")
-    return tuple(claim for fact in raised for claim in match.claims(fact, catalogue, traces.get((fact.source, fact.rank), "")))
+    exceptions = (fact for fact in facts if fact.name == "exception")
+    return tuple(claim for fact in exceptions for claim in match.claims(fact, catalogue, traces.get((fact.source, fact.rank), "")))
 
 
 def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:

@@ -45,34 +45,36 @@ MOST_OF_LOGS = 256
 
 
 def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Sequence[RankHeartbeat], clock: Clock) -> tuple[Evidence, ...]:
-    """Return the facts as they are worth."""
+    """Return the facts, without or with less of what others contradict."""
     failed = [death for death in deaths if death.failed and death.at_ns]
     died = {death.rank: clock.at_monotonic_ns(death.at_ns) for death in failed}
     first = min(died.values(), default=None)
-    told = tuple(facts)
-    killed = frozenset(fact.rank for fact in told if (fact.source, fact.name, fact.text) == ("exit", "signal", str(int(signal.SIGKILL))))
+    facts = tuple(facts)
+    killed = frozenset(fact.rank for fact in facts if (fact.source, fact.name, fact.text) == ("exit", "signal", str(int(signal.SIGKILL))))
     trained = _trained_until(beats, clock)
     # who had a heartbeat was a Python program, not a shell that says 137 of a child that was killed
     speaking = {death.rank for death in failed} & {death.rank for death in deaths if death.pid in {beat.pid for beat in beats}}
     # and would have written down the exception that ended it: without that, what its log quotes is one that it caught
-    wrote = {fact.rank for fact in told if (fact.source, fact.name) == ("error_file", "exception")}
-    unsaid = frozenset(fact.rank for fact in told if fact.name in {"exit_code", "ended_by_us"} and fact.rank in speaking - wrote)
-    handled = _handled(told)
+    wrote = {fact.rank for fact in facts if (fact.source, fact.name) == ("error_file", "exception")}
+    without_exception = frozenset(
+        fact.rank for fact in facts if fact.name in {"exit_code", "ended_by_us"} and fact.rank in speaking - wrote
+    )
+    handled = _handled(facts)
     stepped = {beat.rank: clock.at_monotonic_ns(beat.last_step_ns) for beat in beats if beat.last_step_ns is not None}
-    quoted = {(fact.rank, fact.line) for fact in told if fact.rank in unsaid and fact.source == "log" and _is_printed(fact)}
-    gone = [fact.t for fact in told if _tells_a_kill(fact) and not (fact.name == "exit_code" and fact.rank in speaking)]
+    quoted = {(fact.rank, fact.line) for fact in facts if fact.rank in without_exception and fact.source == "log" and _is_printed(fact)}
+    gone = [fact.t for fact in facts if _tells_a_kill(fact) and not (fact.name == "exit_code" and fact.rank in speaking)]
     kept: list[Evidence] = []
     of_logs: list[Evidence] = []
-    for fact in told:
+    for fact in facts:
         if fact.source == "log":
-            said = replace(fact, t=min(fact.t, died.get(_rank(fact), fact.t)))
+            adjusted = replace(fact, t=min(fact.t, died.get(_rank(fact), fact.t)))
             if (fact.rank, fact.line) in quoted:
                 continue
-            if fact.rank in unsaid and _is_raised(fact) and fact.t < stepped.get(_rank(fact), 0.0):
+            if fact.rank in without_exception and _is_raised(fact) and fact.t < stepped.get(_rank(fact), 0.0):
                 continue
-            if fact.rank in unsaid or _is_of(fact, handled):
-                said = replace(said, free_text=True)
-            of_logs += _of_log(said, fact.rank in killed, first, trained)
+            if fact.rank in without_exception or _is_of(fact, handled):
+                adjusted = replace(adjusted, free_text=True)
+            of_logs += _of_log(adjusted, fact.rank in killed, first, trained)
         elif (fact.source, fact.name) == ("exit", "exit_code") and fact.rank in speaking:
             kept.append(replace(fact, fields=(*fact.fields, OWN_WORD)))
         elif fact.source == "kernel" and fact.claim is not None and fact.t < trained:
@@ -117,7 +119,7 @@ def _is_raised(fact: Evidence) -> bool:
 
 
 def _is_printed(fact: Evidence) -> bool:
-    """Whether a rank that raised nothing printed it: the one line of an exception that would call for a change of the job."""
+    """Whether a rank that exited without an exception printed it: the one line of an exception that would call for a change of the job."""
     return fact.free_text and fact.claim is not None and fact.claim.cause in JOB_CHANGING and ONE_LINE.fullmatch(fact.text) is not None
 
 
@@ -150,7 +152,7 @@ def _tells_a_kill(fact: Evidence) -> bool:
 def _of_count(fact: Evidence, gone: Sequence[float], trained: float) -> Evidence:
     """What is left of a counted kill: it may have been of anybody in the group, and long before the failure.
 
-    `gone`: when it was told of each process that was killed, 0 where that is not known.
+    `gone`: the time of each killed process, 0 where it is not known.
     """
     if fact.t < trained:
         return replace(fact, name="oom_kill_survived")

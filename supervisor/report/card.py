@@ -110,14 +110,14 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
     """
     last = incident.rounds[-1]
     rows: list[tuple[str, float | None, str]] = [_failed(incident, last)]
-    told = WHY_EVIDENCE
+    lines_left = WHY_EVIDENCE
     if since and incident.run_id != since:
-        told -= 1  # what is shown stays as short
+        lines_left -= 1  # what is shown stays as short
         rows.append(("run", None, f"{incident.run_id}, an earlier one; the last is {since}"))
         address = f"{address} --run {incident.run_id}"
     core = _core([fact for fact in last.evidence if fact.name == core_dumps.NAME], last.decision.verdict if last.decision else None)
-    told -= bool(core)
-    told -= bool(last.selected and last.selected.mended)
+    lines_left -= bool(core)
+    lines_left -= bool(last.selected and last.selected.mended)
     rows.append(("where", None, _where(incident, last, node)))
     if len(incident.rounds) > 1:
         tries = "; ".join(f"attempt {r.attempt}: {r.decision.verdict.summary if r.decision else 'undecided'}" for r in incident.rounds[:-1])
@@ -125,12 +125,12 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
     rows += _stopped(last)
     decision = last.decision
     if decision is None:
-        rows += [("evidence", None, line) for line in evidence_lines(last.evidence, max(1, told))]
+        rows += [("evidence", None, line) for line in evidence_lines(last.evidence, max(1, lines_left))]
         rows.append(("decision", None, "none is recorded"))
     else:
         facts, beside = decision.verdict.because or last.evidence, _beside(decision.plan)
-        told = max(1, told - len(beside))
-        rows += [(label, None, line) for label, line in _labelled("evidence", _evidence(decision, facts, told))]
+        lines_left = max(1, lines_left - len(beside))
+        rows += [(label, None, line) for label, line in _labelled("evidence", _evidence(decision, facts, lines_left))]
         rows.append(("verdict", last.decided_t, f"{_cause(decision.verdict)}: {decision.verdict.summary}"))
         rows.append(("plan", None, _done(decision.plan, decision.attempt)))
         rows += [(label, None, text) for label, text in beside]
@@ -185,12 +185,12 @@ def status_text(status: Status, address: str) -> str:
 def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evidence] = ()) -> list[str]:
     """Return the facts that tell most, a line each: who saw it, of which rank, and its last line of text.
 
-    `first`: what a verdict stands on, which is told before all that reads well.
+    `first`: what a verdict stands on, which is readable before all that reads well.
     """
     order = {name: i for i, name in enumerate(_TELLING)}
-    told = sorted((f for f in facts if f.name in order or f.source != "heartbeat"), key=lambda f: order.get(f.name, len(order)))
+    readable = sorted((f for f in facts if f.name in order or f.source != "heartbeat"), key=lambda f: order.get(f.name, len(order)))
     lines: list[str] = []
-    for fact in (*first, *told):
+    for fact in (*first, *readable):
         rank = "" if fact.rank is None else f" of rank {fact.rank}"
         line = f"{fact.source}{rank}: {_telling_line(fact) if fact.name not in {'signal', 'exit_code'} else f'{fact.name} {fact.text}'}"
         if line not in lines:
@@ -205,11 +205,11 @@ def _evidence(decision: ReportDecision, facts: Sequence[Evidence], most: int) ->
 
 def _core(facts: Sequence[Evidence], verdict: Verdict | None) -> str:
     """Return where the core dump is: that of the rank whose failure it was, else the first; and how many more there are."""
-    told = sorted(facts, key=lambda fact: (verdict is None or fact.rank != verdict.rank, fact.t))
-    if not told:
+    dumps = sorted(facts, key=lambda fact: (verdict is None or fact.rank != verdict.rank, fact.t))
+    if not dumps:
         return ""
-    more = f" (and of {len(told) - 1} more)" if len(told) > 1 else ""
-    return f"rank {told[0].rank} {told[0].text}{more}"
+    more = f" (and of {len(dumps) - 1} more)" if len(dumps) > 1 else ""
+    return f"rank {dumps[0].rank} {dumps[0].text}{more}"
 
 
 def phase_of(facts: Iterable[Evidence]) -> str:
@@ -225,19 +225,19 @@ def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most:
             return None
         return _WHOLE_FOLDED if label in WHOLE_ROWS else _FOLDED if label else 0  # the first of several tells most
 
-    told = [(label, before, clean(text)) for label, before, text in rows]
-    wanted = sum(more_lines(row, width - 2 - _LABEL, folds) for row in told if row[0] in WHOLE_ROWS or row[0] == "failed")
-    while most - 1 - len(told) < wanted and (less := next((row for row in reversed(told) if not row[0]), None)):
-        told.remove(less)
-    if most - 1 - len(told) < wanted and told[0][0] == "failed":
-        told = [row for row in told if row[0] != "evidence" or not _repeats(told[0][2], row[2])]
-    return laid_out(head, told, width, most, label_width=_LABEL, folds=folds)
+    page = [(label, before, clean(text)) for label, before, text in rows]
+    wanted = sum(more_lines(row, width - 2 - _LABEL, folds) for row in page if row[0] in WHOLE_ROWS or row[0] == "failed")
+    while most - 1 - len(page) < wanted and (less := next((row for row in reversed(page) if not row[0]), None)):
+        page.remove(less)
+    if most - 1 - len(page) < wanted and page[0][0] == "failed":
+        page = [row for row in page if row[0] != "evidence" or not _repeats(page[0][2], row[2])]
+    return laid_out(head, page, width, most, label_width=_LABEL, folds=folds)
 
 
 def _repeats(failed: str, evidence: str) -> bool:
     """Whether a line of evidence (`who saw it: Exception: its text`) says no more than what failed."""
-    said = evidence.split(": ", 2)[-1]
-    return bool(said) and said in failed
+    text = evidence.split(": ", 2)[-1]
+    return bool(text) and text in failed
 
 
 def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -246,9 +246,9 @@ def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 
 def _telling_line(fact: Evidence) -> str:
     """Return of an exception what it says first, unless it hands on another one's traceback; of all else the last line."""
-    raised = fact.name in {"exception", "last_exception"} or fact.claim is not None
+    is_exception = fact.name in {"exception", "last_exception"} or fact.claim is not None
     first = next((line for line in fact.text.splitlines() if line.strip()), "")
-    return first if raised and "Traceback (most recent call last)" not in fact.text else _last_line(fact.text)
+    return first if is_exception and "Traceback (most recent call last)" not in fact.text else _last_line(fact.text)
 
 
 def _last_line(text: str) -> str:
@@ -340,7 +340,7 @@ def _where(incident: Incident, last: Round, node: str) -> str:
 
 
 def _failed(incident: Incident, last: Round) -> tuple[str, float | None, str]:
-    """Return what failed: of several failures the last one, as all that is told below it."""
+    """Return what failed: of several failures the last one, which the rows below it describe."""
     if last is incident.rounds[0]:
         return "failed", incident.opened_t, incident.summary
     died_t = min((t for t, _ in last.deaths), default=last.ended_t)
@@ -362,12 +362,12 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     if selected is None:
         return []
     chosen = selected.chosen
-    told = f"none of {selected.found} is good"
+    text = f"none of {selected.found} is good"
     if chosen is not None:
-        told = f"{_step(chosen.step)} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
+        text = f"{_step(chosen.step)} from {chosen.path} (verified: {chosen.level}; {selected.found} found)"
     elif not selected.found:
-        told = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
-    rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, told)]
+        text = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
+    rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, text)]
     if selected.mended:
         rows.append(("mended", None, _first_of(selected.mended)))
     done = {path for path, _ in selected.mended}  # and with it why
@@ -381,10 +381,10 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     return rows
 
 
-def _first_of(told: Sequence[tuple[str, str]]) -> str:
-    """Return the first of the paths with what is said of it, and how many more there are."""
-    path, what = told[0]
-    more = f", and {len(told) - 1} more" if len(told) > 1 else ""
+def _first_of(repairs: Sequence[tuple[str, str]]) -> str:
+    """Return the first path with what was done to it, and how many more there are."""
+    path, what = repairs[0]
+    more = f", and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     return f"{path}: {what}{more}"
 
 

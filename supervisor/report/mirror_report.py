@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Told to nobody but the log: they are many.
 _QUIET = frozenset({"ready", "spooled", "progress", "idle", "stopped", "pruned", "swept", "uploaded"})
-#: A checkpoint that waits longer while nothing moves is alerted, unless it was said already why.
+#: A checkpoint that waits longer while nothing moves is alerted, unless the reason was reported already.
 STALLED_S: Final = 600.0
 _HOLDS_UP: Final = frozenset({"stalled", "away", "damaged", "expired", "clock", "denied", "disk", "held", "process"})
 
@@ -38,8 +38,8 @@ class MirrorReport:
         """Take a line."""
         event = str(row.get("ev", ""))
         if event not in {"progress", "idle"}:
-            told = {key: value for key, value in row.items() if key not in {"ev", "bytes"}}
-            self._log.write(LogEvent.MIRROR_REPORTED, None if event in {"alert", "died"} else "info", what=event, **_renamed(told))
+            fields = {key: value for key, value in row.items() if key not in {"ev", "bytes"}}
+            self._log.write(LogEvent.MIRROR_REPORTED, None if event in {"alert", "died"} else "info", what=event, **_renamed(fields))
         if event in _QUIET:
             return
         what, mirror = str(row.get("what", "")), str(row.get("mirror", ""))
@@ -55,9 +55,9 @@ class MirrorReport:
         elif event == "died":
             self._deaths += 1
             if self._deaths == 1:
-                said = f" ({row['said']})" if row.get("said") else ""
+                last_words = f" ({row['said']})" if row.get("said") else ""
                 again = "and is started again; the training goes on"
-                self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{said} {again}")
+                self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{last_words} {again}")
 
     def waited(self, seconds: float) -> None:
         """Take how long a checkpoint has waited while no upload moved. Whatever the reason is, somebody must hear of it."""
@@ -81,6 +81,6 @@ class MirrorReport:
         self._reporter.alerted(act.Alert(kind, self._attempt(), text))
 
 
-def _renamed(told: dict[str, Any]) -> dict[str, Any]:
+def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
     """What the log's own fields are called by stays theirs."""
-    return {f"mirror_{key}" if key in {"what", "event", "level", "t"} else key: value for key, value in told.items()}
+    return {f"mirror_{key}" if key in {"what", "event", "level", "t"} else key: value for key, value in fields.items()}

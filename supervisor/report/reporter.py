@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from supervisor.report.event_log import EventLog, LogLevel
     from supervisor.report.terminal import TerminalWriter
 
-#: What a stop takes beyond the ranks' own deadline, told to systemd.
+#: What a stop takes beyond the ranks' own deadline, for systemd's timeout.
 STOP_MARGIN_S = 20.0
 
 FROM_SCRATCH = "started_from_scratch"
-#: The alerts that say nothing beyond a line of the decision's, or of how the attempt began.
-SAID = frozenset({"batch_changed", FROM_SCRATCH})
+#: Alerts whose text another line prints already: the decision's, or how the attempt began.
+ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH})
 #: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
 #: worse, and all that is about the keeping of checkpoints.
-BY_THEMSELVES = frozenset(
+WITHOUT_DECISION = frozenset(
     {"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling", "not_finite", "no_copy"}
 )
 
@@ -99,9 +99,9 @@ class _AttemptSummary:
 
     def line(self, outcome: str, t: float) -> dict[str, object]:
         """Return the fields of the line; an attempt whose ranks never were there ran for 0 s."""
-        told = asdict(self)
-        del told["began_t"]
-        return told | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}
+        fields = asdict(self)
+        del fields["began_t"]
+        return fields | {"outcome": outcome, "ran_s": 0.0 if self.began_t is None else round(t - self.began_t, 3)}
 
 
 class Reporter:
@@ -117,7 +117,7 @@ class Reporter:
         self._notifier = notifier
         self._decision: act.ReportDecision | None = None  # of the incident that is open
         self._last: act.ReportDecision | None = None  # of the incident before, when none is
-        self._beside: list[act.Alert] = []  # told with the decision
+        self._pending_alerts: list[act.Alert] = []  # reported with the decision
         self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
         self._mended: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
         self._attempt = _AttemptSummary()
@@ -175,13 +175,13 @@ class Reporter:
         self._terminal.say(action.text, _level(action.level))
 
     def gathering(self, action: act.GatherNodes) -> None:
-        """Note that an attempt begins with a meeting of its nodes: if it ends there, nothing of the attempt before is told of it."""
+        """Note that an attempt begins with a meeting of its nodes: if it ends there, the summary line has nothing of the attempt before."""
         self._attempt = _AttemptSummary(action.attempt)
 
     def beginning(self, action: act.BeginAttempt) -> None:
         """Note that an attempt was ordered."""
-        for alert in self._told_beside():  # what was found before it began, and no decision followed from
-            self._tell(alert, self._last)
+        for alert in self._take_pending_alerts():  # what was found before it began, and no decision followed from
+            self._report_alert(alert, self._last)
         self._began_t, self._began = self._clock.now(), "restart"
         resume = action.resume
         path, step = (resume.path, resume.step) if resume else (None, None)
@@ -198,7 +198,7 @@ class Reporter:
         )
 
     def goes_on(self, incident: Incident | None) -> None:
-        """Take over what a predecessor told of the incident that it left open, so that who heard of it hears of its end."""
+        """Take over the incident that a predecessor left open, so that its end is reported too."""
         if incident is None or incident.verdict is None or incident.plan is None:
             return
         self._opened.add(incident.number)
@@ -208,7 +208,7 @@ class Reporter:
     # incidents
 
     def opened(self, action: act.OpenIncident) -> None:
-        """Log it; people are told with the decision, a moment later, when there is something to tell."""
+        """Log it. The terminal, the card and the alert wait for the decision, a moment later."""
         self._opened_t[action.incident] = self._clock.now()
         fields = {"incident": action.incident, "attempt": action.attempt, "rank": action.rank, "summary": action.summary}
         self._log.write(LogEvent.INCIDENT_OPENED, **fields)
@@ -241,9 +241,9 @@ class Reporter:
         )
         if plan.kind is PlanKind.RESTART:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
-            told = clean(verdict.summary)
+            summary = clean(verdict.summary)
             changed = f" with {cards.changes(plan)}" if plan.changes or plan.nproc is not None else ""
-            self._terminal.say(f"incident {action.incident}: {told}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}")
+            self._terminal.say(f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}")
         for line in plan.told:
             self._terminal.say(clean(line))
         self.last_card = self._card(action, None)
@@ -251,7 +251,7 @@ class Reporter:
         if action.incident not in self._opened:
             self._opened.add(action.incident)
             self._alert("opened", action.incident, action.attempt, action.step)
-        self._tell_beside(action)
+        self._report_pending_alerts(action)
 
     def resumed(self, action: act.ReportResume) -> None:
         """Report how the attempt began."""
@@ -290,25 +290,25 @@ class Reporter:
             self._decision, self.last_card = None, None
 
     def alerted(self, action: act.Alert) -> None:
-        """Tell what no incident says by itself, in all places; after the decision that it belongs to, which may be on its way."""
+        """Report what no incident says by itself, in all places, after the decision that it belongs to."""
         self._log.write(LogEvent.ALERT_RAISED, kind=action.kind, attempt=action.attempt, text=clean(action.text))
-        if action.kind in BY_THEMSELVES:
-            self._tell(action, self._last)
+        if action.kind in WITHOUT_DECISION:
+            self._report_alert(action, self._last)
             return
-        self._beside.append(action)
+        self._pending_alerts.append(action)
         if self._decision is not None and self._decision.attempt == action.attempt:
-            self._tell_beside(self._decision)
+            self._report_pending_alerts(self._decision)
 
-    def _tell_beside(self, decision: act.ReportDecision) -> None:
-        for action in self._told_beside():
-            self._tell(action, decision)
+    def _report_pending_alerts(self, decision: act.ReportDecision) -> None:
+        for action in self._take_pending_alerts():
+            self._report_alert(action, decision)
 
-    def _told_beside(self) -> list[act.Alert]:
-        told, self._beside = self._beside, []
-        return told
+    def _take_pending_alerts(self) -> list[act.Alert]:
+        pending, self._pending_alerts = self._pending_alerts, []
+        return pending
 
-    def _tell(self, action: act.Alert, decision: act.ReportDecision | None) -> None:
-        if action.kind not in SAID:
+    def _report_alert(self, action: act.Alert, decision: act.ReportDecision | None) -> None:
+        if action.kind not in ALREADY_PRINTED:
             self._terminal.say(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
         self._alert(action.kind, incident, action.attempt, step, action.text)
@@ -327,7 +327,7 @@ class Reporter:
         self._terminal.say(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
-        """Log that the ranks were told to save; systemd is asked for the time, which may be longer than the stop deadline."""
+        """Log that a save was requested of the ranks; systemd is asked for the time, which may be longer than the stop deadline."""
         self._log.write(LogEvent.SAVE_REQUESTED, attempt=action.attempt, left_s=action.left_s)
         stop = self._job.settings.stop
         self._notifier.extend_timeout(max(stop.deadline_s, action.left_s + stop.grace_s) + STOP_MARGIN_S)
@@ -340,7 +340,7 @@ class Reporter:
         if not found:
             self._terminal.say("no rank has said hello yet: there are no stacks to ask for", "warning")
 
-    # what the guardian tells
+    # what the guardian reports
 
     def survivors(self, processes: Sequence[Mapping[str, Any]]) -> None:
         """List once what outlives a finished job; nothing is killed after exit 0."""
@@ -369,18 +369,18 @@ class Reporter:
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
         """Log a fact that decides nothing."""
-        told = {"request" if key == "do" else key: value for key, value in fields.items() if key != "ev"}
+        row = {"request" if key == "do" else key: value for key, value in fields.items() if key != "ev"}
         if name in NOTED:
-            self._log.write(NOTED[name], **told)
+            self._log.write(NOTED[name], **row)
         else:
-            self._log.write(LogEvent.AGENT_REPORTED, what=str(fields.get("ev", name)), **told)
+            self._log.write(LogEvent.AGENT_REPORTED, what=str(fields.get("ev", name)), **row)
 
     def close(self, deadline_s: float) -> None:
         """Give the incident's files a moment before we leave."""
         self._incident_files.close(deadline_s)
 
     def close_alerts(self, deadline_s: float) -> None:
-        """Try once more what waits to be sent, and say what nobody will have heard."""
+        """Try once more what waits to be sent, and print what was not delivered."""
         if self.alerts is None:
             return
         self.alerts.close(deadline_s)
@@ -451,8 +451,8 @@ def _judged(decision: act.ReportDecision | None) -> dict[str, object]:
 
 def _gpu(action: act.Quarantine) -> dict[str, object]:
     gpu = action.gpu
-    told = {"reason": clean(action.reason), "evidence": clean(action.evidence)}
-    return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **told}
+    texts = {"reason": clean(action.reason), "evidence": clean(action.evidence)}
+    return {"index": gpu.index, "uuid": gpu.uuid, "pci": gpu.pci, **texts}
 
 
 def _level(level: str) -> Any:  # noqa: ANN401 (voice.Level, a Literal)

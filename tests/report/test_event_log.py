@@ -150,10 +150,10 @@ def test_every_fact_that_is_noted_is_logged(reporter: Reporter, written: Written
         reporter.note(name, {"ev": "rendezvous", "do": "go", "attempt": 2})
     told = {"request": "go", "attempt": 2}
     assert written.lines == [
-        ("request.lost", "warning", told),
-        ("agent.reported", "info", {"what": "rendezvous", **told}),
         ("launcher.started", "info", told),
+        ("agent.reported", "info", {"what": "rendezvous", **told}),
         ("processes.left", "warning", told),
+        ("request.lost", "warning", told),
     ]
 
 

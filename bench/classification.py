@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.classify.causes import EXPLAINED
+from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
 from supervisor.config.signatures import read
@@ -145,7 +145,7 @@ def of_sources(samples: Iterable[Sample]) -> str:
 
 def of_causes() -> str:
     """Return the table of causes."""
-    rows = [(f"`{cause}`", said.meaning, said.told_by, said.to_do) for cause, said in EXPLAINED.items()]
+    rows = [(f"`{cause}`", row.meaning, row.proof, row.remedy) for cause, row in EXPLANATIONS.items()]
     return "\n".join(_table(("cause", "meaning", "told by", "what to do"), rows))
 
 

@@ -1,8 +1,7 @@
 """All signatures that are in use, indexed by their anchors.
 
-In: rows (classify/rows.py), ours first, then those of the user's files. Out: a Catalogue, which never changes, and the problems. A
-user's row with the id of one of ours takes its place; any other second use of an id is a problem of the later row. Nothing fails.
-The files themselves are read by supervisor/config/signatures.py: what is in this folder looks at nothing.
+A user's row with the id of one of ours replaces it; any other second use of an id is a problem of the later row.
+supervisor/config/signatures.py reads the files; this folder does no IO.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from supervisor.classify.rows import Bound
 
-#: What every catalogue looks for beside the anchors of its rows: where a traceback, an exception or a launcher's footer may stand.
+#: Anchors of every catalogue beside those of its rows: where a traceback, an exception or a launcher's footer may stand.
 STRUCTURE = (
     "Traceback (most recent call last",
     '", line ',
@@ -32,7 +31,7 @@ STRUCTURE = (
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """`anchors` are what a scanner is made of; `by_anchor[i]` are the positions in `rows` of those that name anchor i."""
+    """A scanner is built from `anchors`; `by_anchor[i]` are the positions in `rows` of those that name anchor i."""
 
     rows: tuple[Signature, ...]
     anchors: tuple[str, ...]

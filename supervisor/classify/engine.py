@@ -1,14 +1,13 @@
 """Evidence in, verdict out: what failed first, where, and how sure that is.
 
-In: the evidence of one incident (core/model.py), collected from a job that has just failed or read out of a log (classify/match.py).
-Out: one Verdict; there is always one, if only UNKNOWN, or NONE where a log tells of no failure. Nothing here can fail, and nothing is
-remembered between calls.
+The evidence of one incident (core/model.py) comes from a job that has just failed or from a log (classify/match.py). There is always one
+Verdict: UNKNOWN if nothing is convincing, NONE if a log shows no failure.
 
-Every fact that speaks of a cause is a candidate. Then three rules, in this order:
+Every fact that supports a cause is a candidate. Then three rules, in this order:
 
 1. *Causality.* A candidate that may merely follow from another one's cause (a peer's "connection closed", a watchdog's timeout, TERM)
-   does not count while there is such a one. What was followed by more training was survived, and counts little.
-2. *Sureness.* Of what is left the surest class of candidates counts: a kernel's record before a guess by type.
+   does not count beside that cause. A failure that more training followed was survived, and counts little.
+2. *Sureness.* Among the remaining candidates the surest class counts: a kernel's record before a guess by type.
 3. *First in time wins over loud.* torch's own "Root Cause" names the victim as often as the culprit, because peers of a dead rank fail
    with longer messages than it did.
 """
@@ -18,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.classify import ends, exits, footers, gpumemory, xid
+from supervisor.classify import admissible, exits, footers, gpu_memory, xid
 from supervisor.classify.candidate import CONVINCING, CauseCandidate
 from supervisor.classify.exceptions import UNCAUGHT, Exceptions
 from supervisor.classify.fingerprint import fingerprint, frames_of, place_of
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
 
 
 ENDS = frozenset({"exit", "launcher"})
-#: Ends that need not be of who failed, as (name, text): of a program of its own accord, and by the launcher's TERM.
+#: Ends that need not be failures, as (name, text): a program that ends by itself, and the launcher's TERM.
 NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 
 #: What is left of a claim that was followed by more training.
 SURVIVED = 0.5
-#: A kernel's record within a log that is surer than this is pasted there because it mattered, in front of what happened before it or not.
+#: A kernel's record in a log that is surer than this was pasted there because it mattered, wherever it stands.
 LIGHT = 0.75
-#: A field of an exit code that a program gave itself: 137 is no shell's word for a signal then.
-OWN_WORD = ("by", "program")
+#: A field of an exit code that a program chose itself: its 137 is not a shell's code for a signal.
+OWN_CODE = ("by", "program")
 #: A traceback found in a log may be an old one.
 OF_A_TAIL = 0.6
 #: What another cause as sure as the verdict's takes away from it.
@@ -50,29 +49,29 @@ MOST_FACTS = 40
 
 def classify(evidence: Iterable[Evidence]) -> Verdict:
     """Return the cause of the failure that this evidence speaks of."""
-    facts = ends.this_run(tuple(evidence))
+    facts = admissible.facts_of_this_run(tuple(evidence))
     trained = max((f.line for f in facts if f.name == "last_progress"), default=0)
     # in a log, an end that was followed by training is that of some other process
     facts = _with_ranks(tuple(f for f in facts if not (f.source == "exit" and 0 < f.line < trained)))
     exceptions = Exceptions(facts)
     candidates = _candidates(facts, exceptions)
-    heard = ends.heard(candidates, facts)
-    roots = _roots(heard)
+    allowed = admissible.admissible(candidates, facts)
+    roots = _roots(allowed)
     if not roots or roots[0].row.confidence < CONVINCING:
-        return _unconvinced(facts, heard, candidates)
+        return _unconvinced(facts, allowed, candidates)
     return _verdict(roots, candidates, facts, exceptions)
 
 
 def _with_ranks(facts: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """Return the facts, ends that name no rank as those of the rank that another line names for the same pid."""
+    """Return the facts; an end that names no rank gets the rank that another line names for its pid."""
     ranks: dict[str, set[int]] = {}
     for fact in facts:
         if fact.source == "exit" and fact.rank is not None and (pid := _field(fact, "pid")):
             ranks.setdefault(pid, set()).add(fact.rank)
     if not ranks:
         return facts
-    told = ((f, ranks.get(_field(f, "pid"), set()) if f.source == "exit" and f.rank is None else set()) for f in facts)
-    return tuple(replace(fact, rank=next(iter(whose))) if len(whose) == 1 else fact for fact, whose in told)
+    known = ((f, ranks.get(_field(f, "pid"), set()) if f.source == "exit" and f.rank is None else set()) for f in facts)
+    return tuple(replace(fact, rank=next(iter(found))) if len(found) == 1 else fact for fact, found in known)
 
 
 def _field(fact: Evidence, name: str) -> str:
@@ -80,10 +79,10 @@ def _field(fact: Evidence, name: str) -> str:
 
 
 def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[CauseCandidate]:
-    """Return a candidate for each fact that speaks of a cause."""
+    """Return a candidate for each fact that supports a cause."""
     afterwards = _trained_until(facts)
     recently = _trained_until(facts, "recent_progress")
-    ended = _tells_an_end(facts, afterwards)
+    ended = _has_failed_end(facts, afterwards)
     found: list[CauseCandidate] = []
     for fact in facts:
         candidate = _candidate(fact, exceptions)
@@ -100,13 +99,13 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
 
 
 def _may_be_survived(fact: Evidence) -> bool:
-    """Whether training that is told of later shows that a fact ended nothing: a log's own lines, and what the kernel says lightly."""
+    """Whether later training shows that a fact ended nothing: a log's own lines, and light records of the kernel."""
     light = fact.claim is not None and fact.claim.weight < LIGHT
     return fact.source == "log" or (fact.source == "kernel" and fact.line > 0 and light)
 
 
 def _few_of_each(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
-    """Return the first ones in time of each kind: a thousand ranks that say the same are told apart by nothing else."""
+    """Return the first of each kind in time: a thousand ranks that fail alike differ in nothing else."""
     counts: dict[tuple[str, str, Cause], int] = {}
     kept: list[CauseCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.fact.t or float("inf")):
@@ -118,12 +117,12 @@ def _few_of_each(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
 
 
 def _trained_until(facts: Sequence[Evidence], name: str = "progress") -> float:
-    """When (in a log: at which line) training was last seen to go on; 0 where it was not seen."""
+    """Return when (in a log: at which line) training was last seen; 0 if it was not."""
     return max((f.t for f in facts if f.name == name), default=0.0)
 
 
-def _tells_an_end(facts: Sequence[Evidence], afterwards: float) -> bool:
-    """Whether a process failed after the last training that was seen, whatever of."""
+def _has_failed_end(facts: Sequence[Evidence], afterwards: float) -> bool:
+    """Whether a process failed after the last training that was seen."""
     return any(
         (f.source in ENDS and f.name in {"signal", "exit_code"} and f.text != "0" and (not f.line or f.line > afterwards))
         or ((f.source, f.name) in UNCAUGHT and not f.free_text and f.t > afterwards)
@@ -136,15 +135,15 @@ def _candidate(fact: Evidence, exceptions: Exceptions) -> CauseCandidate | None:
         claim = fact.claim
         return CauseCandidate(fact, exits.Row(claim.cause, claim.weight, claim.transient, claim.consequence_of))
     if (fact.source, fact.name) in UNCAUGHT:
-        row = None if exceptions.claims.knows(fact) else _of_exception(fact, exceptions.trace(fact))
+        row = None if exceptions.claims.knows(fact) else _exception_row(fact, exceptions.trace(fact))
         return CauseCandidate(fact, row, guess=True) if row else None
     if fact.source in ENDS and fact.name in {"signal", "exit_code"}:
-        return _of_end(fact)
+        return _end_candidate(fact)
     row = exits.BY_FACT.get((fact.source, fact.name))
     return CauseCandidate(fact, row) if row else None
 
 
-def _of_exception(fact: Evidence, trace: str) -> exits.Row | None:
+def _exception_row(fact: Evidence, trace: str) -> exits.Row | None:
     kind = exits.exception_type(fact.text)
     if kind in exits.OF_LAUNCHERS or footers.read(fact.text.split("\n", 1)[0]):
         return None
@@ -155,12 +154,12 @@ def _of_exception(fact: Evidence, trace: str) -> exits.Row | None:
     return replace(row, confidence=min(row.confidence, OF_A_TAIL)) if fact.source == "tail" else row
 
 
-def _of_end(fact: Evidence) -> CauseCandidate | None:
+def _end_candidate(fact: Evidence) -> CauseCandidate | None:
     try:
         number = int(fact.text)
     except ValueError:
         return None
-    signum = number if fact.name == "signal" else None if OWN_WORD in fact.fields else footers.signal_of(number)
+    signum = number if fact.name == "signal" else None if OWN_CODE in fact.fields else footers.signal_of(number)
     if signum is not None:
         return CauseCandidate(fact, exits.BY_SIGNAL.get(signum, exits.ANY_SIGNAL), guess=True)
     if number == 0:
@@ -169,7 +168,7 @@ def _of_end(fact: Evidence) -> CauseCandidate | None:
 
 
 def _roots(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
-    """Return the candidates that follow from no other, the most telling first."""
+    """Return the candidates that follow from no other, the surest and earliest first."""
     convincing = [c for c in candidates if c.row.confidence >= CONVINCING]
     left = [c for c in convincing if not any(_follows(c, other) and not _follows(other, c) for other in convincing)]
     return sorted(left or convincing, key=lambda c: (c.level, c.fact.t or float("inf"), -c.row.confidence))
@@ -184,12 +183,12 @@ def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
         return False  # a launcher's table names the codes of all, the victims' as well
     if "*" in mine.after:
         return "*" not in other.row.after or cause.value in mine.after
-    if cause.value in mine.after or _is_of_its_own(candidate, other):
+    if cause.value in mine.after or _follows_own_exception(candidate, other):
         return True
-    return _is_of_a_peer(candidate, other)
+    return _follows_peer(candidate, other)
 
 
-def _is_of_its_own(candidate: CauseCandidate, other: CauseCandidate) -> bool:
+def _follows_own_exception(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether an abort follows from the exception of the same rank: C++ threads that are still there abort an interpreter that ends.
 
     Where the rank of one of the two is not known, the exception must have been printed first, and be no mere echo of a peer's end.
@@ -205,22 +204,22 @@ def _is_of_its_own(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     return 0 < other.fact.line < candidate.fact.line and "*" not in other.row.after
 
 
-def _is_of_a_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
+def _follows_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether a guess by an exception's type gives way: another rank died of a signal, not after it as far as is known.
 
     A rank that loses its peer fails in many ways, but none of them kills the peer.
     """
     if not candidate.guess or other.fact.name != "signal" or candidate.fact.name not in {"exception", "last_exception"}:
         return False
-    if other.fact.text == "15" or _is_of_its_own(other, candidate) or (other.rank is not None and other.rank == candidate.rank):
+    if other.fact.text == "15" or _follows_own_exception(other, candidate) or (other.rank is not None and other.rank == candidate.rank):
         return False
     return not (other.fact.t and candidate.fact.t) or other.fact.t < candidate.fact.t
 
 
-def _unconvinced(facts: Sequence[Evidence], heard: Sequence[CauseCandidate], candidates: Sequence[CauseCandidate]) -> Verdict:
+def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], candidates: Sequence[CauseCandidate]) -> Verdict:
     """The verdict where no candidate is convincing: UNKNOWN if something failed, NONE if the log of a healthy job was read."""
     afterwards = _trained_until(facts)
-    well = ends.well_ended(facts)
+    good_end = admissible.good_end_time(facts)
     shown = {f.line for f in facts if f.name == "traceback"}
     failed = [
         f
@@ -228,13 +227,13 @@ def _unconvinced(facts: Sequence[Evidence], heard: Sequence[CauseCandidate], can
         if (f.source in ENDS and f.text != "0" and not 0 < f.line < afterwards)
         or (
             ((f.source, f.name) in UNCAUGHT or f.name == "cut_traceback")
-            and not 0 < f.t < (afterwards if f.line in shown else max(afterwards, well))
+            and not 0 < f.t < (afterwards if f.line in shown else max(afterwards, good_end))
         )
     ]
-    best = max(heard, key=lambda c: c.row.confidence, default=None)
+    best = max(allowed, key=lambda c: c.row.confidence, default=None)
     rival = max((c for c in candidates if c.row.cause is not Cause.UNKNOWN), key=lambda c: c.row.confidence, default=None)
-    told = [f for f in facts if (f.source, f.name, f.text) != ("exit", "exit_code", "0")]
-    if best is None and not failed and told and all(f.source == "log" or (f.source == "kernel" and f.line > 0) for f in told):
+    signs = [f for f in facts if (f.source, f.name, f.text) != ("exit", "exit_code", "0")]
+    if best is None and not failed and signs and all(f.source == "log" or (f.source == "kernel" and f.line > 0) for f in signs):
         return Verdict(Cause.NONE, 0.9, "no sign of a failure", "none")
     if best is None and not failed:
         return Verdict(Cause.UNKNOWN, 0.1, "the attempt ended and left no evidence", "unknown:no-evidence", because=tuple(facts[:3]))
@@ -258,8 +257,8 @@ def _verdict(
     roots: Sequence[CauseCandidate], candidates: Sequence[CauseCandidate], facts: Sequence[Evidence], exceptions: Exceptions
 ) -> Verdict:
     best = roots[0]
-    raised = exceptions.beside(best.fact)
-    trace = exceptions.trace(raised) if raised else ""
+    exception = exceptions.beside(best.fact)
+    trace = exceptions.trace(exception) if exception else ""
     cause = best.row.cause
     same = [c for c in roots if c.row.cause is cause]
     rank = best.rank if best.rank is not None else _rank_of_the_only_end(facts)
@@ -267,15 +266,15 @@ def _verdict(
     rival = next((c for c in roots if c.row.cause is not cause), None) or (others[0] if others else None)
     surest = max(c.row.confidence for c in same)
     disputed = rival is not None and rival in roots and rival.level <= best.level
-    fields = _fields(best, same, facts, raised, trace)
+    fields = _fields(best, same, facts, exception, trace)
     return Verdict(
         cause=cause,
         confidence=round(surest - (DISPUTED if disputed else 0.0), 3),
-        summary=_summary(best, facts, raised),
-        fingerprint=_fingerprint(best, facts, raised, trace),
+        summary=_summary(best, facts, exception),
+        fingerprint=_fingerprint(best, facts, exception, trace),
         rank=rank,
         transient=best.row.transient,
-        because=_because(best, same, candidates, facts, raised),
+        because=_because(best, same, candidates, facts, exception),
         facts=tuple(fields.items())[:MOST_FACTS],
         gpu=next((fields[name] for name in ("gpu_uuid", "uuid", "pci", "pci_id", "gpu") if name in fields), ""),
         node=next((c.fact.node for c in same if c.fact.node), fields.get("node", "")),
@@ -291,20 +290,20 @@ def _rank_of_the_only_end(facts: Sequence[Evidence]) -> int | None:
     return next(iter(ended)) if len(ended) == 1 else None
 
 
-def _fingerprint(best: CauseCandidate, facts: Sequence[Evidence], raised: Evidence | None, trace: str) -> str:
+def _fingerprint(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidence | None, trace: str) -> str:
     fact = best.fact
     phase = _phase(facts, fact.rank)
     if fact.name in {"signal", "exit_code"}:
         return fingerprint(best.row.cause, exits.signal_name(fact.text) if fact.name == "signal" else f"exit {fact.text}", "", (), phase)
-    if raised is None:
+    if exception is None:
         return fingerprint(best.row.cause, "", fact.name if fact.claim else fact.text, (), phase)
-    kind = exits.exception_type(raised.text)
-    detail = fact.name if fact.claim else raised.text.partition(":")[2]
+    kind = exits.exception_type(exception.text)
+    detail = fact.name if fact.claim else exception.text.partition(":")[2]
     return fingerprint(best.row.cause, kind, detail, frames_of(trace), phase)
 
 
 def _fields(
-    best: CauseCandidate, same: Sequence[CauseCandidate], facts: Sequence[Evidence], raised: Evidence | None, trace: str
+    best: CauseCandidate, same: Sequence[CauseCandidate], facts: Sequence[Evidence], exception: Evidence | None, trace: str
 ) -> dict[str, str]:
     """What recovery needs to know: the fields of the verdict's own evidence, the exception's type and place, the culprit's end."""
     found: dict[str, str] = dict(best.fact.fields) if best.fact.claim else {}
@@ -312,8 +311,8 @@ def _fields(
         if candidate.fact.claim is not None and (candidate.rank == best.rank or candidate.fact.name == best.fact.name):
             for name, value in candidate.fact.fields:
                 found.setdefault(name, value)
-    if raised is not None:
-        found.setdefault("exception", exits.exception_type(raised.text))
+    if exception is not None:
+        found.setdefault("exception", exits.exception_type(exception.text))
         if place := place_of(trace):
             found.setdefault("file", place.path)
             found.setdefault("line", str(place.line))
@@ -324,7 +323,7 @@ def _fields(
     for name, value in xid.explained(found.get("xid", "")).items():
         found.setdefault(name, value)
     own = {pid for fact in facts if fact.source == "exit" or fact.name == "member" if (pid := _field(fact, "pid"))}
-    return found | gpumemory.holders(found, own)
+    return found | gpu_memory.holders(found, own)
 
 
 def _because(
@@ -332,12 +331,12 @@ def _because(
     same: Sequence[CauseCandidate],
     candidates: Sequence[CauseCandidate],
     facts: Sequence[Evidence],
-    raised: Evidence | None,
+    exception: Evidence | None,
 ) -> tuple[Evidence, ...]:
     """The evidence that a verdict stands on: its own, what else is known of the culprit, then what followed from it."""
     listed: list[Evidence] = [best.fact, *_beside(best.rank, facts, best.fact)]
-    if raised is not None and raised.text != best.fact.text:
-        listed.insert(1, raised)
+    if exception is not None and exception.text != best.fact.text:
+        listed.insert(1, exception)
     listed += [c.fact for c in same[1:4]]
     listed += [c.fact for c in candidates if c.row.cause is not best.row.cause][:4]
     kept: list[Evidence] = []
@@ -370,13 +369,13 @@ def _how(fact: Evidence) -> str:
     return f"was killed by {exits.signal_name(fact.text)}" if fact.name == "signal" else f"exited with code {fact.text}"
 
 
-def _summary(best: CauseCandidate, facts: Sequence[Evidence], raised: Evidence | None) -> str:
+def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidence | None) -> str:
     fact = best.fact
     if fact.source in ENDS and fact.name in {"signal", "exit_code"}:
         return f"{_who(fact, facts)} {_how(fact)}"
     if fact.source == "kernel":
         return f"the kernel reports: {_short(fact.text)}"
-    if raised is not None:
+    if exception is not None:
         return f"{_who(fact, facts)} raised {_short(fact.text)}"
     whose = f"rank {fact.rank}: " if fact.rank is not None else ""
     return f"{whose}{_short(fact.text)}"

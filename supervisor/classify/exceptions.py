@@ -1,10 +1,8 @@
-"""Which facts are about one exception, and which traceback is its.
+"""Which facts of an incident are about one exception, and which traceback belongs to it.
 
-In: the facts of one incident. Out: of a fact, the others that are about the same exception, and its frames. Pure, looked up in tables that
-are made once: an incident may hold tens of thousands of facts.
-
-Two facts are about one exception where nothing tells their ranks apart, and they have the same text or stand on the same lines. A traceback
-belongs to the exception that has its source, rank and line: an error file and a launcher may both tell of one rank.
+The tables are built once, because an incident may hold tens of thousands of facts. Two facts are about one exception if their ranks do not
+differ, and they have the same text or stand on the same lines. A traceback belongs to the exception with its source, rank and line: an
+error file and a launcher may both report one rank.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ if TYPE_CHECKING:
 
     from supervisor.core.model import Evidence
 
-#: Facts that tell of an exception which nobody caught, as (source, name).
+#: Facts of an uncaught exception, as (source, name).
 UNCAUGHT = frozenset({("error_file", "exception"), ("launcher", "exception"), ("log", "exception"), ("tail", "last_exception")})
 
 
-class Index:
+class FactIndex:
     """Facts by their text and their lines."""
 
     def __init__(self, facts: Iterable[Evidence]) -> None:
@@ -33,31 +31,31 @@ class Index:
                 self._by_line.setdefault(line, {}).setdefault(fact.rank, []).append(fact)
 
     def about(self, fact: Evidence) -> Iterator[Evidence]:
-        """Go through those of them that are about the same exception; one may come twice."""
+        """Yield the facts about the same exception; a fact may come twice."""
         for ranks in (self._by_text.get(fact.text, {}), *(self._by_line.get(line, {}) for line in _lines_of(fact))):
             for rank in ranks if fact.rank is None else (fact.rank, None):
                 yield from ranks.get(rank, ())
 
     def knows(self, fact: Evidence) -> bool:
-        """Whether one of them is about the same exception."""
+        """Whether a fact of the index is about the same exception."""
         return next(self.about(fact), None) is not None
 
 
 class Exceptions:
-    """The exceptions of an incident: what was claimed of them, and their tracebacks."""
+    """The exceptions of an incident, with their claims and tracebacks."""
 
     def __init__(self, facts: Iterable[Evidence]) -> None:
         """Take the facts."""
-        told = tuple(facts)
-        self.claims = Index(fact for fact in told if fact.claim is not None)
-        self.uncaught = Index(fact for fact in told if (fact.source, fact.name) in UNCAUGHT)
+        listed = tuple(facts)
+        self.claims = FactIndex(fact for fact in listed if fact.claim is not None)
+        self.uncaught = FactIndex(fact for fact in listed if (fact.source, fact.name) in UNCAUGHT)
         self._traces: dict[tuple[str, int | None, int], str] = {}
-        for fact in told:
+        for fact in listed:
             if fact.name == "traceback":
                 self._traces.setdefault((fact.source, fact.rank, fact.line), fact.text)
 
     def beside(self, fact: Evidence) -> Evidence | None:
-        """Return the exception that a fact is, or claims something of: of several, that of the same source, which has the frames."""
+        """Return the exception that a fact is, or makes a claim about; of several, the one of the same source, which has the frames."""
         if (fact.source, fact.name) in UNCAUGHT:
             return fact
         if fact.claim is None:
@@ -65,9 +63,9 @@ class Exceptions:
         found = self.uncaught.about(fact)
         return min(found, key=lambda one: (one.source != fact.source, one.rank != fact.rank, one.source, one.line, one.t), default=None)
 
-    def trace(self, raised: Evidence) -> str:
-        """Return the traceback of an exception; "" where none is known."""
-        return self._traces.get((raised.source, raised.rank, raised.line), "")
+    def trace(self, exception: Evidence) -> str:
+        """Return the traceback of an exception, "" if none is known."""
+        return self._traces.get((exception.source, exception.rank, exception.line), "")
 
 
 def _lines_of(fact: Evidence) -> range:

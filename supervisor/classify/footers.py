@@ -1,7 +1,7 @@
 """What launchers, shells and schedulers print when a process has ended: exit codes and signals, with the rank where they name it.
 
-In: one line, prefixes taken off. Out: Evidence of source "exit", the same that a death seen by ourselves makes, but with `t` 0: the
-order of a launcher's table says nothing about what came first. Nothing here fails.
+A line (its prefixes removed) gives evidence of source "exit", like a death that the supervisor itself saw, but with `t` 0: the order of a
+launcher's table does not show what came first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHELL_WORDS = "|".join(_SHELL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _FooterRow:
     """A form. One of the `anchors` stands in every line of it; `anywhere`: not only at the beginning of the line."""
 
     anchors: tuple[str, ...]
@@ -47,17 +47,17 @@ class _Row:
 # python3 subprocess.CalledProcessError, bash(1), srun(1), mpirun(1), time(1), Lightning's subprocess launcher. Gaps are bounded: a line
 # may be twelve thousand characters of anything.
 _ROWS = (
-    _Row(
+    _FooterRow(
         ("exitcode",),
         re.compile(r"failed \(exitcode: (?P<code>-?\d{1,10})\) local_rank: (?P<local>\d{1,6}) \(pid: (?P<pid>\d{1,10})\)"),
         anywhere=True,
     ),
-    _Row(("exitcode",), re.compile(r"\s{0,40}exitcode {1,8}: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\)")),
-    _Row(
+    _FooterRow(("exitcode",), re.compile(r"\s{0,40}exitcode {1,8}: (?P<code>-?\d{1,10}) \(pid: (?P<pid>\d{1,10})\)")),
+    _FooterRow(
         ("traceback : Signal ",),
         re.compile(r"\s{0,40}traceback : Signal (?P<signal>\d{1,3}) \(SIG\w{1,10}\) received by PID (?P<pid>\d{1,10})"),
     ),
-    _Row(
+    _FooterRow(
         ("terminated with",),
         re.compile(
             r"(?:^|: )(?:process|Process|Worker process) \d{1,10} (?:was )?terminated with "
@@ -65,36 +65,36 @@ _ROWS = (
         ),
         anywhere=True,
     ),
-    _Row(("return code",), re.compile(r"\bexits with return code = (?P<code>-?\d{1,10})\s*$"), anywhere=True),
-    _Row(
+    _FooterRow(("return code",), re.compile(r"\bexits with return code = (?P<code>-?\d{1,10})\s*$"), anywhere=True),
+    _FooterRow(
         ("non-zero exit status", "<Signals."),
         re.compile(r"returned non-zero exit status (?P<code>\d{1,3})\b|died with <Signals\.(?P<name>SIG\w{1,10}): \d{1,3}>"),
         anywhere=True,
     ),
-    _Row(
+    _FooterRow(
         ("terminated with",),
         re.compile(r"(?:^|\[rank: (?P<rank>\d{1,6})\] )Child process with PID \d{1,10} terminated with code (?P<code>-?\d{1,10})"),
         anywhere=True,
     ),
-    _Row(
+    _FooterRow(
         ("srun: error: ",),
         re.compile(
             r"srun: error: (?P<node>[\w.-]{1,255}): tasks? (?P<rank>\d{1,6})[\d,-]{0,4096}: "
             r"(?:Exited with exit code (?P<code>\d{1,3})|(?P<word>[A-Z][a-z ]{1,40}?)(?: \(core dumped\))?\s*$)"
         ),
     ),
-    _Row(
+    _FooterRow(
         tuple(_SHELL),
         re.compile(
             r"(?:-?(?:ba|da|z)?sh|[\w./-]{1,512}\.sh|/[\w./-]{1,512}): (?:line )?\d{1,6}: {1,8}(?:\d{1,10} )?"
             rf"(?P<word>{_SHELL_WORDS})"
         ),
     ),
-    _Row(
+    _FooterRow(
         tuple(_SHELL),
         re.compile(rf"\s{{0,8}}(?P<word>{_SHELL_WORDS})(?: ?[(（](?:core dumped|核心已转储|吐核)[)）])?\s*$"),  # noqa: RUF001 (as it is printed)
     ),
-    _Row(
+    _FooterRow(
         ("exited on signal ",),
         re.compile(
             r"\b(?:mpirun|mpiexec|prterun) .{0,80}?\brank (?P<rank>\d{1,6})\b.{0,300}?\bexited on signal (?P<signal>\d{1,3})\b",
@@ -102,14 +102,14 @@ _ROWS = (
         anywhere=True,
     ),
     # the line of a shell's script, wherever it stands: a progress bar does not end its own line
-    _Row(tuple(_SHELL), re.compile(rf": line \d{{1,6}}: {{1,8}}\d{{1,8}} (?P<word>{_SHELL_WORDS})\b"), anywhere=True),
-    _Row(("exit code",), re.compile(r"Process finished with exit code (?P<code>-?\d{1,3})\b(?!\d)")),
+    _FooterRow(tuple(_SHELL), re.compile(rf": line \d{{1,6}}: {{1,8}}\d{{1,8}} (?P<word>{_SHELL_WORDS})\b"), anywhere=True),
+    _FooterRow(("exit code",), re.compile(r"Process finished with exit code (?P<code>-?\d{1,3})\b(?!\d)")),
     # time(1), and who writes like it
-    _Row(
+    _FooterRow(
         ("signal ",),
         re.compile(r"(?:[Cc]ommand|[Pp]rocess|[Jj]ob) (?:was )?(?:exited|terminated|killed) (?:with|by|on) signal (?P<signal>\d{1,2})\b"),
     ),
-    _Row(
+    _FooterRow(
         ("exited with", "terminated with"),
         re.compile(
             r"(?:[Cc]ommand|[Pp]rocess|[Jj]ob) (?:exited|terminated) with "
@@ -172,7 +172,7 @@ def _fact(match: re.Match[str], line: str) -> tuple[Evidence, ...]:
     if signum is None and code is None:
         return ()
     rank = int(groups["rank"]) if groups.get("rank") is not None else None
-    name, told = ("signal", str(signum)) if signum is not None else ("exit_code", str(code))
+    name, number = ("signal", str(signum)) if signum is not None else ("exit_code", str(code))
     known = ((key, groups[key]) for key in ("pid", "local") if groups.get(key) is not None)
     fields = (("line", line.strip()[:200]), *known)
-    return (Evidence("exit", name, told, rank=rank, node=groups.get("node") or "", fields=fields),)
+    return (Evidence("exit", name, number, rank=rank, node=groups.get("node") or "", fields=fields),)

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.classify import footers, text
-from supervisor.classify.bounded import Hits
+from supervisor.classify.bounded_sample import BoundedSample
 from supervisor.classify.rows import ANY_CAUSE, Signature
 from supervisor.classify.tracebacks import OF_VALUES, Finder, calls, frames_in
 from supervisor.core.model import Claim, Evidence
@@ -42,7 +42,7 @@ LONGEST_PART = 1 << 20
 BEFORE_HIT = 2048
 #: What two parts of one line have in common, so that nothing is cut in two.
 OVERLAP = 512
-#: Hits that are kept of one row and rank: the first ones and the last ones.
+#: BoundedSample that are kept of one row and rank: the first ones and the last ones.
 FIRST_HITS = 4
 LAST_HITS = 4
 MOST_HITS = 2000
@@ -194,7 +194,7 @@ class Reader:
         self._carry = b""
         self._inside = False  # the carry is not the beginning of its line
         self._number = 1  # of the line at which the carry, or the next block, begins
-        self._hits: Hits[Evidence] = Hits(MOST_HITS, first=FIRST_HITS, last=LAST_HITS)
+        self._hits: BoundedSample[Evidence] = BoundedSample(MOST_HITS, first=FIRST_HITS, last=LAST_HITS)
         self._facts: list[Evidence] = []
         self._tracebacks: list[tuple[_Written, list[Evidence]]] = []
         self._tail = b""

@@ -1,8 +1,7 @@
-"""What an Xid means for a verdict: the cause of a failure that it is, and what is to be told of it.
+"""What an Xid means for a verdict: its cause, and facts for the report.
 
-In: an Xid's number, as the kernel's log names it. Out: a Cause, and facts of a verdict. Pure; nothing fails. The catalogue itself is
-health/nvidia/xids.py. The kernel rows in signatures/gpu.toml name the codes; a test holds that each belongs to exactly one row and to its
-cause.
+The catalogue itself is health/nvidia/xids.py. The kernel rows in signatures/gpu.toml name the codes; a test holds that each belongs to
+exactly one row and to its cause.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ CAUSES: Mapping[Part, Cause] = MappingProxyType(
 
 
 def read(event: str) -> tuple[Cause, str] | None:
-    """Return the cause that "xid 79" is, and whether it is hardware (yes, no, unknown); None of what names no Xid of the catalogue."""
+    """Return the cause of "xid 79", and whether it is hardware (yes, no, unknown); None for an Xid that the catalogue does not list."""
     kind, _, code = event.partition(" ")
     entry = lookup_text(code.partition(" ")[0]) if kind == "xid" else None
     return (CAUSES[entry.part], entry.hardware) if entry is not None else None
 
 
 def explained(code: str) -> dict[str, str]:
-    """Return what is to be known of an Xid as facts of a verdict, {} of what is no number that the catalogue lists."""
+    """Return the facts of a verdict about an Xid, {} for a number that the catalogue does not list."""
     entry = lookup_text(code)
     if entry is None:
         return {}

@@ -1,7 +1,7 @@
 """Finds which GPUs changed their state during an attempt, as evidence of source `nvml`.
 
 Only changes are judged, no totals: a GPU that was ill before is reported when the attempt begins (core/node_health.py). The claims are
-those of classify/gpustate.py; Xids get the claims of the kernel's rows.
+those of classify/gpu_state.py; Xids get the claims of the kernel's rows.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from health.checks.gpu import gpus
 from health.model import Readings, delta
 from health.nvidia import recovery_actions, xids
 from health.nvidia.xid_history import REPEATED, Event, Memory
-from supervisor.classify.gpustate import CLAIMS, SOURCE
-from supervisor.classify.gpustate import REPEATED as REPEATED_WEIGHT
+from supervisor.classify.gpu_state import CLAIMS, SOURCE
+from supervisor.classify.gpu_state import REPEATED as REPEATED_WEIGHT
 from supervisor.classify.match import claims
 from supervisor.core.model import Evidence
 

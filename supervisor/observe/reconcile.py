@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
-from supervisor.classify.ends import JOB_CHANGING, KILLS, ONE_LINE
-from supervisor.classify.engine import OWN_WORD
+from supervisor.classify.admissible import JOB_CHANGING, KILLS, ONE_LINE
+from supervisor.classify.engine import OWN_CODE
 from supervisor.classify.exceptions import UNCAUGHT
 from supervisor.core.model import Cause, Evidence
 
@@ -76,7 +76,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
                 adjusted = replace(adjusted, free_text=True)
             of_logs += _of_log(adjusted, fact.rank in killed, first, trained)
         elif (fact.source, fact.name) == ("exit", "exit_code") and fact.rank in speaking:
-            kept.append(replace(fact, fields=(*fact.fields, OWN_WORD)))
+            kept.append(replace(fact, fields=(*fact.fields, OWN_CODE)))
         elif fact.source == "kernel" and fact.claim is not None and fact.t < trained:
             kept.append(replace(fact, name="survived", claim=None))
         elif fact.source == "error_file" and fact.claim is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from supervisor import strategies
-from supervisor.classify.causes import EXPLAINED
+from supervisor.classify.causes import EXPLANATIONS
 from supervisor.config import loading
 from supervisor.config.policy import to_policy
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
@@ -197,7 +197,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         ranks, nodes = torchrun.size(_torchrun(command, os.environ), os.environ)
         steps = sequence(cause, policy, ranks, nodes)
         names = ("strategy", "kind", "reason", "exit_code", "told")
-        data["cause"] = {"name": cause.value, "meaning": EXPLAINED[cause].meaning}
+        data["cause"] = {"name": cause.value, "meaning": EXPLANATIONS[cause].meaning}
         data["supposed"] = _supposed(policy, ranks, nodes)
         data["sequence"] = [{name: getattr(step, name) for name in names} for step in steps]
     return data

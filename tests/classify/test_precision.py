@@ -1,6 +1,6 @@
 """What must not be taken for a cause that changes a job: text that only looks like one, and errors that ended nothing.
 
-Each row is a log as a job may well write it, and what it is. The rules are those of the head of supervisor/classify/ends.py.
+Each row is a log as a job may well write it, and what it is. The rules are those of the head of supervisor/classify/admissible.py.
 """
 
 from __future__ import annotations

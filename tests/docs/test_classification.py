@@ -13,7 +13,7 @@ import pytest
 
 from health.nvidia import xids
 from supervisor.classify import exits
-from supervisor.classify.causes import EXPLAINED
+from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.rows import parse
 from supervisor.classify.xid import CAUSES
 from supervisor.cli.classify import rendering
@@ -55,15 +55,15 @@ def test_a_page_that_is_stale_is_told(tables: ModuleType) -> None:
 
 
 def test_every_cause_is_explained() -> None:
-    assert list(EXPLAINED) == list(Cause)
-    for cause, said in EXPLAINED.items():
-        assert all(text and not text.endswith(".") for text in (said.meaning, said.told_by, said.to_do)), cause
+    assert list(EXPLANATIONS) == list(Cause)
+    for cause, row in EXPLANATIONS.items():
+        assert all(text and not text.endswith(".") for text in (row.meaning, row.proof, row.remedy)), cause
 
 
 def test_a_cause_is_told_by_the_signals_that_are_judged_so() -> None:
     signals = {exits.SIGNAL_NAMES[number]: row.cause for number, row in exits.BY_SIGNAL.items()}
-    for cause, said in EXPLAINED.items():
-        named = set(re.findall(r"\bSIG[A-Z]+", said.told_by))
+    for cause, row in EXPLANATIONS.items():
+        named = set(re.findall(r"\bSIG[A-Z]+", row.proof))
         assert {signals.get(name, exits.ANY_SIGNAL.cause) for name in named} <= {cause}
         if cause in {Cause.SEGFAULT, Cause.UNKNOWN_NATIVE_ABORT}:
             assert named == {name for name, meant in signals.items() if meant is cause}
@@ -71,7 +71,7 @@ def test_a_cause_is_told_by_the_signals_that_are_judged_so() -> None:
 
 @pytest.mark.parametrize("cause", [Cause.GPU_ECC, Cause.GPU_LOST, Cause.NVLINK])
 def test_a_cause_is_told_by_the_xids_that_are_judged_so(cause: Cause) -> None:
-    numbers = [int(number) for number in re.findall(r"\b\d{2,3}\b", EXPLAINED[cause].told_by)]
+    numbers = [int(number) for number in re.findall(r"\b\d{2,3}\b", EXPLANATIONS[cause].proof)]
     assert numbers
     assert {number for number in numbers if (known := xids.lookup(number)) is None or CAUSES[known.part] is not cause} == set()
     if cause is Cause.GPU_ECC:

@@ -20,8 +20,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.classify import gpumemory
-from supervisor.classify.bounded import Hits
+from supervisor.classify import gpu_memory
+from supervisor.classify.bounded_sample import BoundedSample
 from supervisor.classify.engine import classify
 from supervisor.cli import logs as cli_logs
 from supervisor.cli import stdio
@@ -119,7 +119,7 @@ def read(log: Log, catalogue: Catalogue, scan: Scanner) -> tuple[tuple[Evidence,
     no log of a healthy job.
     """
     parts: list[Part] = []
-    kept: Hits[tuple[Evidence, ...]] = Hits(MOST_PLACES, first=MOST_PLACES_OF_A_KIND, last=MOST_PLACES_OF_A_KIND)
+    kept: BoundedSample[tuple[Evidence, ...]] = BoundedSample(MOST_PLACES, first=MOST_PLACES_OF_A_KIND, last=MOST_PLACES_OF_A_KIND)
     before = size = 0
     texture = Texture()
     several = len(log.streams) > 1
@@ -163,7 +163,7 @@ def _tried(log: Log, catalogue: Catalogue, scan: Scanner) -> Answer | None:
         return None
     verdict = _verdict(evidence)
     types = {name: kind for fact in verdict.because if (row := catalogue.row(fact.name)) for name, kind in row.fields}
-    return Answer(log.path, verdict, parts, types | gpumemory.KINDS)
+    return Answer(log.path, verdict, parts, types | gpu_memory.KINDS)
 
 
 def _verdict(evidence: tuple[Evidence, ...]) -> Verdict:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from supervisor.classify import redact
-from supervisor.classify.causes import EXPLAINED
+from supervisor.classify.causes import EXPLANATIONS
 from supervisor.core.model import Cause, Verdict
 from supervisor.report.text import WIDTH, clean, laid_out
 
@@ -78,7 +78,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
 def page(answer: Answer) -> str:
     """Return what a person reads about one log."""
     verdict = answer.verdict
-    rows = [("cause", f"{verdict.cause.value}: {EXPLAINED[verdict.cause].meaning}"), ("sure", _sure(verdict))]
+    rows = [("cause", f"{verdict.cause.value}: {EXPLANATIONS[verdict.cause].meaning}"), ("sure", _sure(verdict))]
     if culprit := _culprit(verdict):
         rows.append(("culprit", culprit))
     told = [f"{_where(answer, fact)}{clean(said(fact))}" for fact in verdict.because[:MOST_EVIDENCE]]
@@ -87,7 +87,7 @@ def page(answer: Answer) -> str:
     rows += [("evidence" if i == 0 else "", line) for i, line in enumerate(told)]
     if verdict.facts:
         rows.append(("facts", ", ".join(f"{name} {_amount(clean(value), answer.kinds.get(name, ''))}" for name, value in verdict.facts)))
-    rows.append(("to do", EXPLAINED[verdict.cause].to_do))
+    rows.append(("to do", EXPLANATIONS[verdict.cause].remedy))
     unmarked = [(label, "", text) for label, text in rows]
     return laid_out(answer.path, unmarked, WIDTH, MOST_LINES, label_width=_LABEL, folds=lambda label: _FOLDED.get(label, 0))
 

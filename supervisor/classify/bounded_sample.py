@@ -1,11 +1,8 @@
-"""Findings of which there may be any number, in bounded memory: some of each kind stay, whatever floods of others do.
+"""Keeps a sample of any number of items in bounded memory: a flood of one kind never pushes out another kind.
 
-In: findings, each with its kind (a row's id) and the rank that it is of. Out: those that are kept, by kind. Nothing fails. Whoever reads a
-stream, or the streams of an incident, owns one.
-
-Of a kind and rank the first ones and the last ones are kept: the first tell what began it, the last whether it still went on. Where all are
-too many it is the largest kind that is thinned out: first to one of each end for a rank, then by ranks from the middle. So a thousand ranks
-that warn do not push out the one record that says why.
+Of each kind and rank the first and the last items are kept: the first show what began it, the last whether it still went on. If all are
+too many, the largest kind is thinned out: first to one item at each end for a rank, then by ranks from the middle. So a thousand ranks
+that warn do not push out the one record that names the cause.
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _OfRank(Generic[T]):
-    """Of one kind and rank."""
+class _RankItems(Generic[T]):
+    """The items of one kind and rank."""
 
     first: list[T] = field(default_factory=list)
     last: list[T] = field(default_factory=list)
@@ -30,13 +27,13 @@ class _OfRank(Generic[T]):
         return len(self.first) + len(self.last)
 
 
-class Hits(Generic[T]):
-    """The findings of one stream, or incident: at most `most` of them."""
+class BoundedSample(Generic[T]):
+    """The items of one stream, or incident: at most `most` of them."""
 
     def __init__(self, most: int, *, first: int, last: int) -> None:
         """Begin with none. first, last: how many are kept of one kind and rank."""
         self._most, self._first, self._last = most, first, last
-        self._kinds: dict[str, dict[int | None, _OfRank[T]]] = {}
+        self._kinds: dict[str, dict[int | None, _RankItems[T]]] = {}
         self._counts: dict[str, int] = {}
         self._count = 0
 
@@ -51,16 +48,16 @@ class Hits(Generic[T]):
                 yield from of_rank.first
                 yield from of_rank.last
 
-    def add(self, kind: str, rank: int | None, finding: T) -> None:
-        """Take a finding in; it may be thinned out later."""
-        of_rank = self._kinds.setdefault(kind, {}).setdefault(rank, _OfRank())
+    def add(self, kind: str, rank: int | None, item: T) -> None:
+        """Add an item; it may be thinned out later."""
+        of_rank = self._kinds.setdefault(kind, {}).setdefault(rank, _RankItems())
         if len(of_rank.first) < self._first:
-            of_rank.first.append(finding)
+            of_rank.first.append(item)
         elif len(of_rank.last) < self._last:
-            of_rank.last.append(finding)
+            of_rank.last.append(item)
         else:
             del of_rank.last[0]
-            of_rank.last.append(finding)
+            of_rank.last.append(item)
             return
         self._grow(kind, 1)
         if self._count > self._most:
@@ -71,7 +68,7 @@ class Hits(Generic[T]):
         self._count += by
 
     def _thin(self, kind: str) -> None:
-        """Take away a good part of a kind at once, so that a flood costs the same for each finding however long it lasts."""
+        """Remove a good part of a kind at once, so that each item of a flood costs the same however long it lasts."""
         ranks = self._kinds[kind]
         before = self._counts[kind]
         for of_rank in ranks.values():

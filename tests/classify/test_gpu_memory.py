@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.classify import gpumemory
+from supervisor.classify import gpu_memory
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
 from supervisor.config import signatures
@@ -94,12 +94,12 @@ def test_processes_of_the_same_job_are_no_strangers() -> None:
     ids=["no list", "nothing to compare with", "no amounts to compare with", "NVML does not know", "no amount"],
 )
 def test_what_cannot_be_told_is_left_out(fields: dict[str, str]) -> None:
-    assert gpumemory.holders(fields, ()) == {}
+    assert gpu_memory.holders(fields, ()) == {}
 
 
 def test_a_list_that_leaves_the_process_out_is_of_others() -> None:
     fields = {"processes": "Process 7 has 2.00 GiB memory in use. ", "allocated": gib(10), "reserved_unallocated": "0"}
-    assert gpumemory.holders(fields, ()) == {"other_bytes": gib(2)}
+    assert gpu_memory.holders(fields, ()) == {"other_bytes": gib(2)}
 
 
 def test_the_pids_of_ranks_that_died_are_the_jobs_own() -> None:

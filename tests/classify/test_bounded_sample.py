@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.classify.bounded import Hits
+from supervisor.classify.bounded_sample import BoundedSample
 
 MOST = 40
 FINDINGS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.one_of(st.none(), st.integers(0, 60))), max_size=400)
 
 
 def kept(findings: list[tuple[str, int | None]]) -> list[int]:
-    hits: Hits[int] = Hits(MOST, first=3, last=2)
+    hits: BoundedSample[int] = BoundedSample(MOST, first=3, last=2)
     for number, (kind, rank) in enumerate(findings):
         hits.add(kind, rank, number)
         assert len(hits) == len(list(hits)) <= MOST

@@ -1,8 +1,8 @@
-"""What a change of a GPU's own state means, as NVML tells it: rows for evidence of source `nvml`.
+"""What a change of a GPU's state means, as NVML reports it: rows for evidence of source `nvml`.
 
-A row is one kind of change between the beginning of an attempt and its end. What NVML counts or answers is no guess and no free text; that
-it is what ended the attempt is, so that rows which only say that something happened give way to those that say what. Xids that NVML told
-are claimed by the kernel's rows (signatures/gpu.toml). node/gpu_changes.py makes the evidence, docs/causes.md lists what tells of a cause.
+A row is one kind of change between the start of an attempt and its end. NVML's counts and answers are certain; that the change ended the
+attempt is not. So a row that only reports that something happened gives way to one that names it. The kernel's rows (signatures/gpu.toml)
+claim Xids that NVML reported. node/gpu_changes.py makes the evidence; docs/causes.md lists the proofs of each cause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SOURCE = "nvml"
-_SAID_BETTER = ("gpu_ecc", "gpu_lost", "nvlink")
+_MORE_EXACT = ("gpu_ecc", "gpu_lost", "nvlink")
 
 #: By name of the evidence.
 CLAIMS: Mapping[str, Claim] = MappingProxyType(
@@ -24,7 +24,7 @@ CLAIMS: Mapping[str, Claim] = MappingProxyType(
         # NVML_ERROR_GPU_IS_LOST (15), or 999 where the GPU is looked up; or it is not listed any more
         "lost": Claim(Cause.GPU_LOST, 0.98),
         # NVML_ERROR_RESET_REQUIRED (16): after what, it does not say
-        "reset_required": Claim(Cause.GPU_XID_OTHER, 0.92, consequence_of=_SAID_BETTER),
+        "reset_required": Claim(Cause.GPU_XID_OTHER, 0.92, consequence_of=_MORE_EXACT),
         # NVML's errors 9 (not loaded) and 18 (another version than its library)
         "driver_gone": Claim(Cause.GPU_DRIVER, 0.95),
         "ecc_uncorrected": Claim(Cause.GPU_ECC, 0.97),
@@ -36,7 +36,7 @@ CLAIMS: Mapping[str, Claim] = MappingProxyType(
         "nvlink_down": Claim(Cause.NVLINK, 0.92, consequence_of=("gpu_lost",)),
         "nvlink_recovered": Claim(Cause.NVLINK, 0.7, transient=True, consequence_of=("gpu_lost", "gpu_ecc")),
         # field 230: the driver asks for a repair that it did not ask for when the attempt began
-        "recovery_action": Claim(Cause.GPU_XID_OTHER, 0.91, consequence_of=(*_SAID_BETTER, "cuda_illegal_access")),
+        "recovery_action": Claim(Cause.GPU_XID_OTHER, 0.91, consequence_of=(*_MORE_EXACT, "cuda_illegal_access")),
     }
 )
 #: What the memory of Xids makes of one that program or hardware can cause: again within a day, on this GPU and on no other.

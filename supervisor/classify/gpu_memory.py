@@ -1,12 +1,12 @@
-"""Who holds the memory of a GPU that is full: the process that found it full, its own job, strangers.
+"""Who holds the memory of a full GPU: the process that found it full, its own job, strangers.
 
-In: the fields that `cuda_oom.torch` took out of the message, and the pids that other evidence tells to be the job's own. Out: more fields.
-Pure; nothing fails: what cannot be told is left out, for a recovery that takes memory of its own for a stranger's does nothing where a
-smaller batch would have helped, and the other way round it shrinks a job that was innocent.
+The fields come from the message that `cuda_oom.torch` matched, the job's own pids from other evidence. Uncertain figures are left out: a
+recovery that mistakes its own memory for a stranger's does nothing although a smaller batch would help, and in the other case it shrinks
+an innocent job.
 
 torch asks NVML for all processes on the GPU and prints each (c10/cuda/CUDACachingAllocator.cpp, reportProcessMemoryInfo, torch 2.1 on):
 "this process" where the pid is its own, "Process N" else. In a pid namespace of its own, as in most containers, NVML's pids are those of
-the host, and so the process finds itself a stranger in the list. It is then known by what it holds: no less than torch has reserved in it.
+the host, and so the process finds itself a stranger in the list. It is then the entry that holds no less than torch has reserved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def holders(fields: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
     """Return who holds how much, {} where the message lists nobody.
 
     own_pids, own_bytes: other processes of the same job. other_pids, other_bytes: strangers, 0 bytes where there is none; without
-    other_pids, which processes they are cannot be told from here. process_in_use: of the process itself, where only the list says it.
+    other_pids, their pids are not known here. process_in_use: of the process itself, if only the list has it.
     """
     listed = [(match["pid"], _bytes(match["amount"])) for match in _HOLDER.finditer(fields.get("processes", ""))]
     if not listed or any(amount >= _ABSURD for _, amount in listed):
@@ -50,7 +50,7 @@ def holders(fields: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
 
 
 def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:
-    """Tell by what torch holds which of them is the process itself; their pids are another namespace's, and name nobody here."""
+    """Find the process itself by the amount that torch holds: the pids are of another namespace, and name nobody here."""
     held = _bytes(fields.get("allocated", "")) + _bytes(fields.get("reserved_unallocated", ""))
     if held >= _ABSURD:
         return {}
@@ -61,7 +61,7 @@ def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:
 
 
 def _bytes(text: str) -> int:
-    """Read an amount; of what is none, as a row of a user's may extract it, more than there can be."""
+    """Return an amount; for a text that is none, as a user's row may extract it, more than any GPU has."""
     try:
         return int(FIELD_TYPES["bytes"](text))
     except (ValueError, OverflowError):

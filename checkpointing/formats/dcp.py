@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp_metadata, torch_zip, zip_layout
-from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles import facts
 from checkpointing.io import birth_time
 from checkpointing.io.reader import Short
 from checkpointing.model import MOST_NAME, Verdict
@@ -220,10 +220,10 @@ def _files(tree: Tree, shards: dict[str, list[Item]]) -> tuple[str, ...]:
 def _place(tree: Tree, shards: dict[str, list[Item]]) -> StepPosition:
     """Give the step that an item under one of the well-known names holds."""
     small = {item.name: item for items in shards.values() for item in items if item.length <= _MOST_STEP_BYTES and item.plain}
-    for key in scanner.STEP_KEYS:
+    for key in facts.STEP_KEYS:
         for name, item in small.items():
             holder, _, last = name.rpartition(".")
-            if last != key or (holder and holder not in _HOLDERS and key not in scanner.RUN_KEYS):
+            if last != key or (holder and holder not in _HOLDERS and key not in facts.RUN_KEYS):
                 continue
             step = _count(tree, item)
             if step is not None and 0 <= step < 1 << 62:
@@ -231,8 +231,8 @@ def _place(tree: Tree, shards: dict[str, list[Item]]) -> StepPosition:
                 return StepPosition(
                     step,
                     None if epoch is None else _count(tree, epoch),
-                    sure=key in scanner.RUN_KEYS,
-                    loose=key in scanner.LOOSE_KEYS,
+                    sure=key in facts.RUN_KEYS,
+                    loose=key in facts.LOOSE_KEYS,
                 )
     return NOWHERE
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp, deepspeed, examine_member, nested, rank_shards, weights
-from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles import facts
 from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
 
@@ -159,7 +159,7 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
     if step is None or tree.file("scheduler.pt") is None:
         return
     last = rank_shards.number(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
-    counted = rank_shards.fact(rank_shards.scan_of(tree, "optimizer.pt"), scanner.COUNTED)
+    counted = rank_shards.fact(rank_shards.scan_of(tree, "optimizer.pt"), facts.COUNTED)
     # where a step is skipped, the scheduler stands still with the optimizer; where both are begun anew, neither counts as the trainer;
     # and an optimizer that was put together by hand counts as no save would
     if last == step and counted is not None and counted != step and _was_saved(tree, counted):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import Examination, examine_member, torch_zip
-from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles import facts
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
     told: dict[str, dict[frozenset[int], str]] = {}
     for name, scan in scans.items():
         for key, values in scan.facts if scan is not None else ():
-            if key in (*scanner.STEP_KEYS, scanner.COUNTED):
+            if key in (*facts.STEP_KEYS, facts.COUNTED):
                 told.setdefault(key, {}).setdefault(values, name)
     for names in told.values():
         if len(names) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import Examination, StepPosition
-from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles import facts
 from checkpointing.model import Verdict
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def name_of(storage: Storage) -> str:
 def place(scan: PickleScan) -> StepPosition:
     """Give the step and the epoch that the outermost dictionary tells."""
     key, step = scan.steps[0] if scan.steps else ("", None)
-    return StepPosition(step, scan.epoch, sure=key in scanner.RUN_KEYS, loose=key in scanner.LOOSE_KEYS)
+    return StepPosition(step, scan.epoch, sure=key in facts.RUN_KEYS, loose=key in facts.LOOSE_KEYS)
 
 
 def framework(scan: PickleScan) -> str:

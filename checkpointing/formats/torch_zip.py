@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import EDGE_BYTES, TORCH_SUFFIXES, Examination, numerics, torch_pickle, zip_layout
-from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles import facts, scanner
 from checkpointing.formats.pickles.facts import PickleScan
 from checkpointing.io.reader import CHUNK_BYTES, Short
 from checkpointing.model import Verdict, listed
@@ -92,7 +92,7 @@ def _counted(
                 found += layout.unpack(source.read(record.data + at, layout.size))
     whole = [int(one) for one in found if math.isfinite(one)]
     if whole:
-        yield scanner.COUNTED, frozenset((max(whole),))
+        yield facts.COUNTED, frozenset((max(whole),))
 
 
 def _begins_as_torch(source: FileReader) -> bool:

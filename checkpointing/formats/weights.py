@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.formats import NOWHERE, Examination, examine_member, safetensors
 from checkpointing.formats import rank_shards as shards_of
-from checkpointing.formats.pickles import scanner
+from checkpointing.formats.pickles import facts
 from checkpointing.io.reader import Short
 from checkpointing.model import Verdict
 
@@ -110,7 +110,7 @@ def _compare_pickled(tree: Tree, index: str, name: str, tensors: set[str]) -> It
     scan = shards_of.scan_of(tree, name)
     if scan is None or not scan.keys:
         return
-    if len(scan.keys) < scanner.MOST_KEYS and (lacking := sorted(tensors - scan.keys)):
+    if len(scan.keys) < facts.MOST_KEYS and (lacking := sorted(tensors - scan.keys)):
         yield Examination(Verdict.BAD, f"{name}: it lacks {_some(lacking)}, which {index} puts there")
     if further := sorted(scan.keys - tensors):
         yield Examination(Verdict.BAD, f"{name}: it holds {_some(further)}, which {index} does not put there: they are of two saves")

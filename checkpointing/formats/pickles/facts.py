@@ -1,8 +1,18 @@
-"""What `pickle_scan` tells about a pickle: plain data, which nothing here makes or changes."""
+"""What scanner.py finds in a pickle, and the keys that it looks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+# In the order in which they are believed: what counts optimizer steps for the whole run first.
+# global_step: Lightning, DeepSpeed; iter_num: nanoGPT. The others count the whole run in one script, and the epoch in the next.
+RUN_KEYS: Final = ("global_step", "iter_num")
+STEP_KEYS: Final = (*RUN_KEYS, "step", "iteration", "iter", "num_steps")
+LOOSE_KEYS: Final = ("num_steps",)  # as often how many there will be
+EPOCH: Final = "epoch"
+MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own are among its first
+COUNTED: Final = "optimizer's step"  # a fact that is read from the numbers, by who has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,7 @@ class PickleScan:
     `keys`: the texts among the keys of the outermost dictionary, at most MOST_KEYS; `numbers` those with an integer, `nones` those
     with None. `facts`: the integers under each of a few keys in any dictionary, `counts` the tensors of one element under STEP_KEYS (Adam
     counts so for each parameter). `dangers` and `unknown`: "module.name" of what it
-    would call. `unlisted`: what it would call that is not on the list (pickle_danger.may_be_called). `end`: how many bytes the pickle has.
+    would call. `unlisted`: what it would call that is not on the list (policy.may_be_called). `end`: how many bytes the pickle has.
     """
 
     steps: tuple[tuple[str, int], ...]

@@ -263,7 +263,7 @@ _REBUILD: Final = {
         " _rebuild_wrapper_subclass"
     ),
     "torch._tensor": "_rebuild_from_type _rebuild_from_type_v2",
-    "torch.storage": "_load_from_bytes",  # whose argument pickle_scan reads as well
+    "torch.storage": "_load_from_bytes",  # whose argument the machine reads as well
     "torch.serialization": "_get_layout",
     "torch.nn.modules.rnn": "apply_permutation",
     "numpy": "ndarray dtype bool_ generic",

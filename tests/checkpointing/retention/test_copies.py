@@ -235,10 +235,10 @@ import os, signal, sys
 from checkpointing.manifest import documents
 from checkpointing.retention import copies
 from checkpointing.io.reader import Throttle
-from checkpointing.io.tree import Reading
+from checkpointing.io.tree import ReadOptions
 made = documents.read(sys.argv[1])
 slow = Throttle(1e9, burst_bytes=1, wait=lambda _: os.kill(os.getpid(), signal.SIGKILL))
-copies.Copies(sys.argv[2], 1 << 40).keep(made, reading=Reading(slow))
+copies.Copies(sys.argv[2], 1 << 40).keep(made, reading=ReadOptions(slow))
 """
 
 

@@ -198,7 +198,7 @@ def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 rename = durable.rename_exclusive
 if where == "before": durable.rename_exclusive = die
 else: durable.rename_exclusive = lambda a, b: (rename(a, b), die())
-move_journal.SetAside(state).move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identity}, ranks_alive=False)
+move_journal.MoveJournal(state).move(Verification(path, identity, Verdict.BAD, "torn"), 1, {path: identity}, ranks_alive=False)
 """
 
 

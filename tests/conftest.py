@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.support.figures import Figures
 from tests.support.shards import dealt
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ _JOB, _PROCESS, _PURE, _SLOW = 4.0, 1.0, 0.02, 20.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take `--shard`."""
+    """Take `--figures` and `--shard`."""
+    parser.addoption("--figures", action="store_true", help="assert what may be spent, too: for `-m bench` on an idle machine")
     parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """In each process that runs tests, before the first."""
+    Figures.asserted = config.getoption("--figures")
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
@@ -68,8 +71,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     number, _, parts = config.getoption("--shard").partition("/")
     if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise pytest.UsageError(f"--shard {number}/{parts}: expected I/N with I from 1 to N")
+    # A test that does nothing but measure is run where figures are asserted.
+    idle = [] if Figures.asserted else [item for item in items if (mark := item.get_closest_marker("bench")) and mark.args == ("only",)]
+    unwanted = set(idle)
+    items[:] = [item for item in items if item not in unwanted]
     mine = dealt(dict(weights), int(parts))[int(number) - 1]
-    left = [item for item in items if item.path not in mine]
+    left = idle + [item for item in items if item.path not in mine]
     if left:
         config.hook.pytest_deselected(items=left)
-    items[:] = sorted((item for item in items if item.path in mine), key=lambda item: (-weights[item.path], item.path))
+    items[:] = [item for item in items if item.path in mine]
+    if hasattr(config, "workerinput"):  # one process alone keeps the order of the command line
+        items.sort(key=lambda item: (-weights[item.path], item.path))

@@ -7,11 +7,13 @@ import time
 import pytest
 
 from supervisor.classify import text
+from tests.support.figures import Figures
 
 #: Of the longest part of a line that is looked at, on a slow machine.
 LONGEST_READ_S = 0.004
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize(
     "unit", ["a", "1.", "a.", "a-", "A", "a ", "'a", "_.-", ".", "-", "a$", "error.", "x: ", "[0]", "--a ", "Namespace", "node1."]
 )
@@ -22,7 +24,7 @@ def test_no_line_takes_long(unit: str) -> None:
         began = time.process_time()
         text.read(line)
         took.append(time.process_time() - began)
-    assert min(took) < LONGEST_READ_S
+    assert min(took) < LONGEST_READ_S or not Figures.asserted
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,7 @@ def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments:
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
 
 
+@pytest.mark.bench("only")  # what is imported for it is held above
 @pytest.mark.process
 def test_help_costs_at_most_150_ms_of_cpu(tmp_path: Path) -> None:
     def cpu_s() -> float:

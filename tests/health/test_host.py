@@ -335,6 +335,7 @@ def test_chrony_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "506 Cannot talk" in Readings(clock.read(Ask())).problem("clock.chrony")
 
 
+@pytest.mark.bench("only")
 def test_a_sample_of_the_host_is_cheap() -> None:
     begun = time.thread_time()
     for _ in range(10):

@@ -168,6 +168,7 @@ def test_a_function_that_somebody_took_by_name_or_wrapped_hands_on_and_notes_not
     assert looked.above(f"{tmp_path}/late.pt") == {}
 
 
+@pytest.mark.bench("only")
 def test_a_question_costs_next_to_nothing(looked: PathProbes, tmp_path: Path) -> None:  # noqa: ARG001  it wraps them
     def cost(ask: Callable[..., object], path: str) -> float:
         began = time.thread_time()

@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.observe import error_files
 from tests.jobs import light
+from tests.support.figures import Figures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,6 +177,7 @@ def test_a_batch_norm_that_learns_from_the_micro_batch_is_seen(attempt: Attempt,
     assert written(attempt)["batchnorm"] is depends
 
 
+@pytest.mark.bench
 def test_the_look_is_below_a_millisecond_and_is_taken_once(attempt: Attempt, tmp_path: Path) -> None:
     lay_out(tmp_path, "transformers.trainer", FRAMEWORKS["hf_trainer"][1])
     script = (
@@ -193,7 +195,7 @@ def test_the_look_is_below_a_millisecond_and_is_taken_once(attempt: Attempt, tmp
     done = attempt.run("-c", script, env=attempt.env(pythonpath=str(tmp_path)))
     times, took_ns = map(int, done.stdout.split())
     assert times == 1, done.stderr
-    assert took_ns < 1_000_000
+    assert took_ns < 1_000_000 or not Figures.asserted
     assert written(attempt)["programs"] == ["hf_trainer"]
 
 

@@ -283,6 +283,7 @@ def test_alone_it_is_told_at_once_and_once(monkeypatch: pytest.MonkeyPatch, tmp_
     assert [asking.save_requested(None) for _ in range(2)] == [True, True]
 
 
+@pytest.mark.bench("only")
 def test_a_question_costs_a_few_microseconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SUPERVISE_JOB_DIR", str(tmp_path))
     asking = save_agreement.SaveAgreement()

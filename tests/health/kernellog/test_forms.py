@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import tomllib
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from health.kernellog import parse
 from health.kernellog.file_report import judge
 from health.kernellog.messages import FORMS, recognise
+from tests.support.figures import Figures, costs_at_most
 
 HERE = Path(__file__).parent
 SAMPLES = [json.loads(line) for line in (HERE / "samples.jsonl").read_text("utf-8").splitlines()]
@@ -90,11 +90,11 @@ def test_nothing_fails_on_lines_that_are_cut_or_foreign(cut: int) -> None:
     judge("\x00\xff" * 1000 + "\n" + "[" * 5000 + "\n{" + '"a":' * 500)
 
 
+@pytest.mark.bench
 def test_a_large_ordinary_log_is_judged_quickly() -> None:
     line = "Apr 22 06:30:11 gpu-17 kernel: [120011.100000] docker0: port 1(veth12ab34c) entered blocking state\n"
-    began = time.process_time()
-    assert judge(line * 50_000) == ()
-    assert time.process_time() - began < SLOWEST_S
+    with costs_at_most(SLOWEST_S):
+        assert judge(line * (50_000 if Figures.asserted else 5_000)) == ()
 
 
 FELL_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."

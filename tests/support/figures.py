@@ -1,0 +1,35 @@
+"""What a test may cost in CPU seconds: asserted by `make bench` alone, where nothing else runs.
+
+Everywhere else the block is run for what it does: on a machine with other work the same search costs twice as much, and no figure of it
+says anything about the code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Figures:
+    """Whether figures are asserted: set once, by `--figures`."""
+
+    asserted = False
+
+
+def spent_s() -> float:
+    """Return the CPU seconds of this process and of its children that ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+@contextlib.contextmanager
+def costs_at_most(limit_s: float, what: str = "") -> Iterator[None]:
+    """Fail where the block needs more CPU seconds than that, under `make bench`."""
+    before = spent_s()
+    yield
+    took_s = spent_s() - before
+    assert took_s <= limit_s or not Figures.asserted, f"{what}: {took_s:.3f} s of CPU, more than {limit_s} s"

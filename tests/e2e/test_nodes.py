@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,9 +109,15 @@ def selections(run: Supervised) -> list[dict[str, Any]]:
     return [row for row in rows if row["event"] == "checkpoint.selected" and row["attempt"] > 1]
 
 
-def digest_of(place: Path, steps: int) -> bytes:
+@functools.cache
+def digest_of(steps: int) -> bytes:
     """Return the digest of the model after a run in which nothing fails."""
-    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        return uninterrupted(Path(place), steps)
+
+
+def uninterrupted(place: Path, steps: int) -> bytes:
+    """Run plain torchrun; return the model's digest."""
     job = ["torchrun", "--standalone", f"--nproc-per-node={NODES}", DDP, "--light", f"--steps={steps}", f"--digest={place}/digest"]
     subprocess.run(job, env=clean_environment(), check=True, timeout=180, capture_output=True)  # noqa: S603  # plain torchrun
     return (place / "digest").read_bytes()
@@ -124,10 +132,11 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
     os.kill(pids[2], signal.SIGKILL)
     assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
     assert all(f"resumed at step {2 * EVERY} from {tmp_path}/ckpt" in line for line in nodes.resumed()), nodes.resumed()
-    assert (tmp_path / "digest").read_bytes() == digest_of(tmp_path / "uninterrupted", STEPS)
+    assert (tmp_path / "digest").read_bytes() == digest_of(STEPS)
 
 
-@pytest.mark.parametrize("lost", [2, pytest.param(0, marks=pytest.mark.slow)])  # node 0 serves the store
+@pytest.mark.slow  # tests/agent/test_nodes.py shows the rounds in seconds
+@pytest.mark.parametrize("lost", [2, 0])  # node 0 serves the store
 def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_waits_for_it_and_ends_whole(
     supervise: Callable[..., Supervised], tmp_path: Path, lost: int
 ) -> None:
@@ -143,7 +152,7 @@ def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_w
     nodes.runs[lost] = nodes.start(lost)
     assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
     assert all(f"resumed at step {saved} from" in line for line in nodes.resumed()), nodes.resumed()
-    assert (tmp_path / "digest").read_bytes() == digest_of(tmp_path / "uninterrupted", STEPS)
+    assert (tmp_path / "digest").read_bytes() == digest_of(STEPS)
 
 
 @pytest.mark.slow
@@ -231,7 +240,7 @@ def test_whichever_rank_is_killed_during_a_save_all_nodes_resume_from_one_checkp
         chosen = [{row["agreed"]: row["chosen"] and row["chosen"]["step"] for row in selections(run)} for run in nodes.runs]
         assert chosen[0] == chosen[1] == chosen[2], f"seed {seed}"
         assert len(chosen[0]) >= count
-        expected[steps] = expected.get(steps) or digest_of(tmp_path / f"uninterrupted-{steps}", steps)
+        expected[steps] = expected.get(steps) or digest_of(steps)
         assert (place / "digest").read_bytes() == expected[steps], f"seed {seed}"
         done += count
     print(f"seed {seed}: {done} kills, {struck} of them while the checkpoint was being written")  # noqa: T201  what the test is worth

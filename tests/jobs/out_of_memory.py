@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 import torch
+from light import light_sgd
 from torch import distributed as dist
 
 OUT_OF_MEMORY = (
@@ -43,7 +44,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = light_sgd(torch, model.parameters())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     for step in range(1, asked.steps + 1):
         if asked.batch_size > asked.fits:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from light import light_sgd
 
 HERE = Path.cwd()
 
@@ -89,7 +90,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = light_sgd(torch, model.parameters())
     (HERE / "ckpt").mkdir(exist_ok=True)
     first, source = 0, newest(args.style, args.seeks)
     if source is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from light import light_sgd
 
 from supervisor import worker
 
@@ -36,7 +37,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = light_sgd(torch, model.parameters())
     step = torch.load(args.resume, weights_only=True)["step"] if args.resume else 0
     note("started", rank, step)
     while step < args.steps:

@@ -29,7 +29,6 @@ from supervisor.core.events import (
     LauncherFellBack,
     ProgressObserved,
     RanksFound,
-    SaveSearched,
     TimerFired,
 )
 from supervisor.core.gathering import began_text
@@ -38,12 +37,13 @@ from supervisor.core.state import Stage
 from supervisor.errors import SuperviseError
 from supervisor.job.identity import SHM, is_gone
 from supervisor.launch.session import SessionContext
-from supervisor.observe import collect, heartbeats, stack_dumps
+from supervisor.observe import collect, heartbeats
 from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFacts
 from supervisor.observe.launched_ranks import with_found
 from supervisor.observe.progress_sampler import ProgressSampler
 from supervisor.observe.reconcile import reconciled
 from supervisor.run.node_requests import NodeCare
+from supervisor.run.rank_requests import RankRequests, wall_t
 from supervisor.run.threads import Threads
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ END_DEADLINE_S = 8.0
 LEAVE_GRACE_S = 2.0
 #: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
-STACKS_DEADLINE_S = 3.0
 #: After so long a person is told that the start of an attempt waits for a disk.
 PREPARED_S = 10.0
 #: What a look at heartbeats that are on a disk gets.
@@ -105,6 +104,7 @@ class Executor:
         self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
         self._finish_asked: act.Finish | None = None
         self._told_problems: set[str] = set()  # of the checkpoints, each told once
+        self._rank_requests = RankRequests(job, loop, reporter, self.threads, workshop.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
             act.GatherNodes: self._begin,
@@ -115,11 +115,11 @@ class Executor:
             act.SelectCheckpoint: self._select,
             act.CheckHealth: self.node.check,
             act.SetTimer: self._set_timer,
-            act.DumpStacks: self._dump_stacks,
+            act.DumpStacks: self._rank_requests.dump_stacks,
             act.PublishDecision: self._publish,
             act.Quarantine: self.node.quarantine,
-            act.RequestSave: self._request_save,
-            act.FindSave: self._find_save,
+            act.RequestSave: self._rank_requests.request_save,
+            act.FindSave: self._rank_requests.find_save,
             act.Alert: reporter.alerted,
             act.OpenIncident: reporter.opened,
             act.ReportDecision: reporter.decided,
@@ -377,7 +377,7 @@ class Executor:
         since_t = self._loop.state.run.mixed_from_t
         if since_t is not None:
             with contextlib.suppress(CheckpointingError, OSError):
-                self._workshop.checkpoints.node_offer.reject_mixed(self._wall_t(since_t))
+                self._workshop.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -434,20 +434,6 @@ class Executor:
 
         self.threads.start("select", work)
 
-    def _find_save(self, action: act.FindSave) -> None:
-        """Look for a checkpoint that is newer than the wish to stop, by the times of its files."""
-        since_t = self._wall_t(action.since_t)
-
-        def work() -> None:
-            found = self._workshop.checkpoints.saved_since(since_t, action.deadline_s)
-            self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, found))
-
-        self.threads.start("find-save", work, awaited=False)  # the core has a timer for it
-
-    def _wall_t(self, t: float) -> float:
-        """Return when a moment of the loop's clock was by the wall clock, which may have been set since, and which file times follow."""
-        return time.time() - (self._loop.clock.now() - t)
-
     def _name(self, node: int) -> str:
         """Return what the other nodes call this one."""
         return f"node {node} ({self._job.node})"
@@ -473,38 +459,12 @@ class Executor:
 
         host, t = self._name(action.node), self._loop.clock.now()
         if action.mixed_from_t is not None:
-            action = replace(action, mixed_from_t=self._wall_t(action.mixed_from_t))
+            action = replace(action, mixed_from_t=wall_t(self._loop.clock, action.mixed_from_t))
         try:
             event = node_agreement.agree(action, self._workshop.checkpoints.node_offer, all_gather, permit, host=host, suspect=suspect, t=t)
         except node_agreement.AgreementCancelled:
             return
         self._loop.post(replace(event, t=self._loop.clock.now()))
-
-    def _request_save(self, action: act.RequestSave) -> None:
-        """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""
-        self._reporter.saving(action)
-
-        def work() -> None:
-            try:
-                (self._job.scratch / "save-now").touch(mode=0o600)
-            except OSError as error:
-                told = f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"
-                self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", told)))
-
-        self.threads.start("save", work, awaited=False)
-
-    def _dump_stacks(self, action: act.DumpStacks) -> None:
-        directory = self._job.attempt_dir(action.attempt)
-
-        def work() -> None:
-            found = []
-            for beat in heartbeats.read(directory / "heartbeat"):
-                if beat.pid:
-                    text = stack_dumps.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
-                    found.append((beat.rank, text))
-            self._loop.call_soon(lambda: self._reporter.stacks(action.attempt, found))
-
-        self.threads.start("stacks", work, awaited=False)
 
     def _set_timer(self, action: act.SetTimer) -> None:
         def fire() -> None:

@@ -1,0 +1,82 @@
+"""What the core asks of ranks that go on running: a save, and the stacks of their threads."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from supervisor.core import actions as act
+from supervisor.core.events import SaveSearched
+from supervisor.observe import heartbeats, stack_dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.core.model import CheckpointRef
+    from supervisor.job.clock import Clock
+    from supervisor.job.job import Job
+    from supervisor.report.reporter import Reporter
+    from supervisor.run.loop import Loop
+    from supervisor.run.threads import Threads
+
+STACKS_DEADLINE_S = 3.0
+
+
+def wall_t(clock: Clock, t: float) -> float:
+    """Return a moment of the loop's clock by the wall clock, which may have been set since, and which file times follow."""
+    return time.time() - (clock.now() - t)
+
+
+class RankRequests:
+    """Carries these requests out, each in a worker thread. saved_since: finds the checkpoint that a save made."""
+
+    def __init__(
+        self,
+        job: Job,
+        loop: Loop,
+        reporter: Reporter,
+        threads: Threads,
+        saved_since: Callable[[float, float], CheckpointRef | None],
+    ) -> None:
+        self._job = job
+        self._loop = loop
+        self._reporter = reporter
+        self._threads = threads
+        self._saved_since = saved_since
+
+    def request_save(self, action: act.RequestSave) -> None:
+        """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""
+        self._reporter.saving(action)
+
+        def work() -> None:
+            try:
+                (self._job.scratch / "save-now").touch(mode=0o600)
+            except OSError as error:
+                told = f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"
+                self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", told)))
+
+        self._threads.start("save", work, awaited=False)
+
+    def dump_stacks(self, action: act.DumpStacks) -> None:
+        """Ask each rank for the stacks of its threads, and report them."""
+        directory = self._job.attempt_dir(action.attempt)
+
+        def work() -> None:
+            found = []
+            for beat in heartbeats.read(directory / "heartbeat"):
+                if beat.pid:
+                    text = stack_dumps.request(beat.pid, beat.start_ticks, directory, deadline_s=STACKS_DEADLINE_S)
+                    found.append((beat.rank, text))
+            self._loop.call_soon(lambda: self._reporter.stacks(action.attempt, found))
+
+        self._threads.start("stacks", work, awaited=False)
+
+    def find_save(self, action: act.FindSave) -> None:
+        """Look for a checkpoint that is newer than the wish to stop, by the times of its files."""
+        since_t = wall_t(self._loop.clock, action.since_t)
+
+        def work() -> None:
+            found = self._saved_since(since_t, action.deadline_s)
+            self._loop.post(SaveSearched(self._loop.clock.now(), action.attempt, found))
+
+        self._threads.start("find-save", work, awaited=False)  # the core has a timer for it

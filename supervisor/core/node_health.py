@@ -1,8 +1,7 @@
 """What is not well on this node, before an attempt begins on it: which of that holds it back, and how to go on without a GPU.
 
-In: the state with the findings of the last look. Out: the state without the GPUs that are to be left out, what is done and told beside,
-and the stop where there is no way to begin here. Nothing can fail. Only a finding that blocks is more than a word: a GPU that is lost or
-must be reset, a driver that does not fit its library, no space for one checkpoint.
+Only a finding that blocks holds an attempt back: a GPU that is lost or must be reset, a driver that does not fit its library, no space for
+one checkpoint. Every other finding is reported, and the job goes on.
 """
 
 from __future__ import annotations

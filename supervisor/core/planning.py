@@ -1,8 +1,4 @@
-"""Between the state and the strategies: what a failure looks like to them, and what their plan leaves in the state.
-
-In: a JobState and a verdict, or a plan. Out: a Situation; a JobState with the plan folded in, and the actions that follow from it beside
-the restart or stop itself. Nothing can fail.
-"""
+"""Between the state and the strategies: what a failure looks like to them, and what their plan leaves in the state."""
 
 from __future__ import annotations
 

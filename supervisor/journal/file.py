@@ -1,8 +1,7 @@
 """The journal's file: appending whole batches to it, and making good what a failed write left.
 
-In: a path and bytes that end in a line feed. Out: an OSError, or all of them written. The writer thread of supervisor/journal/writer.py
-owns it;
-every call may block for as long as the disk does. `FileOperations` is the edge to the operating system, where tests put a disk that hangs.
+The writer thread of supervisor/journal/writer.py owns it, because every call may block for as long as the disk does.
+`FileOperations` is the edge to the operating system, where tests put a disk that hangs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a journal tells about a job, for those who only read: where it stands, and each incident from beginning to end.
 
-In: the records of one journal, in order. Out: a `History` value. `decide` is not run for it: what was decided stands in the
-records. The bulk of a journal is progress that led to nothing; of those only the newest is looked at, which keeps a week's journal
-under half a second. What cannot be understood (a later version's event) is passed over. Owns no state beyond the one reading.
+`decide` is not run for it: the decisions stand in the records. Most records are progress that led to nothing; only the newest of those is
+read, which keeps a week's journal under half a second. An event of a later version is passed over.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 from supervisor.classify import gpu_memory
 from supervisor.classify.bounded_sample import BoundedSample
 from supervisor.classify.engine import classify
-from supervisor.cli import logs as cli_logs
-from supervisor.cli import stdio
+from supervisor.cli import log_files, stdio
 from supervisor.cli.classify import reading, rendering
 from supervisor.cli.classify.reading import Texture
 from supervisor.cli.classify.rendering import Answer, Part
@@ -218,14 +217,14 @@ def _were_copied(streams: Sequence[Stream]) -> bool:
 def _logs(place: str) -> Iterator[Log]:
     path = Path(place)
     if place == STDIN or not path.is_dir():
-        yield Log(place, (Stream((path,), cli_logs.rank_of(path)),))
+        yield Log(place, (Stream((path,), log_files.rank_of(path)),))
         return
     seen: set[tuple[int, int]] = set()
     left_out = 0
     for directory, below, names in os.walk(path, onerror=_cannot_look):
         below.sort()
         inside = Path(directory)
-        streams = tuple(Stream(tuple(parts), cli_logs.rank_of(current)) for current, parts in cli_logs.streams(inside, None))
+        streams = tuple(Stream(tuple(parts), log_files.rank_of(current)) for current, parts in log_files.streams(inside, None))
         ours = {file for stream in streams for file in stream.files} if any(stream.rank is not None for stream in streams) else set()
         if ours:
             yield Log(str(inside), streams)

@@ -62,7 +62,7 @@ def test_the_installed_torch_is_as_stored() -> None:
 def test_every_override_takes_whatever_torch_passes() -> None:
     """Arguments came and went between versions (is_restart, timeout): no override may name them."""
     source = (Path(__file__).parents[2] / "supervisor" / "agent" / "elastic.py").read_text()
-    agent = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "Agent")
+    agent = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "GatedAgent")
     torchs = {row.name.rpartition(".")[2] for row in ROWS}
     overrides = [n for n in agent.body if isinstance(n, ast.FunctionDef) and n.name in torchs]
     assert len(overrides) >= 6

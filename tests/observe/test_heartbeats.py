@@ -89,10 +89,10 @@ def test_a_file_that_is_none_has_no_beats(tmp_path: Path, content: bytes) -> Non
 WRITER = """
 import supervisor.instrument._supervise_shim.heartbeat
 from supervisor.instrument._supervise_shim import layout
-from supervisor.instrument._supervise_shim.heartbeat import Beat
-from supervisor.instrument._supervise_shim.claim import Identity, claim
-identity = Identity('/nowhere', {directory!r}, 'rank')
-beat = Beat(identity.pid, identity.start_ticks, 0)
+from supervisor.instrument._supervise_shim.heartbeat import HeartbeatWriter
+from supervisor.instrument._supervise_shim.claim import ProcessIdentity, claim
+identity = ProcessIdentity('/nowhere', {directory!r}, 'rank')
+beat = HeartbeatWriter(identity.pid, identity.start_ticks, 0)
 assert claim(identity, beat)
 clock = {{layout.TRAIN: 11, layout.CHECKPOINT: 22 << 50}}
 for _ in range(200_000):

@@ -73,7 +73,7 @@ def test_what_a_look_found_is_told_also_where_it_came_too_late(attempt: int, eve
     node._workshop.size, node._workshop.health_paths = lambda: (1, 1), lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
     node.health = SimpleNamespace(has_gpus=False, look=lambda *_: SimpleNamespace(findings=(shm,), problem=""))
     node._job.environ = {}  # noqa: SLF001  the job's
-    node._loop.state = SimpleNamespace(attempt=attempt, gpus=())  # noqa: SLF001
+    node._loop.state = SimpleNamespace(attempt=SimpleNamespace(number=attempt), gpus=())  # noqa: SLF001
     node.check(act.CheckHealth(1))
     wait_for(lambda: any(isinstance(one, event) for one in parts.posted), "the answer", 20)
     (told,) = [one for one in parts.posted if isinstance(one, HealthChecked | HealthChanged)]

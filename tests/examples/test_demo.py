@@ -97,6 +97,8 @@ def masked(text: str) -> str:
     """Return what is equal in every run: without numbers, the directory, and the machine's name."""
     text = re.sub(r"/\S+(?=/demo-run)", "DIR", text)
     text = re.sub(r" on [^ ,]+,", " on NODE,", text)
+    # whether its digest was recorded before the rank was killed is chance; without one its structure proves it
+    text = re.sub(r"verified: (?:digest|structure)", "verified: PROOF", text)
     return re.sub(r"\d+(?:\.\d+)?", "0", text)
 
 

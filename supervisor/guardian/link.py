@@ -7,9 +7,9 @@ open longer.
 
 from __future__ import annotations
 
-import _socket
 import collections
 import os
+import socket
 
 from . import protocol
 
@@ -27,7 +27,7 @@ class GuardianLink:
     def __init__(self, reactor: Reactor, fd: int, obey: Callable[[dict[str, Any], list[int]], None], ended: Callable[[], None]) -> None:
         self._reactor = reactor
         os.set_inheritable(fd, False)  # noqa: FBT003 - no child may hold it: its end is how our death is seen
-        self._sock = _socket.socket(fileno=fd)
+        self._sock = socket.socket(fileno=fd)
         self._sock.settimeout(0)
         self._obey = obey
         self._ended = ended
@@ -52,7 +52,8 @@ class GuardianLink:
 
     def read(self) -> None:
         """Take all that has arrived."""
-        self._flush()
+        if self._open:
+            self._flush()
         while self._open:
             try:
                 received = protocol.receive(self._sock)
@@ -87,5 +88,6 @@ class GuardianLink:
         self._open = False
         self._outbox.clear()
         self._reactor.unwatch(self._sock.fileno())
-        self._reactor.unwatch(self._parent_fd)
+        if self._parent_fd >= 0:
+            self._reactor.unwatch(self._parent_fd)
         self._ended()

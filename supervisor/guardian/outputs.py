@@ -15,7 +15,7 @@ from .streams import TAIL_BYTES, Drain, DrainRequest, OutputStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
+    import socket
     from collections.abc import Callable, Sequence
     from typing import Any
 
@@ -50,7 +50,7 @@ class Outputs:
             to = (2 if outlet.name == "err" else 1) if show else 0
             self._take(outlet.read_fd, attempt, rank, outlet.name, to=to, pty=outlet.pty)
 
-    def take_link(self, sock: _socket.socket) -> None:
+    def take_link(self, sock: socket.socket) -> None:
         """Accept streams that the agent hands over on this link, until it closes it."""
         sock.settimeout(0)
         self._reactor.watch(sock.fileno(), lambda: self._read_link(sock))
@@ -111,7 +111,7 @@ class Outputs:
         closed = {"ev": "stdout_closed", "stream": fd}
         return Passthrough(fd, self.drain.wake, lambda: self._reactor.post(lambda: self._tell(closed)), self._note_loss)
 
-    def _read_link(self, sock: _socket.socket) -> None:
+    def _read_link(self, sock: socket.socket) -> None:
         self._before_streams()  # a new attempt's log directory was told before its streams came
         while True:
             try:

@@ -1,14 +1,14 @@
 """Packets on the guardian's links: one JSON object each, with file descriptors beside it, over AF_UNIX SOCK_SEQPACKET.
 
 A packet that would exceed PACKET_BYTES (a spawn with a large environment) travels in a memfd, sent as the packet's first descriptor. A
-malformed packet raises ValueError, and its descriptors are closed. `_socket` replaces `socket`, which costs the guardian 0.5 MiB.
+malformed packet raises ValueError, and its descriptors are closed.
 """
 
 from __future__ import annotations
 
-import _socket
 import json
 import os
+import socket
 import sys
 
 TYPE_CHECKING = False  # typing itself is not imported: it would cost the guardian half a MiB
@@ -22,14 +22,14 @@ _FD_BYTES = 4
 _IN_MEMFD = b"\0memfd"
 
 
-def pair() -> tuple[_socket.socket, _socket.socket]:
+def pair() -> tuple[socket.socket, socket.socket]:
     """Make a link: two ends, close-on-exec."""
-    return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: _socket.socket, message: dict[str, Any], fds: Sequence[int] = (), *, wait: bool = True) -> None:
+def send(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = (), *, wait: bool = True) -> None:
     """Send one message. Raises BlockingIOError where it would have to wait and may not, OSError where the peer is gone."""
-    flags = 0 if wait else _socket.MSG_DONTWAIT
+    flags = 0 if wait else socket.MSG_DONTWAIT
     payload = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
     if len(payload) <= PACKET_BYTES:
         _send(sock, payload, fds, flags)
@@ -44,23 +44,23 @@ def send(sock: _socket.socket, message: dict[str, Any], fds: Sequence[int] = (),
         os.close(body)
 
 
-def receive(sock: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Receive one message and its descriptors (close-on-exec), or None at the end of the link.
 
     Raises BlockingIOError where nothing is there, ValueError for a packet that is no JSON object.
     """
-    payload, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES, _socket.CMSG_LEN(MAX_FDS * _FD_BYTES), _socket.MSG_CMSG_CLOEXEC)
+    payload, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES, socket.CMSG_LEN(MAX_FDS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC)
     fds = [
         int.from_bytes(data[at : at + _FD_BYTES], sys.byteorder)
         for level, kind, data in ancillary
-        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
         for at in range(0, len(data) - _FD_BYTES + 1, _FD_BYTES)
     ]
     if not payload:
         close(fds)
         return None
     try:
-        if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC):
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError(flags)  # noqa: TRY301 - cut short; one place closes the descriptors
         if payload == _IN_MEMFD and fds:
             payload = _read_body(fds.pop(0))
@@ -79,9 +79,9 @@ def close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _send(sock: _socket.socket, payload: bytes, fds: Sequence[int], flags: int) -> None:
+def _send(sock: socket.socket, payload: bytes, fds: Sequence[int], flags: int) -> None:
     rights = b"".join(fd.to_bytes(_FD_BYTES, sys.byteorder) for fd in fds)
-    sock.sendmsg([payload], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if fds else [], flags)
+    sock.sendmsg([payload], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else [], flags)
 
 
 def _read_body(body: int) -> bytes:

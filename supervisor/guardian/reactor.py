@@ -1,13 +1,13 @@
-"""The main thread's event loop: descriptors, tasks from other threads, and the clock.
+"""The main thread's event loop: `selectors` for descriptors, and beside it timers and tasks from other threads.
 
-It blocks on nothing but epoll. A handler must not block, because that would delay the answer to the supervisor's death.
+A handler must not block, because that would delay the answer to the supervisor's death.
 """
 
 from __future__ import annotations
 
 import collections
 import os
-import select
+import selectors
 import time
 
 TYPE_CHECKING = False
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 
 class Reactor:
-    """Watches descriptors for reading, runs posted tasks, and calls what is due."""
+    """Watches descriptors for reading, runs posted tasks, and calls timers that are due."""
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {}
+        self._selector = selectors.DefaultSelector()
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -28,18 +27,16 @@ class Reactor:
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
         """Call `handler` whenever `fd` is readable or at its end."""
-        self._handlers[fd] = handler
-        self._epoll.register(fd, select.EPOLLIN)
+        self._selector.register(fd, selectors.EVENT_READ, handler)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching; does nothing where it is not watched. To be called before the descriptor is closed."""
-        if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+        """Stop watching. Call it before the descriptor is closed."""
+        self._selector.unregister(fd)
 
     def also_writable(self, fd: int, *, wanted: bool) -> None:
         """Call the handler of `fd` for writability too."""
-        if fd in self._handlers:
-            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if wanted else select.EPOLLIN)
+        events = selectors.EVENT_READ | selectors.EVENT_WRITE if wanted else selectors.EVENT_READ
+        self._selector.modify(fd, events, self._selector.get_key(fd).data)
 
     def call_at(self, name: str, when: float, task: Callable[[], None]) -> None:
         """Call `task` at a monotonic time; a timer of the same name is replaced."""
@@ -54,10 +51,9 @@ class Reactor:
         """Serve until the process ends."""
         while True:
             due = min((when for when, _ in self._timers.values()), default=None)
-            timeout = -1 if due is None else max(0.0, due - time.monotonic())
-            for fd, _ in self._epoll.poll(timeout):
-                if fd in self._handlers:
-                    self._handlers[fd]()
+            for key, _ in self._selector.select(None if due is None else max(0.0, due - time.monotonic())):
+                if key.fd in self._selector.get_map():  # not unwatched by an earlier handler of this round
+                    key.data()
             self._run_timers()
 
     def _run_timers(self) -> None:

@@ -1,7 +1,7 @@
 """The drain: reads what the ranks write, at once, and passes it on.
 
 Of each stream it keeps the last 16 KiB in memory, passes bytes to our stdout or stderr where the launcher would have shown them, and gives
-all to the log. One thread owns the epoll set and all streams; `add`, `relocate`, `resize` and `sync` never block. A rank waits only where
+all to the log. One thread owns the selector and all streams; `add`, `relocate`, `resize` and `sync` never block. A rank waits only where
 it would have waited without us: when the reader of our stdout is slow.
 
 Lines of different ranks are not torn: the drain stays on one stream until it is empty or at a line end, at most TURN_BYTES.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
+import selectors
 import termios
 import threading
 import time
@@ -86,8 +86,8 @@ class Drain:
         self._poll_s = _POLL_S
         self._lock = threading.Lock()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll = select.epoll()
-        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
 
     def start(self, passes: list[Passthrough]) -> None:
         """Begin to read; `passes` are the destinations that streams may name."""
@@ -121,7 +121,7 @@ class Drain:
 
     def _run(self) -> None:
         while True:
-            ready = [fd for fd, _ in self._epoll.poll(self._poll_s if self._syncs else -1)]
+            ready = [key.fd for key, _ in self._selector.select(self._poll_s if self._syncs else None)]
             if self._wakeup in ready:  # first: what was asked for before a byte came counts for that byte
                 self._answer_wakeup()
             for fd in ready:
@@ -139,12 +139,12 @@ class Drain:
         for stream in self._streams.values():
             if stream.paused and not _blocked(stream):
                 stream.paused = False
-                self._epoll.register(stream.fd, select.EPOLLIN)
+                self._selector.register(stream.fd, selectors.EVENT_READ)
 
     def _adopt(self, stream: OutputStream) -> None:
         os.set_blocking(stream.fd, False)
         self._streams[stream.fd] = stream
-        self._epoll.register(stream.fd, select.EPOLLIN)
+        self._selector.register(stream.fd, selectors.EVENT_READ)
         # two attempts are enough to tell why the last one ended; memory stays bounded over many restarts
         self._ended = [old for old in self._ended if old.attempt >= stream.attempt - 1]
 
@@ -189,7 +189,7 @@ class Drain:
     def _pause(self, stream: OutputStream) -> None:
         if not stream.paused:
             stream.paused = True
-            self._epoll.unregister(stream.fd)  # a hang-up is reported even with no event asked for: it would spin
+            self._selector.unregister(stream.fd)  # a hang-up is reported even with no event asked for: it would spin
 
     def _take(self, stream: OutputStream, data: bytes) -> None:
         tail = stream.tail
@@ -205,7 +205,7 @@ class Drain:
             self._take(stream, stream.held)
             stream.held = b""
         if not stream.paused:
-            self._epoll.unregister(stream.fd)
+            self._selector.unregister(stream.fd)
         del self._streams[stream.fd]
         os.close(stream.fd)
         stream.open = False

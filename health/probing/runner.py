@@ -44,6 +44,11 @@ _KILLED_S: Final = 0.3
 #: We waited longer than we asked to: we were stopped (a suspended job, a paused VM), and so may they have been.
 _STOPPED_S: Final = 0.5
 _SLICE_S: Final = 0.25
+#: A process rests where so many looks in a row find it in one state. One that waits for a CPU to go to sleep on is running at one look.
+_LOOKS: Final = 5
+_BETWEEN_LOOKS_S: Final = 0.02
+#: A process that does not rest for so long is running.
+_RESTLESS_S: Final = 0.5
 #: No answer is as long as that: whatever writes it is no prober of ours.
 _LONGEST_ANSWER: Final = 64 << 20
 _CHUNK: Final = 1 << 16
@@ -315,7 +320,7 @@ def _late(job: _Job) -> dict[str, Json]:
     if not job.process.ready:
         return {"state": "not_started", "why": f"python did not start within {_START_S:.0f} s"}
     last = job.readings[-1] if job.readings else None
-    return {"state": "hung", "after": f"{last.name} of {last.subject}" if last else "", **_seen(job.process.popen.pid)}
+    return {"state": "hung", "after": f"{last.name} of {last.subject}" if last else "", **_at_rest(job.process.popen.pid)}
 
 
 def _after(job: _Job) -> str:
@@ -324,6 +329,19 @@ def _after(job: _Job) -> str:
 
 def _outcome(name: str, table: dict[str, Json]) -> Reading:
     return Reading("runner", f"probe:{name}", OUTCOME, table, t=time.time())
+
+
+def _at_rest(pid: int) -> dict[str, Json]:
+    """Return where a process rests; state R if it does not rest."""
+    looks = [_seen(pid)]
+    until = time.monotonic() + _RESTLESS_S
+    while time.monotonic() < until:
+        states = {look["process"] for look in looks[-_LOOKS:]}
+        if len(looks) >= _LOOKS and len(states) == 1 and "R" not in states:
+            return looks[-1]
+        time.sleep(_BETWEEN_LOOKS_S)
+        looks.append(_seen(pid))
+    return {**looks[-1], "process": "R"}
 
 
 def _seen(pid: int) -> dict[str, Json]:

@@ -138,6 +138,15 @@ def test_a_probe_that_is_short_of_cpu_is_no_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_probe_that_runs_at_its_deadline_and_waits_soon_after_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("health.probing.runner._RESTLESS_S", 20.0)  # so that what else the machine does is no matter
+    busy = "until = time.process_time() + 0.2\n while time.process_time() < until: pass"
+    runner = plugged(tmp_path, f"def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n {busy}\n time.sleep(600)\n")
+    outcome = runner.sweep(("foreign",), Ask(deadline_s=0.1)).table(OUTCOME, "probe:foreign")
+    assert (outcome["state"], outcome["process"]) == ("hung", "S")
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("pause_s", [0.0, 0.5], ids=["it answers meanwhile", "it is stopped too"])
 def test_who_asks_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tmp_path: Path) -> None:
     reading = f"time.sleep({pause_s})\n yield Reading('foreign', 'host', 'a', 1)\n"

@@ -6,10 +6,10 @@ import json
 import signal
 import socket
 import subprocess
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
 from tests.support.waiting import wait_for
 
@@ -140,9 +140,9 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
     assert {json.loads((tmp_path / f"facts-2-{rank}").read_text())["MARK"] for rank in (0, 1)} == {"agreed"}
 
 
-def pair(start: Callable[..., Any], tmp_path: Path, job: str) -> list[Any]:
+def pair(start: Callable[..., Any], tmp_path: Path, job: str, *, where: int | None = None) -> list[Any]:
     """Start two nodes, of one rank each, and await the ranks."""
-    where = port()
+    where = where or port()
     agents = [static(start, node, where, job) for node in (0, 1)]
     for agent in agents:
         agent.send("go", 1)
@@ -193,9 +193,11 @@ def test_a_node_whose_ranks_ended_well_begins_again_where_the_store_goes_before_
 
 
 def test_the_node_that_serves_the_store_stays_until_every_node_knows_of_the_success(start: Callable[..., Any], tmp_path: Path) -> None:
-    first, second = pair(start, tmp_path, "0 wait=9;1 exit=0")
+    where = port()
+    first, second = pair(start, tmp_path, "0 wait=9;1 exit=0", where=where)
     assert second.expect("rank_exited", 1)["code"] == 0
-    time.sleep(0.5)  # for it to have said so
+    store = dist.TCPStore("127.0.0.1", where, is_master=False)
+    wait_for(lambda: store.add("none/supervise/round/1/supervise/done", 0) == 1, "the second node is done")
     second.process.send_signal(signal.SIGSTOP)  # as a machine or network that does not answer for some seconds
     (tmp_path / "ready-1-9").touch()
     with pytest.raises(subprocess.TimeoutExpired):

@@ -92,8 +92,7 @@ class ElasticSession:
         self._gathered = 0  # attempt whose nodes have met
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
         self._overrides: tuple[tuple[str, str], ...] = ()  # of the current attempt, which stay where an agent that left decides
-        self._ranks: dict[int, RankInfo] = {}  # of the current attempt, by rank; and how they died
-        self._deaths: dict[int, RankExit] = {}
+        self._deaths: dict[int, RankExit] = {}  # of the current attempt, by rank
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
@@ -132,7 +131,7 @@ class ElasticSession:
         self._ending.start(attempt)
         self._waiting = (attempt, message)
         self._gathered, self._awaited = 0, {}
-        self._ranks, self._deaths = {}, {}
+        self._deaths = {}
         if self._exited is not None:
             self._agent_gone()
         if self._link is None:
@@ -147,7 +146,9 @@ class ElasticSession:
 
     def stop(self, action: StopRanks) -> None:
         """See Session."""
-        if action.why == "failure":  # of a rank's death the agent knows, and has fenced the attempt by itself: this changes nothing then
+        if action.why == "failure":
+            if any(death.failed for death in self._deaths.values()):
+                return  # the agent reported that death itself, and by then it was stopping the others
             message = {"do": "stop", "attempt": action.attempt, "signum": action.signum, "grace_s": action.grace_s}
             self._send({**message, "then": "wait", "failure": action.text or "the attempt failed"})
             return
@@ -267,7 +268,6 @@ class ElasticSession:
         match message:
             case RanksStarted():
                 ranks = tuple(RankInfo(r.rank, r.local_rank, r.pid, r.start_ticks) for r in message.ranks)
-                self._ranks = {rank.rank: rank for rank in ranks}
                 return AttemptStarted(now, attempt, ranks, message.world_size, self._pid or 0)
             case RankReaped(_, rank, pid, at_ns, code, signum, core_dumped):
                 death = RankExit(rank, pid, at_ns, code, signum, core_dumped)
@@ -333,15 +333,12 @@ class ElasticSession:
             self._ending.sweep("orphans", message.outcome, self._ground.job.settings.stop.grace_s)
 
     def _recorded(self, rank: int, message: str, traceback: str) -> None:
-        """Keep an exception that torch's @record wrote down, where the rank's instrumentation wrote none.
+        """Keep an exception that torch's @record wrote down.
 
-        It happened before the rank's death, and that is as near as it can be told: torch's own time stamp has whole seconds.
+        Its time is that of the rank's death, the nearest that is known: torch's own time stamp has whole seconds.
         """
-        info, death = self._ranks.get(rank), self._deaths.get(rank)
-        if info is None or death is None or not death.failed:
-            return
-        directory = self._ground.job.attempt_dir(self._ending.attempt)
-        if any(directory.glob(f"error-{info.local_rank}-*.json")):
+        death = self._deaths.get(rank)
+        if death is None or not death.failed:
             return
         t = self._ground.loop.clock.at_monotonic_ns(death.at_ns)
         self._ending.facts.append(Evidence("error_file", "exception", message, rank=rank, t=t))

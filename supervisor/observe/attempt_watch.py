@@ -135,7 +135,7 @@ class AttemptWatch:
 
         def of_exceptions() -> Iterable[Evidence]:
             reported = collect.errors(directory, ranks, self._clock, since_ns, deaths)
-            return (*reported, *collect.claims((*reported, *launcher.facts()), self._signatures))
+            return (*reported, *collect.claims((*reported, *collect.of_launcher(launcher.facts(), reported)), self._signatures))
 
         return {
             "exceptions": of_exceptions,

@@ -175,6 +175,12 @@ def _as_a_beat(error: error_files.ErrorReport) -> Iterable[Evidence]:
         yield Evidence("heartbeat", "torch", "loaded", rank=error.rank)
 
 
+def of_launcher(facts: Iterable[Evidence], found: Iterable[Evidence]) -> tuple[Evidence, ...]:
+    """Return the launcher's facts; what torch's @record wrote only for ranks whose instrumentation wrote nothing, by `found`."""
+    reported = {fact.rank for fact in found if fact.source == "error_file"}
+    return tuple(fact for fact in facts if fact.source != "error_file" or fact.rank not in reported)
+
+
 def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence, ...]:
     """Return what the signatures say of the exceptions among the facts, each with the frames from the same source and rank."""
     facts = tuple(facts)

@@ -404,8 +404,8 @@ class Executor:
         clock, grace_s = self._loop.clock, self._job.settings.stop.grace_s
         started = self.watch.rank_ends
         ends, pids = (started.ends, started.pids) if started is not None else ((), {})
-        told = (*collect.exits(deaths, clock, grace_s, ends, pids), *found, *collect.without_secrets(session.facts if session else ()))
-        facts = reconciled(told, deaths, beats, clock)
+        of_launcher = collect.without_secrets(collect.of_launcher(session.facts if session else (), found))
+        facts = reconciled((*collect.exits(deaths, clock, grace_s, ends, pids), *found, *of_launcher), deaths, beats, clock)
         self._reporter.evidence(action.incident, facts)
         event = EvidenceCollected(self._loop.clock.now(), action.attempt, action.incident, collect.trimmed(facts), random.random())  # noqa: S311 (jitter, no secret)
         self._loop.feed(event)

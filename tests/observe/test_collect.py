@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Evidence, RankExit, RankInfo
 from supervisor.job.clock import Clock
-from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, errors, saves, trimmed
+from supervisor.observe.collect import FOLLOWS_NS, RECORDED_CHARACTERS, errors, of_launcher, saves, trimmed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,3 +99,10 @@ def test_what_a_helper_raised_long_before_the_end_or_one_of_several_is_of_no_ran
     _raised(tmp_path, 73, ENDED.at_ns - 1)
     assert {rank for _, _, rank in _facts(tmp_path, ENDED)} == {None}
     assert {rank for _, _, rank in _facts(tmp_path)} == {None}
+
+
+def test_what_torch_recorded_of_an_exception_counts_where_the_rank_itself_wrote_nothing() -> None:
+    ours = Evidence("error_file", "exception", "ValueError: x", rank=0)
+    torchs = [Evidence("error_file", "exception", f"ValueError: x, by torch, of {rank}", rank=rank) for rank in (0, 1)]
+    exit_code = Evidence("launcher", "exit_code", "1")
+    assert of_launcher((*torchs, exit_code), (ours, Evidence("log", "exception", "y", rank=1))) == (torchs[1], exit_code)

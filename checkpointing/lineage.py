@@ -22,7 +22,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable
+from checkpointing.io import durable, staging
 from checkpointing.model import UNKNOWN_LINEAGE, Lineage
 from checkpointing.ordering import RollBack
 
@@ -183,7 +183,7 @@ class Lineages:
             }
             try:
                 durable.make_directory(str(self._file.parent))
-                durable.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
+                staging.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
                 self._kept, self.problem = record, None
             except OSError as error:
                 self.problem = f"the order of the checkpoints could not be recorded: {self._file}: {error.strerror}"

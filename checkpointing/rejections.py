@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable
+from checkpointing.io import durable, staging
 from checkpointing.model import CheckpointingError, Identity
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Rejections:
             self._fences = fences  # replaced, never changed: readers need no lock
             try:
                 durable.make_directory(str(self._file.parent))
-                durable.write(str(self._file), _encode(fences.values()))
+                staging.write(str(self._file), _encode(fences.values()))
                 self.problem = None
             except OSError as error:
                 self.problem = f"fences could not be recorded: {self._file}: {error.strerror}"

@@ -1,17 +1,15 @@
-"""New files and directories that appear under their name only when they are whole.
+"""Writes files and directories beside their place, and gives them their name only when they are whole and durable.
 
-In: the final path. Out: a temporary place beside it, `.NAME.tmp-<8 hex digits of the node><12 of its own>`, held by a lock for as long as
-its writer lives; `put` makes it durable and renames it. OSError as the file system says; the temporary place is taken back then. What a
-killed writer of this node left is known by its lock, which died with it, and swept by the next save into the same directory; what one of
-another node left, by its age (checkpointing/io/leftovers.py). Hidden names are passed over by `catalog.find`: what
-was moved to `.NAME.old-…` by a writer that was killed before the new one had the name is brought back. Nothing is kept.
+The temporary name is `.NAME.tmp-<8 hex digits of the node><12 random>`; listings of checkpoints skip hidden names. The writer holds a lock
+on it, and the lock dies with the writer: so `sweep` knows what a killed writer of this node left. What another node left goes by its age
+(leftovers.py). A directory that is replaced may be called `.NAME.old-…` for a moment. If its writer is killed in that moment, `bring_back`
+gives it its name back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -29,31 +27,41 @@ _LEFTOVER: Final = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<node>[0-9a
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A temporary place, and an open descriptor of it that holds the lock."""
+    """A temporary file or directory, and an open descriptor of it, which holds the lock."""
 
     path: str
     final: str
     fd: int
 
 
+def write(path: str, content: bytes, mode: int = 0o600, *, is_durable: bool = True) -> None:
+    """Replace a small file, or make it, all at once. Raises OSError. It takes no lock: some network file systems let a lock call hang.
+
+    Unless it `is_durable`, the disk is not waited for, and a power cut may lose the file.
+    """
+    with _temporary_file(path, mode) as place:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(place.fd, rest) :]
+        if is_durable:
+            put(place)
+        else:
+            os.rename(place.path, path)  # noqa: PTH104 -- paths are plain strings throughout the package
+
+
 @contextlib.contextmanager
 def new_file(final: str, mode: int = 0o666) -> Iterator[Staged]:
-    """Make an empty file beside `final`; removed again where it was not put in place. `mode` is subject to the umask."""
-    path = temporary_for(final)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        _hold(fd)
-        yield Staged(path, final, fd)
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # it has its name by now
-            os.unlink(path)  # noqa: PTH108 -- paths are plain strings throughout the package
-        os.close(fd)
+    """Make an empty file beside `final`; it is removed at the end unless `put` was called. `mode` is subject to the umask."""
+    with _temporary_file(final, mode) as place:
+        _hold(place.fd)
+        yield place
 
 
 @contextlib.contextmanager
-def held_directory(path: str, final: str) -> Iterator[Staged]:
-    """Make the directory `path`, a `temporary_for(final)`; removed again with all in it where it was not put in place."""
-    os.mkdir(path)  # noqa: PTH102 -- as above
+def new_directory(final: str, mode: int = 0o777) -> Iterator[Staged]:
+    """Make an empty directory beside `final`; it is removed with its content at the end unless `put` was called."""
+    path = temporary_for(final)
+    os.mkdir(path, mode)  # noqa: PTH102 -- as above
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _hold(fd)
@@ -65,23 +73,25 @@ def held_directory(path: str, final: str) -> Iterator[Staged]:
 
 
 def temporary_for(final: str, kind: str = "tmp") -> str:
-    """Give a name beside `final` that nobody else has."""
+    """Return an unused hidden name beside `final`."""
     directory, name = os.path.split(final)
     return os.path.join(directory, f".{name}.{kind}-{leftovers.tag()}{secrets.token_hex(6)}")  # noqa: PTH118 -- as above
 
 
-def put(place: Staged) -> None:
-    """Make the place durable and give it its name, in place of whatever has it.
+def put(place: Staged, *, is_replacing: bool = True) -> None:
+    """Make a staged file or directory durable and give it its name. Raises FileExistsError for a taken name, unless it may replace.
 
-    A directory that replaces one changes places with it. Where the file system cannot do that (NFS), the old one is moved aside first:
-    killed between the two, neither stands until `bring_back`.
+    A directory that replaces another changes places with it. Where the file system cannot do that (NFS), the old one is moved aside first.
+    After a kill between the two renames neither has the name, until `bring_back`.
     """
     os.fsync(place.fd)
     parent = os.path.dirname(place.final) or "."  # noqa: PTH120 -- as above
     aside = ""
     if not os.path.samestat(os.fstat(place.fd), os.lstat(place.path)):
-        raise OSError(errno.ESTALE, "its temporary place was replaced by somebody else's", place.path)
-    if not os.path.isdir(place.path) or not os.path.lexists(place.final):  # noqa: PTH112 -- as above
+        raise OSError(errno.ESTALE, "another process replaced the temporary file or directory", place.path)
+    if not is_replacing:
+        durable.rename_exclusive(place.path, place.final)
+    elif not os.path.isdir(place.path) or not os.path.lexists(place.final):  # noqa: PTH112 -- as above
         os.rename(place.path, place.final)  # noqa: PTH104 -- as above
     elif durable.exchange(place.path, place.final):
         aside = place.path
@@ -89,28 +99,12 @@ def put(place: Staged) -> None:
         aside = _replace_in_two_steps(place)
     durable.sync_directory(parent)
     if aside:
-        with contextlib.suppress(OSError):  # the new one stands; the old one is swept by a later save
+        with contextlib.suppress(OSError):  # the new one stands; a later save sweeps the old one
             remove(aside)
 
 
-def _replace_in_two_steps(place: Staged) -> str:
-    """Give a directory the name of another one, and return where that is now."""
-    while True:
-        aside = temporary_for(place.final, "old")
-        os.rename(place.final, aside)  # noqa: PTH104 -- as above
-        try:
-            os.rename(place.path, place.final)  # noqa: PTH104 -- as above
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                durable.rename_exclusive(aside, place.final)
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # those: somebody brought the old one back just now
-                raise
-        else:
-            return aside
-
-
 def bring_back(directory: str) -> list[str]:
-    """Give directories their name back that a writer had moved aside when it was killed, and return their paths. Never raises."""
+    """Give a directory its name back if its writer was killed after moving it aside; return the paths. Never raises."""
     back = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(directory)):  # noqa: PTH208 -- as above
@@ -125,20 +119,21 @@ def bring_back(directory: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a file, or a directory with all in it: that one under a hidden name, for whoever looks must not find half of it. OSError."""
+    """Remove a file or a directory. A directory gets a hidden name first, so that nobody finds half of it. Raises OSError."""
     if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- as above
-        match = _LEFTOVER.fullmatch(os.path.basename(path))  # noqa: PTH119 -- as above
-        hidden = path if match and match["kind"] == "tmp" else temporary_for(path)
+        name = os.path.basename(path)  # noqa: PTH119 -- as above
+        match = _LEFTOVER.fullmatch(name)
+        hidden = path if name.startswith(".") and not (match and match["kind"] == "old") else temporary_for(path)
         if hidden != path:
             os.rename(path, hidden)  # noqa: PTH104 -- as above
-        shutil.rmtree(hidden, ignore_errors=True)
+        shutil.rmtree(hidden)
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108 -- as above
 
 
 def sweep(directory: str) -> list[str]:
-    """Remove what killed writers left in `directory`, and give the paths. What cannot be proven abandoned stays. Never raises."""
+    """Remove what killed writers left in `directory`, and return the paths. Never raises. Without proof of the kill a leftover stays."""
     gone = []
     bring_back(directory)
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
@@ -147,25 +142,53 @@ def sweep(directory: str) -> list[str]:
         for entry, match in found:
             with contextlib.suppress(OSError):
                 if match["kind"] == "old" and not os.path.lexists(os.path.join(directory, match["name"])):  # noqa: PTH118 -- as above
-                    continue  # its writer is between its two renames, or was killed there: it is the only one, and is brought back
+                    continue  # the only copy: its writer is between its two renames, or was killed there
                 if leftovers.is_old(entry.path, match["node"] or "", now) and _is_unlocked(entry):
                     remove(entry.path)
                     gone.append(entry.path)
     return gone
 
 
+@contextlib.contextmanager
+def _temporary_file(final: str, mode: int) -> Iterator[Staged]:
+    path = temporary_for(final)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        yield Staged(path, final, fd)
+    finally:
+        with contextlib.suppress(OSError):  # it has its name by now
+            os.unlink(path)  # noqa: PTH108 -- as above
+        os.close(fd)
+
+
+def _replace_in_two_steps(place: Staged) -> str:
+    """Give a directory the name of another one, and return the other one's new path."""
+    while True:
+        aside = temporary_for(place.final, "old")
+        os.rename(place.final, aside)  # noqa: PTH104 -- as above
+        try:
+            os.rename(place.path, place.final)  # noqa: PTH104 -- as above
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                durable.rename_exclusive(aside, place.final)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # those: another process brought the old one back just now
+                raise
+        else:
+            return aside
+
+
 def _is_unlocked(entry: os.DirEntry[str]) -> bool:
+    """Return whether no process holds the lock; False where there are no locks. Raises BlockingIOError where one does."""
     # NFS locks a file only for those who may write it
     access = os.O_RDONLY if entry.is_dir(follow_symlinks=False) else os.O_RDWR
     fd = os.open(entry.path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: somebody holds it, or locks are not to be had here
+        return durable.lock(fd)
     finally:
         os.close(fd)
-    return True
 
 
 def _hold(fd: int) -> None:
-    """Lock it for its sweepers. Where the file system has no locks nobody can prove it abandoned either, so it just stays."""
+    """Lock a new file or directory. Where there are no locks, nobody can prove it abandoned, and it stays."""
     with contextlib.suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        durable.lock(fd)

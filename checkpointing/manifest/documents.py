@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable
+from checkpointing.io import durable, staging
 from checkpointing.manifest import digest
 from checkpointing.model import Identity, Lineage, NonFinite, nan_weights
 
@@ -330,7 +330,7 @@ class Manifests:
             pass
         try:
             durable.make_directory(self._directory)
-            durable.write(file, encode(manifest))
+            staging.write(file, encode(manifest))
         except OSError as error:
             self.problem = f"a manifest could not be written: {file}: {error.strerror}"
             return False

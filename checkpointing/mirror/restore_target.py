@@ -9,14 +9,11 @@ holds the node's tag: what another node left is swept after a day (checkpointing
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
-import shutil
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.io import durable, leftovers
+from checkpointing.io import durable, leftovers, staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 _LOCK: Final = ".lock"
 _BESIDE: Final = re.compile(r"(\..+\.restore-[0-9a-f]{16})(\.lock)?")
 _MEGATRON: Final = re.compile(r"iter_(\d{7,18})|(release)")
-_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 def beside(target: str, manifest: Manifest) -> str:
@@ -61,10 +57,7 @@ def sweep(directory: str) -> tuple[str, ...]:
             if fd is None:
                 continue
             try:
-                if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 -- strings throughout the package
-                    shutil.rmtree(path)
-                elif os.path.lexists(path):
-                    os.unlink(path)  # noqa: PTH108 -- as above
+                staging.remove(path)
                 gone.append(name)
             finally:
                 _unlocked(path, fd)
@@ -92,7 +85,7 @@ def point(target: str, manifest: Manifest) -> None:
     else:
         return
     if not os.path.lexists(f"{directory}/{pointer}"):
-        durable.write(f"{directory}/{pointer}", text.encode(), 0o644)
+        staging.write(f"{directory}/{pointer}", text.encode(), 0o644)
 
 
 def _locked(path: str, *, wait: bool) -> int | None:
@@ -100,17 +93,17 @@ def _locked(path: str, *, wait: bool) -> int | None:
     while True:
         fd = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not durable.lock(fd, wait=wait):
+                os.unlink(path + _LOCK)  # noqa: PTH108 -- strings throughout the package
+                os.close(fd)
+                return None
             if durable.is_at(fd, path + _LOCK):
                 os.ftruncate(fd, 0)
                 os.write(fd, leftovers.tag().encode())
                 return fd
-        except OSError as error:
+        except OSError:
             os.close(fd)
-            if error.errno not in _NO_LOCKS:
-                raise
-            os.unlink(path + _LOCK)  # noqa: PTH108 -- as above
-            return None
+            raise
         os.close(fd)  # who had it removed it: another has its name now
 
 

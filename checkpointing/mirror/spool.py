@@ -27,7 +27,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable, reflink
+from checkpointing.io import durable, reflink, staging
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import Manifest
 from checkpointing.model import CheckpointingError, Identity
@@ -168,8 +168,8 @@ class Spool:
             held.append(HeldFile(source if how == reflink.PATH else f"{directory}/pins/{number}", how, identity))
         entry = SpoolEntry(directory, path, step, made, raw_manifest, tuple(held), time.time())
         durable.sync_directory(f"{directory}/pins")
-        durable.write(f"{directory}/{_MANIFEST}", raw_manifest)
-        durable.write(f"{directory}/{_ENTRY}", json.dumps(_row(entry)).encode("ascii"))
+        staging.write(f"{directory}/{_MANIFEST}", raw_manifest)
+        staging.write(f"{directory}/{_ENTRY}", json.dumps(_row(entry)).encode("ascii"))
         with self._lock:
             self._entries[entry.id] = entry
         return entry
@@ -227,7 +227,7 @@ class Spool:
 
     def mark_done(self, entry: SpoolEntry, mirror: str, mirrors: Iterable[str]) -> None:
         """Note that it has arrived; let it go once it has arrived everywhere."""
-        durable.write(f"{entry.directory}/{_mark(mirror)}.done", b"")
+        staging.write(f"{entry.directory}/{_mark(mirror)}.done", b"")
         if all(self.is_done(entry, name) for name in mirrors):
             self.drop(entry)
 

@@ -13,15 +13,13 @@ that size. Nothing fails with an exception but being interrupted: Interrupted.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing import ordering
-from checkpointing.io import durable, leftovers
+from checkpointing.io import durable, staging
 from checkpointing.io.reader import FileReader, NotRegular, Short
 from checkpointing.io.reflink import reflink
 from checkpointing.io.tree import ReadOptions
@@ -30,17 +28,15 @@ from checkpointing.manifest.documents import Manifest, ManifestDamaged
 from checkpointing.model import Verdict
 from checkpointing.ordering import Order
 from checkpointing.retention import rules
-from checkpointing.retention.move_journal import PUTTING
 from checkpointing.select import Spare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable
     from io import FileIO
 
     from checkpointing.retention.move_journal import MoveJournal
 
 DIRECTORY: Final = "copies"
-_MAKING: Final = ".making-"  # and what is being removed: under a hidden name nothing is a copy
 _SAVES_LEFT: Final = 2  # of this size, that a copy must leave room for
 _REFLINK, _LINK, _COPY = "reflink", "link", "copy"  # how a copy was made
 
@@ -196,26 +192,20 @@ class Copies:
         if os.path.lexists(path):
             return f"something is there: {path}"
         try:
-            _sweep_shared(directory)
-            temporary = tempfile.mkdtemp(prefix=f"{PUTTING}{leftovers.tag()}-", dir=directory)
-            with _locked(temporary):
-                try:
-                    target = f"{temporary}/{copy.manifest.name}"
-                    problem = _duplicate(copy.place, target, copy.manifest, ReadOptions())
-                    return problem or aside.put(target, path, copy.place, attempt, reason)
-                except _Changed as error:
-                    return str(error)
-                finally:
-                    shutil.rmtree(temporary, ignore_errors=True)
+            staging.sweep(directory)
+            with staging.new_directory(path, 0o700) as place:
+                target = f"{place.path}/{copy.manifest.name}"
+                problem = _duplicate(copy.place, target, copy.manifest, ReadOptions())
+                return problem or aside.put(target, path, copy.place, attempt, reason)
+        except _Changed as error:
+            return str(error)
         except OSError as error:
             return f"it could not be put back: {error.strerror or error}"
 
     def remove(self, copy: Copy) -> bool:
         """Remove a copy; False, and a problem, where that could not be done. It is none any more before the first of its files goes."""
-        hidden = f"{self._directory}/{_MAKING}gone-{os.path.basename(copy.directory)}-{os.getpid()}"  # noqa: PTH119 -- as above
         try:
-            os.rename(copy.directory, hidden)  # noqa: PTH104 -- as above
-            shutil.rmtree(hidden)
+            staging.remove(copy.directory)
         except OSError as error:
             self.problem = f"a copy could not be removed: {copy.directory}: {error.strerror}"
             return False
@@ -223,7 +213,7 @@ class Copies:
 
     def sweep(self) -> None:
         """Remove what a process left that was killed while it made or removed a copy."""
-        _sweep(self._directory, _MAKING)
+        staging.sweep(self._directory)
 
     def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: rules.RetentionPolicy, needed: Needed) -> tuple[Copy, ...] | None:
         """Give what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
@@ -252,20 +242,16 @@ class Copies:
 
     def _make(self, made: Manifest, reading: ReadOptions, *, may_link: bool) -> Copy | str:
         durable.make_directory(self._directory)
-        temporary = tempfile.mkdtemp(prefix=_MAKING, dir=self._directory)
-        with _locked(temporary):
-            try:
-                os.mkdir(f"{temporary}/data", 0o700)  # noqa: PTH102 -- as above
-                problem = _duplicate(made.path, f"{temporary}/data/{made.name}", made, reading, saves_left=_SAVES_LEFT, may_link=may_link)
-                if problem:
-                    return problem
-                durable.write(f"{temporary}/{documents.FILE_NAME}", documents.encode(made))
-                durable.sync_directory(f"{temporary}/data")
-                final = f"{self._directory}/{documents.plain(made.name)}-{made.id}"
-                durable.rename_exclusive(temporary, final)
-                durable.sync_directory(self._directory)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+        final = f"{self._directory}/{documents.plain(made.name)}-{made.id}"
+        with staging.new_directory(final, 0o700) as place:
+            os.mkdir(f"{place.path}/data", 0o700)  # noqa: PTH102 -- as above
+            target = f"{place.path}/data/{made.name}"
+            problem = _duplicate(made.path, target, made, reading, saves_left=_SAVES_LEFT, may_link=may_link)
+            if problem:
+                return problem
+            staging.write(f"{place.path}/{documents.FILE_NAME}", documents.encode(made))
+            durable.sync_directory(f"{place.path}/data")
+            staging.put(place, is_replacing=False)
         return Copy(made, final, os.stat(f"{final}/{documents.FILE_NAME}").st_mtime_ns)  # noqa: PTH116 -- as above
 
 
@@ -288,43 +274,9 @@ def _age(copy: Copy, order: Order) -> ordering.Age:
 
 def _names(directory: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(directory) if not name.startswith(_MAKING))  # noqa: PTH208 -- as above
+        return sorted(name for name in os.listdir(directory) if not name.startswith("."))  # noqa: PTH208 -- as above
     except OSError:
         return []
-
-
-def _sweep_shared(directory: str) -> None:
-    """Remove our temporary directories beside the user's files, which other nodes may see: theirs once they are a day old."""
-    _sweep(directory, f"{PUTTING}{leftovers.tag()}-")
-    with contextlib.suppress(OSError):
-        names = [name for name in os.listdir(directory) if name.startswith(PUTTING)]  # noqa: PTH208 -- as above
-        now = leftovers.now_s(directory) if names else 0.0
-        for name in names:
-            if leftovers.is_old(f"{directory}/{name}", "", now):
-                _sweep(directory, name)
-
-
-def _sweep(directory: str, prefix: str) -> None:
-    """Remove our temporary directories in a directory whose lock nobody holds."""
-    try:
-        names = [name for name in os.listdir(directory) if name.startswith(prefix)]  # noqa: PTH208 -- as above
-    except OSError:
-        return
-    for name in names:
-        path = f"{directory}/{name}"
-        with contextlib.suppress(OSError), _locked(path):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(directory: str) -> Iterator[None]:
-    """Hold a directory's lock. Raises BlockingIOError where somebody else does."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how

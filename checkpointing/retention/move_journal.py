@@ -12,13 +12,11 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
-import shutil
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable, leftovers
+from checkpointing.io import durable, staging
 from checkpointing.model import Identity
 from checkpointing.retention import ownership
 from checkpointing.verification import identity_of
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from checkpointing.model import Verification
 
 FILE_NAME: Final = "setaside.jsonl"
-PUTTING: Final = ".supervise-put-"  # what comes or goes beside the user's files: nobody else makes a directory of that name
 _VERSION: Final = 1
 _MOST_NAMES: Final = 1000
 
@@ -187,13 +184,8 @@ def _reverse_put(change: MoveChange) -> str:
             if kept is None:
                 return f"there is no free name beside {change.path}"
             durable.rename_exclusive(change.path, kept)
-        elif os.path.isdir(change.path):  # noqa: PTH112 -- as above
-            # under a hidden name first: half of a directory must not stay where a checkpoint is looked for
-            hidden = f"{os.path.dirname(change.path)}/{PUTTING}{leftovers.tag()}-{secrets.token_hex(4)}"  # noqa: PTH120 -- as above
-            durable.rename_exclusive(change.path, hidden)
-            shutil.rmtree(hidden)
         else:
-            os.unlink(change.path)  # noqa: PTH108 -- as above
+            staging.remove(change.path)
         durable.sync_directory(os.path.dirname(change.path))  # noqa: PTH120 -- as above
     except OSError as error:
         return f"{change.path} could not be taken away: {error.strerror}"
@@ -212,14 +204,7 @@ def _free_name(name: str) -> str | None:
 def _append(journal: BinaryIO, change: MoveChange) -> None:
     row = asdict(change)
     row = {"version": _VERSION, "id": row.pop("id"), "phase": row.pop("phase"), **row.pop("identity"), **row}
-    journal.seek(0, os.SEEK_END)
-    torn = False
-    if journal.tell():
-        journal.seek(-1, os.SEEK_END)
-        torn = journal.read(1) != b"\n"
-    journal.write((b"\n" if torn else b"") + json.dumps(row).encode("ascii") + b"\n")
-    journal.flush()
-    os.fsync(journal.fileno())
+    durable.append_to(journal.fileno(), json.dumps(row).encode("ascii"))
 
 
 def _read(journal: BinaryIO) -> dict[int, MoveChange]:

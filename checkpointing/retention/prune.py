@@ -153,13 +153,7 @@ class Pruner:
 
     def _note(self, row: dict[str, Any]) -> None:
         durable.make_directory(self._directory)
-        # not blocking: a FIFO in its place is an error then, and not waited for
-        fd = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-        try:
-            os.write(fd, b"\n" + json.dumps(row).encode("ascii") + b"\n")  # the first byte ends a line that a kill may have torn
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        durable.append(self._file, json.dumps(row).encode("ascii"))
 
     def _rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []

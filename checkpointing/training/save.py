@@ -168,7 +168,7 @@ def _help(state: Any, final: str, together: Ranks, *, sharded: bool) -> None:  #
 
 
 def _save_sharded(state: Any, final: str, together: Ranks) -> None:  # noqa: ANN401 -- as in save
-    with staging.held_directory(staging.temporary_for(final), final) as place:
+    with staging.new_directory(final) as place:
         together.meet(value=place.path)
         _write_shards(state, place.path, final, together)
         staging.put(place)

@@ -18,6 +18,8 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
+from checkpointing.io import staging
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -46,8 +48,7 @@ class Outbox:
         found: list[tuple[str, bytes]] = []
         for directory in (self._directory, self._sent, self._dead):
             directory.mkdir(parents=True, mode=0o700, exist_ok=True)
-            for temporary in directory.glob(".*.tmp"):  # of a process that died while writing
-                temporary.unlink(missing_ok=True)
+            staging.sweep(str(directory))
         for name, event_id in _entries(self._directory):
             self._last_ns = max(self._last_ns, int(name[:20]))
             body = _body(self._directory / name)
@@ -104,19 +105,7 @@ class Outbox:
         return self._directory / "dead"
 
     def _write(self, directory: Path, name: str, record: dict[str, str]) -> None:
-        temporary = directory / f".{name}.tmp"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-                file.write(json.dumps(record, separators=(",", ":")).encode("ascii"))
-                file.flush()
-                os.fsync(descriptor)
-            temporary.rename(directory / name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        _sync_directory(directory)
+        staging.write(str(directory / name), json.dumps(record, separators=(",", ":")).encode("ascii"))
 
     def _trim(self, directory: Path) -> None:
         for name, _ in list(_entries(directory))[: -self._cap]:
@@ -138,11 +127,3 @@ def _body(path: Path) -> bytes | None:
         return str(json.loads(text)["body"]).encode("ascii") if len(text) <= FILE_LIMIT_BYTES else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

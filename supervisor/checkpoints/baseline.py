@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.io import durable
+from checkpointing.io import durable, staging
 from checkpointing.model import Identity
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Baseline:
         content = {"version": _VERSION, "patterns": self._patterns, "files": rows}
         try:
             durable.make_directory(str(self._file.parent))
-            durable.write(str(self._file), json.dumps(content).encode("ascii"))
+            staging.write(str(self._file), json.dumps(content).encode("ascii"))
             self.problem = None
         except OSError as error:
             self.problem = f"what lay at the declared patterns could not be recorded: {self._file}: {error.strerror}"

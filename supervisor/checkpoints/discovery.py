@@ -24,7 +24,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable
+from checkpointing.io import durable, staging
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from supervisor.instrument._supervise_shim.layout import loads_first
@@ -402,7 +402,7 @@ class Discovery:
         }
         try:
             durable.make_directory(str(self._file.parent))
-            durable.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
+            staging.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
             self.problem = None
         except OSError as error:
             self.problem = f"the discovered locations of checkpoints could not be recorded: {self._file}: {error.strerror}"

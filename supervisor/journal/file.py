@@ -12,6 +12,8 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from checkpointing.io import durable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -117,7 +119,8 @@ class JournalFile:
             if self._end < size:
                 self._files.truncate(fd, self._end)
             if new:
-                _sync_directory(self._path.parent, self._files)
+                with suppress(OSError):
+                    durable.sync_directory(str(self._path.parent))
                 _forget(self._path)
         except OSError:
             os.close(fd)
@@ -178,13 +181,3 @@ def _forget(path: Path) -> None:
     for old in earlier(path)[KEPT:]:
         with suppress(OSError):
             old.unlink()
-
-
-def _sync_directory(path: Path, files: FileOperations) -> None:
-    """Make the name of a new file durable. Some file systems cannot sync a directory (EINVAL); they need not."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):
-            files.fsync(fd)
-    finally:
-        os.close(fd)

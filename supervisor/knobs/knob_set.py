@@ -5,12 +5,12 @@ The user's own files are never written: an attempt gets copies, made from what w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkpointing.io import staging
 from supervisor.core.model import Knob
 from supervisor.errors import SuperviseError
 from supervisor.knobs import config_files, syntax
@@ -179,8 +179,4 @@ def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: in
 def _write_copy(path: Path, text: str) -> None:
     """Write a copy, whole or not at all, readable by the user only: configuration files hold tokens."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    half = path.with_name(path.name + ".half")
-    fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-    half.replace(path)
+    staging.write(str(path), text.encode(), is_durable=False)

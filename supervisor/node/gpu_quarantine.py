@@ -10,15 +10,13 @@ directory share. The file is the only state:
 `boot` (the node's boot id) and `errors` (uncorrectable memory errors since the GPU's last reset, -1: unknown) show whether the GPU was
 reset since: either differs then. A row without them ends when it expires (`gpus.quarantine_days`), or when a person clears it.
 
-Lines are only appended, each in one write under a lock, and are durable before `quarantine` and `clear` return: several supervisors of one
-host may write at once. A line that is torn or of another form is passed over; the next one begins on a new line. A ledger that cannot be
-read quarantines no GPU.
+Lines are only appended, each in one write, and are durable before `quarantine` and `clear` return: several supervisors of one host may
+write at once. Readers skip a torn line and one of another form. A ledger that cannot be read quarantines no GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -104,23 +102,7 @@ class GpuQuarantine:
 
     def _append(self, row: dict[str, Any]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # gone with the descriptor, and with the process
-            size = os.fstat(fd).st_size
-            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            line = (b"\n" if torn else b"") + json.dumps(row).encode("ascii") + b"\n"
-            if os.write(fd, line) != len(line):
-                msg = f"{self.path}: written in part"  # the disk is full: what was written is torn, and passed over
-                raise OSError(msg)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        durable.append(str(self.path), json.dumps(row).encode("ascii"))
 
 
 def why(entries: Iterable[QuarantinedGpu], uuid: str, pci: str) -> str:

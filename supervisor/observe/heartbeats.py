@@ -6,12 +6,12 @@ doing, and the slot of a dead rank stays readable.
 
 from __future__ import annotations
 
-import os
 import struct
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from checkpointing.io import staging
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout as shim
 
@@ -58,14 +58,9 @@ def create(path: Path, slots: int) -> None:
     Every block is allocated, so a full /dev/shm is an OSError here and not a SIGBUS in a rank.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    half = path.with_name(path.name + ".half")
-    fd = os.open(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, (1 + slots) * shim.SLOT_BYTES)
-        os.pwrite(fd, struct.pack("<3q", shim.MAGIC, shim.VERSION, slots), 0)
-    finally:
-        os.close(fd)
-    half.rename(path)  # a rank sees a whole file or none
+    # written, not only truncated to its size: so every block is allocated, and a rank sees a whole file or none
+    head = struct.pack("<3q", shim.MAGIC, shim.VERSION, slots)
+    staging.write(str(path), head.ljust((1 + slots) * shim.SLOT_BYTES, b"\0"), is_durable=False)
 
 
 def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:

@@ -9,6 +9,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
+from checkpointing.io import staging
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -39,11 +41,6 @@ class IncidentFiles:
         while (item := self._queue.get()) is not None:
             directory, name, text = item
             try:
-                path = directory() / name
-                half = path.with_name(f".{name}.half")
-                half.unlink(missing_ok=True)  # a mode is given to a new file only
-                half.touch(mode=0o600, exist_ok=False)
-                half.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-                half.replace(path)
+                staging.write(str(directory() / name), f"{text}\n".encode(errors="backslashreplace"), is_durable=False)
             except OSError as error:
                 self._failed(name, error.strerror or str(error))

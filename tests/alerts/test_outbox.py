@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.io import staging
 from supervisor.alerts.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -81,10 +82,12 @@ def test_what_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
     empty.write_bytes(b"")
     fifo.unlink()
     os.mkfifo(fifo)
-    (tmp_path / ".half-written.json.tmp").write_bytes(b"{")
+    half = tmp_path / os.path.basename(staging.temporary_for("half-written.json"))  # noqa: PTH119
+    half.write_bytes(b"{")
+    os.utime(half, (0, 0))
     assert waiting(tmp_path) == [identifier(4)]
     assert len(list((tmp_path / "dead").iterdir())) == 3
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not half.exists()
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

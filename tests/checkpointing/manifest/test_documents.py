@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpointing.io import durable
+from checkpointing.io import staging
 from checkpointing.manifest import digest, documents
 from checkpointing.manifest.documents import VERSION, About, File, Manifest, ManifestDamaged, Manifests, Newer
 from checkpointing.model import Identity, Lineage
@@ -207,7 +207,7 @@ def test_one_that_is_being_written_is_none_yet(tmp_path: Path) -> None:
 def test_threads_may_write_one_name_at_the_same_time(tmp_path: Path) -> None:
     target = str(tmp_path / "one.json")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: durable.write(target, bytes([number]) * 1000), range(64)))  # raises what any of them raised
+        list(pool.map(lambda number: staging.write(target, bytes([number]) * 1000), range(64)))  # raises what any of them raised
     content = (tmp_path / "one.json").read_bytes()
     assert content == content[:1] * 1000
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"]

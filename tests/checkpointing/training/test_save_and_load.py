@@ -238,9 +238,8 @@ def replace_and_die(target: Path, kill_at: int) -> None:
         return call
 
     os.rename, durable.exchange = killed_after(os.rename), killed_after(durable.exchange)
-    temporary = staging.temporary_for(str(target))
-    with staging.held_directory(temporary, str(target)) as place:
-        shutil.copytree(target, temporary, dirs_exist_ok=True)
+    with staging.new_directory(str(target)) as place:
+        shutil.copytree(target, place.path, dirs_exist_ok=True)
         staging.put(place)
     os._exit(0)
 
@@ -292,7 +291,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_a_save_of_another_node_is_not_swept_while_it_may_be_going_on(tmp_path: Path, two_nodes: Callable[[str], None]) -> None:
     two_nodes("a")
     final, hour_ago = str(tmp_path / "step-00000001"), time.time() - 3600
-    with staging.held_directory(staging.temporary_for(final), final) as place:
+    with staging.new_directory(final) as place:
         shard = Path(place.path) / "__0_0.distcp"
         shard.write_bytes(b"part")
         for path in (shard, Path(place.path)):

@@ -148,7 +148,7 @@ class AttemptController:
             self.over_for_all |= kind == "stop"
             decision = DecisionOfPeer(attempt, kind, exit_code, reason)
             if changes is not None:
-                decision = replace(decision, overrides=changes.overrides, poison=changes.poison, first=changes.first)
+                decision = replace(decision, overrides=changes.overrides, rejected=changes.rejected, first=changes.first)
             self._link.send(decision)
 
         fence = round_agreement.RoundAgreement(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
@@ -225,7 +225,7 @@ class AttemptController:
             self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
         elif isinstance(command, Publish):
             self.over_for_all |= command.kind == "stop"
-            changes = round_agreement.DecisionChanges(command.overrides, command.poison, command.first)
+            changes = round_agreement.DecisionChanges(command.overrides, command.rejected, command.first)
             self._with_fence(command.attempt, lambda fence: fence.publish(command.kind, command.exit_code, command.reason, changes))
 
     def _stop(self, command: Stop) -> None:

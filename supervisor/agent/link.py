@@ -74,7 +74,7 @@ class Publish:
     exit_code: int = 0
     reason: str = ""
     overrides: tuple[tuple[str, str], ...] = ()
-    poison: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     first: Mapping[str, Any] | None = None
 
 
@@ -130,9 +130,15 @@ def parse(line: bytes) -> Command:
             return Stop(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))
         if what == "publish":
             overrides = tuple((str(name), str(value)) for name, value in raw.get("overrides", ()))
-            poison = tuple(str(path) for path in raw.get("poison", ()))
+            rejected = tuple(str(path) for path in raw.get("rejected", ()))
             return Publish(
-                attempt, str(raw["kind"]), int(raw.get("exit_code") or 0), str(raw.get("reason") or ""), overrides, poison, raw.get("first")
+                attempt,
+                str(raw["kind"]),
+                int(raw.get("exit_code") or 0),
+                str(raw.get("reason") or ""),
+                overrides,
+                rejected,
+                raw.get("first"),
             )
         if what == "admit":
             return Admit(attempt)

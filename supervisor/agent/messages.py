@@ -176,7 +176,7 @@ class DecisionOfPeer:
     exit_code: int
     reason: str
     overrides: tuple[tuple[str, str], ...] | None = None
-    poison: tuple[str, ...] | None = None
+    rejected: tuple[str, ...] | None = None
     first: Mapping[str, Any] | None = None
 
 
@@ -200,7 +200,7 @@ MESSAGES: dict[str, type[AgentMessage]] = {
     "started": RanksStarted,
     "rank_exited": RankReaped,
     "stopped": RanksStopped,
-    "peer_fenced": PeerStopped,
+    "peer_stopped": PeerStopped,
     "peer_decided": DecisionOfPeer,
 }
 _NAMES = {kind: name for name, kind in MESSAGES.items()}

@@ -190,7 +190,7 @@ class DecisionChanges:
     """
 
     overrides: tuple[tuple[str, str], ...] = ()
-    poison: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     first: Mapping[str, Any] | None = None
 
 
@@ -216,7 +216,7 @@ class _RoundNote:
         changes = r.get("changes")
         if changes is not None:
             overrides = tuple((str(name), str(value)) for name, value in changes["overrides"])
-            changes = DecisionChanges(overrides, tuple(str(path) for path in changes["poison"]), changes.get("first"))
+            changes = DecisionChanges(overrides, tuple(str(path) for path in changes["rejected"]), changes.get("first"))
         return cls(str(r["kind"]), str(r["node"]), str(r["text"]), int(r["exit_code"]), changes)
 
 

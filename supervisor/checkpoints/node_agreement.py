@@ -52,7 +52,7 @@ class NodeState:
     host: str
     agreed: int
     overrides: tuple[tuple[str, str], ...]
-    poison: tuple[str, ...]
+    rejected: tuple[str, ...]
     suspect: bool
     knows: bool
     finite: bool
@@ -95,13 +95,20 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
         all_gather,
         1,
         NodeState(
-            host, action.agreed, action.overrides, action.avoid, suspect, action.knows, node_offer.prefers_finite, action.mixed_from_t
+            host,
+            action.last_agreement,
+            action.overrides,
+            action.rejected,
+            suspect,
+            action.had_checkpoint,
+            node_offer.prefers_finite,
+            action.mixed_from_t,
         ),
     )
     newest = max(states, key=lambda state: state.agreed)  # the first of those that are as new
-    poison = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.poison))
+    rejected = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.rejected))
     since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
-    offer, selection = _offer(action, node_offer, poison, problem, since)
+    offer, selection = _offer(action, node_offer, rejected, problem, since)
     offers = _gathered(all_gather, 2, offer)
     candidates = common.candidates([one.held for one in offers])
     refused: list[tuple[str, str]] = []
@@ -122,7 +129,7 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
             break
     taken = taken or newest_whole
     if taken is None:
-        return _none(action, states, offers, selection, tuple(refused), newest, poison, t)
+        return _none(action, states, offers, selection, tuple(refused), newest, rejected, t)
     rows = [candidate[action.node] for candidate in candidates]
     row, proof = rows[taken.number], taken.proofs[action.node]
     node_offer.take(row.path)
@@ -136,9 +143,9 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
         (*refused, *offer.refused),
         tuple(CheckpointRef(one.path, one.step, "") for one in reversed(rows[taken.number + 1 :])),
         not_finite=tuple((one.path, "its weights hold NaN; an older one is taken instead") for one in whole),
-        agreed=newest.agreed + 1,
+        agreement=newest.agreed + 1,
         overrides=newest.overrides,
-        poison=poison,
+        rejected=rejected,
         dangerous=selection.dangerous,
     )
 
@@ -150,7 +157,7 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and what they gave
     selection: Selection,
     refused: tuple[tuple[str, str], ...],
     newest: NodeState,
-    poison: tuple[str, ...],
+    rejected: tuple[str, ...],
     t: float,
 ) -> CheckpointSelected:
     """Nothing that all nodes have. Where no node has, or knew, anything, that is a beginning from scratch; else say who has what."""
@@ -166,12 +173,12 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and what they gave
         found,
         selection.fenced,
         (*refused, *offers[action.node].refused),
-        agreed=newest.agreed + 1,
+        agreement=newest.agreed + 1,
         overrides=newest.overrides,
-        poison=poison,
-        held=(*held, *refused[:1]),
-        leaves=alone and action.node not in fresh,
-        again=alone and action.node in fresh,
+        rejected=rejected,
+        node_offers=(*held, *refused[:1]),
+        this_node_leaves=alone and action.node not in fresh,
+        peer_leaves=alone and action.node in fresh,
         dangerous=selection.dangerous,
     )
 
@@ -185,14 +192,14 @@ def _has(offer: Offer) -> str:
 def _offer(
     action: SelectCheckpoint,
     node_offer: NodeOffer,
-    poison: tuple[str, ...],
+    rejected: tuple[str, ...],
     problem: tuple[str, str] | None,
     mixed_from_t: float | None,
 ) -> tuple[Offer, Selection]:
     try:
         if mixed_from_t is not None:
             node_offer.reject_mixed(mixed_from_t)
-        held, selection = node_offer.offer((*poison, *action.avoid), dict(action.agreements))
+        held, selection = node_offer.offer((*rejected, *action.rejected), dict(action.agreements))
     except (CheckpointingError, OSError) as error:
         return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), Selection(None, 1)
     against = (*selection.poisoned, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))

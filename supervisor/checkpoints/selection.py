@@ -66,10 +66,10 @@ class CheckpointSelector:
             notes = (*records.take_notes(), *selection.notes)
             unused = self._unused() if selection.chosen is None else ()
             stuck = self._stuck(selection, attempt, {path for path, _ in repaired})
-            return replace(to_event(selection, t, attempt), mended=repaired, notes=notes, unused=unused, stuck=stuck)
+            return replace(to_event(selection, t, attempt), repaired=repaired, notes=notes, unused=unused, torn_in_use=stuck)
         except (CheckpointingError, OSError) as error:
             declared = int(bool(self._job.settings.checkpoints.paths))
-            return CheckpointSelected(t, attempt, None, found=declared, refused=((str(records.directory), str(error)),), mended=repaired)
+            return CheckpointSelected(t, attempt, None, found=declared, refused=((str(records.directory), str(error)),), repaired=repaired)
 
     def select_from(
         self, listing: Listing, copies: Sequence[Spare], avoid: Collection[str] = (), *, suspect: bool, rejections: Rejections | None

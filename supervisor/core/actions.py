@@ -47,8 +47,8 @@ class GatherNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class TellNodes:
-    """Tell the other nodes how this node's ranks began; the fields are those of NodeBegan, which theirs come as."""
+class BroadcastStart:
+    """Send the other nodes how this node's ranks began: the fields of NodeBegan, as which theirs come."""
 
     attempt: int
     first_step: int | None = None
@@ -92,21 +92,21 @@ class CollectEvidence:
 
 @dataclass(frozen=True, slots=True)
 class SelectCheckpoint:
-    """Find and verify the newest checkpoint that is not among `avoid` (paths); answered by CheckpointSelected.
+    """Find and verify the newest checkpoint that is not among `rejected` (paths); answered by CheckpointSelected.
 
-    nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. agreed: number of the last
-    agreement that this node took part in; the node that took part in the newest says with which overrides all go on. knows: this node
-    knew a good checkpoint. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written from then on
-    is never used: the nodes trained from different states. None: nothing was.
+    nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knew
+    a good checkpoint. last_agreement: number of the last one that this node took part in. The node that took part in the newest decides
+    with which overrides all go on. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written since
+    is never used, because the nodes trained from different states; None: there is no such time.
     """
 
     attempt: int
-    avoid: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     nodes: int = 0
     node: int = 0
-    agreed: int = 0
+    last_agreement: int = 0
     overrides: tuple[tuple[str, str], ...] = ()
-    knows: bool = False
+    had_checkpoint: bool = False
     least_nodes: int = 0
     agreements: tuple[tuple[int, int], ...] = ()
     mixed_from_t: float | None = None
@@ -148,7 +148,7 @@ class PublishDecision:
     exit_code: int
     reason: str
     overrides: tuple[tuple[str, str], ...] = ()
-    poison: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     first: FirstCause | None = None
     waits_for_journal: ClassVar[bool] = False
 
@@ -228,7 +228,7 @@ class ReportDecision:
 class ReportResume:
     """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
 
-    handed: the checkpoint that was handed over. because: what speaks for a beginning from scratch.
+    resume_from: the checkpoint that was handed over. reason: what shows a beginning from scratch.
     """
 
     incident: int
@@ -236,8 +236,8 @@ class ReportResume:
     step: int | None
     path: str | None
     confirmed: bool
-    handed: str | None = None
-    because: str = ""
+    resume_from: str | None = None
+    reason: str = ""
     waits_for_journal: ClassVar[bool] = False
 
     @property
@@ -260,7 +260,7 @@ class CloseIncident:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class PrintMessage:
     """One line for the person at the terminal. `level` is info, warning or error."""
 
     level: str
@@ -280,7 +280,7 @@ class Finish:
 Action = (
     BeginAttempt
     | GatherNodes
-    | TellNodes
+    | BroadcastStart
     | StopRanks
     | EndLauncher
     | CollectEvidence
@@ -297,6 +297,6 @@ Action = (
     | ReportDecision
     | ReportResume
     | CloseIncident
-    | Say
+    | PrintMessage
     | Finish
 )

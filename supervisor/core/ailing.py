@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure, lifecycle, node_health
-from supervisor.core.actions import Alert, Say
+from supervisor.core.actions import Alert, PrintMessage
 from supervisor.core.node_health import WORSE
 from supervisor.core.state import JobState, Stage, changed
 
@@ -35,7 +35,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
     state = changed(state, run=changed(state.run, reported_findings=tuple(after.values())))
     actions: list[Action] = []
     if well:
-        actions.append(Say("info", f"health: over: {node_health.told(well)}"))
+        actions.append(PrintMessage("info", f"health: over: {node_health.told(well)}"))
     reasons = tuple(one for one in worse if one.check in state.run.policy.evict_on)
     fenced = bool(reasons) and state.stage is Stage.RUNNING
     waits = bool(reasons) and state.stage is Stage.STARTING

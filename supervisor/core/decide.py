@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from supervisor.core import ailing, failure, gathering, lifecycle, shutdown, start
 from supervisor.core.events import (
     AttemptEnded,
+    AttemptEndedByPeer,
     AttemptStarted,
     CheckpointSelected,
     CheckpointVerified,
@@ -47,14 +48,13 @@ from supervisor.core.events import (
     NodesGathered,
     NodesWaiting,
     PeerDecided,
-    PeerFenced,
     ProgramSeen,
     ProgressObserved,
     RankExited,
     RanksFound,
     Saved,
+    SaveOnRequestSeen,
     SaveSearched,
-    SaveWatched,
     StacksRequested,
     StartCeilingPassed,
     StopRequested,
@@ -85,7 +85,7 @@ BEFORE_THE_END = ANY - {Stage.ENDED}
 #: Ranks are being started, or run.
 LIVES = frozenset({Stage.STARTING, Stage.RUNNING})
 #: Ranks are being stopped.
-ENDS = frozenset({Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING})
+ENDS = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING})
 
 #: Every event has exactly one row. In any other stage it is answered with nothing (`decide`). What may come in ENDED begins the next run.
 EVENTS: dict[type, Row] = {
@@ -110,12 +110,12 @@ EVENTS: dict[type, Row] = {
     JournalRecovered: Row(ANY, lifecycle.on_journal_recovered),
     RankExited: Row(LIVES | ENDS, shutdown.on_rank_exited),
     LauncherExited: Row(LIVES | ENDS, failure.on_launcher_exited),
-    PeerFenced: Row(LIVES | {Stage.FENCED}, failure.on_peer_fenced),
-    PeerDecided: Row(frozenset({Stage.FENCED, Stage.FOLLOWING}), failure.on_peer_decided),
-    EvidenceCollected: Row(frozenset({Stage.FENCED, Stage.STOPPING}), shutdown.on_evidence_collected),
+    AttemptEndedByPeer: Row(LIVES | {Stage.TEARDOWN}, failure.on_attempt_ended_by_peer),
+    PeerDecided: Row(frozenset({Stage.TEARDOWN, Stage.FOLLOWING}), failure.on_peer_decided),
+    EvidenceCollected: Row(frozenset({Stage.TEARDOWN, Stage.STOPPING}), shutdown.on_evidence_collected),
     TimerFired: Row(BEFORE_THE_END, shutdown.on_timer_fired),
     StopRequested: Row(BEFORE_THE_END, shutdown.on_stop_requested),
-    SaveWatched: Row(BEFORE_THE_END, shutdown.on_save_watched),
+    SaveOnRequestSeen: Row(BEFORE_THE_END, shutdown.on_save_on_request_seen),
     Saved: Row(frozenset({Stage.STOPPING}), shutdown.on_saved),
     SaveSearched: Row(frozenset({Stage.STOPPING}), shutdown.on_save_searched),
     TimeLeft: Row(frozenset({Stage.STOPPING}), shutdown.on_time_left),

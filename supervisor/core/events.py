@@ -19,8 +19,8 @@ from supervisor.core.model import CheckpointRef, Evidence, Finding, FirstCause, 
 class SupervisorStarted:
     """This supervisor took the job over.
 
-    `continues`: the previous one of the same run ended without an end record, or with 75. `left_t`: when a previous one that was killed was
-    last known to live. last_look: what its ranks' heartbeats said last was posted before this.
+    continues: the previous one of the same run ended without an end record, or with 75. last_alive_t: when a previous one that was killed
+    was last known to live. heartbeats_read: the last progress in its ranks' heartbeats was posted before this.
     """
 
     t: float
@@ -28,8 +28,8 @@ class SupervisorStarted:
     policy: Policy
     continues: bool = False
     command_digest: str = ""
-    left_t: float | None = None
-    last_look: bool = False
+    last_alive_t: float | None = None
+    heartbeats_read: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class RankExited:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerFenced:
+class AttemptEndedByPeer:
     """Another node ended the attempt, and this node's ranks are being stopped: one of its ranks failed first, and its decision is awaited.
 
     kind: failure, or membership: it stopped its ranks so that waiting nodes can join.
@@ -162,7 +162,7 @@ class NodesWaiting:
 class PeerDecided:
     """The node whose rank failed first has decided for all. `kind`: restart or stop.
 
-    overrides: all that the next attempt runs with instead of the user's own values. poison: checkpoints that are not handed out any more.
+    overrides: all that the next attempt runs with instead of the user's own values. rejected: checkpoints that are not handed out any more.
     first: what failed there; None where that node's supervisor is gone, and its agent decided.
     """
 
@@ -172,7 +172,7 @@ class PeerDecided:
     exit_code: int = 0
     reason: str = ""
     overrides: tuple[tuple[str, str], ...] = ()
-    poison: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     first: FirstCause | None = None
 
 
@@ -191,36 +191,36 @@ class EvidenceCollected:
 class CheckpointSelected:
     """The answer to SelectCheckpoint. `chosen` None with `found` > 0 means that none of those found is good any more.
 
-    `fenced` are the torn ones, with why; they stay where they are and are never handed out. `dangerous` are those that are not handed out
+    `torn`, with why, stay where they are and are never handed out. `dangerous` are those that are not handed out
     because loading them could run code. `refused` are those that could not be
     verified, or not be read: nobody says that they are bad. `older` are the further ones that are there, oldest first, not looked into.
-    `mended`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
-    `notes`: what a person should know of the choice. `unused`: whole ones that are not handed over. `stuck`: the torn one that the last
-    attempt tried to load, and that stays where it is.
+    `repaired`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
+    `notes`: what a person should know of the choice. `unused`: whole ones that are not handed over. `torn_in_use`: the torn one that the
+    last attempt tried to load, and that stays where it is.
 
-    agreed: where several nodes agreed on it, the number of that agreement, else 0; overrides and poison are then what the attempt runs
-    with on all of them. held: what each node had where they found nothing in common, as (node, text). leaves: this node alone is in the
-    way, and goes; again: another one is, and goes.
+    agreement: number of the agreement of several nodes on it, else 0; overrides and rejected are then what the attempt runs with on all of
+    them. node_offers: what each node had where they found nothing in common, as (node, text). this_node_leaves: it alone lacks what the
+    others resume from, and ends. peer_leaves: another node alone does, and ends.
     """
 
     t: float
     attempt: int
     chosen: CheckpointRef | None
     found: int
-    fenced: tuple[tuple[str, str], ...] = ()
+    torn: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     older: tuple[CheckpointRef, ...] = ()
-    mended: tuple[tuple[str, str], ...] = ()
+    repaired: tuple[tuple[str, str], ...] = ()
     not_finite: tuple[tuple[str, str], ...] = ()
-    agreed: int = 0
+    agreement: int = 0
     overrides: tuple[tuple[str, str], ...] = ()
-    poison: tuple[str, ...] = ()
-    held: tuple[tuple[str, str], ...] = ()
-    leaves: bool = False
-    again: bool = False
+    rejected: tuple[str, ...] = ()
+    node_offers: tuple[tuple[str, str], ...] = ()
+    this_node_leaves: bool = False
+    peer_leaves: bool = False
     notes: tuple[str, ...] = ()
     unused: tuple[Unused, ...] = ()
-    stuck: str = ""
+    torn_in_use: str = ""
     dangerous: tuple[tuple[str, str], ...] = ()
 
 
@@ -267,14 +267,14 @@ class StartCeilingPassed:
 class StopRequested:
     """A person, systemd or Slurm asked us to stop, by signal `signum`.
 
-    left_s: what the environment leaves from now until it kills, None where nobody knows. asks: a tool is being asked for it, and TimeLeft
-    follows.
+    left_s: what the environment leaves from now until it kills, None where nobody knows. time_left_follows: a tool is being asked for it,
+    and TimeLeft brings the answer.
     """
 
     t: float
     signum: int
     left_s: float | None = None
-    asks: bool = False
+    time_left_follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +311,13 @@ class GpusListed:
 class HealthChecked:
     """The answer to CheckHealth: what is not well on this node, worst first. Empty where all is, or where nobody could tell.
 
-    wanted: ranks that the command runs on this node, 0 where that is not known. nodes: as the command says, 0 where it does not.
+    command_nproc: ranks that the command runs on this node, 0 where that is not known. nodes: as the command says, 0 where it does not.
     """
 
     t: float
     attempt: int
     findings: tuple[Finding, ...]
-    wanted: int = 0
+    command_nproc: int = 0
     nodes: int = 0
 
 
@@ -330,7 +330,7 @@ class HealthChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class SaveWatched:
+class SaveOnRequestSeen:
     """A rank asks whether to save (supervisor.worker.should_save): the script saves when it is told. Once per attempt."""
 
     t: float
@@ -394,7 +394,7 @@ Event = (
     | AttemptStarted
     | RanksFound
     | RankExited
-    | PeerFenced
+    | AttemptEndedByPeer
     | AttemptEnded
     | LauncherExited
     | NodesWaiting
@@ -408,7 +408,7 @@ Event = (
     | GpusListed
     | HealthChecked
     | HealthChanged
-    | SaveWatched
+    | SaveOnRequestSeen
     | Saved
     | SaveSearched
     | StopRequested

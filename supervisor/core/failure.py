@@ -13,8 +13,8 @@ from supervisor.core.actions import (
     CollectEvidence,
     EndLauncher,
     OpenIncident,
+    PrintMessage,
     PublishDecision,
-    Say,
     SetTimer,
     StopRanks,
 )
@@ -24,7 +24,7 @@ from supervisor.strategies import propose
 
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
-    from supervisor.core.events import EvidenceCollected, LauncherExited, PeerDecided, PeerFenced, RankExited
+    from supervisor.core.events import AttemptEndedByPeer, EvidenceCollected, LauncherExited, PeerDecided, RankExited
 
     Step = tuple[JobState, tuple[Action, ...]]
 
@@ -56,7 +56,7 @@ def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> St
     awaited = death is not None and was_asked(death.code, death.signal)
     state = changed(
         state,
-        stage=Stage.FENCED,
+        stage=Stage.TEARDOWN,
         token=token,
         incidents=max(state.incidents, incident.number),
         run=changed(state.run, incident=replace(incident, attempt=state.attempt.number, verdict=None, plan=None)),
@@ -81,7 +81,7 @@ def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> St
 def on_rank_exited(state: JobState, event: RankExited) -> Step:
     """A failed rank fences the attempt; the first one to die is remembered first."""
     death = event.exit
-    if state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
+    if state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
         return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
     if not death.failed:
         return state, ()
@@ -99,7 +99,7 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
     if state.stage is Stage.STOPPING and event.who != "guardian":
         return state, ()
     how = f"killed by signal {event.signal}" if event.signal is not None else f"exit code {event.code}"
-    if state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING}:
+    if state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING}:
         return state, (EndLauncher(state.attempt.number, f"the {event.who} ended: {how}"),)
     death = RankExit(NO_RANK, 0, 0, event.code, event.signal) if event.code is not None or event.signal is not None else None
     state, actions = fence(state, event.t, None, f"the {event.who} ended: {how}")
@@ -108,16 +108,16 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
     return state, (EndLauncher(state.attempt.number, f"the {event.who} ended"), *rest)
 
 
-def on_peer_fenced(state: JobState, event: PeerFenced) -> Step:
+def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:
     """Another node's rank failed first, and that node decides; or it admits nodes, and so do we. Our ranks are being stopped."""
     if event.kind == "membership" and state.stage in {Stage.STARTING, Stage.RUNNING}:
-        said = Say(
+        said = PrintMessage(
             "info",
             f"node {event.node} lets waiting nodes join: attempt {state.attempt.number} is stopped, and the next one starts with them",
         )
         token = state.token + 1
         return changed(state, stage=Stage.ADMITTING, token=token), (said, teardown_timer(state, token))
-    if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.FENCED}:
+    if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.TEARDOWN}:
         return state, ()
     incident = state.run.incident or Incident(state.incidents + 1, event.t, state.attempt.number)
     opening = () if state.run.incident else (OpenIncident(incident.number, state.attempt.number, None, f"node {event.node}: {event.text}"),)
@@ -147,7 +147,7 @@ def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     incident = replace(state.run.incident, verdict=verdict, plan=plan)
     if first is not None:  # counted on every node, so that the budget is the same whoever decides next
         state = planning.remembered(state, replace(first.failure, attempt=state.attempt.number, t=event.t))
-    state = planning.with_poisoned(state, event.poison, state.attempt.progress.step)
+    state = planning.with_rejected(state, event.rejected, state.attempt.progress.step)
     return follow_if_ready(
         changed(state, stage=Stage.FOLLOWING, run=changed(state.run, incident=incident, overrides=event.overrides)), event.t
     )
@@ -189,7 +189,7 @@ def follow_if_ready(state: JobState, t: float) -> Step:
 
 def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
     """The observers have answered."""
-    if state.stage is not Stage.FENCED:
+    if state.stage is not Stage.TEARDOWN:
         return state, ()
     return judge_if_ready(
         changed(state, attempt=changed(state.attempt, evidence=event.evidence), run=changed(state.run, jitter=event.jitter)), event.t

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.core import failure, lifecycle, planning, resumption, start
-from supervisor.core.actions import Say, SelectCheckpoint, SetTimer, TellNodes
+from supervisor.core.actions import BroadcastStart, PrintMessage, SelectCheckpoint, SetTimer
 from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
 
@@ -42,9 +42,9 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
         state.run.rejected,
         nodes=event.nodes,
         node=event.node,
-        agreed=state.run.last_agreement,
+        last_agreement=state.run.last_agreement,
         overrides=state.run.overrides,
-        knows=state.run.newest is not None and state.run.policy.checkpoints_declared,
+        had_checkpoint=state.run.newest is not None and state.run.policy.checkpoints_declared,
         least_nodes=state.run.policy.least_nodes,
         agreements=state.run.agreements,
         mixed_from_t=state.run.mixed_from_t,
@@ -54,21 +54,23 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     """Begin from the one that was chosen here (one node), or by all nodes together."""
-    if state.stage is Stage.SELECTING and not event.agreed:
+    if state.stage is Stage.SELECTING and not event.agreement:
         return start.on_checkpoint_selected(state, event)
-    if not state.attempt.awaits_agreement or not event.agreed:
+    if not state.attempt.awaits_agreement or not event.agreement:
         return state, ()
-    if event.again:
-        held = "; ".join(f"{node}: {text}" for node, text in event.held)
+    if event.peer_leaves:
+        held = "; ".join(f"{node}: {text}" for node, text in event.node_offers)
         return state, (
-            Say("warning", f"another node cannot load the checkpoint that this node resumes from, and leaves the job: {held}"[:600]),
+            PrintMessage(
+                "warning", f"another node cannot load the checkpoint that this node resumes from, and leaves the job: {held}"[:600]
+            ),
         )
-    if event.leaves:
+    if event.this_node_leaves:
         return _leave(changed(state, attempt=changed(state.attempt, awaits_agreement=False)), event)
-    state = planning.with_poisoned(state, event.poison, None)
-    agreements = (*state.run.agreements, (state.attempt.number, event.agreed))[-KEPT_AGREEMENTS:]
-    state = changed(state, run=changed(state.run, last_agreement=event.agreed, agreements=agreements, overrides=event.overrides))
-    if event.chosen is None and event.held and state.run.policy.checkpoints_declared:
+    state = planning.with_rejected(state, event.rejected, None)
+    agreements = (*state.run.agreements, (state.attempt.number, event.agreement))[-KEPT_AGREEMENTS:]
+    state = changed(state, run=changed(state.run, last_agreement=event.agreement, agreements=agreements, overrides=event.overrides))
+    if event.chosen is None and event.node_offers and state.run.policy.checkpoints_declared:
         return _nothing_in_common(state, event)
     return start.on_checkpoint_selected(state, event)
 
@@ -86,7 +88,7 @@ def _leave(state: JobState, event: CheckpointSelected) -> Step:
 
 
 def _apart_by(state: JobState, event: CheckpointSelected, told: str, why: str, fingerprint: str) -> Step:
-    held = tuple(f"{node}: {text}" for node, text in event.held)
+    held = tuple(f"{node}: {text}" for node, text in event.node_offers)
     because = tuple(Evidence("checkpoint", "held", row, t=event.t) for row in held)
     verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, told, fingerprint, because=because)
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{why}: {'; '.join(held)}"[:600], HINT, "beginning", 65))
@@ -111,7 +113,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     if began == (None, None):
         return state, actions
     state, more = _compared(changed(state, attempt=changed(attempt, reported_start=began)), event.t)
-    return state, (*actions, TellNodes(attempt.number, *began), *more)
+    return state, (*actions, BroadcastStart(attempt.number, *began), *more)
 
 
 def on_node_began(state: JobState, event: NodeBegan) -> Step:

@@ -15,8 +15,8 @@ from supervisor.core.actions import (
     FindSave,
     Finish,
     OpenIncident,
+    PrintMessage,
     ReportDecision,
-    Say,
     SetTimer,
     StopRanks,
 )
@@ -70,7 +70,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
     if _terms(event.policy) != _terms(state.run.policy):  # what was changed was changed of other knobs, or by another leave
         state = changed(state, run=changed(state.run, overrides=(), nproc=None, programs=(), knob_values=(), disputes=(), batchnorm=False))
-    over_t = event.left_t if state.attempt.over_t is None and event.left_t is not None else state.attempt.over_t
+    over_t = event.last_alive_t if state.attempt.over_t is None and event.last_alive_t is not None else state.attempt.over_t
     state = changed(
         state,
         run=changed(state.run, policy=event.policy, reason="takeover", stop=None, exit_code=None),
@@ -85,7 +85,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         state = changed(state, run=changed(state.run, incident=incident), incidents=number)
         actions = (
             OpenIncident(number, state.attempt.number, None, verdict.summary),
-            ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step, at_least=not event.last_look),
+            ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step, at_least=not event.heartbeats_read),
         )
     state, more = start.select(state, event.t)
     return state, (*actions, *more)
@@ -112,21 +112,21 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     if isinstance(fewer, str):
         return start.stop_for_gpus(state, event.t, left, f"{wanted} ranks: {fewer}")
     state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
-    said = Say("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}")
+    said = PrintMessage("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}")
     state, actions = start.begin(state, event.t, state.attempt.resume)  # under a new number: of this one no rank was begun
     return state, (said, *actions)
 
 
 def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     """Go on with stock torchrun under us; said once."""
-    said = Say("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
+    said = PrintMessage("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
     gathers, several = state.attempt.awaits_agreement and state.run.stop is None, state.run.policy.nodes > 1
     state = changed(
         state,
         run=changed(state.run, policy=replace(state.run.policy, launcher=event.launcher)),
         attempt=changed(state.attempt, awaits_agreement=False),
     )
-    alone = (Say("warning", ALONE),) if several else ()
+    alone = (PrintMessage("warning", ALONE),) if several else ()
     state, actions = start.select(state, event.t) if gathers else (state, ())
     return state, (said, *alone, *actions)
 
@@ -236,12 +236,14 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
 def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
     """Ranks that never said hello have no step and no phase; said once."""
     names = ", ".join(str(r) for r in event.uninstrumented)
-    return state, (Say("info", f"rank {names}: no heartbeat, so its progress and phase are unknown (docs/instrumentation.md)"),)
+    return state, (PrintMessage("info", f"rank {names}: no heartbeat, so its progress and phase are unknown (docs/instrumentation.md)"),)
 
 
 def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
     """Let waiting nodes in: an elastic job restarts at the new size, through the same gate as after a failure."""
-    said = Say("info", f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them")
+    said = PrintMessage(
+        "info", f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them"
+    )
     stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
     return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (said, stop, core_failure.teardown_timer(state, state.token + 1))
 
@@ -252,7 +254,7 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     state = changed(state, attempt=changed(state.attempt, ended=True, over_t=over_t))
     if state.stage is Stage.STOPPING:
         return finish_stopped(state, event.outcome)
-    if state.stage is Stage.FENCED:
+    if state.stage is Stage.TEARDOWN:
         # one that was to be ended for its node's health may have come to its own end first
         well = event.outcome == "succeeded" and not any(death.failed for death in state.attempt.deaths)
         return _done(state) if well else core_failure.judge_if_ready(state, event.t)
@@ -339,7 +341,7 @@ def on_journal_degraded(state: JobState, event: JournalDegraded) -> Step:
     if state.journal_degraded:
         return state, ()
     return changed(state, journal_degraded=True), (
-        Say("warning", f"journal degraded: {event.text}; decisions are kept in memory until it answers"),
+        PrintMessage("warning", f"journal degraded: {event.text}; decisions are kept in memory until it answers"),
     )
 
 
@@ -347,5 +349,5 @@ def on_journal_recovered(state: JobState, event: JournalRecovered) -> Step:
     """All of it is on disk again."""
     del event
     return changed(state, journal_degraded=False), (
-        Say("info", "journal recovered: everything is on disk"),
+        PrintMessage("info", "journal recovered: everything is on disk"),
     ) if state.journal_degraded else ()

@@ -266,9 +266,9 @@ class PlanKind(StrEnum):
 class Plan:
     """What is done about a verdict. `exit_code` counts for STOP only; `next_rung` says what the same failure would meet next time.
 
-    strategy: the rung that proposed it. changes: what the next attempts run with, beside what earlier plans changed. poison: checkpoints
+    strategy: the rung that proposed it. changes: what the next attempts run with, beside what earlier plans changed. rejected: checkpoints
     that are not handed out any more in this run. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now on,
-    None: as before. told: lines for the card (arithmetic, cost, warnings). alert: what a person must know beside the incident, "" for
+    None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: what a person must know beside the incident, "" for
     nothing; alert_kind: that of the alert (core/actions.py), "" for a line at the terminal alone. charged: whether the failure counts
     against the budget of its family. trace: the next attempts write down what their collectives do.
     """
@@ -280,10 +280,10 @@ class Plan:
     exit_code: int = 0
     delay_s: float = 0.0
     changes: tuple[Change, ...] = ()
-    poison: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     nproc: int | None = None
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     alert: str = ""
     charged: bool = True
     alert_kind: str = ""

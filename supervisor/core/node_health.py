@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.classify import xid
 from supervisor.core import planning
-from supervisor.core.actions import Alert, Quarantine, Say
+from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import Cause, Claim, Evidence, Finding, Launcher, Plan, PlanKind, Verdict
 from supervisor.core.state import changed
 from supervisor.strategies.situation import overridden, with_excluded
@@ -87,7 +87,7 @@ def _told(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple[Act
     before = {one.about: WORSE.get(one.result, 0) for one in state.run.reported_findings}
     new = [one for one in findings if WORSE.get(one.result, 0) > before.get(one.about, 0)]
     state = changed(state, run=changed(state.run, reported_findings=tuple(findings)))
-    return state, (Say("warning", f"health: {told(new)}; the job goes on"),) if new else ()
+    return state, (PrintMessage("warning", f"health: {told(new)}; the job goes on"),) if new else ()
 
 
 def told(findings: Iterable[Finding]) -> str:
@@ -131,7 +131,7 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
         return state, (), fewer.replace("; to go on with them, ", "; to go on with them: ")
     state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
     said = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}"
-    return state, (Say("warning", said), Alert("batch_changed", state.attempt.number, said)), ""
+    return state, (PrintMessage("warning", said), Alert("batch_changed", state.attempt.number, said)), ""
 
 
 def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:

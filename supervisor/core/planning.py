@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from supervisor.classify.exits import END_SIGNALS
-from supervisor.core.actions import Alert, Quarantine, Say
+from supervisor.core.actions import Alert, PrintMessage, Quarantine
 from supervisor.core.model import Cause, Launcher, Phase, Verdict
 from supervisor.core.state import changed
 from supervisor.strategies import consent
@@ -193,7 +193,7 @@ def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tu
     state = remembered(state, failed.failure(plan))
     state = changed(state, run=changed(state.run, traced=state.run.traced or plan.trace))
     if changes(plan):
-        state = with_poisoned(state, plan.poison, failed.step)
+        state = with_rejected(state, plan.rejected, failed.step)
         state = changed(
             state,
             gpus=with_excluded(state.gpus, plan, verdict.summary or "failed"),
@@ -236,11 +236,11 @@ def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[
     if changed:
         found.append(Alert("batch_changed", state.attempt.number, "; ".join(f"{c.how} {c.old} → {c.new}" for c in changed)))
     elif plan.nproc is not None:
-        found.append(Alert("batch_changed", state.attempt.number, "; ".join((f"{plan.nproc} ranks on this node", *plan.told[:1]))))
+        found.append(Alert("batch_changed", state.attempt.number, "; ".join((f"{plan.nproc} ranks on this node", *plan.notes[:1]))))
     if plan.alert_kind:
         found.append(Alert(plan.alert_kind, state.attempt.number, plan.alert))
     elif plan.alert:
-        found.append(Say("warning", plan.alert))
+        found.append(PrintMessage("warning", plan.alert))
     if count == state.run.policy.recurring_alert and not changes(plan) and verdict.cause is not Cause.PREEMPTED:
         found.append(
             Alert("recurring_failure", state.attempt.number, f"failed {count} times in the same way in this run: {verdict.summary}")
@@ -248,7 +248,7 @@ def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[
     return tuple(found)
 
 
-def with_poisoned(state: JobState, paths: tuple[str, ...], reached: int | None) -> JobState:
+def with_rejected(state: JobState, paths: tuple[str, ...], reached: int | None) -> JobState:
     """Return the state that hands these checkpoints out no more, until one is written beyond what the run had reached by then."""
     new = tuple(path for path in paths if path not in state.run.rejected)
     if not new:

@@ -40,7 +40,7 @@ def judged(state: JobState) -> ReportResume:
     number = state.run.incident.number if state.run.incident else 0
     handed, first, loaded = state.attempt.resume, state.attempt.first_step, state.attempt.loaded
     path = handed.path if handed is not None else None
-    begun = ReportResume(number, state.attempt.number, None, None, confirmed=False, handed=path)
+    begun = ReportResume(number, state.attempt.number, None, None, confirmed=False, resume_from=path)
     if loaded is not None:
         known = loaded_step(state)
         return replace(begun, step=first if known is None else known, path=loaded, confirmed=True)
@@ -50,7 +50,7 @@ def judged(state: JobState) -> ReportResume:
     because = _from_scratch(state)
     known = because not in {"", _NOTHING_SEEN}
     ways = "; ".join(str(one) for one in state.run.unused) if known and handed is None else ""
-    return replace(begun, confirmed=known, because=f"{because}; {ways}" if ways else because)
+    return replace(begun, confirmed=known, reason=f"{because}; {ways}" if ways else because)
 
 
 def _from_scratch(state: JobState) -> str:
@@ -86,11 +86,11 @@ def reported(state: JobState, *, over: bool = False) -> Step:
         return state, ()
     number, incident = state.attempt.number, state.run.incident
     state = changed(state, attempt=changed(state.attempt, began_as=report.began), run=changed(state.run, incident=None))
-    if number == 1 and report.handed is None and report.path is None:
+    if number == 1 and report.resume_from is None and report.path is None:
         return state, ()
     actions: tuple[Action, ...] = (report,)
     newest = state.run.newest
-    lost = report.handed or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
+    lost = report.resume_from or (newest.path if newest is not None else "") or next((one.newest for one in state.run.unused), "")
     if report.began is Beginning.FROM_SCRATCH and lost:
         actions = (*actions, Alert("started_from_scratch", number, f"attempt {number} started from scratch, although {lost} is there"))
     if incident is not None:

@@ -27,8 +27,8 @@ from supervisor.core.actions import (
     DumpStacks,
     EndLauncher,
     OpenIncident,
+    PrintMessage,
     RequestSave,
-    Say,
     SetTimer,
     StopRanks,
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from supervisor.core.actions import Action
-    from supervisor.core.events import EvidenceCollected, RankExited, Saved, SaveWatched, StacksRequested, TimerFired
+    from supervisor.core.events import EvidenceCollected, RankExited, Saved, SaveOnRequestSeen, StacksRequested, TimerFired
 
     Step = tuple[JobState, tuple[Action, ...]]
 
@@ -79,13 +79,15 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
     state = changed(_with_stop(state, replace(stop, count=count, t=event.t, spares_ranks=False)), token=state.token + 1)
     if count == 2:  # noqa: PLR2004 (the second signal)
         hurry = StopRanks(state.attempt.number, SIGTERM, HURRY_GRACE_S, "hurry")
-        said = Say("warning", f"{signal_name(event.signum)} again: ranks are killed in {HURRY_GRACE_S:.0f} s; once more kills them now")
+        said = PrintMessage(
+            "warning", f"{signal_name(event.signum)} again: ranks are killed in {HURRY_GRACE_S:.0f} s; once more kills them now"
+        )
         return state, (hurry, said, SetTimer("stop", state.token, HURRY_GRACE_S + failure.TEARDOWN_MARGIN_S))
     return state, (EndLauncher(state.attempt.number, "a third signal"),)
 
 
 def _first(state: JobState, event: StopRequested) -> Step:
-    fenced = state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.ADMITTING}
+    fenced = state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING}
     nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.attempt.ended)
     starts = state.stage is Stage.STARTING
     trains = state.stage is Stage.RUNNING or (starts and state.attempt.save_on_request)
@@ -105,7 +107,7 @@ def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> S
     assert stop is not None  # noqa: S101 (callers set it; says it to the type checker)
     stop = replace(stop, left_s=left_s, left_from_t=t, spares_ranks=False)
     state = changed(state, run=changed(state.run, stop=stop))
-    if isinstance(event, StopRequested) and event.asks:
+    if isinstance(event, StopRequested) and event.time_left_follows:
         return _until_it_is_known(state)
     if state.attempt.save_on_request and signum != lifecycle.SIGINT:
         return _save(state, t)
@@ -114,7 +116,7 @@ def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> S
         if wait_s >= LEAST_SAVE_S:
             state = _with_stop(state, replace(stop, spares_ranks=True))
             told = f"{signal_name(signum)}: {left_s:.0f} s are left; the ranks train on for {wait_s:.0f} s and are asked to end then"
-            return state, (Say("info", told), SetTimer("wait", state.token, wait_s))
+            return state, (PrintMessage("info", told), SetTimer("wait", state.token, wait_s))
     return _stop(state, _sent(signum), _grace(state, left_s))
 
 
@@ -147,7 +149,7 @@ def _save(state: JobState, t: float) -> Step:
     asked = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
     state = _with_stop(state, replace(stop, save_requested=True, spares_ranks=True))
     told = f"{signal_name(stop.signum)}: ranks are told to save, and asked to end when they have, or in {for_it_s:.0f} s"
-    return state, (*asked, Say("info", told), SetTimer("save", state.token, for_it_s))
+    return state, (*asked, PrintMessage("info", told), SetTimer("save", state.token, for_it_s))
 
 
 def _stop(state: JobState, signum: int, grace_s: float) -> Step:
@@ -156,7 +158,9 @@ def _stop(state: JobState, signum: int, grace_s: float) -> Step:
     assert stop is not None  # noqa: S101 (as above)
     state = _with_stop(state, replace(stop, spares_ranks=False))
     name = signal_name(stop.signum)
-    said = Say("info", f"{name}: ranks are asked to end, killed in {grace_s:.0f} s; send it again to hurry, a third time to kill them now")
+    said = PrintMessage(
+        "info", f"{name}: ranks are asked to end, killed in {grace_s:.0f} s; send it again to hurry, a third time to kill them now"
+    )
     timer = SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S)
     return state, (StopRanks(state.attempt.number, signum, grace_s, "stop"), said, timer)
 
@@ -176,7 +180,7 @@ def _grace(state: JobState, left_s: float | None) -> float:
     return deadline_s if left_s is None else max(0.0, min(deadline_s, left_s - _our_end(left_s)))
 
 
-def on_save_watched(state: JobState, event: SaveWatched) -> Step:
+def on_save_on_request_seen(state: JobState, event: SaveOnRequestSeen) -> Step:
     """The script saves when it is told. One that says so for the first time while a notice runs is told at once."""
     state = changed(state, attempt=changed(state.attempt, save_on_request=True))
     stop = state.run.stop
@@ -196,7 +200,7 @@ def on_saved(state: JobState, event: Saved) -> Step:
     left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.left_from_t)
     state = changed(state, token=state.token + 1)
     state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, _grace(state, left_s)))
-    return state, (Say("info", "the checkpoint that was asked for is made"), *actions)
+    return state, (PrintMessage("info", "the checkpoint that was asked for is made"), *actions)
 
 
 def on_save_searched(state: JobState, event: SaveSearched) -> Step:
@@ -283,7 +287,7 @@ def _time_is_over(state: JobState, t: float) -> Step:
     left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.left_from_t))
     grace_s = _grace(state, left_s)
     state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, grace_s) if stop.save_requested else grace_s)
-    said = (Say("warning", "the checkpoint that was asked for was not seen to be made in time"),) if stop.save_requested else ()
+    said = (PrintMessage("warning", "the checkpoint that was asked for was not seen to be made in time"),) if stop.save_requested else ()
     return state, (*said, *actions)
 
 
@@ -320,8 +324,8 @@ TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("select", Stage.STARTING): gathering.on_select_overdue,
     ("health", Stage.CHECKING): start.on_health_overdue,
     ("backoff", Stage.WAITING): start.select,
-    ("own_signal", Stage.FENCED): _own_signal_over,
-    ("evidence", Stage.FENCED): failure.on_evidence_overdue,
+    ("own_signal", Stage.TEARDOWN): _own_signal_over,
+    ("evidence", Stage.TEARDOWN): failure.on_evidence_overdue,
     ("peer", Stage.FOLLOWING): _peer_silent,
     ("evidence", Stage.STOPPING): _nothing_told,
     ("find", Stage.STOPPING): _nothing_found,

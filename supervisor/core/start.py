@@ -13,9 +13,9 @@ from supervisor.core.actions import (
     Finish,
     GatherNodes,
     OpenIncident,
+    PrintMessage,
     PublishDecision,
     ReportDecision,
-    Say,
     SelectCheckpoint,
     SetTimer,
 )
@@ -64,17 +64,17 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 
     Of those that were only learned the script takes care itself: what we know of them stops nothing.
     """
-    refused = sum(map(len, (event.fenced, event.dangerous, event.refused, event.not_finite)))
+    refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
     state = changed(state, run=changed(state.run, unused=event.unused, known_good=max(event.found - refused, 0)))
     left = "left where it is and not used" if state.run.policy.checkpoints_declared else "left where it is"
-    done = {path for path, _ in event.mended}
-    torn = [(path, why) for path, why in event.fenced if path not in done]
-    notes: tuple[Action, ...] = tuple(Say("warning", f"{path}: {what}") for path, what in event.mended)
-    notes += tuple(Say("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
-    notes += tuple(Say("warning", note) for note in event.notes)
-    notes += tuple(Say("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
+    done = {path for path, _ in event.repaired}
+    torn = [(path, why) for path, why in event.torn if path not in done]
+    notes: tuple[Action, ...] = tuple(PrintMessage("warning", f"{path}: {what}") for path, what in event.repaired)
+    notes += tuple(PrintMessage("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
+    notes += tuple(PrintMessage("warning", note) for note in event.notes)
+    notes += tuple(PrintMessage("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
     unsafe = "not used" if state.run.policy.checkpoints_declared else "left to the script"
-    notes += tuple(Say("warning", f"checkpoint {unsafe}: {path}: {why}") for path, why in event.dangerous)
+    notes += tuple(PrintMessage("warning", f"checkpoint {unsafe}: {path}: {why}") for path, why in event.dangerous)
     stop = _meets_it_again(state, event)
     if stop is not None:
         state, actions = stop_for(state, event.t, *stop)
@@ -97,7 +97,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 
 def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
     """Return the stop where checkpoints are declared and none of them can be resumed from."""
-    listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.fenced, *event.refused))
+    listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.torn, *event.refused))
     if event.dangerous:  # these are whole, and a person can say that they are their own
         told = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
         verdict, hint = Verdict(Cause.NONE, 1.0, told, "checkpoint:dangerous"), TRUST
@@ -112,11 +112,11 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
 def _meets_it_again(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:
     """Return the stop where the script chooses its checkpoint itself, and the last attempt died of loading a torn one that stays there."""
     verdict = state.run.incident.verdict if state.run.incident is not None else None
-    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.stuck or state.run.policy.checkpoints_declared:
+    if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.torn_in_use or state.run.policy.checkpoints_declared:
         return None
     whole = event.chosen.path if event.chosen is not None else next((one.newest for one in event.unused), "")
-    torn = _name(event.stuck)
-    why = f"{event.stuck} is torn, and the script loads it: another attempt would meet the same error"
+    torn = _name(event.torn_in_use)
+    why = f"{event.torn_in_use} is torn, and the script loads it: another attempt would meet the same error"
     way = "copy it there, or --checkpoints and --resume-args hand it over"
     hint = f"{torn} is torn; {_name(whole)} is whole: {way}" if whole else f"{torn} is torn, and no whole one is known: move it away"
     return verdict, Plan(PlanKind.STOP, why, hint, "beginning", 65)
@@ -129,16 +129,18 @@ def _name(path: str) -> str:
 def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
     """Say what it costs to step back, before it is paid."""
     plan = state.run.incident.plan if state.run.incident is not None else None
-    if plan is None or not plan.poison:
+    if plan is None or not plan.rejected:
         return ()
     world = state.attempt.world_size
     step = state.attempt.progress.step
     reached = step if step is not None else state.run.untrusted_through_step  # it died while it loaded the suspect
     if chosen.step is None or reached is None:
-        return (Say("info", f"goes back to {chosen.path}: what that costs is not known, because the steps of the checkpoints are not"),)
+        return (
+            PrintMessage("info", f"goes back to {chosen.path}: what that costs is not known, because the steps of the checkpoints are not"),
+        )
     again = max(reached - chosen.step, 0)
     ranks = f" × {world} ranks = {again * world} rank-steps" if world else ""  # noqa: RUF001 (the sign)
-    return (Say("info", f"goes back to {chosen.path}: costs {again} steps{ranks}, done again from step {chosen.step}"),)
+    return (PrintMessage("info", f"goes back to {chosen.path}: costs {again} steps{ranks}, done again from step {chosen.step}"),)
 
 
 def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
@@ -160,7 +162,7 @@ def on_select_overdue(state: JobState, t: float) -> Step:
     """The place of the checkpoints does not answer: where it was declared, neither resuming nor starting from scratch can be justified."""
     if not state.run.policy.checkpoints_declared:
         state, actions = begin_from_scratch(state, t)
-        return state, (Say("warning", "the checkpoints could not be looked at, and are left to the script"), *actions)
+        return state, (PrintMessage("warning", "the checkpoints could not be looked at, and are left to the script"), *actions)
     told = f"the checkpoints could not be looked at within {state.run.policy.select_deadline_s:.0f} s"
     verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
@@ -241,7 +243,7 @@ def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
 def on_health_checked(state: JobState, event: HealthChecked) -> Step:
     """Take over what is not well on this node."""
     policy = replace(state.run.policy, nodes=max(state.run.policy.nodes, event.nodes))
-    state = changed(state, run=changed(state.run, findings=event.findings, command_nproc=event.wanted, policy=policy))
+    state = changed(state, run=changed(state.run, findings=event.findings, command_nproc=event.command_nproc, policy=policy))
     return begin_on_this_node(state, event.t, state.run.next_resume) if state.stage is Stage.CHECKING else (state, ())
 
 
@@ -249,7 +251,7 @@ def on_health_overdue(state: JobState, t: float) -> Step:
     """Whoever looks at this node does not answer: our own blindness is no reason to hold a job back."""
     told = f"this node could not be looked at within {state.run.policy.health_deadline_s:.0f} s: the attempt begins without that"
     state, actions = begin(state, t, state.run.next_resume)
-    return state, (Say("warning", told), *actions)
+    return state, (PrintMessage("warning", told), *actions)
 
 
 def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
@@ -295,7 +297,7 @@ def _left_out(state: JobState) -> tuple[Action, ...]:
     told = (
         f"out of use, and not shown to the command: {names}; one that uses all GPUs it sees has {left} ranks now, and another global batch"
     )
-    return (Say("warning", told),)
+    return (PrintMessage("warning", told),)
 
 
 def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:

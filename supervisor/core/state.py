@@ -41,7 +41,7 @@ class Stage(StrEnum):
     CHECKING = "checking"  # the checkpoint is chosen; whether this node can be used is awaited
     STARTING = "starting"  # an attempt was ordered; no rank is known yet
     RUNNING = "running"
-    FENCED = "fenced"  # a rank failed: ranks are being stopped and evidence is being collected
+    TEARDOWN = "teardown"  # a rank failed: ranks are being stopped and evidence is being collected
     FOLLOWING = "following"  # another node's rank failed: its decision is awaited
     ADMITTING = "admitting"  # healthy ranks are being stopped so that waiting nodes can join
     WAITING = "waiting"  # a restart is decided and backs off

@@ -48,7 +48,7 @@ class Format1:
             "OpenIncident": self._open_incident,
             "ReportDecision": self._report_decision,
             "CloseIncident": lambda _data, _t: self._set_run(incident=None),
-            "SelectCheckpoint": lambda data, _t: self._set_run(rejected=tuple(data["avoid"])),
+            "SelectCheckpoint": lambda data, _t: self._set_run(rejected=tuple(data["rejected"])),
             "BeginAttempt": self._begin_attempt,
         }
 
@@ -165,7 +165,7 @@ class Format1:
         if state.run.incident is not None:
             state = changed(state, run=changed(state.run, incident=replace(state.run.incident, verdict=verdict, plan=plan)))
         if plan.strategy not in _NO_FAILURE:
-            changes = bool(plan.changes or plan.poison or plan.exclude or plan.nproc is not None)
+            changes = bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None)
             failure = Failure(
                 data["attempt"],
                 t,
@@ -181,7 +181,7 @@ class Format1:
             )
             counts = dict(state.run.recurrences)
             counts[verdict.fingerprint] = counts.get(verdict.fingerprint, 0) + (not changes)
-            suspect = [s for s in (state.run.untrusted_through_step, step) if s is not None and plan.poison]
+            suspect = [s for s in (state.run.untrusted_through_step, step) if s is not None and plan.rejected]
             state = changed(
                 state,
                 run=changed(
@@ -191,8 +191,8 @@ class Format1:
                     recurrences=tuple(counts.items()),
                     overrides=tuple((dict(state.run.overrides) | {c.knob: c.new for c in plan.changes}).items()),
                     nproc=state.run.nproc if plan.nproc is None else plan.nproc,
-                    rejected=tuple(dict.fromkeys((*state.run.rejected, *plan.poison))),
-                    steps_back=state.run.steps_back + len(plan.poison),
+                    rejected=tuple(dict.fromkeys((*state.run.rejected, *plan.rejected))),
+                    steps_back=state.run.steps_back + len(plan.rejected),
                     untrusted_through_step=max(suspect, default=state.run.untrusted_through_step),
                 ),
             )

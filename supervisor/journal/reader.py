@@ -15,6 +15,7 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import Evidence, Progress, RankExit, RankInfo
 from supervisor.core.state import Stage
+from supervisor.journal import renames
 from supervisor.journal.records import (
     RESTORED,
     Damage,
@@ -158,6 +159,7 @@ class _Reading:
         self.last_progress: bytes | None = None
         self.resume: CheckpointRef | None = None
         self.seq = 0
+        self.has_old_names = False
 
     def take(self, record: Record) -> None:
         if record.seq <= self.seq:
@@ -167,6 +169,7 @@ class _Reading:
         history.last_t = max(history.last_t, record.t)
         if isinstance(body, Header):
             history.header = history.header or body
+            self.has_old_names = renames.has_old_names(body.version)
         elif isinstance(body, RunBegan):
             self.settle_progress()
             if history.run is None:
@@ -196,6 +199,8 @@ class _Reading:
 
     def take_event(self, taken: EventTaken) -> None:
         history = self.history
+        if self.has_old_names:
+            taken = renames.with_present_names(taken)
         history.attempt, history.stage = taken.attempt, taken.stage
         try:
             event = event_of(taken)

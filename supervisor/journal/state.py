@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
-from supervisor.journal import format2
+from supervisor.journal import format2, renames
 from supervisor.journal.format1 import Format1
 from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan, fitting, kinds_of
 
@@ -136,6 +136,8 @@ class _Reading:
 
     def take_event(self, taken: EventTaken) -> None:
         self.events += 1
+        if renames.has_old_names(self.version):
+            taken = renames.with_present_names(taken)
         opened = taken.first("OpenIncident")
         self.incidents = max(self.incidents, int(opened["incident"]) if opened else 0)
         self.incident_open = (self.incident_open or opened is not None) and taken.first("CloseIncident") is None
@@ -153,7 +155,9 @@ class _Reading:
             state, problems = self.format1.state, tuple(self.format1.problems)
         else:
             values = self.values or {}
-            state, problems = state_of(format2.converted(values) if self.values_version.startswith("2.") else values)
+            if self.values_version.startswith("2."):
+                values = format2.converted(values)
+            state, problems = state_of(renames.state(values) if renames.has_old_names(self.values_version) else values)
         for problem in problems:
             self.report(f"the recorded state: {problem}")
         # whether its journal answered is a fact about the process that wrote it

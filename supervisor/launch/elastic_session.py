@@ -39,6 +39,7 @@ from supervisor.agent.messages import (
     WaitingNodesCounted,
 )
 from supervisor.core.events import (
+    AttemptEndedByPeer,
     AttemptStarted,
     LauncherExited,
     LauncherFellBack,
@@ -47,7 +48,6 @@ from supervisor.core.events import (
     NodesGathered,
     NodesWaiting,
     PeerDecided,
-    PeerFenced,
     RankExited,
 )
 from supervisor.core.model import Evidence, FirstCause, Launcher, RankExit, RankInfo
@@ -290,7 +290,7 @@ class ElasticSession:
                 self._gathered = attempt
                 return NodesGathered(now, attempt, message.node, message.nodes)
             case PeerStopped():
-                return PeerFenced(now, attempt, message.node, message.text, message.kind)
+                return AttemptEndedByPeer(now, attempt, message.node, message.text, message.kind)
             case WaitingNodesCounted():
                 return NodesWaiting(now, attempt, message.count)
             case DecisionOfPeer():
@@ -313,7 +313,7 @@ class ElasticSession:
         overrides = self._overrides if message.overrides is None else message.overrides
         first = None if message.first is None else msgspec.convert(message.first, FirstCause)
         kind, code, reason = message.kind, message.exit_code, message.reason
-        return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, message.poison or (), first)
+        return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, message.rejected or (), first)
 
     def _failed(self, text: str, *, refused: bool) -> None:
         """Keep what torchrun failed with; of arguments that it refused its own exit code tells, which comes next."""

@@ -2,7 +2,7 @@
 
 Shared memory gives no notice of a change, so the loop's tick reads it. ProgressObserved is posted at the first step, at a change of phase,
 at the last step, and else every REPORT_S seconds at most, because each is a record in the journal. StartCeilingPassed, ProgramSeen,
-SaveWatched and Saved are posted once; ProgramSeen comes before the end of a rank. An unreadable file is no news.
+SaveOnRequestSeen and Saved are posted once; ProgramSeen comes before the end of a rank. An unreadable file is no news.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveWatched, StartCeilingPassed
+from supervisor.core.events import ProgramSeen, ProgressObserved, Saved, SaveOnRequestSeen, StartCeilingPassed
 from supervisor.core.model import Phase
 from supervisor.instrument._supervise_shim import layout
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
@@ -94,7 +94,7 @@ class ProgressSampler:
         asking = [beat for beat in beats if beat.asks]
         if asking and not self._asking_told:
             self._asking_told = True
-            self._post(SaveWatched(t, self._attempt))
+            self._post(SaveOnRequestSeen(t, self._attempt))
         if not self._saved_told and is_saved(asking):
             self._saved_told = True
             self._post(Saved(t, self._attempt))

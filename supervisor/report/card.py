@@ -71,12 +71,12 @@ def card(  # noqa: PLR0913 (all that the card names)
     node: str = "",
     state_dir: str = "",
     dumped: Sequence[Evidence] = (),
-    mended: Sequence[tuple[str, str]] = (),
+    repaired: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return the card of an incident: what failed, where, the evidence, what is done, what would be next, where to look.
 
     `address`: the options by which our other commands find the job (Settings.address). `dumped`: what is known of the ranks' cores,
-    which takes the place of a line of evidence. `mended`: what was done to the job's checkpoints before the next attempt (path, what),
+    which takes the place of a line of evidence. `repaired`: what was done to the job's checkpoints before the next attempt (path, what),
     which takes the place of another; where no line is left, `why` alone tells it.
     """
     verdict, plan = decision.verdict, decision.plan
@@ -86,7 +86,7 @@ def card(  # noqa: PLR0913 (all that the card names)
     rows = [
         ("failed", verdict.summary),
         ("where", f"{_whose(verdict)}{at}, attempt {decision.attempt}, {step}, phase {phase_of(verdict.because)}"),
-        *_labelled("evidence", _evidence(decision, verdict.because, max(1, CARD_EVIDENCE - bool(core) - len(beside) - bool(mended)))),
+        *_labelled("evidence", _evidence(decision, verdict.because, max(1, CARD_EVIDENCE - bool(core) - len(beside) - bool(repaired)))),
         *([("core", core)] if core else []),
         ("cause", _cause(verdict)),
         ("done", _done(plan, decision.attempt)),
@@ -98,8 +98,8 @@ def card(  # noqa: PLR0913 (all that the card names)
     rows.append(("look", f"supervise why {decision.incident} {address}"))
     if state_dir:
         rows.append(("files", state_dir))
-    if mended and len(rows) < CARD_LINES - 1:
-        rows.insert([label for label, _ in rows].index("next") + 1, ("mended", _first_of(mended)))
+    if repaired and len(rows) < CARD_LINES - 1:
+        rows.insert([label for label, _ in rows].index("next") + 1, ("repaired", _first_of(repaired)))
     return _laid_out(f"incident {decision.incident} of job {job}", [(label, "", text) for label, text in rows], CARD_WIDTH, CARD_LINES)
 
 
@@ -117,7 +117,7 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
         address = f"{address} --run {incident.run_id}"
     core = _core([fact for fact in last.evidence if fact.name == core_dumps.NAME], last.decision.verdict if last.decision else None)
     lines_left -= bool(core)
-    lines_left -= bool(last.selected and last.selected.mended)
+    lines_left -= bool(last.selected and last.selected.repaired)
     rows.append(("where", None, _where(incident, last, node)))
     if len(incident.rounds) > 1:
         tries = "; ".join(f"attempt {r.attempt}: {r.decision.verdict.summary if r.decision else 'undecided'}" for r in incident.rounds[:-1])
@@ -140,8 +140,8 @@ def why_text(job: str, node: str, incident: Incident, address: str, *, since: st
     rows += _ending(incident, last)
     rows.append(("look", None, _look(address, incident, last)))
     rows = [row for row in rows if row[2]]
-    if len(rows) >= WHY_LINES and last.selected and last.selected.mended:
-        rows = [row for row in rows if row[0] != "fenced"]
+    if len(rows) >= WHY_LINES and last.selected and last.selected.repaired:
+        rows = [row for row in rows if row[0] != "rejected"]
     date = time.strftime("%Y-%m-%d %z", time.localtime(incident.opened_t))
     head = f"incident {incident.number} of job {job}: {incident.outcome.replace('_', ' ')} ({date})"
     return _laid_out(head, [(label, _clock(t), text) for label, t, text in rows], WIDTH, WHY_LINES)
@@ -288,7 +288,7 @@ def changes(plan: Plan) -> str:
 def _beside(plan: Plan) -> list[tuple[str, str]]:
     """Return what a plan does beside a restart or a stop, and what it has to tell: two rows at most, or three with a change."""
     changed = [("changed", text)] if (text := changes(plan)) else []
-    notes = [plan.told[0], "; ".join(plan.told[1:])] if plan.told else []
+    notes = [plan.notes[0], "; ".join(plan.notes[1:])] if plan.notes else []
     return [*changed, *(("note" if i == 0 else "and", text) for i, text in enumerate(notes) if text)]
 
 
@@ -301,15 +301,15 @@ def _done(plan: Plan, attempt: int) -> str:
 
 def beginning(report: ReportResume) -> str:
     """Return how an attempt began, in one line; a journal of before tells only what was handed over, as `path`."""
-    handed = report.handed or report.path
+    handed = report.resume_from or report.path
     if report.began is Beginning.RESUMED:
         step = "an unknown step" if report.step is None else f"step {report.step}"
         return f"resumed at {step} from {report.path}"
     if report.began is Beginning.FROM_SCRATCH:
-        why = report.because or "no load of a checkpoint was seen"
+        why = report.reason or "no load of a checkpoint was seen"
         return f"STARTED FROM SCRATCH: {why}" + (f"; {handed} was handed over" if handed else "")
-    if not handed and report.because:
-        return f"STARTED FROM SCRATCH? {report.because}"
+    if not handed and report.reason:
+        return f"STARTED FROM SCRATCH? {report.reason}"
     return f"resume not confirmed: no rank was seen to load {handed or 'a checkpoint'}"
 
 
@@ -368,12 +368,12 @@ def _checkpoint(last: Round) -> list[tuple[str, float | None, str]]:
     elif not selected.found:
         text = "none that the script is known to load" + "".join(f"; {one}" for one in selected.unused) if selected.unused else "none found"
     rows: list[tuple[str, float | None, str]] = [("checkpoint", selected.t, text)]
-    if selected.mended:
-        rows.append(("mended", None, _first_of(selected.mended)))
-    done = {path for path, _ in selected.mended}  # and with it why
-    fenced = [row for row in selected.fenced if row[0] not in done]
-    if fenced:
-        rows.append(("fenced", None, _first_of(fenced)))
+    if selected.repaired:
+        rows.append(("repaired", None, _first_of(selected.repaired)))
+    done = {path for path, _ in selected.repaired}  # and with it why
+    torn = [row for row in selected.torn if row[0] not in done]
+    if torn:
+        rows.append(("rejected", None, _first_of(torn)))
     if selected.dangerous:
         rows.append(("not used", None, _first_of(selected.dangerous)))
     if selected.not_finite:

@@ -43,7 +43,7 @@ class LogEvent(StrEnum):
     REQUEST_REFUSED = "request.refused"
     ATTEMPT_BEGUN = "attempt.begun"
     ATTEMPT_STARTED = "attempt.started"
-    ATTEMPT_FENCED = "attempt.fenced"
+    PEER_STOPPED = "peer.stopped"
     ATTEMPT_ENDED = "attempt.ended"
     RANKS_DISCOVERED = "ranks.discovered"
     RANK_EXITED = "rank.exited"
@@ -91,7 +91,7 @@ LEVELS: dict[LogEvent, LogLevel] = {
     LogEvent.LAUNCHER_REPLACED: "warning",
     LogEvent.REQUEST_LOST: "warning",
     LogEvent.REQUEST_REFUSED: "error",
-    LogEvent.ATTEMPT_FENCED: "warning",
+    LogEvent.PEER_STOPPED: "warning",
     LogEvent.ATTEMPT_ENDED: "warning",
     LogEvent.RANK_EXITED: "warning",
     LogEvent.RANK_MISSED: "warning",

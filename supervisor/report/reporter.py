@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from supervisor.alerts.sender import AlertSender
     from supervisor.core import actions as act
-    from supervisor.core.actions import Say
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence
     from supervisor.core.state import Incident
@@ -53,7 +52,7 @@ LOGGED: dict[type, LogEvent] = {
     events.AttemptStarted: LogEvent.ATTEMPT_STARTED,
     events.RanksFound: LogEvent.RANKS_DISCOVERED,
     events.LauncherExited: LogEvent.LAUNCHER_EXITED,
-    events.PeerFenced: LogEvent.ATTEMPT_FENCED,
+    events.AttemptEndedByPeer: LogEvent.PEER_STOPPED,
     events.PeerDecided: LogEvent.PEER_DECIDED,
     events.NodesWaiting: LogEvent.NODES_ANNOUNCED,
     events.NodesGathered: LogEvent.NODES_GATHERED,
@@ -119,7 +118,7 @@ class Reporter:
         self._last: act.ReportDecision | None = None  # of the incident before, when none is
         self._pending_alerts: list[act.Alert] = []  # reported with the decision
         self._cores: tuple[int, tuple[Evidence, ...]] = 0, ()  # of which attempt
-        self._mended: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
+        self._repaired: dict[int, tuple[tuple[str, str], ...]] = {}  # after the last attempt
         self._attempt = _AttemptSummary()
         self._opened_t: dict[int, float] = {}
         self._opened: set[int] = set()
@@ -144,7 +143,7 @@ class Reporter:
             self._log.write(name, **fields)
         self._sum_up(event)
         if isinstance(event, events.CheckpointSelected):
-            self._mended = {event.attempt: (*self._mended.get(event.attempt, ()), *event.mended)}
+            self._repaired = {event.attempt: (*self._repaired.get(event.attempt, ()), *event.repaired)}
         elif isinstance(event, events.AttemptStarted):
             self._notifier.status(f"attempt {event.attempt} runs on {len(event.ranks)} rank(s) here")
         elif isinstance(event, events.StopRequested):
@@ -170,8 +169,8 @@ class Reporter:
             level: LogLevel | None = None if event.outcome == "failed" else "info"
             self._log.write(LogEvent.ATTEMPT_ENDED, level, **attempt.line(event.outcome, event.t) | {"attempt": event.attempt})
 
-    def said(self, action: Say) -> None:
-        """Say one line."""
+    def print_message(self, action: act.PrintMessage) -> None:
+        """Print one line at the terminal."""
         self._terminal.say(action.text, _level(action.level))
 
     def gathering(self, action: act.GatherNodes) -> None:
@@ -234,7 +233,7 @@ class Reporter:
             next=plan.next_rung,
             delay_s=plan.delay_s,
             changes=[cards.change(change) for change in plan.changes],
-            poison=plan.poison,
+            rejected=plan.rejected,
             exclude=plan.exclude,
             nproc=plan.nproc,
             **_judged(action),
@@ -244,7 +243,7 @@ class Reporter:
             summary = clean(verdict.summary)
             changed = f" with {cards.changes(plan)}" if plan.changes or plan.nproc is not None else ""
             self._terminal.say(f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}")
-        for line in plan.told:
+        for line in plan.notes:
             self._terminal.say(clean(line))
         self.last_card = self._card(action, None)
         self._keep(action.incident, "card.txt", self.last_card)
@@ -265,7 +264,7 @@ class Reporter:
             step=action.step,
             path=action.path,
             confirmed=action.confirmed,
-            handed=action.handed,
+            resume_from=action.resume_from,
         )
         if self._decision is not None:
             self._keep(action.incident, "card.txt", self._card(self._decision, action))
@@ -424,9 +423,9 @@ class Reporter:
         address = job.settings.address(job.name)
         attempt, dumped = self._cores
         dumped = dumped if attempt == decision.attempt else ()
-        mended = self._mended.get(decision.attempt, ())
+        repaired = self._repaired.get(decision.attempt, ())
         return cards.card(
-            job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, mended=mended
+            job.name, decision, resumed, address=address, node=job.node, state_dir=str(job.state), dumped=dumped, repaired=repaired
         )
 
     def _keep(self, incident: int, name: str, text: str) -> None:

@@ -165,7 +165,7 @@ def sequence(cause: Cause, policy: Policy, ranks: int, nodes: int = 1) -> tuple[
         if cause in _OF_A_GPU:  # another one each time: the one before is out of use
             situation = replace(situation, gpu=next((gpu.uuid for gpu in situation.gpus if not gpu.quarantined), ""))
         answer = strategies.propose(situation)
-        steps.append(_Step(answer.strategy, answer.kind.value, answer.reason, answer.exit_code, answer.told))
+        steps.append(_Step(answer.strategy, answer.kind.value, answer.reason, answer.exit_code, answer.notes))
         if answer.kind is PlanKind.STOP:
             break
         situation = situation.again(answer)

@@ -89,7 +89,7 @@ class Executor:
         self._sampler = sampler
         self._workshop = workshop
         self.watch = AttemptWatch(job, workshop.signatures, loop.clock)
-        self.threads = Threads(loop, lambda text: reporter.said(act.Say("warning", text)))
+        self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
         self.node = NodeCare(job, loop, reporter, workshop, self.threads)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
@@ -108,7 +108,7 @@ class Executor:
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
             act.GatherNodes: self._begin,
-            act.TellNodes: self._tell_nodes,
+            act.BroadcastStart: self._broadcast_start,
             act.StopRanks: self._stop_ranks,
             act.EndLauncher: self._end_launcher,
             act.CollectEvidence: self._collect,
@@ -125,7 +125,7 @@ class Executor:
             act.ReportDecision: reporter.decided,
             act.ReportResume: reporter.resumed,
             act.CloseIncident: reporter.closed,
-            act.Say: reporter.said,
+            act.PrintMessage: reporter.print_message,
             act.Finish: self._finish,
         }
 
@@ -200,7 +200,7 @@ class Executor:
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):
             told = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
-            self._reporter.said(act.Say("warning", told))
+            self._reporter.print_message(act.PrintMessage("warning", told))
 
     def _prepared(
         self, action: act.BeginAttempt | act.GatherNodes, unmade: str, refused: tuple[str, str] | None, applied: AttemptCommand | None
@@ -210,7 +210,7 @@ class Executor:
             self._never_began(action.attempt)  # a stop came meanwhile
             return
         if unmade:
-            self._reporter.said(act.Say("warning", unmade))
+            self._reporter.print_message(act.PrintMessage("warning", unmade))
         self._began_ns = time.monotonic_ns()
         self._gone.clear()
         self._current, self._command = action, applied
@@ -304,8 +304,8 @@ class Executor:
     def _sweep_without_guardian(self, attempt: int) -> None:
         left = self._workshop.sweep_descendants()
         if left:
-            said = act.Say("warning", f"still there after the guardian's death: {', '.join(f'{p.pid} ({p.why})' for p in left)}")
-            self._loop.call_soon(lambda: self._reporter.said(said))
+            said = act.PrintMessage("warning", f"still there after the guardian's death: {', '.join(f'{p.pid} ({p.why})' for p in left)}")
+            self._loop.call_soon(lambda: self._reporter.print_message(said))
         self.ended()
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
 
@@ -423,10 +423,10 @@ class Executor:
         permit = self._permit = Permit()
 
         def say(text: str) -> None:
-            self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", text)))
+            self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
 
         def work() -> None:
-            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.avoid, suspect=suspect, permit=permit))
+            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permit=permit))
             for problem in checkpoints.problems:
                 if problem not in self._told_problems:
                     self._told_problems.add(problem)
@@ -438,7 +438,7 @@ class Executor:
         """Return what the other nodes call this one."""
         return f"node {node} ({self._job.node})"
 
-    def _tell_nodes(self, action: act.TellNodes) -> None:
+    def _broadcast_start(self, action: act.BroadcastStart) -> None:
         text = f"{self._name(self._node)} {began_text(action.first_step, action.loaded_step)}"
         row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
         if self._session is not None:

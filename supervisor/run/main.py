@@ -213,7 +213,9 @@ class _Run:
             self.notifier.ready(f"job {self.job.name} is supervised")
             self.executor.node.list_gpus()
             looked = self.continues and self.executor.look_back()
-            started = SupervisorStarted(self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, last_look=looked)
+            started = SupervisorStarted(
+                self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, heartbeats_read=looked
+            )
             self.loop.post(started)
             end = self.loop.run()
         except BaseException:
@@ -398,7 +400,7 @@ class _Run:
             self.loop.post(StopRequested(self.clock.now(), signum, kill_deadline.left_s(signum, environ, settings)))
             return
         asks = stop is None or stop.signum in NOTICES  # a further wish only hurries, and needs no time
-        self.loop.post(StopRequested(self.clock.now(), signum, asks=asks))
+        self.loop.post(StopRequested(self.clock.now(), signum, time_left_follows=asks))
 
         def ask() -> None:
             left_s = kill_deadline.left_s(signum, environ, settings)

@@ -39,7 +39,7 @@ class NodeCare:
         self.health = HealthWatch(job, workshop.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
         self._gpus_listed = False
         self._ledger: list[threading.Event] = []  # writes to it, each set when done
-        self._unwritten: queue.SimpleQueue[act.Say] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
+        self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
         """Look at this node. Whatever goes wrong with that holds nothing back: the answer comes, or its timer."""
@@ -101,7 +101,7 @@ class NodeCare:
                 self._loop.post(GpusListed(self._loop.clock.now(), found))
 
     def _warn(self, text: str) -> None:
-        self._reporter.said(act.Say("warning", text))
+        self._reporter.print_message(act.PrintMessage("warning", text))
 
     def quarantine(self, action: act.Quarantine) -> None:
         """Put a GPU out of use, over restarts and requeues; answered by GpusListed."""
@@ -118,7 +118,7 @@ class NodeCare:
             except OSError as error:
                 name = action.gpu.uuid or action.gpu.pci
                 text = f"GPU {name} is out of use for this run only: {self._workshop.ledger.path} could not be written: {error}"
-                self._unwritten.put(act.Say("warning", text))
+                self._unwritten.put(act.PrintMessage("warning", text))
                 self._loop.call_soon(self._say_unwritten)
             finally:
                 written.set()
@@ -134,7 +134,7 @@ class NodeCare:
 
     def _say_unwritten(self) -> None:
         while not self._unwritten.empty():
-            self._reporter.said(self._unwritten.get())
+            self._reporter.print_message(self._unwritten.get())
 
     def ranks_on_gpus(self, ranks: tuple[RankInfo, ...]) -> dict[str, int]:
         """Return the rank that uses each GPU, by UUID, where each has one of its own."""

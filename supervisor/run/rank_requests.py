@@ -53,7 +53,7 @@ class RankRequests:
                 (self._job.scratch / "save-now").touch(mode=0o600)
             except OSError as error:
                 told = f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"
-                self._loop.call_soon(lambda: self._reporter.said(act.Say("warning", told)))
+                self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", told)))
 
         self._threads.start("save", work, awaited=False)
 

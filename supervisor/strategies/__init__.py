@@ -56,10 +56,10 @@ def propose(situation: Situation) -> Plan:
     """Return the plan for a failure, complete with what comes next and what was passed over."""
     plan, notes = _walk(situation)
     if plan.kind is PlanKind.STOP:
-        return replace(plan, told=(*notes, *plan.told))
+        return replace(plan, notes=(*notes, *plan.notes))
     following, _ = _walk(situation.again(plan))
     counts_down = following.strategy == plan.strategy == LAST  # it already says how many restarts remain
-    return replace(plan, told=(*plan.told, *notes), next_rung=plan.next_rung if counts_down else _next_text(following))
+    return replace(plan, notes=(*plan.notes, *notes), next_rung=plan.next_rung if counts_down else _next_text(following))
 
 
 def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:

@@ -36,7 +36,7 @@ def step_back(situation: Situation) -> Plan | None:
         reason=f"{suspect.path} is not used again in this run: back to the newest good checkpoint that remains",
         next_rung="",
         strategy="step_back",
-        poison=(suspect.path,),
+        rejected=(suspect.path,),
     )
 
 
@@ -90,7 +90,7 @@ def skip_window(situation: Situation) -> Plan | None:
         next_rung="",
         strategy="skip_window",
         changes=(Change(WINDOW, knob.value, window, knob.how),),
-        told=(f"the run learns nothing from the data of steps {window.replace(':', ' to ')}",),
+        notes=(f"the run learns nothing from the data of steps {window.replace(':', ' to ')}",),
     )
 
 

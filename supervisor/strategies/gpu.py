@@ -124,7 +124,7 @@ def _without_gpu(situation: Situation, strategy: str) -> Plan:
             next_rung="",
             strategy=strategy,
             exclude=exclude,
-            told=(_return_text(situation),),
+            notes=(_return_text(situation),),
         )
     plan = fewer_ranks(situation, len(healthy))
     if isinstance(plan, str):
@@ -137,7 +137,7 @@ def _without_gpu(situation: Situation, strategy: str) -> Plan:
         exclude=exclude,
         nproc=plan.nproc,
         changes=plan.changes,
-        told=(*plan.notes, _return_text(situation)),
+        notes=(*plan.notes, _return_text(situation)),
     )
 
 
@@ -154,7 +154,7 @@ def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: t
         next_rung="",
         strategy=strategy,
         exclude=exclude,
-        told=("with fewer ranks the global batch is another one, unless the command keeps it", _return_text(situation)),
+        notes=("with fewer ranks the global batch is another one, unless the command keeps it", _return_text(situation)),
     )
 
 
@@ -231,7 +231,7 @@ def _stop(situation: Situation, strategy: str, name: str, exclude: tuple[str, ..
         strategy=strategy,
         exit_code=69,
         exclude=exclude,
-        told=(*((f"{separator.removeprefix('; ')}{remedy}",) if remedy else ()), *((_return_text(situation),) if exclude else ())),
+        notes=(*((f"{separator.removeprefix('; ')}{remedy}",) if remedy else ()), *((_return_text(situation),) if exclude else ())),
     )
 
 

@@ -102,7 +102,7 @@ def halve_batch(situation: Situation) -> Plan | None:
         next_rung="",
         strategy="halve_batch",
         changes=changes,
-        told=(f"the global batch stays: {old}, now {new}", *((BATCHNORM,) if situation.batchnorm else ())),
+        notes=(f"the global batch stays: {old}, now {new}", *((BATCHNORM,) if situation.batchnorm else ())),
     )
 
 
@@ -123,7 +123,7 @@ def _halve_alone(size: Knob, situation: Situation) -> Plan | None:
         next_rung="",
         strategy="halve_batch",
         changes=(change,),
-        told=(note, *((BATCHNORM,) if situation.batchnorm else ())),
+        notes=(note, *((BATCHNORM,) if situation.batchnorm else ())),
     )
 
 

@@ -46,7 +46,7 @@ def exhausted(situation: Situation) -> Plan | None:
         next_rung="enable what `supervise plan -- CMD` names, or change the job, then start again",
         strategy="exhausted",
         exit_code=65,
-        told=_consumers(situation),
+        notes=_consumers(situation),
     )
 
 

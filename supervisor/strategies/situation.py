@@ -111,7 +111,7 @@ class Situation:
     def again(self, plan: Plan) -> Situation:
         """Return the situation if the same failure comes again, at the same place, after `plan`."""
         new = {change.knob: change.new for change in plan.changes}
-        good = tuple(c for c in self.verified if c.path not in plan.poison)
+        good = tuple(c for c in self.verified if c.path not in plan.rejected)
         return replace(
             self,
             t=self.t + plan.delay_s + 1.0,
@@ -125,17 +125,17 @@ class Situation:
             world_size=self.world_size if plan.nproc is None else self.world_size - self.ranks + plan.nproc,
             gpus=with_excluded(self.gpus, plan, "it failed"),
             verified=good,
-            known_good=max(self.known_good - len(plan.poison), 0),
-            poisoned=(*self.poisoned, *plan.poison),
-            steps_back=self.steps_back + len(plan.poison),
+            known_good=max(self.known_good - len(plan.rejected), 0),
+            poisoned=(*self.poisoned, *plan.rejected),
+            steps_back=self.steps_back + len(plan.rejected),
             traced=self.traced or plan.trace,
-            resume=(good[-1] if good else None) if plan.poison else self.resume,
+            resume=(good[-1] if good else None) if plan.rejected else self.resume,
         )
 
 
 def changes(plan: Plan) -> bool:
     """Whether a plan changes the training itself."""
-    return bool(plan.changes or plan.poison or plan.exclude or plan.nproc is not None)
+    return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None)
 
 
 def overridden(old: tuple[tuple[str, str], ...], new: tuple[Change, ...]) -> tuple[tuple[str, str], ...]:

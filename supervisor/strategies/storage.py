@@ -43,7 +43,7 @@ def wait_for_storage(situation: Situation) -> Plan:
         next_rung="a longer wait",
         strategy="wait_for_storage",
         delay_s=delay_s,
-        told=("make room there: old checkpoints and caches are what fills it most often",) if verdict.cause is Cause.DISK_FULL else (),
+        notes=("make room there: old checkpoints and caches are what fills it most often",) if verdict.cause is Cause.DISK_FULL else (),
         charged=False,
     )
 

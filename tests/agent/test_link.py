@@ -27,7 +27,7 @@ from supervisor.agent.messages import AgentFinished
         ),
         ({"do": "publish", "attempt": 3, "kind": "stop", "exit_code": 65, "reason": "r"}, Publish(3, "stop", 65, "r")),
         (
-            {"do": "publish", "attempt": 3, "kind": "restart", "reason": "r", "overrides": [["batch_size", "16"]], "poison": ["c.pt"]},
+            {"do": "publish", "attempt": 3, "kind": "restart", "reason": "r", "overrides": [["batch_size", "16"]], "rejected": ["c.pt"]},
             Publish(3, "restart", 0, "r", (("batch_size", "16"),), ("c.pt",)),
         ),
         ({"do": "admit", "attempt": 3}, Admit(3)),

@@ -42,10 +42,10 @@ def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a
     wait_for((tmp_path / "ready-1-1").exists, "ready-1-1")
     assert not first.has("stopped", 1), "success is not one node's to tell"
 
-    changes = {"overrides": [["batch_size", "16"]], "poison": ["ckpt/7.pt"]}
+    changes = {"overrides": [["batch_size", "16"]], "rejected": ["ckpt/7.pt"]}
     cause = {"summary": "rank 1 raised ValueError"}
     second.send("publish", 1, kind="restart", exit_code=0, reason="because", first=cause, **changes)  # fences by itself: a decision is one
-    assert first.expect("peer_fenced", 1)["text"] == "because"
+    assert first.expect("peer_stopped", 1)["text"] == "because"
     decided = first.expect("peer_decided", 1)
     assert decided["reason"] == "because"
     assert {key: decided[key] for key in changes} == changes
@@ -57,7 +57,7 @@ def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a
         agent.send("go", 2)
 
     assert second.expect("rank_exited", 2)["code"] == 9
-    assert first.expect("peer_fenced", 2)["text"] == "rank 1: exit code 9"
+    assert first.expect("peer_stopped", 2)["text"] == "rank 1: exit code 9"
     for agent in (first, second):
         agent.expect("stopped", 2, outcome="failed")
     second.send("publish", 2, kind="stop", exit_code=9, reason="enough")
@@ -79,7 +79,7 @@ def test_the_agent_of_a_static_node_is_replaced(start: Callable[..., Any], tmp_p
     second.close()
     replacement = static(start, 1, where, job)
     replacement.send("go", 2)
-    assert "replaced" in first.expect("peer_fenced", 1)["text"]
+    assert "replaced" in first.expect("peer_stopped", 1)["text"]
     decided = first.expect("peer_decided", 1)
     assert decided["kind"] == "restart"
     assert decided["overrides"] is None  # nobody knows: all stays as it is
@@ -126,7 +126,7 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
     first.stop(1, then="wait")  # in the middle of it: the other node is fenced, and neither has started a rank
     first.expect("stopped", 1, outcome="stopped")
     first.send("go", 2)
-    assert "left the round" in second.expect("peer_fenced", 1)["text"]
+    assert "left the round" in second.expect("peer_stopped", 1)["text"]
     second.expect("peer_decided", 1, kind="restart")
     second.expect("stopped", 1, outcome="failed")
     second.send("go", 2)
@@ -160,11 +160,11 @@ def test_ranks_that_save_and_end_well_after_their_supervisor_died_are_no_success
     agents[lost].hang_up()
     (tmp_path / "ready-1-9").touch()  # as one that waits for save-now, and agrees with the other nodes to end
     other = agents[1 - lost]
-    assert other.expect("peer_fenced", 1)["text"].startswith("supervise of node")
+    assert other.expect("peer_stopped", 1)["text"].startswith("supervise of node")
     assert other.expect("peer_decided", 1)["kind"] == "restart"
     other.expect("stopped", 1, outcome="failed")
     assert other.expect("rank_exited", 1)["code"] == 0
-    assert [event["ev"] for event in other.events if event["ev"] in {"peer_fenced", "stopped"}] == ["peer_fenced", "stopped"]
+    assert [event["ev"] for event in other.events if event["ev"] in {"peer_stopped", "stopped"}] == ["peer_stopped", "stopped"]
     assert agents[lost].wait_exit() == 1
 
 
@@ -175,7 +175,7 @@ def test_a_node_without_supervisor_that_is_ended_before_its_ranks_are_is_no_succ
     second.hang_up()
     (tmp_path / "ready-1-9").touch()
     assert first.expect("rank_exited", 1)["code"] == 0
-    assert first.expect("peer_fenced", 1)["text"].startswith("supervise of node")
+    assert first.expect("peer_stopped", 1)["text"].startswith("supervise of node")
     assert first.expect("peer_decided", 1)["kind"] == "restart"
     first.expect("stopped", 1, outcome="failed")
 
@@ -187,7 +187,7 @@ def test_a_node_whose_ranks_ended_well_begins_again_where_the_store_goes_before_
     (tmp_path / "ready-1-9").touch()
     assert second.expect("rank_exited", 1)["code"] == 0
     first.close()  # it serves the store
-    assert "store was lost" in second.expect("peer_fenced", 1)["text"]
+    assert "store was lost" in second.expect("peer_stopped", 1)["text"]
     assert second.expect("peer_decided", 1)["kind"] == "restart"
     second.expect("stopped", 1, outcome="failed")
 
@@ -214,7 +214,7 @@ def test_a_node_whose_supervisor_dies_after_its_ranks_ended_well_takes_the_other
     first, second = pair(start, tmp_path, "0 sleep;1 exit=0")
     assert second.expect("rank_exited", 1)["code"] == 0
     second.hang_up()
-    assert "left the round" in first.expect("peer_fenced", 1)["text"]
+    assert "left the round" in first.expect("peer_stopped", 1)["text"]
     assert first.expect("peer_decided", 1)["kind"] == "restart"
     first.expect("stopped", 1, outcome="failed")
 

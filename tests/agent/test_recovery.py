@@ -43,7 +43,7 @@ def run(start: Callable[..., Any], kind: str, nodes: int, *, skew_s: float) -> N
     culprit.send("publish", 1, kind="restart", exit_code=0, reason="again")
     for agent in agents:
         if agent is not culprit:
-            assert agent.has("peer_fenced", 1)
+            assert agent.has("peer_stopped", 1)
             assert agent.expect("peer_decided", 1)["kind"] == "restart"
         agent.send("go", 2)
     again = [agent.expect("rendezvous", 2) for agent in agents]

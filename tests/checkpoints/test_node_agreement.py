@@ -93,7 +93,7 @@ def test_of_a_shared_directory_all_take_the_newest_and_one_reads_it(tmp_path: Pa
     assert nodes.steps(found) == [60, 60, 60]
     assert [one.chosen and one.chosen.level for one in found] == ["structure", "identity", "identity"]
     assert [[ref.step for ref in one.older] for one in found] == [[40]] * 3
-    assert {one.agreed for one in found} == {1}
+    assert {one.agreement for one in found} == {1}
 
 
 def test_a_torn_one_is_passed_over_by_all_and_says_so(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_same_name_and_step_with_other_bytes_is_another_checkpoint(tmp_path:
     torch.save({"step": 60, "w": torch.zeros(8)}, nodes.directories[1] / "step-60.pt")
     found = nodes.agree()
     assert nodes.steps(found) == [None, None]
-    assert "different files" in str(found[0].held)
+    assert "different files" in str(found[0].node_offers)
 
 
 def test_where_only_one_node_has_any_none_begins_and_each_is_told_who_has_what(tmp_path: Path) -> None:
@@ -129,14 +129,14 @@ def test_where_only_one_node_has_any_none_begins_and_each_is_told_who_has_what(t
     nodes.saved(60, 0)
     found = nodes.agree()
     assert nodes.steps(found) == [None, None]
-    assert [one.held for one in found] == [(("n0", f"step 60, {nodes.directories[0]}/step-60.pt"), ("n1", "none"))] * 2
+    assert [one.node_offers for one in found] == [(("n0", f"step 60, {nodes.directories[0]}/step-60.pt"), ("n1", "none"))] * 2
 
 
 def test_where_none_has_any_all_begin_from_scratch_unless_one_knew_better(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
-    assert [(one.chosen, one.found, one.held) for one in nodes.agree()] == [(None, 0, ())] * 2
-    known = nodes.agree(SelectCheckpoint(1, nodes=2, node=0), SelectCheckpoint(1, nodes=2, node=1, knows=True))
-    assert [bool(one.held) for one in known] == [True, True]
+    assert [(one.chosen, one.found, one.node_offers) for one in nodes.agree()] == [(None, 0, ())] * 2
+    known = nodes.agree(SelectCheckpoint(1, nodes=2, node=0), SelectCheckpoint(1, nodes=2, node=1, had_checkpoint=True))
+    assert [bool(one.node_offers) for one in known] == [True, True]
 
 
 def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp_path: Path) -> None:
@@ -145,10 +145,10 @@ def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp
         nodes.saved(step, 0)
     bad = f"{nodes.directories[0]}/step-60.pt"
     joins = SelectCheckpoint(1, nodes=2, node=0, overrides=(("batch_size", "64"),))
-    went_on = SelectCheckpoint(9, (bad,), nodes=2, node=1, agreed=8, overrides=(("batch_size", "16"),))
+    went_on = SelectCheckpoint(9, (bad,), nodes=2, node=1, last_agreement=8, overrides=(("batch_size", "16"),))
     found = nodes.agree(joins, went_on)
     assert nodes.steps(found) == [40, 40]
-    assert [(one.agreed, one.overrides, one.poison) for one in found] == [(9, (("batch_size", "16"),), (bad,))] * 2
+    assert [(one.agreement, one.overrides, one.rejected) for one in found] == [(9, (("batch_size", "16"),), (bad,))] * 2
 
 
 @pytest.mark.parametrize(("least", "leaves"), [(2, True), (3, False)])
@@ -159,10 +159,10 @@ def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_t
 ) -> None:
     nodes = Nodes(tmp_path, 3, shared=False)
     nodes.saved(60, 1, 2)
-    asked = [SelectCheckpoint(5, nodes=3, node=n, agreed=4 if n else 0, least_nodes=least) for n in range(3)]
+    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 if n else 0, least_nodes=least) for n in range(3)]
     found = nodes.agree(*asked)
-    assert [one.leaves for one in found] == [leaves, False, False]
-    assert [one.again for one in found] == [False, leaves, leaves]
+    assert [one.this_node_leaves for one in found] == [leaves, False, False]
+    assert [one.peer_leaves for one in found] == [False, leaves, leaves]
     assert nodes.steps(found) == [None] * 3
 
 
@@ -173,10 +173,10 @@ def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_no
     old = nodes.directories[0] / "step-40.pt"
     os.utime(old, (1000.0, 1000.0))
     began = (nodes.directories[0] / "step-60.pt").stat().st_mtime
-    asked = [SelectCheckpoint(2, nodes=2, node=n, agreed=1, mixed_from_t=began if n else None) for n in range(2)]
+    asked = [SelectCheckpoint(2, nodes=2, node=n, last_agreement=1, mixed_from_t=began if n else None) for n in range(2)]
     found = nodes.agree(*asked)
     assert nodes.steps(found) == [40, 40]
-    assert "different states" in str(found[0].fenced)
+    assert "different states" in str(found[0].torn)
     assert nodes.steps(nodes.agree()) == [40, 40]  # also without being told again
     alone = nodes.nodes[0].select(1.0, 3).chosen
     assert alone is not None
@@ -209,5 +209,5 @@ def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Pa
     nodes.nodes[1].node_offer.offer = broken  # type: ignore[assignment, method-assign]
     found = nodes.agree()
     assert nodes.steps(found) == [None, None]
-    assert all("Input/output error" in str(one.held) for one in found)
+    assert all("Input/output error" in str(one.node_offers) for one in found)
     shutil.rmtree(tmp_path / "state-1", ignore_errors=True)

@@ -100,7 +100,7 @@ class Ground:
     def mends(self) -> dict[str, str]:
         """Select, once no rank is alive."""
         self.checkpoints.ended()
-        return {path[len(str(self.here)) + 1 :]: what for path, what in self.checkpoints.select(1.0, 2).mended}
+        return {path[len(str(self.here)) + 1 :]: what for path, what in self.checkpoints.select(1.0, 2).repaired}
 
     def moved(self) -> list[tuple[str, str]]:
         """Return what the journal says was moved."""
@@ -179,7 +179,7 @@ def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(ground: 
     permit = Permit()
     permit.withdraw()  # the core gave it up and begins an attempt, whose ranks write here
     ground.checkpoints.ended()
-    assert ground.checkpoints.select(1.0, 2, permit=permit).mended == ()
+    assert ground.checkpoints.select(1.0, 2, permit=permit).repaired == ()
     assert listing(ground.here) == before
 
 
@@ -341,7 +341,7 @@ def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(ground: G
     selected = ground.checkpoints.select(1.0, 2)
     assert selected.chosen is not None
     assert selected.chosen.path == str(whole)
-    assert [(path, "could not be moved aside: [Errno 28]" in what) for path, what in selected.mended] == [(str(torn), True)]
+    assert [(path, "could not be moved aside: [Errno 28]" in what) for path, what in selected.repaired] == [(str(torn), True)]
 
 
 def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(ground: Ground) -> None:

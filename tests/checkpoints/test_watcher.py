@@ -187,7 +187,7 @@ def test_the_event_tells_torn_from_unproven(tmp_path: Path) -> None:
     (tmp_path / "step_8.pt").write_bytes(b"")
     event = to_event(newest(find(["*.pt"], str(tmp_path)), Rejections(tmp_path / "state"), Cache()), 1.5, 3)
     assert (event.chosen, event.found) == (None, 2)
-    assert event.fenced == ((str(tmp_path / "step_8.pt"), "torn: the file is empty"),)
+    assert event.torn == ((str(tmp_path / "step_8.pt"), "torn: the file is empty"),)
     assert event.refused == ((str(tmp_path / "step_9.pt"), "it was saved without CRCs: nothing in it proves its records whole"),)
 
 

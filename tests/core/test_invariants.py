@@ -68,7 +68,7 @@ events = st.one_of(
     st.builds(core_events.AttemptStarted, st.just(0.0), attempts, st.just((RankInfo(0, 0, 10, 1),)), st.just(1)),
     st.builds(core_events.RanksFound, st.just(0.0), attempts, st.just((RankInfo(0, 0, 20, 1), RankInfo(1, 1, 21, 1))), st.just(2)),
     st.builds(core_events.RankExited, st.just(0.0), attempts, exits),
-    st.builds(core_events.PeerFenced, st.just(0.0), attempts, st.just("n"), st.just("x")),
+    st.builds(core_events.AttemptEndedByPeer, st.just(0.0), attempts, st.just("n"), st.just("x")),
     st.builds(core_events.AttemptEnded, st.just(0.0), attempts, st.sampled_from(["succeeded", "failed", "membership", "stopped"])),
     st.builds(core_events.LauncherExited, st.just(0.0), attempts, st.just("agent"), st.sampled_from([None, 1]), st.sampled_from([None, 9])),
     st.builds(core_events.NodesGathered, st.just(0.0), attempts, st.just(0), st.just(2)),
@@ -78,9 +78,9 @@ events = st.one_of(
         attempts,
         checkpoints,
         st.integers(0, 2),
-        agreed=st.just(1),
-        held=st.sampled_from([(), (("n", "none"),)]),
-        leaves=st.booleans(),
+        agreement=st.just(1),
+        node_offers=st.sampled_from([(), (("n", "none"),)]),
+        this_node_leaves=st.booleans(),
     ),
     st.builds(core_events.NodesWaiting, st.just(0.0), attempts, st.just(1)),
     st.builds(core_events.PeerDecided, st.just(0.0), attempts, st.sampled_from(["restart", "stop"]), st.just(65)),
@@ -95,7 +95,7 @@ events = st.one_of(
     st.builds(core_events.ProgramSeen, st.just(0.0), attempts, st.just(("hf_trainer",)), st.just((("batch_size", "8"),)), st.booleans()),
     st.builds(core_events.HealthChecked, st.just(0.0), attempts, findings, st.integers(0, 4), st.integers(0, 2)),
     st.builds(core_events.HealthChanged, st.just(0.0), findings),
-    st.builds(core_events.SaveWatched, st.just(0.0), attempts),
+    st.builds(core_events.SaveOnRequestSeen, st.just(0.0), attempts),
     st.builds(core_events.Saved, st.just(0.0), attempts),
     st.builds(core_events.SaveSearched, st.just(0.0), attempts, checkpoints),
     st.builds(core_events.StopRequested, st.just(0.0), st.sampled_from([1, 2, 15]), st.sampled_from([None, 9.0]), st.booleans()),
@@ -129,7 +129,7 @@ def holds(state: JobState, actions: tuple[act.Action, ...]) -> None:
             assert action.plan.reason
             assert action.plan.next_rung
         if isinstance(action, act.SelectCheckpoint):
-            assert action.avoid == state.run.rejected, "what is poisoned is left out"
+            assert action.rejected == state.run.rejected, "what is poisoned is left out"
         if isinstance(action, act.BeginAttempt):
             now = {"batch_size": "8", "grad_accum": "3"} | dict(action.overrides)
             assert int(now["batch_size"]) * int(now["grad_accum"]) == 24, "the global batch stays"
@@ -148,11 +148,11 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
     """Nothing is waited for without a timer, and a run ends once."""
     assert sum(isinstance(a, act.Finish) for a in actions) <= 1
     if (
-        state.stage in {Stage.FENCED, Stage.FOLLOWING, Stage.SELECTING, Stage.CHECKING, Stage.WAITING, Stage.STOPPING, Stage.ADMITTING}
+        state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.SELECTING, Stage.CHECKING, Stage.WAITING, Stage.STOPPING, Stage.ADMITTING}
         and state.stage is not before.stage
     ):
         # a peer's decision may come before our own is made: the timer that ends our ranks was set when they were fenced, and still counts
-        goes_on = before.stage is Stage.FENCED and state.stage is Stage.FOLLOWING and before.token == state.token
+        goes_on = before.stage is Stage.TEARDOWN and state.stage is Stage.FOLLOWING and before.token == state.token
         assert goes_on or any(isinstance(a, act.SetTimer) for a in actions), f"{state.stage} is waited in without a timer"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from supervisor.core import events, node_health
-from supervisor.core.actions import BeginAttempt, Quarantine, Say, SetTimer
+from supervisor.core.actions import BeginAttempt, PrintMessage, Quarantine, SetTimer
 from supervisor.core.decide import decide
 from supervisor.core.model import Finding, Gpu, Launcher, Policy
 from supervisor.core.state import Attempt, JobState, Run, Stage
@@ -24,14 +24,14 @@ def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(found: tuple[Finding, ...]
     policy = Policy(launcher=Launcher.ELASTIC, min_gpus=1, batch_drift=True, health=True)
     judged = node_health.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=found)), 0.0)
     assert judged.stop is None
-    assert any(f"3 of {there} ranks" in one.text for one in judged.actions if isinstance(one, Say))
+    assert any(f"3 of {there} ranks" in one.text for one in judged.actions if isinstance(one, PrintMessage))
 
 
 def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
     state = JobState(gpus=THREE, run=Run(policy=Policy(launcher=Launcher.ELASTIC, health=True), findings=(LOST,), command_nproc=3))
     judged = node_health.judged(state, 0.0)
     assert judged.stop is None
-    assert [one.text for one in judged.actions if isinstance(one, Say)] == ["health: GPU 3: it is lost; the job goes on"]
+    assert [one.text for one in judged.actions if isinstance(one, PrintMessage)] == ["health: GPU 3: it is lost; the job goes on"]
     assert not any(isinstance(one, Quarantine) for one in judged.actions)
     assert node_health.judged(judged.state, 1.0).actions == ()
 

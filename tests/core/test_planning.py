@@ -33,6 +33,6 @@ def test_plans_count_the_ranks_that_a_plain_command_started_and_name_its_gpus_as
     given = planning.situation(changed(state, gpus=gpus), 3.0, verdict, planning.Place(None, before_first_step=False, phase=Phase.TRAIN))
     assert (given.ranks, given.world_size, given.pids, given.gpu) == (2, 4, (71, 72), "GPU-b")
     late, _ = decide(
-        JobState(stage=Stage.FENCED, run=Run(policy=policy), attempt=Attempt(number=1, ranks=(COMMAND,))), RanksFound(2.0, 1, TWO, 4)
+        JobState(stage=Stage.TEARDOWN, run=Run(policy=policy), attempt=Attempt(number=1, ranks=(COMMAND,))), RanksFound(2.0, 1, TWO, 4)
     )
     assert late.attempt.ranks == (COMMAND,)

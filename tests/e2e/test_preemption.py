@@ -50,7 +50,7 @@ def wait_for_steps(run: Supervised, step: int) -> None:
 
 def wait_for_ask(run: Supervised) -> None:
     """Await that the supervisor knows that the script asks."""
-    wait_for(lambda: '"event":"SaveWatched"' in run.journal(), "the script asks", 60, alive=run.alive)
+    wait_for(lambda: '"event":"SaveOnRequestSeen"' in run.journal(), "the script asks", 60, alive=run.alive)
 
 
 def told(run: Supervised) -> list[tuple[int, int]]:
@@ -78,7 +78,7 @@ def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_go
     assert {int(at) for _, at in words_of(tmp_path / "started")[2:]} == {step}
     assert again.journal().count('"kind":"run"') == 2
     assert "goes on with run" in again.stderr
-    wait_for(lambda: again.journal().count('"event":"SaveWatched"') == 2, "the second attempt asks", 60, alive=again.alive)
+    wait_for(lambda: again.journal().count('"event":"SaveOnRequestSeen"') == 2, "the second attempt asks", 60, alive=again.alive)
     again.signal(signal.SIGTERM)  # the same contract by another word
     assert again.exit_code(deadline_s=15) == 75
     first, second, third, fourth = sorted(at for _, at in told(again))

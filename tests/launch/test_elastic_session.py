@@ -302,7 +302,7 @@ def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_cha
         "exit_code": 0,
         "reason": "why",
         "overrides": [["batch_size", "16"]],
-        "poison": ["c.pt"],
+        "rejected": ["c.pt"],
     }
     stage.says({**told, "ev": "peer_decided", "first": {**cause, "node": "b:1"}})
     stage.take(1)

@@ -63,7 +63,7 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
 
 
 CHANGES = (Change("batch_size", "32", "16", "--batch-size"), Change("env:A", "", "secret", "$A"))
-HALVED = Plan(PlanKind.RESTART, "why", "stop", "halve_batch", changes=CHANGES, nproc=2, told=("the global batch stays: 64", "and more"))
+HALVED = Plan(PlanKind.RESTART, "why", "stop", "halve_batch", changes=CHANGES, nproc=2, notes=("the global batch stays: 64", "and more"))
 
 
 def said(reporter: Reporter) -> list[str]:
@@ -183,12 +183,12 @@ def test_the_card_says_what_was_done_to_the_checkpoints_before_the_next_attempt_
     def card(attempt: int) -> str:
         return reporter._card(ReportDecision(7, attempt, VERDICT, PLAN, 12), ReportResume(7, attempt + 1, 9, "9.pt", confirmed=True))  # noqa: SLF001  what `resumed` keeps
 
-    reporter.took(CheckpointSelected(1.0, 2, None, 1, mended=(("9.pt", "torn: moved to 9.pt.torn-1"),)))
-    reporter.took(CheckpointSelected(2.0, 2, None, 1, mended=(("8.pt", "torn"),)))  # it was looked again
-    assert "  mended      9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
-    assert "mended" not in card(3)
+    reporter.took(CheckpointSelected(1.0, 2, None, 1, repaired=(("9.pt", "torn: moved to 9.pt.torn-1"),)))
+    reporter.took(CheckpointSelected(2.0, 2, None, 1, repaired=(("8.pt", "torn"),)))  # it was looked again
+    assert "  repaired    9.pt: torn: moved to 9.pt.torn-1, and 1 more" in card(2).splitlines()
+    assert "repaired" not in card(3)
     reporter.took(CheckpointSelected(3.0, 3, None, 1))
-    assert "mended" not in card(3)
+    assert "repaired" not in card(3)
 
 
 def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(reporter: Reporter) -> None:

@@ -47,7 +47,7 @@ def test_fences_that_cannot_be_recorded_are_kept_and_told(job: Job) -> None:
     (job.cwd / "ckpt" / "step-3.pt").write_bytes(b"PK\x03\x04 torn")
     checkpoints = JobCheckpoints(job, print)
     assert checkpoints.problems == ()
-    assert [why for _, why in checkpoints.select(1.0, 1).fenced]
+    assert [why for _, why in checkpoints.select(1.0, 1).torn]
     problem, *_ = checkpoints.problems
     assert problem.startswith("fences could not be recorded")
     assert str(job.state / "checkpoints") in problem

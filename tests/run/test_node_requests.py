@@ -32,7 +32,7 @@ class _Parts:
         self.said: list[tuple[str, str]] = []
         loop: Any = SimpleNamespace(clock=Clock.start(), call_soon=self.soon.append, post=self.posted.append)
         reporter: Any = MagicMock()
-        reporter.said = lambda action: self.said.append((threading.current_thread().name, action.text))
+        reporter.print_message = lambda action: self.said.append((threading.current_thread().name, action.text))
         workshop: Any = MagicMock()
         workshop.quarantine = quarantine
         self.node = NodeCare(MagicMock(), loop, reporter, workshop, Threads(loop, lambda _text: None))

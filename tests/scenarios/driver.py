@@ -57,7 +57,7 @@ class World:
         self.done += actions
         for action in actions:
             if isinstance(action, act.SelectCheckpoint):
-                self.tell(self.selected(action.avoid))
+                self.tell(self.selected(action.rejected))
             elif isinstance(action, act.SetTimer) and action.name in {"backoff", "own_signal"}:
                 self.t += action.delay_s
                 self.tell(events.TimerFired(self.t, action.name, action.token))
@@ -77,7 +77,7 @@ class World:
         if not continues:
             self.files = {f"{step}.pt": step for step in self.story.get("checkpoints", ())}
         policy = policy_of(self.story.get("policy", {}) | (changed or {}))
-        self.tell(events.SupervisorStarted(self.t, "run", policy, continues=continues, command_digest="command", left_t=self.t))
+        self.tell(events.SupervisorStarted(self.t, "run", policy, continues=continues, command_digest="command", last_alive_t=self.t))
 
     def ranks(self) -> tuple[RankInfo, ...]:
         """The ranks of this node, as many as the last plan left."""
@@ -191,7 +191,7 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
         "rung": plan.strategy,
         "exit_code": plan.exit_code if plan.kind == "stop" else None,
         "changes": {change.knob: change.new for change in plan.changes},
-        "poison": list(plan.poison),
+        "rejected": list(plan.rejected),
         "exclude": [q.gpu.uuid for q in world.of(act.Quarantine)],
         "nproc": plan.nproc,
         "alerts": [alert.kind for alert in world.of(act.Alert)],
@@ -206,12 +206,12 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
     for key, value in found.items():
         if key in row["then"]:
             assert row["then"][key] == value, f"{key} is {value!r} in {said}"
-    unknown = set(row["then"]) - set(found) - {"told", "next", "untold", "stops", "reason"}
+    unknown = set(row["then"]) - set(found) - {"notes", "next", "untold", "stops", "reason"}
     assert not unknown, unknown
-    for words in row["then"].get("told", ()):
-        assert any(words in line for line in (*plan.told, *(say.text for say in world.of(act.Say)))), said
+    for words in row["then"].get("notes", ()):
+        assert any(words in line for line in (*plan.notes, *(say.text for say in world.of(act.PrintMessage)))), said
     for words in row["then"].get("untold", ()):
-        assert not any(words in line for line in plan.told), said
+        assert not any(words in line for line in plan.notes), said
     for key, text in (("next", plan.next_rung), ("reason", plan.reason)):
         assert row["then"].get(key, "") in text, said
     assert (plan.kind == "stop") == bool("exit_code" in row["then"]), said

@@ -137,7 +137,7 @@ def peers_part_ways(patch: Patch) -> None:
     """The other nodes go on with values of their own."""
 
     def handler(state: JobState, event: events.PeerDecided) -> Any:  # noqa: ANN401 (as the real one)
-        return failure.on_peer_decided(state, replace(event, overrides=(), poison=()))
+        return failure.on_peer_decided(state, replace(event, overrides=(), rejected=()))
 
     patch.setitem(decide.EVENTS, events.PeerDecided, decide.EVENTS[events.PeerDecided]._replace(handler=handler))
 

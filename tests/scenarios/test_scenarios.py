@@ -72,11 +72,11 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "values": lambda rows: tuple(rows.items()),
     "overrides": lambda rows: tuple(rows.items()),
     "programs": tuple,
-    "poison": tuple,
-    "fenced": lambda rows: tuple((path, why) for path, why in rows),
+    "rejected": tuple,
+    "torn": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),
     "unused": lambda rows: tuple(Unused(**row) for row in rows),
-    "mended": lambda rows: tuple((path, what) for path, what in rows),
+    "repaired": lambda rows: tuple((path, what) for path, what in rows),
 }
 #: What a row leaves out.
 LEFT_OUT: dict[str, dict[str, Any]] = {

@@ -157,12 +157,14 @@ class Play:
                 HAPPENS[what.what.partition(" ")[0]](self, what)
             return
         if isinstance(what, act.SelectCheckpoint):
-            found = self.world.selected(self.t, what.attempt, what.avoid)
-            what = replace(found, agreed=what.agreed + 1, overrides=what.overrides, poison=what.avoid) if what.nodes else found
+            found = self.world.selected(self.t, what.attempt, what.rejected)
+            what = (
+                replace(found, agreement=what.last_agreement + 1, overrides=what.overrides, rejected=what.rejected) if what.nodes else found
+            )
         elif isinstance(what, events.AttemptEnded) and what.attempt == self.watch.attempt:
             self.watch.alive = False
         elif isinstance(what, events.EvidenceCollected):
-            waited = self.state.stage is Stage.FENCED and self.state.attempt.evidence is None and what.attempt == self.watch.attempt
+            waited = self.state.stage is Stage.TEARDOWN and self.state.attempt.evidence is None and what.attempt == self.watch.attempt
             if waited:
                 self.watch.strike = self.strike if self.struck else None
                 self.watch.given(self.watch.strike)
@@ -304,7 +306,7 @@ class Play:
         self.ended = True
         self.later(after_s, events.GpusListed(self.t + after_s, self.world.gpus()))
         started = events.SupervisorStarted(
-            self.t + after_s, "run", self.job.policy, continues=True, command_digest="command", left_t=left_t
+            self.t + after_s, "run", self.job.policy, continues=True, command_digest="command", last_alive_t=left_t
         )
         self.later(after_s, started)
 
@@ -354,7 +356,7 @@ class Play:
         if self.ended:
             return
         attempt, decided = self.watch.attempt, happening.what.removeprefix("peer_")
-        self.tell(events.PeerFenced(self.t, attempt, "other-node", "rank 0: exit code 1"))
+        self.tell(events.AttemptEndedByPeer(self.t, attempt, "other-node", "rank 0: exit code 1"))
         self._gone("failed", self.rng.uniform(0.1, 8.0))
         if decided != "silent":
             after, overrides = self.rng.uniform(0.1, 60.0), tuple(self.watch.overrides.items())

@@ -145,7 +145,7 @@ class Watch:
     def on_selected(self, event: events.CheckpointSelected, before: JobState) -> None:
         """Note which checkpoints are good."""
         del before
-        self.agreed = event.attempt if event.agreed else 0
+        self.agreed = event.attempt if event.agreement else 0
         if event.chosen is None:
             return
         if (event.chosen.step or 0) > max(self.verified.values(), default=0):
@@ -269,12 +269,12 @@ class Watch:
 
     def _folds(self, plan: Plan) -> None:
         self.overrides.update({c.knob: c.new for c in plan.changes})
-        for path in plan.poison:
+        for path in plan.rejected:
             self.poisoned[path] = self.world.files.get(path)
             self.verified.pop(path, None)
-        self.steps_back += len(plan.poison)
+        self.steps_back += len(plan.rejected)
         self.traced = self.traced or plan.trace
-        self.drift_told = self.drift_told or any("drift" in line or "global batch shrinks" in line for line in plan.told)
+        self.drift_told = self.drift_told or any("drift" in line or "global batch shrinks" in line for line in plan.notes)
 
     def _within_budget(self) -> None:
         last = self.records[-1]

@@ -47,7 +47,7 @@ class Record:
     def changed(self) -> bool:
         """Whether the plan changes the job."""
         plan = self.plan
-        return bool(plan.changes or plan.poison or plan.exclude or plan.nproc is not None)
+        return bool(plan.changes or plan.rejected or plan.exclude or plan.nproc is not None)
 
     @property
     def stops(self) -> bool:
@@ -228,7 +228,7 @@ def exhausted(record: Record, past: Past, _books: Watch) -> str:
 def steps_back(record: Record, past: Past, books: Watch) -> str:
     """A suspect checkpoint is left alone where an older one is known."""
     strike, policy = record.strike, books.job.policy
-    if strike is None or not _clear(record) or books.steps_back >= policy.steps_back or record.plan.poison:
+    if strike is None or not _clear(record) or books.steps_back >= policy.steps_back or record.plan.rejected:
         return ""
     if record.verdict.cause is Cause.NAN_LOSS:
         return (
@@ -264,7 +264,7 @@ def gpu_out(record: Record, _past: Past, books: Watch) -> str:
 def same_gpu(record: Record, past: Past, books: Watch) -> str:
     """Again on the same GPU it is the GPU's, over several the program's."""
     strike = record.strike
-    if strike is None or not strike.clear or not strike.gpu or not _seen(record, books) or record.plan.poison:
+    if strike is None or not strike.clear or not strike.gpu or not _seen(record, books) or record.plan.rejected:
         return ""
     mine = [r for r in past if r.verdict.cause is record.verdict.cause and r.strike and r.strike.gpu and not r.progressed]
     placed = all(r.strike and r.strike.at >= 0 for r in (*mine, record)) or record.fact("gpu_uuid")

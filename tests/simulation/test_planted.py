@@ -101,7 +101,7 @@ def wish_to_stop_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def evidence_never_overdue(patch: pytest.MonkeyPatch) -> None:
-    patch.delitem(shutdown.TIMERS, ("evidence", Stage.FENCED))
+    patch.delitem(shutdown.TIMERS, ("evidence", Stage.TEARDOWN))
 
 
 def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:

@@ -244,7 +244,7 @@ class World:
             t += 1.0
             found.append((t, events.ProgramSeen(t, number, (job.program,), self._shown(trial), job.batchnorm)))
         if job.saves_when_told and seen:
-            found.append((t, events.SaveWatched(t, number)))
+            found.append((t, events.SaveOnRequestSeen(t, number)))
         return chain(found, self._trained(trial, t, strike))
 
     def _shown(self, trial: Trial) -> tuple[tuple[str, str], ...]:

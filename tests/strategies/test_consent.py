@@ -101,5 +101,5 @@ def test_a_broken_plug_in_is_reported_and_the_next_rung_answers(name: str, why: 
     verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "killed", "f")
     plan = propose(Situation(10.0, verdict, policy, None, 5, before_first_step=False, failures=(), attempts=1, failed=0, jitter=0.5))
     assert plan.strategy == LAST
-    (line,) = [line for line in plan.told if name in line]
+    (line,) = [line for line in plan.notes if name in line]
     assert line.startswith(f"the plug-in {name} {why}")

@@ -131,7 +131,7 @@ def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, c
     torch.save({"step": 1, "mode": Mode.WARM}, planted)
     event = checkpoints.select(1.0, 1)
     assert [path for path, _ in event.dangerous] == [str(planted)], "it lay there before"
-    assert ("Mode" in event.dangerous[0][1], event.fenced, event.found) == (True, (), 1), "it is whole"
+    assert ("Mode" in event.dangerous[0][1], event.torn, event.found) == (True, (), 1), "it is whole"
     torch.save({"step": 2, "mode": Mode.WARM}, later)  # no hook saw it
     torch.save({"step": 2, "mode": Mode.WARM}, tmp_path / "other.pt")
     chosen = checkpoints.select(2.0, 2).chosen

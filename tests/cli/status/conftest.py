@@ -112,20 +112,20 @@ class Written:
         assert self.state.run.exit_code is not None
         self.end(self.state.run.exit_code)
 
-    def restart(self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = ()) -> None:
+    def restart(self, at: float, path: str = "ckpt/3.pt", torn: tuple[tuple[str, str], ...] = ()) -> None:
         """Begin again, and make the first step."""
-        self.again(at, path, fenced)
+        self.again(at, path, torn)
         self.feed(core_events.ProgressObserved(self.T0 + at + 4, self.state.attempt.number, 4, 1, Phase.TRAIN, path))
 
     def again(
-        self, at: float, path: str = "ckpt/3.pt", fenced: tuple[tuple[str, str], ...] = (), mended: tuple[tuple[str, str], ...] = ()
+        self, at: float, path: str = "ckpt/3.pt", torn: tuple[tuple[str, str], ...] = (), repaired: tuple[tuple[str, str], ...] = ()
     ) -> None:
         """Let the backoff pass, choose a checkpoint and start."""
         for timer in [a for a in self.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
             self.feed(core_events.TimerFired(self.T0 + at, timer.name, timer.token))
         self.feed(
             core_events.CheckpointSelected(
-                self.T0 + at, self.state.attempt.number, CheckpointRef(path, 3, "structure"), 2, fenced, mended=mended
+                self.T0 + at, self.state.attempt.number, CheckpointRef(path, 3, "structure"), 2, torn, repaired=repaired
             )
         )
         self.start(at + 1)

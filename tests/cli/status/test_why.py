@@ -38,7 +38,7 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytes
     written.start(1)
     written.progress(5, 9)
     written.fail(10)
-    written.restart(20, fenced=(("ckpt/9.pt", "torn: no directory"), ("ckpt/8.pt", "torn")))
+    written.restart(20, torn=(("ckpt/9.pt", "torn: no directory"), ("ckpt/8.pt", "torn")))
     written.succeed(60)
     text = told(written, capsys)
     assert "incident 1 of job train: resolved" in text
@@ -51,7 +51,7 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytes
         r"plan +restart as attempt 2",
         r"next time +\S",
         r"checkpoint .*step 3 from ckpt/3.pt \(verified: structure; 2 found\)",
-        r"fenced +ckpt/9.pt: torn: no directory, and 1 more",
+        r"rejected +ckpt/9.pt: torn: no directory, and 1 more",
         r"resumed .*attempt 2 resumed at step 3 from ckpt/3.pt; 14\.0 s after the failure",
         r"look +supervise logs --job train --attempt 1 --rank 1",
     ):
@@ -274,17 +274,17 @@ TORN = "torn: it begins as a zip and has no zip directory at its end"
 MENDED = (("ckpt/9.pt", f"{TORN}: moved to ckpt/9.pt.torn-1; the copy of step 9 was put in its place"), ("ckpt/8.pt", "torn"))
 
 
-@pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["mended alone", "one more is left where it is"])
+@pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["repaired alone", "one more is left where it is"])
 def test_what_was_done_to_the_checkpoints_is_told_once(written: Any, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
-    written.again(20, fenced=(("ckpt/9.pt", TORN), *fenced), mended=MENDED)
+    written.again(20, torn=(("ckpt/9.pt", TORN), *fenced), repaired=MENDED)
     written.succeed(60)
     text = " ".join(told(written, capsys).split())
-    assert f"mended ckpt/9.pt: {MENDED[0][1]}, and 1 more" in text
-    assert ("fenced ckpt/7.pt: torn" in text) == bool(fenced)
-    assert "fenced ckpt/9.pt" not in text
+    assert f"repaired ckpt/9.pt: {MENDED[0][1]}, and 1 more" in text
+    assert ("rejected ckpt/7.pt: torn" in text) == bool(fenced)
+    assert "rejected ckpt/9.pt" not in text
 
 
 def test_what_was_done_to_the_checkpoints_makes_no_why_too_long(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,20 +294,20 @@ def test_what_was_done_to_the_checkpoints_makes_no_why_too_long(written: Any, ca
     written.fail(10, *facts)
     written.again(15)
     written.fail(20, *facts, Evidence("host", "core_file", "dumped core: c", 1))
-    written.again(30, fenced=(("ckpt/7.pt", LONG),), mended=tuple((path, what * 9) for path, what in MENDED))
+    written.again(30, torn=(("ckpt/7.pt", LONG),), repaired=tuple((path, what * 9) for path, what in MENDED))
     written.close()
-    assert "  mended " in told(written, capsys)
+    assert "  repaired " in told(written, capsys)
 
 
 @pytest.mark.parametrize("notes", [0, 1, 3])
 def test_the_card_tells_what_was_done_to_the_checkpoints_where_it_has_a_line_left(notes: int) -> None:
     one = decision(text=LONG)
-    one = replace(one, plan=replace(one.plan, told=("note",) * notes))
+    one = replace(one, plan=replace(one.plan, notes=("note",) * notes))
     resumed = ReportResume(2, 4, 9, "ckpt/9.pt", confirmed=True)
-    lines = card("train", one, resumed, address="--job train", state_dir="/d", mended=MENDED).splitlines()
+    lines = card("train", one, resumed, address="--job train", state_dir="/d", repaired=MENDED).splitlines()
     assert len(lines) <= 12
-    assert [line.split()[0] for line in lines if line.startswith(("  next", "  mended", "  resumed"))] == (
-        ["next", "mended", "resumed"] if notes < 3 else ["next", "resumed"]
+    assert [line.split()[0] for line in lines if line.startswith(("  next", "  repaired", "  resumed"))] == (
+        ["next", "repaired", "resumed"] if notes < 3 else ["next", "resumed"]
     )
 
 
@@ -385,7 +385,7 @@ def test_what_was_decided_and_what_to_do_is_not_cut(notes: int) -> None:
     next_ = "enable what `supervise plan -- CMD` names, or change the job: its model, its sequence length or optimizer; then start again"
     text = "OutOfMemoryError: CUDA out of memory. " + LONG
     one = decision(summary=f"rank 5 raised RuntimeError: {text}", text=text)
-    plan = replace(one.plan, kind=PlanKind.STOP, exit_code=65, reason=done, next_rung=next_, told=("a note",) * notes)
+    plan = replace(one.plan, kind=PlanKind.STOP, exit_code=65, reason=done, next_rung=next_, notes=("a note",) * notes)
     lines = card("train", replace(one, plan=plan), None, address="--job train", state_dir="/d").splitlines()
     assert len(lines) <= 12
     flat = " ".join(" ".join(lines).split())

@@ -1,98 +1,96 @@
-"""The commands that stand beside a run: `gpus`, `checkpoints`, `plan`, `drill` and `doctor`; two have files of their own.
+"""The table of all commands, and the group that imports a command's file when the command is called.
 
-In: click's values. Out: the exit code of what does the work, which is imported when it is asked for. What can fail is a SuperviseError of
-its. Nothing is kept.
+A word of the path is a word on the command line: "checkpoints verify" is `supervise checkpoints verify`. `--help` lists the lines of this
+table and imports no command. A command's docstring is what its own `--help` shows below the line.
 """
 
 from __future__ import annotations
 
+import functools
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 import click
 
-from supervisor.cli.checkpoints import commands
-from supervisor.cli.doctor import command as doctor_command
-from supervisor.cli.invocation import add, commanded, given, options, running, shared
+from supervisor.cli.import_guard import pin_our_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: In the order of --help: MODULE:ATTRIBUTE below supervisor.cli ("" for a group that only holds commands), and the line that --help lists.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "run": ("run:command", "Run CMD under supervision. `supervise -- CMD` does the same."),
+    "status": ("status:command", "Show where a job stands, even if its supervisor is gone."),
+    "why": ("why:command", "Explain an incident, by default the last: what failed, the evidence, what was done, what comes next."),
+    "logs": ("logs:command", "Print the output of the ranks."),
+    "plan": ("plan:command", "Show what a recovery may change in CMD, and the answer to each cause. CMD does not run."),
+    "doctor": ("doctor.command:command", "Check this node, a saved kernel log or several nodes: what is wrong, and what repairs it."),
+    "classify": ("classify.command:command", "Name the cause of a failure from any log: files, directories, or standard input (-)."),
+    "checkpoints": ("", "Verify, list, copy and restore checkpoints."),
+    "checkpoints verify": ("checkpoints.verify:verify_command", "Verify checkpoints: a file, its directory, or a directory of several."),
+    "checkpoints latest": ("checkpoints.verify:latest_command", "Show which checkpoint a resume would take, and why not the newer ones."),
+    "checkpoints ls": ("checkpoints.listing:ls_command", "List a job's checkpoints; with --mirror, its checkpoints in the mirror."),
+    "checkpoints show": ("checkpoints.listing:show_command", "Show all that is known of one checkpoint."),
+    "checkpoints undo": ("checkpoints.listing:undo_command", "Reverse repairs: one change that `ls` lists, or all."),
+    "checkpoints quarantine": ("checkpoints.listing:quarantine_command", "Reject one checkpoint for all later starts. The file stays."),
+    "checkpoints push": ("checkpoints.mirror:push_command", "Copy checkpoints to every mirror."),
+    "checkpoints pull": ("checkpoints.mirror:pull_command", "Fetch one checkpoint from the mirror into a directory."),
+    "checkpoints restore": ("checkpoints.mirror:restore_command", "Fetch a job's newest whole checkpoint back from the mirror."),
+    "checkpoints prune": ("checkpoints.prune:command", "Remove older copies, ours and with --mirror-keep the mirrors'. The newest stays."),
+    "gpus": ("gpus:group", "List this node's GPUs and those out of use; put one back into use."),
+    "gpus ls": ("gpus:ls_command", "List this node's GPUs; of those out of use the reason, since when and until when."),
+    "gpus clear": ("gpus:clear_command", "Put a repaired or replaced GPU, or all, back into use."),
+    "drill": ("drill:command", "Run CMD, put one fault into it, and report what was recovered and what it cost."),
+    "config": ("", "Show the settings."),
+    "config show": ("config:show_command", "Print every setting, its value, and where the value comes from."),
+    "help": ("help:command", "Show what a command does, and its options."),
+    "version": ("version:command", "Show the version."),
+}  # fmt: skip
 
 
-def add_to(group: click.Group) -> None:
-    """Add them to the group of all commands."""
-    as_json = click.Option(["--json", "as_json"], is_flag=True, help="As JSON.")
-    gpus = click.Group("gpus", invoke_without_command=True, no_args_is_help=False, help="Show the GPUs that are kept out of use, and why.")
-    gpus.callback = _gpus
-    gpus.params = [*options(shared), as_json]
-    add(gpus, "ls", _gpus_ls, [*options(shared), as_json], "List this node's GPUs, and which are kept out of use, since when and why.")
-    which = click.Argument(["gpu"], metavar="UUID|all")
-    add(gpus, "clear", _gpus_clear, [*options(shared), which], "Put a GPU (or all) back into use, once it is repaired or replaced.")
-    group.add_command(gpus)
-    commands.add_to(group)
-    cause = click.Option(["--cause"], metavar="CAUSE", help="The ladder of one cause only, and what it would do failure by failure.")
-    add(
-        group,
-        "plan",
-        _plan,
-        [*options(shared), *options(running), cause, as_json],
-        "Show, without running it, what a recovery may change of CMD, and what each cause of a failure would be answered with.",
-    )
-    add(
-        group,
-        "drill",
-        _drill,
-        [
-            *options(shared),
-            *options(running),
-            click.Option(["--at-step"], type=click.IntRange(min=1), default=10, help="Once this step is made (default: 10)."),
-            click.Option(["--rank"], type=click.IntRange(min=0), default=0, help="The rank that it happens to (default: 0)."),
-            click.Option(["--patience-s"], type=float, default=60.0, help="How long a hang or NaN may go unnoticed (default: 60)."),
-            click.Option(["--finish"], is_flag=True, help="Let the job run on after the recovery was shown."),
-            click.Option(
-                ["--yes"], is_flag=True, help="nan and bitrot: what they do to the checkpoints that the command writes is all right."
-            ),
-            click.Argument(["kind"], metavar="KIND -- CMD...", type=click.Choice(("kill", "hang", "oom", "nan", "bitrot", "preempt"))),
-        ],
-        "Run CMD with one fault in it (KIND: kill, hang, oom, nan, bitrot or preempt), and report what was recovered and what it cost.",
-    )
-    doctor_command.add_to(group)
+class CommandGroup(click.Group):
+    """A group whose commands are those of COMMANDS below its path."""
+
+    def __init__(self, name: str | None = None, *, path: str = "", **attributes: Any) -> None:  # noqa: ANN401  click's own
+        # without a command a group is a usage error, not its help
+        super().__init__(name, **{"no_args_is_help": False, **attributes})
+        self.path = path
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and the line of each command."""
+        for path, (_, line) in COMMANDS.items():
+            above, _, name = path.rpartition(" ")
+            if above == self.path:
+                yield name, line
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order of the table."""
+        del ctx
+        return [name for name, _ in self.lines()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, from its file; None for another name."""
+        del ctx
+        path = f"{self.path} {cmd_name}".strip()
+        return load_command(path) if path in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of `--help` from the table: click would import every command for its line."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.lines()))
 
 
-def _gpus(as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
-    context = click.get_current_context()
-    context.obj = given(values)
-    return 0 if context.invoked_subcommand is not None else _gpus_ls(as_json, **values)
-
-
-def _gpus_ls(as_json: bool, **values: object) -> int:  # noqa: FBT001
-    settings = given(values).without_command().settings()
-    from supervisor.cli.gpus import ls  # noqa: PLC0415  for this command only
-
-    return ls(settings, as_json=as_json)
-
-
-def _gpus_clear(gpu: str, **values: object) -> int:
-    settings = given(values).without_command().settings()
-    from supervisor.cli.gpus import clear  # noqa: PLC0415  for this command only
-
-    return clear(settings, gpu)
-
-
-def _plan(cause: str | None, as_json: bool, **values: object) -> int:  # noqa: FBT001  click calls with keywords
-    settings, command = commanded(given(values))
-    from supervisor.cli.plan import plan  # noqa: PLC0415  for this command only
-
-    return plan(settings, command, cause, as_json=as_json)
-
-
-def _drill(  # noqa: PLR0913, PLR0917  one for each option, by name
-    kind: str,
-    at_step: int,
-    rank: int,
-    patience_s: float,
-    finish: bool,  # noqa: FBT001  click calls with keywords
-    yes: bool,  # noqa: FBT001
-    **values: object,
-) -> int:
-    settings, command = commanded(given(values))
-    from supervisor.cli.import_guard import pin_our_packages  # noqa: PLC0415  for what runs a job only
-
-    pin_our_packages()
-    from supervisor.cli.drill import Order, drill  # noqa: PLC0415
-
-    return drill(settings, command, Order(kind, at_step, rank, patience_s, finish, yes))
+@functools.cache
+def load_command(path: str) -> click.Command:
+    """Return the command of a path in COMMANDS. Raises SuperviseError (78) where another package shadows one of ours."""
+    place, line = COMMANDS[path]
+    name = path.rpartition(" ")[2]
+    if not place:
+        return CommandGroup(name, path=path, help=line)
+    pin_our_packages()  # the command's file may import them
+    module, _, attribute = place.partition(":")
+    command: click.Command = getattr(import_module(f"supervisor.cli.{module}"), attribute)
+    command.name = name
+    command.help = f"{line}\n\n{command.help or ''}".rstrip()
+    return command

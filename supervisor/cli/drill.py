@@ -22,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
 from checkpointing.discover import find
 from supervisor.cli import stdio
+from supervisor.cli.invocation import EVERY, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.instrument._supervise_shim.layout import start_ticks_of
 from supervisor.job import identity
@@ -90,6 +93,22 @@ class Account:
     resumed_step: int | None = None
     resumed_path: str | None = None
     exit_code: int | None = None
+
+
+@click.command(options_metavar="[OPTIONS]")
+@setting_options(*EVERY, takes_command=True)
+@click.option("--at-step", type=click.IntRange(min=1), default=10, metavar="N", help="Wait for this step (default: 10).")
+@click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Put the fault into this rank (default: 0).")
+@click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may stay unnoticed (default: 60).")
+@click.option("--finish", is_flag=True, help="Let the job run on after the recovery.")
+@click.option("--yes", is_flag=True, help="For nan and bitrot: the drill may damage the checkpoints that CMD writes.")
+@click.argument("kind", metavar="KIND -- CMD...", type=click.Choice(KINDS))
+def command(  # noqa: PLR0913  one for each option
+    invocation: Invocation, *, kind: str, at_step: int, rank: int, patience_s: float, finish: bool, yes: bool
+) -> int:
+    """KIND is kill, hang, oom, nan, bitrot or preempt. The job runs under a name of its own, with the options of `run`."""
+    settings, words = invocation.settings_and_command()
+    return drill(settings, words, Order(kind, at_step, rank, patience_s, finish, yes))
 
 
 def drill(settings: Settings, command: Sequence[str], order: Order) -> int:

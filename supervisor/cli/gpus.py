@@ -1,8 +1,4 @@
-"""`supervise gpus`: which GPUs of this node are out of use, and how one comes back into it.
-
-In: the settings (for the state directory), the environment, the ledger. Out: text or JSON on stdout, the exit code. What can fail: a
-GPU that is not in the ledger (64), a ledger that cannot be read or written (78). `ls` changes nothing.
-"""
+"""`supervise gpus`: lists the GPUs of this node that are out of use, and puts one back into use."""
 
 from __future__ import annotations
 
@@ -13,7 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from supervisor.cli import stdio
+from supervisor.cli.commands import CommandGroup
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.node import visible_gpus
@@ -26,6 +26,32 @@ if TYPE_CHECKING:
 
 #: For `ls`: a person waits.
 _DEADLINE_S = 5.0
+
+
+@click.group(cls=CommandGroup, path="gpus", invoke_without_command=True)
+@setting_options(*JOB)
+@json_option
+def group(invocation: Invocation, *, as_json: bool) -> int | None:
+    """`supervise gpus` alone is `supervise gpus ls`."""
+    context = click.get_current_context()
+    context.obj = invocation
+    return None if context.invoked_subcommand is not None else ls(invocation.settings(), as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@json_option
+def ls_command(invocation: Invocation, *, as_json: bool) -> int:
+    """The exit code is 1 if nvidia-smi does not answer."""
+    return ls(invocation.settings(), as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@click.argument("gpu", metavar="UUID|all")
+def clear_command(invocation: Invocation, *, gpu: str) -> int:
+    """Jobs use it from their next start on."""
+    return clear(invocation.settings(), gpu)
 
 
 def ls(settings: Settings, *, as_json: bool) -> int:

@@ -1,11 +1,11 @@
-"""What the commands of ours have in common: what stood on the command line, and the options that the table of settings gives.
+"""The command line as a command sees it: its settings, its CMD, and the options that the table of settings gives.
 
-In: click's values of one command. Out: an Invocation with all that was given, to the group and to the command; settings; a CMD. What can
-fail is a SuperviseError (64, 78). Nothing is kept. Nothing heavy is imported up here (supervisor/cli/main.py).
+`--help` imports this module, so nothing heavy is imported at the top.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,16 +17,26 @@ from supervisor.config.settings import ROWS, Settings
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from supervisor.config.settings import Row
 
-#: What one of several is called in a command's help.
+#: The settings that say which job is meant.
+JOB = ("job.name", "job.state_dir")
+#: Every setting that has a flag.
+EVERY = tuple(row.key for row in ROWS if row.flag)
+#: How the usage of a command that takes a CMD shows where it stands.
+BEFORE_CMD = "[OPTIONS] -- CMD..."
+
+#: What one item of a list is called in a command's help.
 _ITEMS = {"checkpoints.paths": "GLOB", "checkpoints.mirror": "URL", "knobs.declared": "NAME=WHERE", "health.evict_on": "CHECK"}
 _VERBOSITY = (
-    ("quiet", ("-q", "--quiet"), "Warnings, errors and the card only."),
-    ("verbose", ("-v", "--verbose"), "Every log event too."),
+    ("quiet", ("-q", "--quiet"), "Print warnings, errors and the card only."),
+    ("verbose", ("-v", "--verbose"), "Print every log event too."),
 )
+_CONFIG = click.option("--config", metavar="FILE", help="Read FILE instead of ./supervise.toml.")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +47,36 @@ class Invocation:
     config: str | None
     command: tuple[str, ...] | None
 
-    def settings(self) -> Settings:
-        """Return the settings that hold for this invocation. Raises SuperviseError."""
+    def settings(self, warn: Callable[[SuperviseError], None] | None = None) -> Settings:
+        """Return the settings of this invocation. Raises SuperviseError; with `warn` a wrong file or variable is reported to it."""
         from supervisor.config.loading import load  # noqa: PLC0415  not needed for --help
         from supervisor.job.identity import working_directory  # noqa: PLC0415
 
-        return load(self.flags, os.environ, working_directory(), self.config)
+        return load(self.flags, os.environ, working_directory(), self.config, warn=warn)
 
     def settings_to_read_with(self) -> Settings:
-        """Return the settings for a command that only reads: what is wrong in a file or the environment is a warning, the rest counts."""
+        """Return the settings for a command that only reads: a wrong value in a file or the environment is a warning on stderr."""
         from supervisor.cli import stdio  # noqa: PLC0415  not needed for --help
-        from supervisor.config.loading import load  # noqa: PLC0415
-        from supervisor.job.identity import working_directory  # noqa: PLC0415
 
-        return load(self.flags, os.environ, working_directory(), self.config, warn=lambda error: stdio.say(f"warning: {error.message}"))
+        return self.settings(warn=lambda error: stdio.say(f"warning: {error.message}"))
 
     def job(self, settings: Settings) -> str | None:
-        """Return the job that a reading command was asked about, None where it was not said."""
+        """Return the job by its name or the Slurm job of this shell; None if neither names one."""
         from supervisor.job.identity import known_job_name  # noqa: PLC0415  not needed for --help
 
         return known_job_name(settings.job.name, os.environ)
+
+    def settings_and_command(self) -> tuple[Settings, tuple[str, ...]]:
+        """Return the settings and the command. Raises SuperviseError (64) if there is no command."""
+        settings = self.settings() if self.command is None or self.command else Settings()
+        command = self.command or settings.job.command
+        if not command:
+            raise SuperviseError(
+                "no command given: nothing stands behind `--`" if self.command is not None else "no command given",
+                hint="Write it behind `--`, as in `supervise -- torchrun train.py`; `supervise --help` shows all options.",
+                exit_code=ExitCode.USAGE,
+            )
+        return settings, command
 
     def without_command(self) -> Invocation:
         """Return this invocation of a command that takes no CMD. Raises SuperviseError (64) if there is one."""
@@ -69,73 +89,62 @@ class Invocation:
         return self
 
 
-def given(values: Mapping[str, Any]) -> Invocation:
-    """Return the invocation with what the current command's own options say added to the group's."""
+def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of these settings and `--config`, and pass it an Invocation in their place.
+
+    takes_command: CMD may stand behind `--`; without it that is an error (64).
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**values: Any) -> Any:  # noqa: ANN401  click's values, and what the command returns
+            own = {name: values.pop(name) for name in tuple(values) if "__" in name or name == "config"}
+            invocation = _with_options(own)
+            return function(invocation if takes_command else invocation.without_command(), **values)
+
+        for option in reversed(list(_options(keys))):
+            call = option(call)
+        return call
+
+    return decorate
+
+
+def _with_options(values: Mapping[str, Any]) -> Invocation:
+    """Return the group's invocation with the current command's own options on top."""
     context = click.get_current_context()
     before: Invocation = context.obj
-    told = {
+    flags = {
         name.replace("__", "."): value
         for name, value in values.items()
         if "__" in name and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
-    return replace(before, flags={**before.flags, **told}, config=values.get("config") or before.config)
+    return replace(before, flags={**before.flags, **flags}, config=values.get("config") or before.config)
 
 
-def commanded(invocation: Invocation) -> tuple[Settings, tuple[str, ...]]:
-    """Return the settings and the command. Raises SuperviseError (64) where there is none."""
-    settings = invocation.settings() if invocation.command is None or invocation.command else Settings()
-    command = invocation.command or settings.job.command
-    if not command:
-        raise SuperviseError(
-            "no command given: nothing stands behind `--`" if invocation.command is not None else "no command given",
-            hint="Write it behind `--`, as in `supervise -- torchrun train.py`; `supervise --help` shows all options.",
-            exit_code=ExitCode.USAGE,
-        )
-    return settings, command
+def _options(keys: tuple[str, ...]) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Yield the options of the settings, those that name the job first, then --config.
 
-
-def add(group: click.Group, name: str, callback: Callable[..., int], params: list[click.Parameter], text: str) -> None:
-    """Add a command to a group; one that runs or plans a CMD shows where that is written."""
-    metavar = "[OPTIONS] -- CMD..." if name in ("run", "plan") else "[OPTIONS]"
-    group.add_command(click.Command(name, callback=callback, params=params, help=text, short_help=text, options_metavar=metavar))
-
-
-def shared(row: Row) -> bool:
-    """Whether a setting's option belongs to the commands that read, too."""
-    return row.key in ("job.name", "job.state_dir")
-
-
-def running(row: Row) -> bool:
-    """Whether a setting's option belongs only to what runs, or would run, a CMD."""
-    return not shared(row)
-
-
-def options(wanted: Callable[[Row], bool]) -> list[click.Parameter]:
-    """Return the options of the settings that have a flag. Their text is parsed where files and variables are: in config.py."""
-    found: list[click.Parameter] = []
+    Their text is parsed where files and variables are: in config/loading.py.
+    """
     for row in ROWS:
-        if not row.flag or not wanted(row):
-            continue
-        name = row.key.replace(".", "__")
-        if row.key == "terminal.verbosity":
-            found += [
-                click.Option([name, *flags], flag_value=value, type=str, default=None, help=text) for value, flags, text in _VERBOSITY
-            ]
-            continue
-        text = row.help[0].upper() + row.help[1:] + "."
-        if row.kind is bool:
-            found.append(click.Option([name, row.flag], is_flag=True, default=None, help=text))
-        elif row.kind is tuple:
-            metavar = _ITEMS.get(row.key, "TEXT")
-            found.append(click.Option([name, row.flag], multiple=True, metavar=metavar, help=f"{text} May be repeated."))
-        else:
-            metavar = "|".join(row.choices) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
-            found.append(click.Option([name, row.flag], metavar=metavar, help=text))
-    if wanted is shared:
-        found.append(config_option())
-    return found
+        if row.key in JOB and row.key in keys:
+            yield from _options_of(row)
+    yield _CONFIG
+    for row in ROWS:
+        if row.key not in JOB and row.key in keys:
+            yield from _options_of(row)
 
 
-def config_option() -> click.Option:
-    """Return the option that names the file of settings."""
-    return click.Option(["--config"], metavar="FILE", help="Read FILE instead of ./supervise.toml.")
+def _options_of(row: Row) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    name = row.key.replace(".", "__")
+    text = row.help[0].upper() + row.help[1:] + "."
+    if row.key == "terminal.verbosity":
+        for value, flags, meaning in _VERBOSITY:
+            yield click.option(name, *flags, flag_value=value, type=str, default=None, help=meaning)
+    elif row.kind is bool:
+        yield click.option(name, row.flag, is_flag=True, default=None, help=text)
+    elif row.kind is tuple:
+        yield click.option(name, row.flag, multiple=True, metavar=_ITEMS.get(row.key, "TEXT"), help=f"{text} May be repeated.")
+    else:
+        metavar = "|".join(row.choices) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
+        yield click.option(name, row.flag, metavar=metavar, help=text)

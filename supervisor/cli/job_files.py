@@ -17,13 +17,13 @@ from supervisor.core.model import Progress
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.journal.file import earlier
-from supervisor.journal.reader import History, read_earlier, read_history
 from supervisor.run import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from supervisor.config.settings import Settings
+    from supervisor.journal.reader import History
 
 MOST_LISTED = 10
 
@@ -44,6 +44,8 @@ class JobFiles:
 
 def earlier_histories(place: JobFiles) -> Iterator[History]:
     """Yield the job's earlier runs whose journals are kept, the newest first."""
+    from supervisor.journal.reader import read_earlier  # noqa: PLC0415  loads msgspec: not for --help
+
     for path in earlier(place.journal):
         with contextlib.suppress(OSError):  # forgotten meanwhile
             yield read_earlier(path)
@@ -94,6 +96,8 @@ def _changed_at(place: JobFiles) -> float:
 
 def history_of(place: JobFiles) -> tuple[History, bool | None]:
     """Return what the journal tells, with the death of its supervisor where nobody else could have written it down."""
+    from supervisor.journal.reader import read_history  # noqa: PLC0415  loads msgspec: not for --help
+
     try:
         history = read_history(place.journal)
     except OSError as error:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import click
+
+from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.job_files import (
     JobFiles,
     earlier_histories,
@@ -14,10 +17,25 @@ from supervisor.cli.job_files import (
 )
 from supervisor.cli.log_files import attempts, earlier_runs, show
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.journal.reader import History
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
+    from supervisor.journal.reader import History
+
+
+@click.command()
+@setting_options(*JOB)
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Print one rank only.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Print this attempt (default: the last).")
+@click.option("--run", metavar="RUN", help="Print an earlier run of the job (default: the last).")
+@click.option("--first-failure", is_flag=True, help="Print the rank that died first in the last failed attempt, or in --attempt.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing as the job writes more.")
+def command(  # noqa: PLR0913  one for each option
+    invocation: Invocation, *, rank: int | None, attempt: int | None, run: str | None, first_failure: bool, follow: bool
+) -> int:
+    """Bytes come out as the ranks wrote them. A line names each file if there are several."""
+    settings = invocation.settings_to_read_with()
+    return logs(settings, invocation.job(settings), rank, attempt, follow, first_failure=first_failure, run=run)
 
 
 def logs(  # noqa: PLR0913 (the command's own options)
@@ -55,6 +73,8 @@ def logs(  # noqa: PLR0913 (the command's own options)
 
 def _earlier_run(place: JobFiles, run: str) -> History:
     """Return what is known of an earlier run: an empty history where only its output is kept. Raises SuperviseError (64)."""
+    from supervisor.journal.reader import History  # noqa: PLC0415  loads msgspec: not for --help
+
     found = next((h for h in earlier_histories(place) if h.run is not None and h.run.run_id == run), None)
     kept = earlier_runs(place.directory)
     if found is None and run not in kept:

@@ -1,22 +1,24 @@
-"""`supervise plan -- CMD`: prints what a recovery would change of CMD, and what each cause of a failure is answered with."""
+"""`supervise plan -- CMD`: what a recovery would change in CMD, and the answer to each cause of a failure."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+
+import click
 
 from supervisor.cli import stdio
+from supervisor.cli.invocation import BEFORE_CMD, EVERY, Invocation, json_option, setting_options
 from supervisor.report import start_plan
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from supervisor.config.settings import Settings
-
-
-def plan(settings: Settings, command: Sequence[str], cause: str | None, *, as_json: bool) -> int:
-    """Print the plan. Raises SuperviseError."""
-    data = start_plan.document(settings, command, cause)
+@click.command(options_metavar=BEFORE_CMD)
+@setting_options(*EVERY, takes_command=True)
+@click.option("--cause", metavar="CAUSE", help="Show the ladder of one cause, failure by failure, to the stop.")
+@json_option
+def command(invocation: Invocation, *, cause: str | None, as_json: bool) -> int:
+    """It lists the knobs that are enabled, what would enable the others, the settings that matter, and the ladder of each cause."""
+    settings, words = invocation.settings_and_command()
+    data = start_plan.document(settings, words, cause)
     stdio.write(sys.stdout, json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(start_plan.text(data)))
     return 0

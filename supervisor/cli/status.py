@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from checkpointing.manifest.documents import Manifests
 from supervisor.checkpoints import numerics
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.job_files import (
     JobFiles,
     find_job,
@@ -22,6 +25,15 @@ from supervisor.report.text import clean
 
 if TYPE_CHECKING:
     from supervisor.config.settings import Settings
+
+
+@click.command()
+@setting_options(*JOB)
+@json_option
+def command(invocation: Invocation, *, as_json: bool) -> int:
+    """Without --job it shows the most recent job here. The exit code is 0, whatever the job does."""
+    settings = invocation.settings_to_read_with()
+    return status(settings, invocation.job(settings), as_json)
 
 
 def status(settings: Settings, job: str | None, as_json: bool) -> int:  # noqa: FBT001 (the command's own flag)

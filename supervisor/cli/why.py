@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import click
+
+from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.cli.job_files import (
     MOST_LISTED,
     JobFiles,
@@ -23,6 +26,15 @@ if TYPE_CHECKING:
 
     from supervisor.config.settings import Settings
     from supervisor.journal.reader import History, Incident
+
+
+@click.command()
+@setting_options(*JOB)
+@click.argument("incident", metavar="[INCIDENT]", required=False, type=click.IntRange(min=1))
+def command(invocation: Invocation, *, incident: int | None) -> int:
+    """INCIDENT is a number that the card and `supervise status` show. Incidents of the five runs before this one are found too."""
+    settings = invocation.settings_to_read_with()
+    return why(settings, invocation.job(settings), incident)
 
 
 def why(settings: Settings, job: str | None, incident: int | None) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.cli import main
+from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.config.settings import ROWS
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...
         return call
 
     for name in ("status", "why", "logs"):
-        monkeypatch.setitem(sys.modules, f"supervisor.cli.{name}", types.SimpleNamespace(**{name: reader(name)}))
+        monkeypatch.setattr(f"supervisor.cli.{name}.{name}", reader(name))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -263,7 +264,16 @@ def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(
         assert "Traceback (most recent call last)" in Path(found[1]).read_text(encoding="utf-8")
 
 
-LIGHT = [["--help"], ["run", "--help"], ["config", "show"], ["--version"], ["status", "--help"], ["nonsense"]]
+LIGHT = [
+    ["--help"],
+    ["run", "--help"],
+    ["config", "show"],
+    ["--version"],
+    ["status", "--help"],
+    ["why", "--help"],
+    ["logs", "--help"],
+    ["nonsense"],
+]
 
 
 @pytest.mark.process
@@ -275,6 +285,30 @@ def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments:
     modules = set(done.stderr.splitlines()[-1].split())
     assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "called"),
+    [(["--help"], set()), (["--version"], {"version"}), (["nonsense"], set()), (["why", "--help"], {"why"}), (["--", "true"], {"run"})],
+    ids=str,
+)
+def test_a_command_s_file_is_imported_when_it_is_called(tmp_path: Path, arguments: list[str], called: set[str]) -> None:
+    code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603  our own code
+    imported = {name.removeprefix("supervisor.cli.") for name in done.stderr.splitlines()[-1].split()}
+    assert imported & {place.partition(":")[0] for place, _ in COMMANDS.values()} == called
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_of_the_table_has_a_file_and_shows_its_line_and_more(capfd: pytest.CaptureFixture[str], path: str) -> None:
+    assert main.main([*path.split(), "--help"]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    place, line = COMMANDS[path]
+    assert f"Usage: supervise {path} " in shown
+    assert line in shown
+    assert bool(load_command(path).help != line) == bool(place)
 
 
 @pytest.mark.bench("only")  # what is imported for it is held above

@@ -15,7 +15,7 @@ import pytest
 
 from checkpointing.formats import FORMATS, TREE_FORMATS
 from supervisor.alerts.model import SEVERITIES, AlertAction, AlertEvent, AlertSeverity
-from supervisor.cli.main import command_tree
+from supervisor.cli.main import root
 from supervisor.config.settings import ROWS
 from supervisor.core.model import Cause
 from supervisor.core.state import Stage
@@ -140,11 +140,14 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
     if not isinstance(command, click.Group):
         yield path, command
         return
-    for name, child in command.commands.items():
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        assert child is not None
         yield from commands(child, f"{path} {name}")
 
 
-COMMANDS = dict(commands(command_tree(), "supervise"))
+COMMANDS = dict(commands(root, "supervise"))
 
 
 def test_no_command_is_documented_that_is_not_there() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from health import checks, registry
 from health.model import Repair, Result
-from supervisor.cli.main import command_tree
+from supervisor.cli.main import root
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "health.md").read_text("utf-8")
@@ -55,7 +55,7 @@ def test_the_words_of_the_object_are_documented() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    command = command_tree().commands["doctor"]
+    command = root.get_command(click.Context(root), "doctor")
     assert isinstance(command, click.Command)
     mine = {"kernel_log", "as_json", "in_full", "watch_s", "fix"}
     for option in command.params:

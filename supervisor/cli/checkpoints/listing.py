@@ -1,9 +1,6 @@
-"""`supervise checkpoints ls`, `show`, `undo` and `quarantine`: what a job knows of its checkpoints, and what was done to them.
+"""`supervise checkpoints ls`, `show`, `undo` and `quarantine`: a job's records of its checkpoints, and their repairs.
 
-In: the settings (for the state directory and the declared patterns), a job's name or None, what its files on this node say: places that
-were learned, fences, manifests, the journal of what was moved. Out: text or JSON on stdout, the exit code. `ls` and `show` change
-nothing. `undo` moves files back, `quarantine` writes a fence; both only while no supervisor runs the job on this node, which holds the
-same records in memory. What can fail: no such job or checkpoint (64), a running supervisor or a record that cannot be written (78).
+`undo` and `quarantine` are refused while a supervisor runs the job on this node: it holds the same records in memory.
 """
 
 from __future__ import annotations
@@ -14,33 +11,76 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import click
+
 from checkpointing import step_names
 from checkpointing.command_line.verdicts import as_dict, table
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
-from checkpointing.model import Candidate, CheckpointingError, note_of
-from checkpointing.rejections import Rejections
+from checkpointing.model import Candidate, note_of
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
 from supervisor.checkpoints import discovery, numerics
 from supervisor.cli import stdio
-from supervisor.cli.job_files import find_job, places_in, state_root
+from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
+from supervisor.cli.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.observe import path_patterns
 from supervisor.report.text import clean
-from supervisor.run import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from checkpointing.manifest.documents import Manifest
     from supervisor.cli.job_files import JobFiles
     from supervisor.config.settings import Settings
 
-DIRECTORY: Final = "checkpoints"
 _QUARANTINED: Final = "quarantined"
+
+
+@click.command()
+@setting_options(*JOB, "checkpoints.paths", *MIRROR)
+@json_option
+def ls_command(invocation: Invocation, *, as_json: bool) -> int:
+    """It also lists the places that were discovered and what was moved. It reads no checkpoint: `verify` does."""
+    if "checkpoints.mirror" in invocation.flags:
+        from supervisor.cli.checkpoints.mirror import listing  # noqa: PLC0415  loads what speaks to S3
+
+        return listing(*named_or_latest_job(invocation), as_json=as_json)
+    settings = invocation.settings()
+    return ls(settings, invocation.job(settings), as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@json_option
+@click.argument("path", metavar="PATH")
+def show_command(invocation: Invocation, *, path: str, as_json: bool) -> int:
+    """Its verdict now, its rejection, its manifest and its files. The exit code is 1 if it is not good."""
+    settings = invocation.settings()
+    return show(settings, invocation.job(settings), path, as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@json_option
+@click.argument("change", metavar="[CHANGE]", required=False, type=click.IntRange(min=1))
+def undo_command(invocation: Invocation, *, change: int | None, as_json: bool) -> int:
+    """What was moved aside is moved back, and what was put in its place is removed, the last change first. Not while the job runs."""
+    settings = invocation.settings()
+    return undo(settings, invocation.job(settings), change, as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@click.option("--reason", metavar="TEXT", default="a person said so", help="Record this reason.")
+@click.argument("path", metavar="PATH")
+def quarantine_command(invocation: Invocation, *, path: str, reason: str) -> int:
+    """It holds for the checkpoint as it is now: a new file in its place is not rejected. Not while the job runs."""
+    settings = invocation.settings()
+    return quarantine(settings, invocation.job(settings), path, reason)
 
 
 def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
@@ -48,7 +88,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     discovered = discovery.read_locations(directory)
-    fences, manifests = _fences(directory), Manifests(str(directory))
+    fences, manifests = rejections_of(directory), Manifests(str(directory))
     rows: list[dict[str, Any]] = []
     recorded = [fence.path for fence in fences.all()] + [manifest.path for manifest in manifests.all()]
     for candidate in _candidates(settings, discovered, recorded):
@@ -80,7 +120,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
     manifest = Manifests(str(directory)).get(absolute)
     found = verify_one(absolute, own=manifest is not None and manifest.identity == identity_of(absolute))
-    fence = _fences(directory).get(found.path, found.identity)
+    fence = rejections_of(directory).get(found.path, found.identity)
     row = {
         **as_dict(found),
         "files": list(found.files),
@@ -139,7 +179,7 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
             hint="Name a file, or a checkpoint's directory, as `supervise checkpoints ls` shows it.",
             exit_code=ExitCode.USAGE,
         )
-    fences = _fences(place.directory / DIRECTORY)
+    fences = rejections_of(place.directory / DIRECTORY)
     fences.add([(absolute, identity, reason)], _QUARANTINED)
     if fences.problem:
         raise SuperviseError(f"cannot quarantine a checkpoint: {fences.problem}", hint="Make the state directory writable for you.")
@@ -150,19 +190,6 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
 def _numbers(manifest: Manifest) -> str:
     """Say what is not finite in a verified checkpoint, and whether it was in an earlier one of its run."""
     return numerics.report(manifest) or note_of(manifest.non_finite)
-
-
-def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:
-    """Return where a job recorded what it knows of its checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
-    root = state_root(settings)
-    if job is not None and any(place.job == job for place in places_in(root)):
-        return find_job(root, job).directory / DIRECTORY
-    above = os.path.abspath(directory)  # noqa: PTH100  a link stays as it is named
-    for place in places_in(root):
-        records = place.directory / DIRECTORY
-        if any(path_patterns.is_within(above, one.path) for one in Manifests(str(records)).all()):
-            return records
-    return None
 
 
 def _candidates(settings: Settings, discovered: tuple[discovery.Location, ...], recorded: list[str]) -> Iterator[Candidate]:
@@ -178,23 +205,6 @@ def _candidates(settings: Settings, discovered: tuple[discovery.Location, ...], 
         if identity is not None:
             found[path] = Candidate(path, identity, step_names.step_in(path))
     yield from (found[path] for path in sorted(found))
-
-
-def _fences(directory: Path) -> Rejections:
-    try:
-        return Rejections(directory)
-    except CheckpointingError as error:
-        raise SuperviseError(error.message, hint=error.hint) from error
-
-
-def refuse_while_running(place: JobFiles) -> None:
-    """Raise SuperviseError where a supervisor runs the job: it holds the same records in memory."""
-    record = lock.holder(place.directory / "lock")
-    if record is not None and lock.is_alive(record) is not False:
-        raise SuperviseError(
-            f"a supervisor runs this job: {place.job} on {place.node}: pid {record.process.pid}",
-            hint="Stop the job first: the supervisor holds the same records.",
-        )
 
 
 def _unwritable(place: JobFiles, error: OSError) -> SuperviseError:

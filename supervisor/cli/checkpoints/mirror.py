@@ -13,6 +13,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import click
+
 from checkpointing.command_line import mirrors
 from checkpointing.command_line.output import ProgressBar
 from checkpointing.io.reader import Interrupted, Throttle
@@ -25,7 +27,9 @@ from checkpointing.model import CheckpointingError
 from supervisor.checkpoints import discovery, mirror_process
 from supervisor.checkpoints.restore_target import refusal
 from supervisor.cli import stdio
+from supervisor.cli.checkpoints.records import MIRROR, named_or_latest_job
 from supervisor.cli.checkpoints.verify import output
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.job_files import find_job, state_root
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.report.text import clean
@@ -40,6 +44,37 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
 _MIB: Final = 1 << 20
+
+
+@click.command()
+@setting_options(*JOB, *MIRROR)
+@json_option
+@click.argument("paths", metavar="PATHS...", nargs=-1, required=True)
+def push_command(invocation: Invocation, *, paths: tuple[str, ...], as_json: bool) -> int:
+    """The exit code is 1 if one is not good enough to be copied."""
+    settings, job = named_or_latest_job(invocation)
+    return push(settings, job, paths, as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB, *MIRROR)
+@json_option
+@click.argument("wanted", metavar="STEP|NAME|ID")
+@click.argument("into", metavar="[INTO]", required=False, default=".")
+def pull_command(invocation: Invocation, *, wanted: str, into: str, as_json: bool) -> int:
+    """INTO is a directory (default: the working directory)."""
+    settings, job = named_or_latest_job(invocation)
+    return pull(settings, job, wanted, into, as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB, *MIRROR)
+@click.option("--to", metavar="DIRECTORY", help="Write it into this directory (default: where it was saved).")
+@json_option
+def restore_command(invocation: Invocation, *, to: str | None, as_json: bool) -> int:
+    """The exit code is 1 if the mirror has none."""
+    settings, job = named_or_latest_job(invocation)
+    return restore_newest(settings, job, to, as_json=as_json)
 
 
 def backends_of(settings: Settings) -> tuple[Backend, ...]:

@@ -1,9 +1,7 @@
-"""`supervise checkpoints prune`: what may go of a job's copies, by hand, or only said.
+"""`supervise checkpoints prune`: removes a job's older copies, or lists what it would remove.
 
-In: the settings, a job's name, its records on this node. Out: lines or JSON objects on stdout, and 0, or 1 where a damaged copy kept
-older ones from going. Removed are our own copies, and what lies in mirrors where a number for them is given. The job's own checkpoints are
-removed by its supervisor alone, which knows what its ranks use: of them it is only said what would go. What can fail is a SuperviseError:
-no such job (64), a supervisor that runs it, a mirror (78).
+It removes our own copies, and those in mirrors where a number for them is given. The job's own checkpoints it only lists: their supervisor
+alone removes them, since it knows what the ranks use.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+import click
+
 from checkpointing import ordering
 from checkpointing.discover import find
 from checkpointing.manifest.documents import Manifests
-from checkpointing.model import CheckpointingError
-from checkpointing.rejections import Rejections
 from checkpointing.retention import prune as pruning
 from checkpointing.retention import rules
 from checkpointing.retention.copies import DIRECTORY as COPIES
@@ -26,9 +24,9 @@ from supervisor.checkpoints.order import CheckpointOrder
 from supervisor.checkpoints.references import leads_to
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints import mirror
-from supervisor.cli.checkpoints.listing import DIRECTORY, refuse_while_running
+from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.job_files import find_job, state_root
-from supervisor.errors import SuperviseError
 from supervisor.observe.path_patterns import pattern_of
 from supervisor.report.text import clean
 
@@ -37,6 +35,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.config.settings import Settings
+
+
+@click.command()
+@setting_options(*JOB, *MIRROR, "checkpoints.keep", "checkpoints.keep_every")
+@click.option("--mirror-keep", type=click.IntRange(min=1), metavar="N", help="Keep this many of the newest in each mirror.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
+@json_option
+def command(invocation: Invocation, *, mirror_keep: int | None, dry_run: bool, as_json: bool) -> int:
+    """The newest copies stay: as many as --keep, else 2. With --keep it lists those of the job that its supervisor would remove."""
+    settings, job = named_or_latest_job(invocation)
+    return prune(settings, job, mirror_keep, dry_run=dry_run, as_json=as_json)
 
 
 def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: bool, as_json: bool) -> int:
@@ -65,10 +74,7 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
 
 def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
-    try:
-        fences = Rejections(directory)
-    except CheckpointingError as error:
-        raise SuperviseError(error.message, hint=error.hint) from error
+    fences = rejections_of(directory)
     declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
     discovered = discovery.read_last_run(directory)
     rows: dict[str, list[pruning.PruneRow]] = {}

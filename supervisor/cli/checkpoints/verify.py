@@ -8,16 +8,17 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import click
+
 from checkpointing.command_line import verdicts
 from checkpointing.command_line.output import Output
 from checkpointing.manifest.documents import Manifests
-from checkpointing.model import CheckpointingError
-from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
 from supervisor.checkpoints.order import CheckpointOrder
 from supervisor.cli import stdio
-from supervisor.errors import SuperviseError
+from supervisor.cli.checkpoints.records import records_of, rejections_of
+from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.observe.path_patterns import is_within
 from supervisor.report.text import clean
 
@@ -28,6 +29,25 @@ if TYPE_CHECKING:
     from checkpointing.discover import Listing
     from checkpointing.select import Selection
     from checkpointing.verification import Cache
+
+
+@click.command()
+@json_option
+@click.argument("paths", metavar="PATHS...", nargs=-1, required=True)
+def verify_command(*, paths: tuple[str, ...], as_json: bool) -> int:
+    """It needs no job and no settings, runs no pickle, and changes nothing. The exit code is 0 only if all are good."""
+    click.get_current_context().obj.without_command()
+    return verify(paths, as_json=as_json)
+
+
+@click.command()
+@setting_options(*JOB)
+@json_option
+@click.argument("directory", metavar="DIRECTORY")
+def latest_command(invocation: Invocation, *, directory: str, as_json: bool) -> int:
+    """It goes by the records of the job that saves there. The exit code is 1 if none is proven good."""
+    settings = invocation.settings_to_read_with()
+    return latest(directory, records_of(settings, invocation.job(settings), directory), as_json=as_json)
 
 
 def output(*, as_json: bool) -> Output:
@@ -57,10 +77,7 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
 
 def _selected(listing: Listing, records: Path, directory: str, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose as a resume does, and return (path, reason) of what is rejected."""
-    try:
-        fences, manifests = Rejections(records), Manifests(str(records))
-    except CheckpointingError as error:
-        raise SuperviseError(error.message, hint=error.hint) from error
+    fences, manifests = rejections_of(records), Manifests(str(records))
     fenced = {one.path: fence.reason for one in listing.candidates if (fence := fences.get(one.path, one.identity)) is not None}
     free = replace(listing, candidates=tuple(one for one in listing.candidates if one.path not in fenced))
     known = CheckpointOrder(records, manifests)

@@ -20,6 +20,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from supervisor.classify import gpu_memory
 from supervisor.classify.bounded_sample import BoundedSample
 from supervisor.classify.engine import classify
@@ -28,6 +30,7 @@ from supervisor.cli.classify import reading, rendering
 from supervisor.cli.classify.reading import Texture
 from supervisor.cli.classify.rendering import Answer, Part
 from supervisor.cli.classify.sampling import FloodReader
+from supervisor.cli.invocation import Invocation, json_option, setting_options
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Evidence, Verdict
 from supervisor.errors import ExitCode, SuperviseError
@@ -77,6 +80,15 @@ class _Fed:
     size: int
     newlines: int
     changed_at: float
+
+
+@click.command()
+@setting_options()
+@json_option
+@click.argument("logs", metavar="FILE|DIR|-...", nargs=-1)
+def command(invocation: Invocation, *, logs: tuple[str, ...], as_json: bool) -> int:
+    """Each file gets an answer. A directory with the files of one attempt gets one answer; any other stands for the files in it."""
+    return classify_logs(invocation.settings(), logs, as_json=as_json)
 
 
 def classify_logs(settings: Settings, places: Sequence[str], *, as_json: bool) -> int:

@@ -1,8 +1,4 @@
-"""The command `doctor`: click's side of what health/ knows of this node, and of kernel logs that were saved.
-
-In: click's values. Out: the exit code of what does the work, which is imported when it is asked for: 0, or 69 where something is to be
-repaired before a job is started here. What can fail is a SuperviseError. Nothing is kept.
-"""
+"""`supervise doctor`: checks this node, a saved kernel log, or several nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import click
 
 from supervisor.cli import stdio
 from supervisor.cli.doctor.nodes import check_nodes, node_options, refuse_without_nodes
-from supervisor.cli.invocation import add, given, options, shared
+from supervisor.cli.invocation import JOB, Invocation, setting_options
 from supervisor.errors import ExitCode, SuperviseError
 
 if TYPE_CHECKING:
@@ -26,50 +22,35 @@ if TYPE_CHECKING:
 _LISTED_S: Final = 5.0
 
 
-def add_to(group: click.Group) -> None:
-    """Add it to the group of all commands."""
-    add(
-        group,
-        "doctor",
-        _doctor,
-        [
-            *options(shared),
-            click.Option(["--kernel-log"], metavar="FILE|-", help="Judge a saved kernel log (dmesg, journalctl, syslog), not this node."),
-            *node_options(),
-            click.Option(["--json", "as_json"], is_flag=True, help="As JSON: with --kernel-log one object for each finding."),
-            click.Option(["--all", "in_full"], is_flag=True, help="Also what is well."),
-            click.Option(["--watch", "watch_s"], type=click.FloatRange(min=0.1), metavar="S", help="Look again every S seconds."),
-            click.Option(
-                ["--fix"], is_flag=True, help="First clear away what jobs of yours left behind on this node, where that is proven."
-            ),
-        ],
-        "Look at this node, or at a saved kernel log, and say what is wrong and what repairs it.",
-    )
-
-
-def _doctor(
-    kernel_log: str | None,
-    watch_s: float | None,
+@click.command()
+@setting_options(*JOB)
+@click.option("--kernel-log", metavar="FILE|-", help="Judge a saved kernel log (dmesg, journalctl, syslog) instead of this node.")
+@node_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: with --kernel-log one object for each finding.")
+@click.option("--all", "in_full", is_flag=True, help="Show what is well, too.")
+@click.option("--watch", "watch_s", type=click.FloatRange(min=0.1), metavar="S", help="Check again every S seconds.")
+@click.option("--fix", is_flag=True, help="First clear away what your jobs left on this node, where that is proven.")
+def command(  # noqa: PLR0913  one for each option
+    invocation: Invocation,
     *,
+    kernel_log: str | None,
+    nodes: bool,
     as_json: bool,
     in_full: bool,
+    watch_s: float | None,
     fix: bool,
-    **values: object,
+    **check: object,
 ) -> int:
-    click.get_current_context().obj.without_command()
-    from supervisor.cli.import_guard import pin_our_packages  # noqa: PLC0415  for this command only
-
-    pin_our_packages()
-    nodes = bool(values.pop("nodes"))
+    """The worst finding comes first. The exit code is 69 if something must be repaired before a job starts here."""
     _refuse_both(
         {"--nodes": nodes, "--kernel-log": kernel_log is not None}, {"--watch": watch_s is not None, "--fix": fix, "--all": in_full}
     )
     if nodes:
-        return check_nodes(values, as_json=as_json)
-    refuse_without_nodes(values)
+        return check_nodes(check, as_json=as_json)
+    refuse_without_nodes(check)
     if kernel_log is not None:
         return _kernel_log(kernel_log, as_json=as_json)
-    settings = given(values).settings()
+    settings = invocation.settings()
     if fix:
         from supervisor.cli.doctor import fix as doctor_fix  # noqa: PLC0415  for this option only
 

@@ -1,35 +1,40 @@
-"""`supervise doctor --nodes`: click's side of the node check.
-
-In: click's values. Out: the exit code of health/nodecheck, which runs in a process of its own, since it needs torch: 0, 69 or 75. What can
-fail is a SuperviseError. Nothing is kept.
-"""
+"""`supervise doctor --nodes`: starts health/nodecheck in a process of its own, since it needs torch."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import click
 
 from supervisor.errors import ExitCode, SuperviseError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ARGPARSE_REFUSED = 2
 _LAST_PORT = 65535
 _NAMES = ("nnodes", "node_rank", "nproc_per_node", "master", "rehearse")
 
 
-def node_options() -> list[click.Parameter]:
-    """Return the options of the node check: `--nodes`, and what goes with it."""
-    number = click.IntRange(min=0)
-    return [
-        click.Option(["--nodes"], is_flag=True, help="Find the bad or slow node, GPU or link among several: start it on every node."),
-        click.Option(["--nnodes"], type=click.IntRange(min=1), metavar="N", help="With --nodes: how many they are."),
-        click.Option(["--node-rank"], type=number, metavar="N", help="With --nodes: which of them this is."),
-        click.Option(["--nproc-per-node"], type=number, metavar="N", help="With --nodes: ranks on this node; else one for each GPU."),
-        click.Option(["--master"], metavar="HOST:PORT", help="With --nodes: a free port of the node of rank 0."),
-        click.Option(["--rehearse"], multiple=True, metavar="FAULT", help="With --nodes: put a fault in, such as fail:5:0.2."),
-    ]
+_COUNT = click.IntRange(min=0)
+_OPTIONS = (
+    click.option("--nodes", is_flag=True, help="Find the bad or slow node, GPU or link among several: start it on every node."),
+    click.option("--nnodes", type=click.IntRange(min=1), metavar="N", help="With --nodes: the number of nodes."),
+    click.option("--node-rank", type=_COUNT, metavar="N", help="With --nodes: the number of this node, from 0."),
+    click.option("--nproc-per-node", type=_COUNT, metavar="N", help="With --nodes: ranks on this node (default: one for each GPU)."),
+    click.option("--master", metavar="HOST:PORT", help="With --nodes: a free port of node 0."),
+    click.option("--rehearse", multiple=True, metavar="FAULT", help="With --nodes: put in a fault, such as fail:5:0.2."),
+)
+
+
+def node_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Add the options of the node check: `--nodes`, and those that go with it."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
 
 
 def check_nodes(values: dict[str, object], *, as_json: bool) -> int:

@@ -1,0 +1,69 @@
+"""The records that a job keeps of its checkpoints on this node, as the commands find them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from checkpointing.manifest.documents import Manifests
+from checkpointing.model import CheckpointingError
+from checkpointing.rejections import Rejections
+from supervisor.cli.job_files import find_job, places_in, state_root
+from supervisor.errors import SuperviseError
+from supervisor.observe import path_patterns
+from supervisor.run import lock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supervisor.cli.invocation import Invocation
+    from supervisor.cli.job_files import JobFiles
+    from supervisor.config.settings import Settings
+
+DIRECTORY: Final = "checkpoints"
+#: The settings that say which mirror, and whose checkpoints in it.
+MIRROR: Final = ("checkpoints.mirror", "checkpoints.restore_from")
+
+
+def records_of(settings: Settings, job: str | None, directory: str) -> Path | None:
+    """Return where a job recorded what it knows of its checkpoints: `job`'s, else the last one here that recorded any in `directory`."""
+    root = state_root(settings)
+    if job is not None and any(place.job == job for place in places_in(root)):
+        return find_job(root, job).directory / DIRECTORY
+    above = os.path.abspath(directory)  # noqa: PTH100  a link stays as it is named
+    for place in places_in(root):
+        records = place.directory / DIRECTORY
+        if any(path_patterns.is_within(above, one.path) for one in Manifests(str(records)).all()):
+            return records
+    return None
+
+
+def rejections_of(directory: Path) -> Rejections:
+    """Return the rejected checkpoints that a job recorded. Raises SuperviseError if the record cannot be read."""
+    try:
+        return Rejections(directory)
+    except CheckpointingError as error:
+        raise SuperviseError(error.message, hint=error.hint) from error
+
+
+def refuse_while_running(place: JobFiles) -> None:
+    """Raise SuperviseError where a supervisor runs the job: it holds the same records in memory."""
+    record = lock.holder(place.directory / "lock")
+    if record is not None and lock.is_alive(record) is not False:
+        raise SuperviseError(
+            f"a supervisor runs this job: {place.job} on {place.node}: pid {record.process.pid}",
+            hint="Stop the job first: the supervisor holds the same records.",
+        )
+
+
+def named_or_latest_job(invocation: Invocation) -> tuple[Settings, str]:
+    """Return the settings, and the job: the one that is named, else the most recent one here. Raises SuperviseError (64)."""
+    settings = invocation.settings()
+    job = invocation.job(settings)
+    if job is None:
+        try:
+            job = find_job(state_root(settings), None).job
+        except SuperviseError as error:
+            hint = "Name the job whose checkpoints are meant with --job NAME; for a wrong name the mirror's jobs are listed."
+            raise SuperviseError(error.message, hint=hint, exit_code=error.exit_code) from error
+    return settings, job

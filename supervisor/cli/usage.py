@@ -1,0 +1,55 @@
+"""A wrong command line, in our words: what is wrong, the nearest right word, and what helps."""
+
+from __future__ import annotations
+
+import click
+
+from supervisor.cli.commands import COMMANDS, CommandGroup
+from supervisor.errors import ExitCode, SuperviseError, nearest
+
+#: Commands that show the records of a job.
+_READING = frozenset({"status", "why", "logs"})
+
+
+def usage_error(error: click.UsageError) -> SuperviseError:
+    """Return click's usage error as ours; the exit code is always 64."""
+    message = " ".join(error.format_message().split()).rstrip(".")  # choices stand on lines of their own
+    context = error.ctx
+    command = context.command if context is not None else None
+    path = context.command_path if context is not None else "supervise"
+    hint = f"Run `{path} --help` for {'the options and commands' if path == 'supervise' else 'its options'}."
+    if isinstance(command, CommandGroup) and message.startswith("No such command"):
+        message, hint = _no_such_command(command, message.split("'")[1] if "'" in message else "")
+    elif isinstance(command, CommandGroup) and message == "Missing command":
+        message = f"missing command: {path} ..."
+        hint = f"Add one of: {', '.join(sorted(name for name, _ in command.lines()))}; `{path} --help` says what each does."
+    elif message.startswith("Got unexpected extra argument"):
+        hint = "Write the job's command behind `--`, as in `supervise -- torchrun train.py`."
+        if command is not None and command.name in _READING:
+            hint = f"A job is named with --job, as in `supervise {command.name} --job NAME`."
+    elif isinstance(error, click.BadParameter) and message.endswith("is not a valid integer range"):
+        message = message.removesuffix("a valid integer range") + "a number"
+        if command is not None and command.name == "why":
+            hint = "Write the number of an incident, as `supervise status` counts them; a job is named with --job NAME."
+    elif isinstance(error, click.NoSuchOption):
+        message = f"no such option: {error.option_name}"
+        meant = _nearest_option(error.option_name, command)
+        hint = f"The nearest is {meant}; options of the job's command go behind `--`." if meant else hint
+    return SuperviseError(message[0].lower() + message[1:], hint=hint, exit_code=ExitCode.USAGE)
+
+
+def _nearest_option(option: str, command: click.Command | None) -> str:
+    """Return the option that was probably meant, "" if none is near; the dashes that all have in common are no likeness."""
+    params = command.params if command is not None else []
+    names = {name.lstrip("-"): name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")}
+    return names.get(nearest(option.lstrip("-"), names), "")
+
+
+def _no_such_command(group: CommandGroup, word: str) -> tuple[str, str]:
+    """Return the message and the hint for an unknown word. Only at the top can it be meant as a job's command."""
+    above = group.path
+    known = {path.rpartition(" ")[2]: path for path in COMMANDS if " " in path} if not above else {}
+    known |= {name: f"{above} {name}".strip() for name, _ in group.lines()}
+    meant = known.get(nearest(word, known), "")
+    hint = f"`supervise {above} --help` lists all of them." if above else f"Write `supervise -- {word} …` to run it as a job."
+    return f"no such command: {above + ' ' if above else ''}{word}", f"Did you mean `supervise {meant}`? {hint}" if meant else hint

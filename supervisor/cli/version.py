@@ -1,0 +1,22 @@
+"""`supervise version`, and `supervise --version`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from supervisor.cli import stdio
+from supervisor.version import installed
+
+
+@click.command()
+def command() -> int:
+    """`supervise --version` does the same."""
+    return print_version()
+
+
+def print_version() -> int:
+    """Print the installed version. Returns 0."""
+    stdio.write(sys.stdout, f"supervise {installed() or 'not installed, run from its sources'}")
+    return 0

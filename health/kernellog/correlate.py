@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog.event_builder import FIELDS, EventBuilder, begin, may_be_same, plain_pci
-from health.kernellog.messages import OOM_MEANINGS, Recognised, Role, recognise
+from health.kernellog.messages import Recognised, Role, oom_meaning, recognise
 from health.kernellog.model import Entry, LogFinding
 from health.model import Repair, Severity, worse
 from health.nvidia import xid_history, xid_policy, xid_registers
@@ -227,7 +227,7 @@ class Correlator:
             builder.fields["first_time"] = "yes"
 
     def _xid(self, entry: Entry, match: Recognised) -> None:
-        code, groups = int(match.groups["number"]), match.groups
+        code, groups = int(match.groups["xid"]), match.groups
         pci, rest = groups["pci"].lower(), groups.get("rest", "")
         place = _PLACE.search(rest)
         known = self._open.get(("xid", entry.host, str(code), plain_pci(pci)))
@@ -266,7 +266,7 @@ class Correlator:
         if names_victim and pid and not builder.fields.get("killed"):
             builder.fields["killed"] = pid
             builder.entry = replace(entry, t=builder.entry.t)
-        builder.meaning = OOM_MEANINGS[str(builder.code)]
+        builder.meaning = oom_meaning(str(builder.code))
         scope = {"memcg": "container", "global": "host", "no_victim": "host"}.get(str(builder.code))
         if scope:
             builder.fields["scope"] = scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from health.kernellog.messages import OOM_MEANINGS, Form, Recognised
+from health.kernellog.messages import Form, Recognised, oom_meaning
 from health.kernellog.model import Entry
 from health.model import Repair, Severity
 from health.nvidia import xid_policy
@@ -78,7 +78,7 @@ def begin(entry: Entry, found: Recognised) -> EventBuilder:
     if entry.host:
         builder.fields["host"] = entry.host
     if row.kind == "sxid":
-        builder.code = int(groups["number"])
+        builder.code = int(groups["sxid"])
         judged = xid_policy.judge_switch(builder.code, groups.get("fatal", ""), groups.get("rest", ""))
         builder.severity, builder.repair, builder.meaning, builder.reason = judged.severity, judged.repair, judged.meaning, judged.reason
         if "link" in groups:
@@ -93,7 +93,7 @@ def begin(entry: Entry, found: Recognised) -> EventBuilder:
     elif row.kind == "segfault" and "library" in groups:
         builder.code = groups["library"].partition(".so")[0]
     elif row.kind == "oom":
-        builder.meaning = OOM_MEANINGS[row.code]
+        builder.meaning = oom_meaning(row.code)
     return builder
 
 

@@ -11,10 +11,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from health.model import Repair, Severity
+from health.nvidia import xids
 
 _FRAGMENT: Final = re.compile(r"\{([a-z_]+)\}")
 
@@ -26,14 +28,16 @@ class Role(StrEnum):
     PART = "part"
     END = "end"
     STEP = "step"
+    JOB = "job"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One row. anchor: a literal that each such message holds. sure: only where the line is marked as the kernel's."""
+    """One row. anchor: a literal that each such message holds. sure: only where the line is marked as the kernel's. name: see `named`."""
 
     kind: str
     code: str
+    name: str
     anchor: str
     pattern: re.Pattern[str]
     severity: Severity
@@ -55,6 +59,7 @@ def _form(row: dict[str, Any], fragments: dict[str, str]) -> Form:
     return Form(
         row["kind"],
         row.get("code", ""),
+        row.get("name", ""),
         row["anchor"],
         re.compile(_expand(row["pattern"], fragments)),
         Severity(row["severity"]),
@@ -72,19 +77,51 @@ def _expand(pattern: str, fragments: dict[str, str]) -> str:
     return pattern
 
 
-def _load() -> tuple[Form, ...]:
-    document = tomllib.loads(Path(__file__).with_name("messages.toml").read_text("utf-8"))
-    return tuple(_form(row, document["fragments"]) for row in document["message"])
+@cache
+def _document() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("messages.toml").read_text("utf-8"))
 
 
-FORMS: Final = _load()
-#: By code: the meaning of each message of an OOM kill, of which several make one finding.
-OOM_MEANINGS: Final[Mapping[str, str]] = {form.code: form.meaning for form in FORMS if form.kind == "oom"}
+@cache
+def forms() -> tuple[Form, ...]:
+    """Return the rows that a log is searched for, in their order."""
+    return tuple(_form(row, _document()["fragments"]) for row in _document()["message"] if row.get("role") != Role.JOB)
+
+
+@cache
+def named() -> dict[str, tuple[Form, ...]]:
+    """Return by name the messages that a signature of a job's failure can be built on.
+
+    The Xids of one part and effect have a name of their own: "xid.memory.gpu" are those that need a reset for an error of the memory.
+    """
+    fragments = _document()["fragments"]
+    found: dict[str, list[Form]] = {}
+    for row in _document()["message"]:
+        if "name" in row:
+            found.setdefault(row["name"], []).append(_form(row, fragments))
+        elif row["kind"] == "xid":
+            found |= {name: [_form(row, fragments | {"xid": codes})] for name, codes in _xids_by_effect().items()}
+    return {name: tuple(rows) for name, rows in found.items()}
+
+
+def _xids_by_effect() -> dict[str, str]:
+    """Return a pattern of the codes of each part and effect, by name. A code that the table does not know is unlisted."""
+    codes: dict[str, list[str]] = {}
+    for code, entry in xids.TABLE.items():
+        codes.setdefault(f"xid.{entry.part}.{entry.effect}", []).append(str(code))
+    unlisted = f"xid.{xids.Part.OTHER}.{xids.Effect.UNLISTED}"
+    listed = "|".join(code for name, group in codes.items() if name != unlisted for code in group)
+    return {name: f"(?:{'|'.join(group)})" for name, group in codes.items()} | {unlisted: rf"(?!(?:{listed})\b)\d{{1,3}}"}
+
+
+def oom_meaning(code: str) -> str:
+    """Return the meaning of a message of an OOM kill, of which several make one finding."""
+    return next(form.meaning for form in forms() if (form.kind, form.code) == ("oom", code))
 
 
 def recognise(text: str, *, sure: bool = True) -> Recognised | None:
     """Return the first form that a message has, None for an ordinary message. sure: it is marked as the kernel's."""
-    for form in FORMS:
+    for form in forms():
         if form.anchor in text and (sure or not form.sure) and (match := form.pattern.match(text)):
             return Recognised(form, {key: value for key, value in match.groupdict().items() if value})
     return None

@@ -71,6 +71,17 @@ class Part(StrEnum):
     OTHER = "other"
 
 
+class Effect(StrEnum):
+    """What a code is for a job that was running on the GPU."""
+
+    GPU = "gpu"  # the GPU needs a reset, a reboot or a person before it can be used
+    PROCESS = "process"  # the process is ended, the GPU goes on
+    NOTE = "note"  # nothing is to be done
+    ECHO = "echo"  # another event is the cause
+    REGISTERS = "registers"  # the rest of the line decides: NVLink 5
+    UNLISTED = "unlisted"  # not in the catalogue, or there as unused
+
+
 @dataclass(frozen=True, slots=True)
 class Xid:
     """A code. `echo`: it follows another event (another Xid, a kill, a peer's death) and is never a cause by itself."""
@@ -83,6 +94,17 @@ class Xid:
     retry: Retry
     part: Part = Part.OTHER
     echo: bool = False
+
+    @property
+    def effect(self) -> Effect:
+        """What the code is for a job, from the code alone."""
+        if self.code in UNUSED:
+            return Effect.UNLISTED
+        if self.code in NVLINK_5:
+            return Effect.REGISTERS
+        if self.echo:
+            return Effect.ECHO
+        return {Action.IGNORE: Effect.NOTE, Action.RESTART: Effect.PROCESS}.get(self.action, Effect.GPU)
 
     @property
     def hardware(self) -> str:
@@ -116,7 +138,7 @@ _ENGINES = (
     | {86: "OFA0", 139: "OFA1"}
 )
 #: NVLink 5 units; the number alone does not say whether a reset is needed.
-_NVLINK5 = {144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE"}
+NVLINK_5 = {144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE"}
 
 _LISTED = (
     Xid(8, "FIFO_ERROR_IDLE_TIMEOUT", "the GPU stopped making progress on a channel", _EITHER, _RESTART, _YES),
@@ -201,7 +223,7 @@ TABLE: Mapping[int, Xid] = MappingProxyType(
             *(Xid(code, f"{unit}_ERROR", f"an exception in engine {unit}", _EITHER, _RESTART, _YES) for code, unit in _ENGINES.items()),
             *(
                 Xid(code, f"NVLINK_{unit}_ERROR", f"an NVLink 5 error in unit {unit}", _FABRIC, _RESET, _RESET_FIRST, _NVLINK)
-                for code, unit in _NVLINK5.items()
+                for code, unit in NVLINK_5.items()
             ),
             *(Xid(code, "UNUSED", "not raised by A100 and newer GPUs", _EITHER, _DRAIN, _NO) for code in UNUSED),
         )

@@ -7,15 +7,16 @@ supervisor/config/signatures.py reads the files; this folder does no IO.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from supervisor.classify import footers
 from supervisor.classify.rows import Problem, Signature, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from supervisor.classify.rows import Bound
+    from supervisor.classify.rows import Bound, Messages
 
 #: Anchors of every catalogue beside those of its rows: where a traceback, an exception or a launcher's footer may stand.
 STRUCTURE = (
@@ -53,16 +54,19 @@ def build(rows: Iterable[Signature]) -> Catalogue:
 
 
 def load(
-    ours: Iterable[tuple[str, str]], users: Iterable[tuple[str, str]] = (), bound: Bound | None = None
+    ours: Iterable[tuple[str, str]],
+    users: Iterable[tuple[str, str]] = (),
+    bound: Bound | None = None,
+    messages: Messages | None = None,
 ) -> tuple[Catalogue, tuple[Problem, ...]]:
     """Return the catalogue of TOML files, each given as (its name, its text), and all that is wrong in them.
 
-    bound: makes the patterns of the users' rows (rows.parse).
+    bound: makes the patterns of the users' rows; messages: the kernel messages that rows may name (rows.parse).
     """
     rows: dict[str, Signature] = {}
     problems: list[Problem] = []
-    _take(ours, rows, problems)
-    _take(users, rows, problems, frozenset(rows), bound)
+    _take(ours, rows, problems, partial(parse, messages=messages))
+    _take(users, rows, problems, partial(parse, bound=bound, messages=messages), frozenset(rows))
     return build(rows.values()), tuple(problems)
 
 
@@ -70,12 +74,12 @@ def _take(
     files: Iterable[tuple[str, str]],
     rows: dict[str, Signature],
     problems: list[Problem],
+    read: Callable[[str, str], tuple[tuple[Signature, ...], tuple[Problem, ...]]],
     replaceable: frozenset[str] = frozenset(),
-    bound: Bound | None = None,
 ) -> None:
     taken: set[str] = set()
     for origin, text in files:
-        found, wrong = parse(text, origin, bound)
+        found, wrong = read(text, origin)
         problems += wrong
         for row in found:
             if row.id in taken or (row.id in rows and row.id not in replaceable):

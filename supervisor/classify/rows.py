@@ -20,6 +20,12 @@ and never takes another one with it. Nothing here raises for what a file says. T
 An *anchor* is a literal that stands in every text which the pattern matches: a scanner looks for all anchors of all rows at once, and
 the pattern itself is only tried where one was found. That is also why anchors must not be common words.
 
+A row for kernel messages may name messages of the kernel's catalogue (health/kernellog/messages.toml) in place of anchors. It matches
+where one of them does; its pattern, if it has one, is searched in the same message.
+
+    messages = ["xid.link.registers"]
+    pattern = '(?P<unit>\w+) Fatal\b'
+
 A row for exceptions may also ask *where* it was raised: `frames` is searched in the frames of its traceback, one in a line, outermost
 first, as "path:function" with forward slashes. An EOFError says little; one that came out of torch/serialization.py says much.
 """
@@ -29,13 +35,18 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from supervisor.classify.patterns import MessagePattern, Pattern
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
+    from supervisor.classify.patterns import Found, KernelMessage
+
+    Messages = Mapping[str, tuple[KernelMessage, ...]]
     Bound = Callable[[str, str, str], "Pattern"]
 
 #: The units of text in which a pattern can be searched; see classify/match.py.
@@ -55,23 +66,6 @@ _MILLISECONDS = frozenset({"ms", "millisecond", "milliseconds"})
 _CLOCK = re.compile(r"\s*(\d+):(\d\d):(\d\d(?:\.\d+)?)\s*")
 
 Value = int | float | str
-
-
-class Found(Protocol):
-    """A match: the text of each group, None where it took no part."""
-
-    def __getitem__(self, group: str, /) -> str | None:
-        """Return the text of a group."""
-
-    def start(self) -> int:
-        """Return where in the text it begins."""
-
-
-class Pattern(Protocol):
-    """What searches: a pattern of `re`, or one that may give up."""
-
-    def search(self, text: str, /) -> Found | None:
-        """Return the first match in the text."""
 
 
 def _bytes(text: str) -> int:
@@ -154,9 +148,12 @@ class Problem:
         return f"signature {self.id or '(whole file)'} of {self.origin} is not in use: {self.text}"
 
 
-def parse(text: str, origin: str, bound: Bound | None = None) -> tuple[tuple[Signature, ...], tuple[Problem, ...]]:
+def parse(
+    text: str, origin: str, bound: Bound | None = None, messages: Messages | None = None
+) -> tuple[tuple[Signature, ...], tuple[Problem, ...]]:
     """Return the rows of a TOML file's text and what is wrong with those that are not among them. `origin` names the file.
 
+    messages: by name, the kernel messages that rows may name.
     bound: makes the patterns of rows that nobody has proven quick, from (pattern, id of the row, origin); it may raise ValueError.
     """
     try:
@@ -174,7 +171,7 @@ def parse(text: str, origin: str, bound: Bound | None = None) -> tuple[tuple[Sig
         name = table.get("id") if isinstance(table, dict) else None
         shown = name if isinstance(name, str) and name else f"number {number}"
         try:
-            row = _row(table, origin, bound or _unbounded)
+            row = _row(table, origin, bound or _unbounded, messages or {})
             if any(row.id == other.id for other in rows):
                 raise ValueError("its id is used twice in this file")  # noqa: TRY301 (one way out for all that is wrong with a row)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, re.error) as error:
@@ -185,7 +182,22 @@ def parse(text: str, origin: str, bound: Bound | None = None) -> tuple[tuple[Sig
 
 
 _KNOWN = frozenset(
-    {"id", "cause", "where", "anchors", "pattern", "weight", "consequence_of", "transient", "benign", "note", "source", "fields", "frames"}
+    {
+        "id",
+        "cause",
+        "where",
+        "anchors",
+        "messages",
+        "pattern",
+        "weight",
+        "consequence_of",
+        "transient",
+        "benign",
+        "note",
+        "source",
+        "fields",
+        "frames",
+    }
 )
 
 
@@ -193,7 +205,7 @@ def _unbounded(pattern: str, _name: str, _origin: str) -> Pattern:
     return re.compile(pattern)
 
 
-def _row(table: Any, origin: str, bound: Bound) -> Signature:  # noqa: ANN401 (whatever TOML holds)
+def _row(table: Any, origin: str, bound: Bound, messages: Messages) -> Signature:  # noqa: ANN401 (whatever TOML holds)
     _need(isinstance(table, dict), "not a table")
     unknown = sorted(set(table) - _KNOWN)
     _need(not unknown, f"unknown key {', '.join(unknown)}")
@@ -204,13 +216,10 @@ def _row(table: Any, origin: str, bound: Bound) -> Signature:  # noqa: ANN401 (w
     _need(benign == (cause == Cause.NONE), 'cause = "none" and benign = true go together')
     where = _strings(table, "where")
     _need(bool(where) and set(where) <= set(PLACES), f"where is a list of {', '.join(PLACES)}")
-    anchors = _strings(table, "anchors")
-    _need(bool(anchors), "anchors: at least one")
-    short = [anchor for anchor in anchors if len(anchor) < SHORTEST_ANCHOR or "\n" in anchor]
-    _need(not short, f"anchors: {short} must have {SHORTEST_ANCHOR} characters or more, in one line")
-    groups = re.compile(_string(table, "pattern")).groupindex
-    pattern = bound(_string(table, "pattern"), name, origin)
-    _need(pattern.search("") is None, "pattern matches the empty text")
+    if "messages" in table:
+        anchors, pattern, groups = _of_messages(table, name, origin, bound, messages)
+    else:
+        anchors, pattern, groups = _own(table, name, origin, bound)
     weight = table.get("weight", 0.0 if benign else None)
     _need(isinstance(weight, (int, float)) and not isinstance(weight, bool) and 0 <= weight <= 1, "weight is a number from 0 to 1")
     after = _strings(table, "consequence_of")
@@ -242,6 +251,36 @@ def _row(table: Any, origin: str, bound: Bound) -> Signature:  # noqa: ANN401 (w
         frames=frames,
         origin=origin,
     )
+
+
+def _own(table: dict[str, Any], name: str, origin: str, bound: Bound) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
+    """Return the anchors and the pattern of a row, and the pattern's groups."""
+    anchors = _strings(table, "anchors")
+    _need(bool(anchors), "anchors: at least one")
+    short = [anchor for anchor in anchors if len(anchor) < SHORTEST_ANCHOR or "\n" in anchor]
+    _need(not short, f"anchors: {short} must have {SHORTEST_ANCHOR} characters or more, in one line")
+    groups = re.compile(_string(table, "pattern")).groupindex
+    pattern = bound(_string(table, "pattern"), name, origin)
+    _need(pattern.search("") is None, "pattern matches the empty text")
+    return anchors, pattern, groups.keys()
+
+
+def _of_messages(
+    table: dict[str, Any], name: str, origin: str, bound: Bound, messages: Messages
+) -> tuple[tuple[str, ...], Pattern, AbstractSet[str]]:
+    """Return the same of a row that names kernel messages."""
+    _need(table["where"] == ["kernel"] and "anchors" not in table, 'messages go with where = ["kernel"], and without anchors')
+    wanted = _strings(table, "messages")
+    unknown = [one for one in wanted if one not in messages]
+    _need(bool(wanted) and not unknown, f"messages: no such kernel message: {unknown}")
+    forms = tuple(form for one in wanted for form in messages[one])
+    detail: Pattern | None = None
+    own: tuple[str, ...] = ()
+    if "pattern" in table:
+        own = tuple(re.compile(_string(table, "pattern")).groupindex)
+        detail = bound(_string(table, "pattern"), name, origin)
+    groups = {group for form in forms for group in form.pattern.groupindex}.union(own)
+    return tuple(dict.fromkeys(form.anchor for form in forms)), MessagePattern(forms, detail, own), groups
 
 
 def _need(condition: bool, message: str) -> None:  # noqa: FBT001 (an assertion that speaks to the author of a row)

@@ -1,7 +1,6 @@
 """What an Xid means for a verdict: its cause, and facts for the report.
 
-The catalogue itself is health/nvidia/xids.py. The kernel rows in signatures/gpu.toml name the codes; a test holds that each belongs to
-exactly one row and to its cause.
+The table is health/nvidia/xids.py. The rows of signatures/gpu.toml choose Xids by their part and effect there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from health.kernellog import messages
 from supervisor.classify import catalogue
+from supervisor.classify.patterns import KernelMessage
 from supervisor.classify.rows import Problem
 from supervisor.config.trust import LIMIT_BYTES, read_trusted
 from supervisor.config.user_patterns import Bounded
@@ -56,7 +58,10 @@ def _with_ours(users: Iterable[tuple[str, str]], report: Callable[[str], None]) 
     problems: list[Problem] = []
     ours = _texts(sorted(PACKAGED.glob("*.toml")), problems)
     found, wrong = catalogue.load(
-        ours, users, lambda pattern, name, origin: Bounded(pattern, lambda reason: report(str(Problem(origin, name, reason))))
+        ours,
+        users,
+        lambda pattern, name, origin: Bounded(pattern, lambda reason: report(str(Problem(origin, name, reason)))),
+        {name: tuple(KernelMessage(form.anchor, form.pattern) for form in forms) for name, forms in messages.named().items()},
     )
     return found, (*problems, *wrong)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.classify.rows import Found
+    from supervisor.classify.patterns import Found
 
 #: One search, in seconds of the processor. An honest pattern needs some microseconds for the longest line that is looked at.
 SEARCH_S = 0.1

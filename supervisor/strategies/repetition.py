@@ -54,7 +54,7 @@ def _consumers(situation: Situation) -> tuple[str, ...]:
     """Name the memory limit and who used it, as far as the evidence tells."""
     parts = [
         f"{words} {situation.fact(name)}"
-        for name, words in (("cgroup", "the limit is of cgroup"), ("victim", "killed:"))
+        for name, words in (("cgroup", "the limit is of cgroup"), ("oom_memcg", "the limit is of cgroup"), ("process", "killed:"))
         if situation.fact(name)
     ]
     parts += [

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import tomllib
-from importlib import resources
 
 import pytest
 
+from health.kernellog.messages import named
 from health.nvidia import xids
-from supervisor.classify import rows, text
+from supervisor.classify import text
 from supervisor.classify.xid import CAUSES
+from supervisor.config import signatures
 from supervisor.core.model import Cause
 from tests.support.figures import costs_at_most
 
 LAST_LISTED = 173
-FILES = ("cuda", "gpu", "nccl", "gloo", "rendezvous")
 HOSTILE_CHARACTERS = text.LONGEST_LINE
 #: Twenty times what the slowest row takes; a pattern that backtracks takes minutes.
 SLOWEST_S = 2.0
-KERNEL_ROWS = tuple(
-    row
-    for row in rows.parse((resources.files("supervisor.classify") / "signatures" / "gpu.toml").read_text("utf-8"), "gpu.toml")[0]
-    if "NVRM: Xid (" in row.anchors
-)
+CATALOGUE, PROBLEMS = signatures.read()
+KERNEL_ROWS = tuple(row for row in CATALOGUE.rows if "xid" in dict(row.fields))
 HEADS = (
     "NVRM: Xid (PCI:0000:3d:00): {code}, {rest}",
     "NVRM: Xid (0000:3d:00): {code}, {rest}",
@@ -101,19 +98,23 @@ def test_the_codes_that_jobs_meet(code: int, action: xids.Action, retry: xids.Re
 @pytest.mark.parametrize("text", ["\n", " ", "a.", "Error: ", "[1] ", '"'])
 def test_no_pattern_is_slow_on_hostile_text(text: str) -> None:
     """Of a line at most text.LONGEST_LINE bytes are searched; no row may take long for them, or a flood would be awaited."""
-    folder = resources.files("supervisor.classify") / "signatures"
     hostile = (text * HOSTILE_CHARACTERS)[:HOSTILE_CHARACTERS]
-    for name in FILES:
-        for row in rows.parse((folder / f"{name}.toml").read_text("utf-8"), name)[0]:
-            with costs_at_most(SLOWEST_S, row.id):
-                assert row.pattern.search(hostile) is None
+    for row in CATALOGUE.rows:
+        with costs_at_most(SLOWEST_S, row.id):
+            assert row.pattern.search(hostile) is None
 
 
 def test_the_files_are_toml_that_other_tools_can_read() -> None:
     """Rows are data: nothing but TOML is needed to read them."""
-    folder = resources.files("supervisor.classify") / "signatures"
-    for name in FILES:
-        parsed, problems = rows.parse((folder / f"{name}.toml").read_text("utf-8"), name)
-        assert not problems
-        assert len(parsed) == len(tomllib.loads((folder / f"{name}.toml").read_text("utf-8"))["signature"])
-        assert all(row.note and row.source for row in parsed)
+    assert not PROBLEMS
+    for path in signatures.PACKAGED.glob("*.toml"):
+        written = [row["id"] for row in tomllib.loads(path.read_text("utf-8"))["signature"]]
+        assert [row.id for row in CATALOGUE.rows if row.origin == str(path)] == written
+    assert all(row.note and row.source for row in CATALOGUE.rows)
+
+
+def test_every_named_kernel_message_is_used() -> None:
+    """A name in the kernel's catalogue that no signature uses is a fact that nobody reads."""
+    rows = [row for path in signatures.PACKAGED.glob("*.toml") for row in tomllib.loads(path.read_text("utf-8"))["signature"]]
+    assert {name for row in rows for name in row.get("messages", ())} == set(named())
+    assert not [row["id"] for row in rows if "kernel" in row["where"] and "messages" not in row]

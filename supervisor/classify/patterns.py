@@ -1,0 +1,65 @@
+"""What a signature searches with: a regular expression, or the forms of messages of the kernel's log."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Found(Protocol):
+    """A match: the text of each group, None where it took no part."""
+
+    def __getitem__(self, group: str, /) -> str | None:
+        """Return the text of a group."""
+
+    def start(self) -> int:
+        """Return where in the text it begins."""
+
+
+class Pattern(Protocol):
+    """What searches: a pattern of `re`, or one that may give up."""
+
+    def search(self, text: str, /) -> Found | None:
+        """Return the first match in the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMessage:
+    """One form of a message of the kernel's: a literal that it holds, and the pattern that matches it from its beginning."""
+
+    anchor: str
+    pattern: re.Pattern[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """The groups of a kernel message and of a row's own pattern, as one match."""
+
+    values: Mapping[str, str | None]
+
+    def __getitem__(self, group: str, /) -> str | None:
+        return self.values.get(group)
+
+    def start(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePattern:
+    """Matches a message of one of these forms in which the row's own pattern, if there is one, is found."""
+
+    forms: tuple[KernelMessage, ...]
+    detail: Pattern | None
+    detail_groups: tuple[str, ...]
+
+    def search(self, text: str, /) -> Found | None:
+        """Return the groups of the first form that matches, and those of the row's own pattern."""
+        message = next((match for form in self.forms if (match := form.pattern.match(text))), None)
+        if message is None:
+            return None
+        if self.detail is None:
+            return _Groups(message.groupdict())
+        detail = self.detail.search(text)
+        return _Groups(message.groupdict() | {name: detail[name] for name in self.detail_groups}) if detail is not None else None

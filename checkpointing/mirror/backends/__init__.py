@@ -6,7 +6,7 @@ The class of a `BackendError` says what to do about it:
     CredentialsExpired   ask for credentials anew
     PermissionDenied     report it: trying again does not help
     TransferDamaged      read the source again
-    NotFound, AlreadyExists    nothing: each is an answer
+    NotFound             nothing: it is an answer
 
 A backend keeps no state that a kill -9 could lose, and several threads may use it. Keys are relative to the place's prefix, with "/"
 between their parts. An object is written once and never changed.
@@ -32,10 +32,6 @@ class BackendError(CheckpointingError):
 
 class NotFound(BackendError):  # noqa: N818 -- an answer
     """There is no such object, or no such upload."""
-
-
-class AlreadyExists(BackendError):  # noqa: N818 -- an answer
-    """There is an object of this name, and the caller asked for a new one."""
 
 
 class PermissionDenied(BackendError):  # noqa: N818 -- a fact about the place
@@ -108,8 +104,17 @@ class Upload:
     parts: tuple[StoredPart, ...] = ()
 
 
+def is_intact(stored: Stored, parts: Sequence[StoredPart], crc64nvme: int) -> bool:
+    """Return whether an object is made of these parts: by its size, and by its checksum, else its ETag, where the place has one."""
+    if stored.n_bytes != sum(part.n_bytes for part in parts):
+        return False
+    if stored.crc64nvme is not None:
+        return stored.crc64nvme == crc64nvme
+    return is_made_of(stored.token, parts) is not False
+
+
 def is_made_of(token: str, parts: Sequence[StoredPart]) -> bool | None:
-    """Say whether an object of this token was made of these parts; None where the tokens are no MD5s, as S3's usually are."""
+    """Return whether the ETag of an object follows from those of these parts; None if they are not MD5s, as they usually are."""
     whole, dash, _ = token.partition("-")
     tokens = [part.token for part in parts]
     if not dash or not parts or any(len(one) != _MD5_HEX for one in (whole, *tokens)):
@@ -128,12 +133,8 @@ class Backend(Protocol):
     def url(self) -> str:
         """The place as the user wrote it, without a secret."""
 
-    def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
-        """Store an object whole, durably, before returning.
-
-        Idempotent: the same again replaces it by the same. With `only_new` raises AlreadyExists where there is one, unless the place cannot
-        say (rclone's server), in which case it is replaced. Raises TransferDamaged, after which nothing is stored.
-        """
+    def put(self, key: str, body: Body) -> Stored:
+        """Store an object whole, durably, before returning. Idempotent. Raises TransferDamaged if the bytes were not those announced."""
 
     def begin(self, key: str, upload_id: str = "") -> Upload:
         """Open an upload in parts; with `upload_id` the one that was opened before, with the parts that arrived.

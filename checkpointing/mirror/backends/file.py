@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from checkpointing.io.reader import CHUNK_BYTES
 from checkpointing.manifest import digest
 from checkpointing.mirror.backends import (
-    AlreadyExists,
     BackendError,
     NotFound,
     PermissionDenied,
@@ -52,8 +51,8 @@ class FileBackend:
         """The directory."""
         return self._root
 
-    def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
-        """Write beside, sync, and rename or link into place."""
+    def put(self, key: str, body: Body) -> Stored:
+        """Write beside, sync, and rename into place."""
         target = self._path(key)
         self._see_mounted()
         with _told("write", target):
@@ -63,7 +62,8 @@ class FileBackend:
                 with open(beside, "xb", buffering=0) as file:  # noqa: PTH123
                     _write(file.fileno(), 0, body, target)
                     os.fsync(file.fileno())
-                _put_in_place(beside, target, only_new=only_new)
+                os.replace(beside, target)  # noqa: PTH105
+                _sync_directory(target)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(beside)  # noqa: PTH108
@@ -212,22 +212,6 @@ def _write(fd: int, offset: int, body: Body, target: str) -> None:
     if offset != end or crc != body.crc64nvme:
         message = f"cannot write: {target}: the bytes are not those that were announced"
         raise TransferDamaged(message, hint="the source was changed while it was copied")
-
-
-def _put_in_place(beside: str, target: str, *, only_new: bool) -> None:
-    if only_new:
-        try:
-            os.link(beside, target)  # fails where the name is taken, as O_EXCL does; a rename would replace
-        except FileExistsError:
-            message = f"cannot write: {target}: it is there already"
-            raise AlreadyExists(message, hint="nothing to do") from None
-        except OSError as error:
-            if error.errno not in {errno.EPERM, errno.ENOTSUP, errno.EMLINK}:
-                raise
-            os.replace(beside, target)  # noqa: PTH105 -- a file system without hard links
-    else:
-        os.replace(beside, target)  # noqa: PTH105
-    _sync_directory(target)
 
 
 def _sync_directory(target: str) -> None:

@@ -1,11 +1,12 @@
-"""S3 and whatever speaks its language, as a place for copies.
+"""Copies of checkpoints in an S3 bucket, at Amazon or any server with the same API.
 
-In: keys, under s3://bucket/prefix. Out: objects. The client is botocore's: boto3 would add a sixth to the CPU of a start, and a transfer
-manager whose `crt` kind ignores a custom endpoint and would send the data to the public cloud. Each body announces its CRC64NVME, so that
-a server that knows it refuses what was damaged on the way; no server known to us both refuses and tells it, hence what is told afterwards
-is compared, else the ETag. Bodies are streamed from the source in pieces, unsigned (the checksum stands for them), so that memory does
-not grow with the size of a part. One request is one attempt: who calls decides about another. Credentials come from the usual chain;
-after `CredentialsExpired` the next request takes them from there anew.
+Every server gets the same requests. Each body announces its CRC64NVME: the manifest has it already, so it costs nothing, and a server that
+knows it refuses a damaged body. A server that refuses the announcement (older MinIO, Garage, R2) gets none afterwards. What every server
+reports is compared after the upload: size and ETag, or the CRC64NVME if the server has one. The restore compares every byte.
+
+boto3's transfer manager opens an upload of its own for each file and aborts it on an error. So it cannot continue an upload after a kill,
+and the multipart requests here are ours. Bodies stream from the source and are not signed, since the checksum stands for them: memory does
+not grow with the size of a part. One request is one attempt: the caller decides about another.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import botocore.session
-from botocore import exceptions as trouble
+import boto3.session
+from botocore import exceptions
 from botocore.config import Config
 from urllib3.exceptions import HTTPError
 
 from checkpointing.io.reader import CHUNK_BYTES
 from checkpointing.manifest import digest
 from checkpointing.mirror.backends import (
-    AlreadyExists,
     BackendError,
     ClockSkewed,
     CredentialsExpired,
@@ -34,7 +34,7 @@ from checkpointing.mirror.backends import (
     TransferDamaged,
     Unavailable,
     Upload,
-    is_made_of,
+    is_intact,
 )
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from checkpointing.mirror.backends import Body, S3Options
 
-_MISSING: Final = {"404", "NoSuchKey", "NoSuchUpload", "NotFound"}
-_EXISTS: Final = {"412", "PreconditionFailed", "ConditionalRequestConflict"}
+_NOT_FOUND: Final = {"404", "NoSuchKey", "NoSuchUpload", "NotFound"}
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _SKEWED: Final = {"RequestTimeTooSkewed", "RequestInTheFuture"}
 #: AWS refuses from 900 s on, others from 300 s; a Date header has whole seconds and may be some old.
@@ -56,8 +55,9 @@ _DAMAGED: Final = {
     "IncompleteBody",
     "InvalidPart",
 }
-_UNSUPPORTED: Final = {"501", "NotImplemented"}
-_AWAY: Final = {
+#: Answers of servers that do not know CRC64NVME. Swift 2.34 ignores it in a header, and refuses it in the XML of a completion.
+_UNSUPPORTED: Final = {"501", "NotImplemented", "InvalidArgument", "InvalidRequest", "MalformedXML"}
+_UNAVAILABLE: Final = {
     "RequestTimeout",
     "SlowDown",
     "ServiceUnavailable",
@@ -66,14 +66,16 @@ _AWAY: Final = {
     "ThrottlingException",
     "OperationAborted",
 }
-_LOST: Final = (
-    trouble.HTTPClientError,
-    trouble.IncompleteReadError,
-    trouble.ResponseStreamingError,
-    trouble.EndpointConnectionError,
+_CONNECTION_ERRORS: Final = (
+    exceptions.HTTPClientError,
+    exceptions.IncompleteReadError,
+    exceptions.ResponseStreamingError,
+    exceptions.EndpointConnectionError,
     HTTPError,  # while a body is read botocore passes on what its library raises, as an SSLError that is no OSError
 )
-_NO_CREDENTIALS: Final = (trouble.NoCredentialsError, trouble.PartialCredentialsError, trouble.CredentialRetrievalError)
+_NO_CREDENTIALS: Final = (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError)
+_CREDENTIALS_HINT: Final = "give fresh credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the shared credentials file"
+_NO_ARGUMENTS: Final[dict[str, Any]] = {}
 
 
 class S3Backend:
@@ -86,86 +88,59 @@ class S3Backend:
         self._options = options
         self._lock = threading.Lock()
         self._client: Any = None
-        self._encrypts = not options.sse  # the server said so once
-        self._unsupported: set[str] = set()  # what the server answered 501 to; one of the process's life is enough
+        self._confirmed_sse = not options.sse
+        self._announces = True  # checksums; False once the server refused a request because of one
 
     @property
     def url(self) -> str:
         """The bucket and prefix."""
         return self._url
 
-    def put(self, key: str, body: Body, *, only_new: bool = False) -> Stored:
-        """Put one object, with If-None-Match where it must be new."""
-        self._see_encrypts(key)
-        if only_new and "If-None-Match" not in self._unsupported:
-            extra: dict[str, Any] = {"IfNoneMatch": "*"}
-        elif only_new:
-            return self._put_new_unguarded(key, body)
-        else:
-            extra = {}
-        try:
-            answer = self._call("put_object", key, body=body, **self._sealed(body), **self._encryption(), **extra)
-        except _UnsupportedError:
-            if extra:
-                self._unsupported.add("If-None-Match")
-                return self._put_new_unguarded(key, body)
-            self._unseal()
-            return self.put(key, body)
-        return Stored(key, body.n_bytes, _token(answer), _crc(answer))
+    def put(self, key: str, body: Body) -> Stored:
+        """Put one object."""
+        if not self._confirmed_sse:  # asked by an upload without parts: the answer to a put comes after its bytes were sent
+            self.remove(key, self.begin(key).id)
+        answer = self._call("put_object", key, body=body, checksum=_announced(body.crc64nvme), **self._encryption())
+        return Stored(key, body.n_bytes, _etag(answer), _crc64nvme(answer))
 
     def begin(self, key: str, upload_id: str = "") -> Upload:
         """Create a multipart upload, or list the parts of one."""
         if upload_id:
-            return Upload(key, upload_id, tuple(self._parts(key, upload_id)))
-        if "checksum" not in self._unsupported:
-            try:
-                return self._opened(key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT")
-            except _UnsupportedError:  # the checksum, or something else: what happens without it tells
-                pass
-        opened = self._opened(key)
-        self._unsupported.add("checksum")
-        return opened
+            rows = [row for page in self._pages("list_parts", key, UploadId=upload_id) for row in page.get("Parts", ())]
+            return Upload(key, upload_id, tuple(StoredPart(row["PartNumber"], row["Size"], _etag(row), _crc64nvme(row)) for row in rows))
+        checksum = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
+        answer = self._call("create_multipart_upload", key, checksum=checksum, **self._encryption())
+        try:
+            self._check_sse("create_multipart_upload", key, answer)
+        except PermissionDenied:
+            self.remove(key, answer["UploadId"])
+            raise
+        self._confirmed_sse = True
+        return Upload(key, answer["UploadId"])
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
         """Send one part."""
-        try:
-            answer = self._call("upload_part", upload.key, body=body, UploadId=upload.id, PartNumber=number, **self._sealed(body))
-        except _UnsupportedError:
-            self._unseal()
-            return self.put_part(upload, number, body)
-        told = _crc(answer)
-        if told is not None and told != body.crc64nvme:
+        checksum = _announced(body.crc64nvme)
+        answer = self._call("upload_part", upload.key, body=body, checksum=checksum, UploadId=upload.id, PartNumber=number)
+        if _crc64nvme(answer) not in (None, body.crc64nvme):
             raise self._damaged("upload a part", upload.key)
-        return StoredPart(number, body.n_bytes, _token(answer), body.crc64nvme)
+        return StoredPart(number, body.n_bytes, _etag(answer), body.crc64nvme)
 
     def complete(self, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
-        """Complete, then compare what the server tells: the checksum of the whole, else ETag and size."""
-        rows: list[dict[str, Any]] = [
-            {"PartNumber": part.number, "ETag": f'"{part.token}"', **({} if "checksum" in self._unsupported else _part_crc(part))}
-            for part in parts
-        ]
-        whole: dict[str, Any] = (
-            {} if "checksum" in self._unsupported else {"ChecksumCRC64NVME": digest.to_base64(crc64nvme), "ChecksumType": "FULL_OBJECT"}
-        )
-        try:
-            self._call("complete_multipart_upload", upload.key, UploadId=upload.id, MultipartUpload={"Parts": rows}, **whole)
-        except _UnsupportedError:
-            self._unseal()
-            return self.complete(upload, parts, crc64nvme)
+        """Complete the upload, then compare the object that the server reports."""
+        plain = [{"PartNumber": part.number, "ETag": f'"{part.token}"'} for part in parts]
+        checked = [row | _announced(part.crc64nvme) for row, part in zip(plain, parts, strict=True)]
+        checksum = {"MultipartUpload": {"Parts": checked}, "ChecksumType": "FULL_OBJECT"} | _announced(crc64nvme)
+        self._call("complete_multipart_upload", upload.key, checksum=checksum, UploadId=upload.id, MultipartUpload={"Parts": plain})
         stored = self.stat(upload.key)
-        wrong = (
-            stored.n_bytes != sum(part.n_bytes for part in parts)
-            or (stored.crc64nvme is not None and stored.crc64nvme != crc64nvme)
-            or (stored.crc64nvme is None and is_made_of(stored.token, parts) is False)
-        )
-        if wrong:
+        if not is_intact(stored, parts, crc64nvme):
             raise self._damaged("complete", upload.key)
         return stored
 
     def stat(self, key: str) -> Stored:
         """Head the object."""
         answer = self._call("head_object", key, ChecksumMode="ENABLED")
-        return Stored(key, answer["ContentLength"], _token(answer), _crc(answer), at=answer["LastModified"].timestamp())
+        return Stored(key, answer["ContentLength"], _etag(answer), _crc64nvme(answer), at=answer["LastModified"].timestamp())
 
     def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
         """Get a range."""
@@ -177,33 +152,26 @@ class S3Backend:
             while left:
                 piece = stream.read(min(CHUNK_BYTES, left))
                 if not piece:
-                    raise self._away("read", key, "the stream ended early")
+                    raise self._unavailable("read", key, "the stream ended early")
                 yield piece
                 left -= len(piece)
-        except (*_LOST, OSError) as error:
-            raise self._away("read", key, str(error)) from error
+        except (*_CONNECTION_ERRORS, OSError) as error:
+            raise self._unavailable("read", key, str(error)) from error
         finally:
             stream.close()
 
     def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
         """List objects, or uploads, a page at a time."""
-        marks: dict[str, Any] = {}
-        while True:
-            if unfinished:
-                page = self._call("list_multipart_uploads", None, Prefix=self._prefix + prefix, **marks)
+        full, cut = self._prefix + prefix, len(self._prefix)
+        if unfinished:
+            for page in self._pages("list_multipart_uploads", None, Prefix=full):
                 for row in page.get("Uploads", ()):
-                    if "UploadId" in row and row["Key"].startswith(
-                        self._prefix + prefix
-                    ):  # Swift lists keys of other prefixes with some versions
-                        yield Stored(row["Key"][len(self._prefix) :], upload_id=row["UploadId"], at=row["Initiated"].timestamp())
-                marks = {"KeyMarker": page.get("NextKeyMarker", ""), "UploadIdMarker": page.get("NextUploadIdMarker", "")}
-            else:
-                page = self._call("list_objects_v2", None, Prefix=self._prefix + prefix, **marks)
+                    if "UploadId" in row and row["Key"].startswith(full):  # some versions of Swift list keys of other prefixes too
+                        yield Stored(row["Key"][cut:], upload_id=row["UploadId"], at=row["Initiated"].timestamp())
+        else:
+            for page in self._pages("list_objects_v2", None, Prefix=full):
                 for row in page.get("Contents", ()):
-                    yield Stored(row["Key"][len(self._prefix) :], row["Size"], _token(row), at=row["LastModified"].timestamp())
-                marks = {"ContinuationToken": page.get("NextContinuationToken", "")}
-            if not page.get("IsTruncated") or not any(marks.values()):
-                return
+                    yield Stored(row["Key"][cut:], row["Size"], _etag(row), at=row["LastModified"].timestamp())
 
     def remove(self, key: str, upload_id: str = "") -> None:
         """Delete the object, or abort the upload."""
@@ -215,119 +183,104 @@ class S3Backend:
         except NotFound:
             pass
 
-    def _opened(self, key: str, **checksum: Any) -> Upload:  # noqa: ANN401 -- as of `_call`
-        """Open an upload, unless the server does not say that it encrypts where it was told to."""
-        answer = self._call("create_multipart_upload", key, **checksum, **self._encryption())
-        try:
-            self._see_sse("create_multipart_upload", key, answer)
-        except PermissionDenied:
-            self.remove(key, answer["UploadId"])
-            raise
-        self._encrypts = True
-        return Upload(key, answer["UploadId"])
-
-    def _see_encrypts(self, key: str) -> None:
-        """Ask before the first byte, by an upload without parts: what a put answers comes after its bytes were sent."""
-        if not self._encrypts:
-            self.remove(key, self.begin(key).id)
-
-    def _put_new_unguarded(self, key: str, body: Body) -> Stored:
-        """Look first, where the server knows no If-None-Match: two writers in the same moment are not told apart."""
-        try:
-            self.stat(key)
-        except NotFound:
-            return self.put(key, body)
-        message = f"cannot put: {self._name(key)}: it is there already"
-        raise AlreadyExists(message, hint="nothing to do")
-
-    def _parts(self, key: str, upload_id: str) -> Iterator[StoredPart]:
-        mark = 0
-        while True:
-            page = self._call("list_parts", key, UploadId=upload_id, PartNumberMarker=mark)
-            for row in page.get("Parts", ()):
-                yield StoredPart(row["PartNumber"], row["Size"], _token(row), _crc(row))
-            if not page.get("IsTruncated"):
-                return
-            mark = page["NextPartNumberMarker"]
-
-    def _sealed(self, body: Body) -> dict[str, Any]:
-        return {"ContentLength": body.n_bytes} | (
-            {} if "checksum" in self._unsupported else {"ChecksumCRC64NVME": digest.to_base64(body.crc64nvme)}
-        )
-
-    def _unseal(self) -> None:
-        """Do without announced checksums from now on; raises what is being handled where that was done before, and it is something else."""
-        if "checksum" in self._unsupported:
-            raise  # noqa: PLE0704 -- called where an exception is handled
-        self._unsupported.add("checksum")
-
     def _encryption(self) -> dict[str, Any]:
         kind, _, key = self._options.sse.partition(":kms:")
         if key:
             return {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key}
         return {"ServerSideEncryption": kind} if kind else {}
 
-    def _call(self, operation: str, key: str | None, *, body: Body | None = None, **arguments: Any) -> Any:  # noqa: ANN401 -- botocore's clients have no types
-        """Make one request and say its failure in our words."""
-        if key is not None:
-            arguments["Key"] = self._prefix + key
-        stream = None
-        if body is not None:
-            stream = arguments["Body"] = _Stream(body)
+    def _call(
+        self,
+        operation: str,
+        key: str | None,
+        *,
+        body: Body | None = None,
+        checksum: dict[str, Any] = _NO_ARGUMENTS,
+        **arguments: Any,  # noqa: ANN401 -- boto3's clients have no types
+    ) -> Any:  # noqa: ANN401 -- as above
+        """Make one request. `checksum` holds the arguments that announce a checksum; a server that refuses them gets none afterwards."""
+        if not self._announces:
+            checksum = {}
         try:
-            answer = getattr(self._connected(), operation)(Bucket=self._bucket, **arguments)
-        except trouble.ClientError as error:
-            raise self._said(operation, key, error) from error
-        except _NO_CREDENTIALS as error:
-            self._forget()
-            raise CredentialsExpired(f"cannot {_words(operation)}: {self._name(key)}: {error}", hint=_CREDENTIALS_HINT) from error
-        except (*_LOST, OSError) as error:
+            return self._request(operation, key, body, {**arguments, **checksum})
+        except _NotSupported:
+            if not checksum:
+                raise
+        answer = self._request(operation, key, body, arguments)  # raises what the server refuses for another reason
+        self._announces = False
+        return answer
+
+    def _request(self, operation: str, key: str | None, body: Body | None, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 -- as above
+        """Make one request. Raises a BackendError for whatever fails."""
+        stream = None if body is None else _Stream(body)
+        if stream is not None and body is not None:
+            arguments = {**arguments, "Body": stream, "ContentLength": body.n_bytes}
+        try:
+            answer = getattr(self._connected(), operation)(**self._addressed(key), **arguments)
+        except (exceptions.BotoCoreError, exceptions.ClientError, HTTPError, OSError) as error:
             if stream is not None and stream.failed is not None:
                 raise stream.failed from error
-            raise self._away(operation, key, str(error)) from error
-        except trouble.BotoCoreError as error:
-            raise PermissionDenied(
-                f"cannot {_words(operation)}: {self._name(key)}: {error}", hint="see to the mirror's settings: [checkpoints.s3]"
-            ) from error
+            raise self._translated(operation, key, error) from error
         if stream is not None and body is not None and stream.crc64nvme != body.crc64nvme:
             raise self._damaged(operation, key)
         if operation == "put_object":
-            self._see_sse(operation, key, answer)
+            self._check_sse(operation, key, answer)
         return answer
 
-    def _see_sse(self, operation: str, key: str | None, answer: dict[str, Any]) -> None:
+    def _pages(self, operation: str, key: str | None, **arguments: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 -- as above
+        """Yield the pages of a listing. Raises as `_request` does."""
+        try:
+            yield from self._connected().get_paginator(operation).paginate(**self._addressed(key), **arguments)
+        except (exceptions.BotoCoreError, exceptions.ClientError, HTTPError, OSError) as error:
+            raise self._translated(operation, key, error) from error
+
+    def _addressed(self, key: str | None) -> dict[str, str]:
+        return {"Bucket": self._bucket} | ({} if key is None else {"Key": self._prefix + key})
+
+    def _check_sse(self, operation: str, key: str | None, answer: dict[str, Any]) -> None:
         if self._options.sse and "ServerSideEncryption" not in answer:
-            message = f"cannot {_words(operation)}: {self._name(key)}: the server did not say that it encrypts"
+            message = f"cannot {_words(operation)}: {self._name(key)}: the server did not confirm the encryption"
             raise PermissionDenied(message, hint="leave sse out, or use a server that knows server-side encryption")
 
-    def _said(self, operation: str, key: str | None, error: trouble.ClientError) -> BackendError:
-        """Choose the class for what the server answered."""
-        told = error.response.get("Error", {})
-        code, status = str(told.get("Code", "")), int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        said = f"cannot {_words(operation)}: {self._name(key)}: {code or status}: {told.get('Message', '')}".rstrip(": ")
-        behind_s = _behind_s(error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
+    def _translated(self, operation: str, key: str | None, error: Exception) -> BackendError:
+        """Return the BackendError for an error of boto3's."""
+        if isinstance(error, exceptions.ClientError):
+            return self._answered(operation, key, error)
+        message = f"cannot {_words(operation)}: {self._name(key)}: {error}"
+        if isinstance(error, _NO_CREDENTIALS):
+            self._forget()
+            return CredentialsExpired(message, hint=_CREDENTIALS_HINT)
+        if isinstance(error, (*_CONNECTION_ERRORS, OSError)):
+            return self._unavailable(operation, key, str(error))
+        return PermissionDenied(message, hint="check how the mirror is reached: endpoint, region, profile, certificates")
+
+    def _answered(self, operation: str, key: str | None, error: exceptions.ClientError) -> BackendError:
+        """Return the BackendError for an error that the server answered."""
+        answer, metadata = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
+        code, status = str(answer.get("Code", "")), int(metadata.get("HTTPStatusCode", 0))
+        message = f"cannot {_words(operation)}: {self._name(key)}: {code or status}: {answer.get('Message', '')}".rstrip(": ")
+        behind_s = _behind_s(metadata.get("HTTPHeaders", {}).get("date", ""))
         # a HEAD has no code: only the status, and the server's clock
         skewed = code in _SKEWED or ((status == 403 or code in _EXPIRED) and behind_s is not None and abs(behind_s) > _SKEW_S)  # noqa: PLR2004 -- HTTP
         if skewed:
-            said += f": this machine's clock {_apart(behind_s)}"
+            message += f": this machine's clock {_apart(behind_s)}"
         rows: tuple[tuple[bool, type[BackendError], str], ...] = (
             (skewed, ClockSkewed, "set this machine's clock (see timedatectl or chronyc tracking); the credentials may be right"),
             (code in _EXPIRED, CredentialsExpired, _CREDENTIALS_HINT),
-            (code in _DAMAGED, TransferDamaged, "the source is looked at again"),
-            (code in _EXISTS or status == 412, AlreadyExists, "nothing to do"),  # noqa: PLR2004 -- HTTP
-            (code in _UNSUPPORTED or status == 501, _UnsupportedError, "the server does not know this"),  # noqa: PLR2004 -- HTTP
-            (code in _AWAY or status >= 500 or status in (408, 429), Unavailable, "it is tried again"),  # noqa: PLR2004 -- HTTP
+            (code in _DAMAGED, TransferDamaged, "the source is read again"),
+            (code in _UNSUPPORTED or status == 501, _NotSupported, "check the settings of the mirror, as sse"),  # noqa: PLR2004 -- HTTP
+            (code in _UNAVAILABLE or status >= 500 or status in (408, 429), Unavailable, "it is tried again"),  # noqa: PLR2004 -- HTTP
             (code == "NoSuchBucket", PermissionDenied, "make the bucket, or name another one with --mirror"),
-            (code in _MISSING or status == 404, NotFound, "it is not there"),  # noqa: PLR2004 -- HTTP
+            (code in _NOT_FOUND or status == 404, NotFound, "check the key"),  # noqa: PLR2004 -- HTTP
         )
         for holds, kind, hint in rows:
             if holds:
                 if issubclass(kind, CredentialsExpired):
                     self._forget()
-                return kind(said, hint=hint)
+                return kind(message, hint=hint)
         if status in (400, 403):
-            self._forget()  # whoever gives us another key need not start us anew
-        return PermissionDenied(said, hint="see to the credentials, and to Put, Get, List and AbortMultipart on the bucket's prefix")
+            self._forget()  # the next request finds another key without a new start of this process
+        return PermissionDenied(message, hint="check the credentials, and Put, Get, List and AbortMultipart on the bucket's prefix")
 
     def _connected(self) -> Any:  # noqa: ANN401 -- as above
         with self._lock:
@@ -336,30 +289,26 @@ class S3Backend:
             return self._client
 
     def _forget(self) -> None:
+        """Drop the client: the next one takes its credentials from the chain anew."""
         with self._lock:
             self._client = None
 
     def _name(self, key: str | None) -> str:
         return self._url if key is None else f"{self._url}/{key}"
 
-    def _away(self, operation: str, key: str | None, why: str) -> Unavailable:
+    def _unavailable(self, operation: str, key: str | None, why: str) -> Unavailable:
         return Unavailable(f"cannot {_words(operation)}: {self._name(key)}: {why}", hint="it is tried again")
 
     def _damaged(self, operation: str, key: str | None) -> TransferDamaged:
-        return TransferDamaged(
-            f"cannot {_words(operation)}: {self._name(key)}: the bytes are not those that were announced", hint="it is uploaded again"
-        )
+        return TransferDamaged(f"cannot {_words(operation)}: {self._name(key)}: the checksums differ", hint="it is uploaded again")
 
 
-_CREDENTIALS_HINT: Final = "give fresh credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the shared credentials file"
-
-
-class _UnsupportedError(PermissionDenied):
-    """The server answered that it does not know this request."""
+class _NotSupported(PermissionDenied):
+    """The server does not know an argument of this request."""
 
 
 class _Stream:
-    """A body as a file that botocore can send, and send again from its begin where it must."""
+    """A body as a file that botocore can send, and send again from its start after a redirect."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
@@ -369,10 +318,10 @@ class _Stream:
         self.failed: Exception | None = None
 
     def read(self, _n_bytes: int = -1) -> bytes | memoryview:
-        """Give the next piece, however many were asked for: the sender asks for 16 KiB, which costs a sixth more CPU."""
+        """Return the next piece, of whatever length: the sender asks for 16 KiB, which costs a sixth more CPU."""
         try:
             piece = next(self._pieces, memoryview(b""))
-        except Exception as error:  # whatever it is, botocore would wrap it
+        except Exception as error:  # botocore would wrap it
             self.failed = error
             raise
         self.crc64nvme = digest.of_bytes(piece, self.crc64nvme)
@@ -380,7 +329,7 @@ class _Stream:
         return piece
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to the begin, or say where the end is: all that a sender does."""
+        """Seek to the start, or to the end for its position: a sender needs no more."""
         if whence == 2:  # noqa: PLR2004 -- SEEK_END
             self._at = self._body.n_bytes + offset
         elif whence == 0:
@@ -388,17 +337,18 @@ class _Stream:
         return self._at
 
     def tell(self) -> int:
-        """Say where we are."""
+        """Return the position."""
         return self._at
 
     def __len__(self) -> int:
-        """Say how many bytes there are."""
+        """Return the number of bytes."""
         return self._body.n_bytes
 
 
 def _client(options: S3Options) -> Any:  # noqa: ANN401 -- as above
+    """Make a client as any program with boto3 does: what the options leave empty comes from the environment and the shared files."""
     config = Config(
-        retries={"total_max_attempts": 1, "mode": "standard"},  # the caller decides: it knows what is worth another attempt
+        retries={"total_max_attempts": 1, "mode": "standard"},  # the caller decides which failure is worth another attempt
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
         max_pool_connections=options.connections + 2,
@@ -410,18 +360,18 @@ def _client(options: S3Options) -> Any:  # noqa: ANN401 -- as above
             **({} if options.path_style is None else {"addressing_style": "path" if options.path_style else "virtual"}),
         },
     )
-    session = botocore.session.Session(profile=options.profile or None)
-    return session.create_client(
+    session = boto3.session.Session(profile_name=options.profile or None)
+    return session.client(
         "s3",
         endpoint_url=options.endpoint or None,
-        region_name=options.region or session.get_config_variable("region") or "us-east-1",
+        region_name=options.region or session.region_name or "us-east-1",
         verify=options.ca_bundle or None,
         config=config,
     )
 
 
 def _behind_s(date: str) -> float | None:
-    """Say by how many seconds our clock is behind a server's Date header; None where it told none."""
+    """Return by how many seconds our clock is behind a server's Date header; None without one."""
     try:
         return parsedate_to_datetime(date).timestamp() - time.time()
     except (ValueError, TypeError):
@@ -436,23 +386,23 @@ def _apart(behind_s: float | None) -> str:
     return f"is {far} {'behind' if behind_s > 0 else 'ahead of'} the server's"
 
 
-def _token(answer: dict[str, Any]) -> str:
+def _etag(answer: dict[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
 
 
-def _crc(answer: dict[str, Any]) -> int | None:
-    """Read the checksum of the whole; a composite one (with a dash) is of the parts' checksums and says nothing here."""
-    told = str(answer.get("ChecksumCRC64NVME", ""))
-    if not told or answer.get("ChecksumType") == "COMPOSITE":
+def _announced(crc64nvme: int | None) -> dict[str, str]:
+    return {} if crc64nvme is None else {"ChecksumCRC64NVME": digest.to_base64(crc64nvme)}
+
+
+def _crc64nvme(answer: dict[str, Any]) -> int | None:
+    """Return the checksum of the whole object or part; a composite one is of the parts' checksums, and is no use here."""
+    text = str(answer.get("ChecksumCRC64NVME", ""))
+    if not text or answer.get("ChecksumType") == "COMPOSITE":
         return None
     try:
-        return digest.from_base64(told)
+        return digest.from_base64(text)
     except ValueError:
         return None
-
-
-def _part_crc(part: StoredPart) -> dict[str, str]:
-    return {} if part.crc64nvme is None else {"ChecksumCRC64NVME": digest.to_base64(part.crc64nvme)}
 
 
 def _words(operation: str) -> str:

@@ -23,6 +23,13 @@ def swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
 
 
 @pytest.fixture(scope="session")
+def older_swift(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """A server that knows no checksums."""
+    with servers.swift(tmp_path_factory.mktemp("older-swift"), older=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     with servers.moto(tmp_path_factory.mktemp("moto")) as server:
         yield server

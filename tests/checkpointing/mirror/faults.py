@@ -28,12 +28,13 @@ HOLD_ANSWER = "hold answer"  # the server has done it, and its answer waits
 
 @dataclass
 class Fault:
-    """What happens to requests whose line `match` finds. `what` is one of the above, or an answer: "503 SlowDown"."""
+    """What happens to requests: those whose line `match` finds, with `header` in their head. `what` is from above, or "503 SlowDown"."""
 
     what: str
     match: str
     times: int = 1
     after: int = 0
+    header: str = ""
     hit: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
 
@@ -81,10 +82,10 @@ class Proxy:
                 return
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
-    def _fault_for(self, line: str) -> Fault | None:
+    def _fault_for(self, line: str, head: str) -> Fault | None:
         with self._lock:
             for fault in self.faults:
-                if fault.times > 0 and re.search(fault.match, line):
+                if fault.times > 0 and re.search(fault.match, line) and fault.header in head:
                     fault.times -= 1
                     return fault
         return None
@@ -108,7 +109,7 @@ class Proxy:
             return False
         line = head.split(b"\r\n", 1)[0].decode()
         length = _length(head)
-        fault = self._fault_for(line)
+        fault = self._fault_for(line, head.decode("latin-1").lower())
         with self._lock:
             row = len(self.seen)
             self.seen.append((line, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 CACHE = HERE.parents[2] / ".s3-servers"
 PINNED = HERE / "servers.txt"
+WITHOUT_CHECKSUMS = "swift==2.34.0"  # its S3 API knows no x-amz-checksum header
 KEY, SECRET = "test:tester", "testing"
 
 
@@ -64,14 +66,32 @@ def installed() -> Path:
     return python
 
 
+def older_swift() -> Path:
+    """Return the directory of a Swift without checksums, which runs with the packages of the newer one; installs it at first use."""
+    python, home = installed(), CACHE / WITHOUT_CHECKSUMS
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / ".ready").exists():
+            shutil.rmtree(home, ignore_errors=True)
+            pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", "install", "--no-deps", "--target"]
+            subprocess.run([*pip, str(home), WITHOUT_CHECKSUMS], capture_output=True, check=True)  # noqa: S603 -- the test's own
+            (home / ".ready").touch()
+    return home
+
+
 @contextlib.contextmanager
-def swift(base: Path) -> Iterator[Server]:
-    """Run Swift below `base`."""
+def swift(base: Path, *, older: bool = False) -> Iterator[Server]:
+    """Run Swift below `base`; with `older` one whose S3 API knows no checksums."""
     python, port = installed(), free_ports(4)
+    environ = {**os.environ, **({"PYTHONPATH": str(older_swift())} if older else {})}
     log = base / "swift.log"
     with log.open("wb") as err:
         process = subprocess.Popen(  # noqa: S603 -- the test's own
-            [str(python), str(HERE / "swiftly.py"), str(base), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err
+            [str(python), str(HERE / "swiftly.py"), str(base), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            env=environ,
         )
     try:
         if process.stdout is None or process.stdout.readline() != b"ready\n":

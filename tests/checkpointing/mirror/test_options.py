@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from checkpointing.manifest import digest
 from checkpointing.mirror import restore
-from checkpointing.mirror.backends import AlreadyExists, Bytes, PermissionDenied, S3Options, Unavailable
+from checkpointing.mirror.backends import Bytes, PermissionDenied, S3Options, Unavailable
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.model import CheckpointingError
 from tests.checkpointing.mirror import servers
-from tests.checkpointing.mirror.faults import Fault
+from tests.checkpointing.mirror.faults import HOLD, Fault
 from tests.checkpointing.mirror.process import ROOT, Place, Process, save
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,23 +49,59 @@ def test_encryption_that_the_server_confirms_is_asked_for(moto: servers.Server, 
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", "key-1")
 
 
-def test_a_server_without_if_none_match_is_asked_first(place: Place) -> None:
-    place.proxy.faults.append(Fault("501 NotImplemented", "^PUT.*/m "))
-    backend = place.backend()
-    backend.put("m", BODY, only_new=True)
-    with pytest.raises(AlreadyExists):
-        backend.put("m", BODY, only_new=True)
-    assert place.objects() == {"m": 7}
-
-
-@pytest.mark.parametrize("request_line", ["^POST.*uploads", "^PUT.*partNumber", "^POST.*uploadId"], ids=["create", "part", "complete"])
-def test_a_server_without_checksums_gets_none_and_is_compared_by_its_etag(place: Place, request_line: str) -> None:
+def test_two_nodes_that_send_the_same_content_at_once_leave_one_whole_checkpoint(place: Place) -> None:
     path = place.home / "ckpt" / "step_1.pt"
-    place.proxy.faults.append(Fault("501 NotImplemented", request_line))
+    described = save(path)
+    held = Fault(HOLD, "^PUT.*manifest.json", times=2)
+    place.proxy.faults.append(held)
+    with Process(place) as one, Process(replace(place, home=place.home / "other")) as other:
+        one.mirror(path, described)
+        assert held.hit.wait(60)
+        other.mirror(path, described)
+        wait_for(lambda: place.proxy.count("^PUT.*manifest.json") == 2, "the other one to come as far")
+        held.release.set()
+        for process in (one, other):
+            process.wait_for("uploaded")
+            assert process.alerts() == []
+    assert place.no_manifest_lies() == 1
+
+
+@pytest.mark.parametrize("answer", ["501 NotImplemented", "400 InvalidArgument"])
+@pytest.mark.parametrize("request_line", ["^POST.*uploads", "^PUT.*partNumber", "^POST.*uploadId"], ids=["create", "part", "complete"])
+def test_a_server_that_refuses_checksums_gets_none_and_is_compared_by_its_etag(place: Place, request_line: str, answer: str) -> None:
+    path = place.home / "ckpt" / "step_1.pt"
+    place.proxy.faults.append(Fault(answer, request_line))
     with Process(place, workers=1) as process:
         process.mirror(path, save(path))
         process.wait_for("uploaded")
         assert process.alerts() == []
+    assert place.no_manifest_lies() == 1
+
+
+def test_a_server_that_refuses_every_checksum_refuses_one_request(place: Place) -> None:
+    path, small = place.home / "ckpt" / "step_1.pt", place.home / "ckpt" / "step_2.pt"
+    refusal = Fault("400 InvalidArgument", "^(PUT|POST)", times=1000, header="x-amz-checksum")
+    place.proxy.faults.append(refusal)
+    with Process(place, workers=1) as process:
+        for step, one, n_bytes in ((1, path, 12 << 20), (2, small, 1000)):
+            process.mirror(one, save(one, n_bytes, step), step)
+            process.wait_for("uploaded")
+        assert process.alerts() == []
+    assert refusal.times == 999
+    assert place.no_manifest_lies() == 2
+
+
+def test_a_request_that_is_refused_for_another_reason_is_an_alert(place: Place) -> None:
+    path = place.home / "ckpt" / "step_1.pt"
+    refusal = Fault("400 InvalidArgument", "^(PUT|POST)", times=1000)
+    place.proxy.faults.append(refusal)
+    with Process(place, workers=1) as process:
+        process.mirror(path, save(path))
+        assert "InvalidArgument" in process.wait_for("alert", what="denied")["message"]
+        refusal.times = 0
+        process.tell({"cmd": "retry"})
+        process.wait_for("uploaded")
+    assert place.proxy.count("^PUT.*partNumber") == 3
     assert place.no_manifest_lies() == 1
 
 

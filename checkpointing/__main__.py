@@ -9,6 +9,7 @@ from checkpointing.command_line.output import Output
 from checkpointing.model import CheckpointingError
 
 _FAILED = 1
+_PART_MIB = range(5, 4097)  # S3 takes no smaller part, and not more than 10,000 of them
 
 
 def main(words: list[str] | None = None) -> int:
@@ -27,6 +28,16 @@ def main(words: list[str] | None = None) -> int:
     for command in (push, restore):
         command.add_argument("--mirror", required=True, metavar="URL", help="s3://BUCKET/PREFIX, file:///DIRECTORY or a path")
         command.add_argument("--job", metavar="NAME", help="whose checkpoints in the mirror (default: default)")
+        s3 = command.add_argument_group(
+            "S3", "without these, the environment (AWS_…) and the files in ~/.aws hold, as for any program with boto3"
+        )
+        s3.add_argument("--endpoint", default="", metavar="URL", help="address of the S3 server, if it is not Amazon's")
+        s3.add_argument("--region", default="", metavar="NAME", help="region of the bucket")
+        s3.add_argument("--profile", default="", metavar="NAME", help="profile in ~/.aws whose keys, region and endpoint are used")
+        s3.add_argument("--path-style", action="store_true", default=None, help="put the bucket into the path instead of the host name")
+    push.add_argument(
+        "--part-mib", type=_part_mib, metavar="N", help="size in MiB of the parts that are checked and sent, 5 to 4096 (default: 32)"
+    )
     args = parser.parse_args(words)
     try:
         return _run(args, Output(as_json=args.json))
@@ -43,13 +54,24 @@ def _run(args: argparse.Namespace, out: Output) -> int:
 
         return verdicts.verify(args.paths, out) if args.command == "verify" else verdicts.latest(args.directory, out)
     from checkpointing.command_line import mirrors  # noqa: PLC0415 -- loads what speaks to S3
+    from checkpointing.manifest.digest import PART_BYTES  # noqa: PLC0415 -- as above
+    from checkpointing.mirror.backends import S3Options  # noqa: PLC0415 -- as above
     from checkpointing.mirror.client import DEFAULT_JOB, backend_of, default_spool  # noqa: PLC0415 -- as above
     from checkpointing.mirror.upload import Means  # noqa: PLC0415 -- as above
 
-    backends, job = [backend_of(args.mirror)], args.job or DEFAULT_JOB
+    options = S3Options(endpoint=args.endpoint, region=args.region, profile=args.profile, path_style=args.path_style)
+    backends, job = [backend_of(args.mirror, options)], args.job or DEFAULT_JOB
     if args.command == "push":
-        return mirrors.push(args.paths, backends, job, out, spool=default_spool(), means=Means())
+        part_bytes = PART_BYTES if args.part_mib is None else args.part_mib << 20
+        return mirrors.push(args.paths, backends, job, out, spool=default_spool(), means=Means(), part_bytes=part_bytes)
     return mirrors.restore_newest(backends, job, out, into=args.to)
+
+
+def _part_mib(text: str) -> int:
+    """Return the size of a part. Raises ArgumentTypeError outside of S3's limits."""
+    if not text.isdecimal() or int(text) not in _PART_MIB:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {_PART_MIB[0]} to {_PART_MIB[-1]}")
+    return int(text)
 
 
 if __name__ == "__main__":

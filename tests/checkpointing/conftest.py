@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.jobs.light import without_dynamo
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
 def state(step: int, **more: object) -> dict[str, Any]:
-    """A small model's state with an optimizer's, as a training script saves it."""
+    """A small model's state with an optimizer's, as a training script saves it after its first step."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
+    without_dynamo(torch)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, 8)).sum().backward()
-    optimizer.step()
+    for parameter in model.parameters():  # what AdamW.step makes
+        mean, square = 0.1 * parameter.grad, 0.001 * parameter.grad.square()
+        optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": mean, "exp_avg_sq": square}
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, **more}
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.model import Evidence
-from supervisor.observe import cgroup, collect, core_dumps, heartbeats, host_resources
+from supervisor.observe import collect, core_dumps, heartbeats, host_resources
 from supervisor.observe.job_processes import JobProcesses
 from supervisor.observe.kernel_watch import KernelWatch
 from supervisor.observe.launched_ranks import LaunchedRanks
 from supervisor.observe.log_watch import LogWatch
+from supervisor.observe.oom_kills import OomKillCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,7 +56,7 @@ class AttemptWatch:
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
         self.rank_ends: LaunchedRanks | None = None
-        self._kills: cgroup.OomKillCounter | None = None
+        self._kills: OomKillCounter | None = None
         self._problem = ""
 
     def begin(self, attempt: int, *, plain: bool = False) -> None:
@@ -63,7 +64,7 @@ class AttemptWatch:
         self.stop()
         self.ours.set_ranks(())
         self._problem = ""
-        self._kills = cgroup.OomKillCounter()  # files of the kernel's own: memory
+        self._kills = OomKillCounter()  # files of the kernel's own: memory
         logs = LogWatch(Path(self._job.log_dir(attempt)), self._signatures, self._clock.now)
         kernel = KernelWatch(self._signatures, self.ours, self._clock)
         try:
@@ -82,7 +83,7 @@ class AttemptWatch:
         """Look at what does not wait to be looked at."""
         self._shm.look(self._clock.now())
         if self._kills is not None:
-            self._kills.look(self._clock.now())
+            self._kills.update(self._clock.now())
         if ranks:
             self.ours.set_ranks(ranks)
 
@@ -97,7 +98,7 @@ class AttemptWatch:
         """A rank died: its last output is read while the others are stopped, and what it left in shared memory is still there."""
         self._shm.look(self._clock.now())
         if self._kills is not None:
-            self._kills.look(self._clock.now(), now=True)
+            self._kills.update(self._clock.now(), now=True)
         if self._logs is not None:
             self._logs.hurry()
 

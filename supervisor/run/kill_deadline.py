@@ -26,6 +26,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from health.probes import control_groups
 from supervisor.core.state import NOTICES
 from supervisor.launch import system_command
 
@@ -123,10 +124,8 @@ def _under_systemd(environ: Mapping[str, str]) -> bool:
 
 def unit_stop_s(cgroup: Path) -> float | None:
     """Return the TimeoutStopSec of the unit that this process is of; None for infinity too."""
-    try:
-        path = cgroup.read_text().rpartition(":")[2].strip()
-    except OSError:
-        return None
+    found = control_groups.own_path("name=systemd", cgroup)
+    path = found.get(1) or found.get(2, "")
     unit = next((part for part in reversed(path.split("/")) if part.endswith(".service")), "")
     if not unit:
         return None

@@ -238,7 +238,7 @@ def test_control_groups_of_a_tree(version: int, tmp_path: Path) -> None:
     if version == 2:
         files = {
             "proc/self/cgroup": "0::/a/b",
-            "sys/fs/cgroup/cgroup.controllers": "cpu memory pids",
+            "proc/self/mountinfo": "30 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate",
             "sys/fs/cgroup/a/memory.max": "1000000", "sys/fs/cgroup/a/memory.current": "900000",
             "sys/fs/cgroup/a/memory.stat": "anon 100000\ninactive_file 500000\nactive_file 200000\nshmem 100000",
             "sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": "5",
@@ -249,12 +249,15 @@ def test_control_groups_of_a_tree(version: int, tmp_path: Path) -> None:
     else:
         files = {
             "proc/self/cgroup": "4:memory:/a\n3:cpu,cpuacct:/a\n2:pids:/a\n0::/",
+            "proc/self/mountinfo": "\n".join(
+                f"30 22 0:26 / /sys/fs/cgroup/{name} rw,nosuid - cgroup cgroup rw,{name}" for name in ("memory", "cpu,cpuacct", "pids")
+            ),
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712", "sys/fs/cgroup/memory/memory.usage_in_bytes": "7",
             "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "1000000", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "900000",
             "sys/fs/cgroup/memory/a/memory.stat": "rss 1\ninactive_file 7\ntotal_inactive_file 500000\ntotal_active_file 200000",
             "sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3",
-            "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
-            "sys/fs/cgroup/cpu/a/cpu.stat": "nr_periods 50\nnr_throttled 20\nthrottled_time 1",
+            "sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/cpu,cpuacct/a/cpu.stat": "nr_periods 50\nnr_throttled 20\nthrottled_time 1",
             "sys/fs/cgroup/pids/a/pids.max": "30", "sys/fs/cgroup/pids/a/pids.current": "7",
         }  # fmt: skip
     now = Readings(cgroup.read(tree(tmp_path, files)))

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from health.probes import control_groups
+from health.probes.control_groups import ControlGroup
 from supervisor.config import signatures
 from supervisor.config.settings import Settings
 from supervisor.job.clock import Clock
 from supervisor.job.job import Job
-from supervisor.observe import cgroup
 from supervisor.observe.anchor_scanner import scanner
 from supervisor.observe.attempt_watch import AttemptWatch, LauncherFacts
 
@@ -60,7 +61,7 @@ def test_kills_are_counted_while_the_attempt_runs_each_at_its_time(
         (tmp_path / "memory.events").write_text(f"max 0\noom_kill {kills}\n")
 
     count(3)
-    monkeypatch.setattr(cgroup, "read", lambda: {str(tmp_path): cgroup.GroupCounts(own=True, oom_kills=3, limit_hits=0)})
+    monkeypatch.setattr(control_groups, "read", lambda _controller: [ControlGroup(tmp_path, 2, own=True)])
     watch.begin(1)
     count(4)
     watch.tick(())

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from health.probes.control_groups import ControlGroup
 from supervisor.classify import exits
 from supervisor.classify.engine import classify
 from supervisor.config import signatures
 from supervisor.core.model import Cause, Claim, Evidence, Phase, RankExit
 from supervisor.job.clock import Clock
-from supervisor.observe import cgroup, collect, host_resources
+from supervisor.observe import collect, host_resources, oom_kills
 from supervisor.observe.anchor_scanner import scanner
 from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.launched_ranks import VanishedRank
@@ -24,7 +26,6 @@ from supervisor.observe.reconcile import MOST_OF_LOGS, reconciled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from supervisor.observe.log_watch import Signatures
 
@@ -56,8 +57,9 @@ def known() -> Signatures:
 
 
 def test_every_fact_that_means_a_cause_by_itself_is_told_by_an_observer() -> None:
-    none, one = (cgroup.GroupCounts(own=True, oom_kills=n, limit_hits=n) for n in (0, 1))
-    counted = cgroup.killed({"/job": none}, {"/job": one}, 7.0)
+    group = ControlGroup(Path("/job"), 2, own=True)
+    none, one = (oom_kills.GroupCounts(n, n) for n in (0, 1))
+    counted = oom_kills.killed({group: none}, {group: one}, 7.0)
     seen = host_resources.evidence((), 0, (death(0, 7.0, signum=7),))
     gone = collect.exits((), CLOCK, 5.0, [VanishedRank(1, 101, 7)])
     assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *seen, *gone)}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.observe import cgroup
+from health.probes import control_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @contextlib.contextmanager
 def memory_group(mib: int) -> Iterator[Path]:
     """Make one of `mib` MiB below our own place in the hierarchy; the test is skipped, with the reason, where none can be made."""
-    deepest = max((Path(path) for path in cgroup.read()), key=lambda path: len(path.parts), default=None)
+    deepest = next((group.directory for group in control_groups.read("memory") if group.memory_events() is not None), None)
     if deepest is None:
         pytest.skip("no group here counts memory")
     group = deepest / f"supervise-test-{os.getpid()}"

@@ -1,12 +1,12 @@
 """Discovers where a job's checkpoints are, from the logs of what its ranks save and load.
 
-A location that was saved to twice is a *candidate*: its files are verified in the background and kept as copies. It is one of *checkpoints*
-once an attempt also loaded from it, or tried to, or looked for just what it saved later, before its first step; or once it saved twice to a
-location in a directory that it had listed before its first step. Only such a location is handed out, put back or mirrored. A location that
-is loaded like data (more than `MOST_LOADED` different files in one attempt) never is one: a cache is saved and loaded, too.
+A location that was saved to while the job trained, or twice, is a *candidate*: its files are verified in the background, and a file that is
+written in place is copied. It is one of *checkpoints* once an attempt also loaded from it before its first step, or tried to. Only such a
+location is handed over or pruned. A location that is loaded like data (more than `MOST_LOADED` different files in one attempt) is neither:
+a cache is saved and loaded, too.
 
     <state>/checkpoints/learned.json
-    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "listed"}],
+    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "in_training"}],
      "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
 
 Nothing here raises: a file that cannot be read or written is in `problem`, and costs only its content. Thread-safe; one
@@ -29,7 +29,7 @@ from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.observe import rank_logs
-from supervisor.observe.path_patterns import checkpoint_path, matches, pattern_of, says_checkpoint
+from supervisor.observe.path_patterns import checkpoint_path, pattern_of, says_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,8 +60,8 @@ Stat = tuple[int, int, int, int]  # device, inode, size, modification time in na
 class Location:
     """Where checkpoints of one kind lie.
 
-    saved: saves seen; loaded: attempts that loaded from it, tried to, or asked for what they saved later, before their first step; listed:
-    an attempt listed its directory before its first step; data: it was loaded like data.
+    saved: logged saves, in_training: those of them that came after a first step. loaded: attempts that loaded from it, or tried to, before
+    their first step. data: it was loaded like data.
     """
 
     pattern: str
@@ -69,16 +69,16 @@ class Location:
     loaded: int = 0
     data: bool = False
     t: float = 0.0
-    listed: bool = False
+    in_training: int = 0
 
     @property
     def kind(self) -> str:
         """What the location is taken for: checkpoint, candidate, or seen."""
         if self.data or not self.saved:
             return "seen"
-        if self.loaded or (self.listed and self.saved >= _REPEATED):
+        if self.loaded:
             return "checkpoint"
-        return "candidate" if self.listed or self.saved >= _REPEATED else "seen"
+        return "candidate" if self.in_training or self.saved >= _REPEATED else "seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,6 @@ class Discovery:
         self._numbers: dict[str, int] = {}  # file of lines → number of the last save that was counted
         self._open: dict[str, set[tuple[str, int]]] = {}  # path → (file of lines, number) of the saves that have not ended
         self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → paths loaded
-        self._asked: set[tuple[int, str]] = set()  # (attempt, pattern) that was asked for
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.problem: str | None = None
         record = _decoded(self._file)
@@ -174,20 +173,26 @@ class Discovery:
         """Return the patterns of what was most likely saved as a checkpoint, where none was also loaded."""
         if any(location.kind == "checkpoint" for location in locations):
             return ()
-        likely = [p.pattern for p in locations if p.kind == "candidate" or (p.saved and not p.data and says_checkpoint(p.pattern))]
+        likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= _REPEATED or says_checkpoint(p.pattern))]
         return tuple(likely) if self._hands_over == "switch" or len(likely) == 1 else ()
 
     def is_checkpoint(self, path: str) -> bool:
         """Return whether a path lies at a location of checkpoints."""
-        return any(matches(pattern, path) for pattern in self.patterns())
+        return pattern_of(path) in self.patterns()
 
     def is_known(self, path: str) -> bool:
         """Return whether a path lies at a location of checkpoints or candidates."""
-        return any(matches(pattern, path) for pattern in self.patterns(candidates=True))
+        return pattern_of(path) in self.patterns(candidates=True)
+
+    def is_repeated(self, path: str, *, in_training: bool = False) -> bool:
+        """Return whether a path lies at a location to which this job was seen to save at least twice; `in_training`: while it trained."""
+        location = self._locations.get(pattern_of(path), Location(""))
+        return not location.data and (location.in_training if in_training else location.saved) >= _REPEATED
 
     def is_saved(self, path: str) -> bool:
         """Return whether a path lies at a location to which this job was seen to save."""
-        return any(location.saved and not location.data and matches(location.pattern, path) for location in self.locations())
+        location = self._locations.get(pattern_of(path), Location(""))
+        return bool(location.saved) and not location.data
 
     def writes(self, checkpoint: str) -> tuple[Write, ...]:
         """Return what this run did to a checkpoint: to the file, or to each file below the directory."""
@@ -297,7 +302,7 @@ class Discovery:
                 if not is_counted and (
                     checkpoint == path or not self.writes(checkpoint)
                 ):  # one save of all ranks, one directory of many files
-                    self._count(checkpoint, float(row["t"]), saved=1)
+                    self._count(checkpoint, float(row["t"]), saved=1, in_training=_in_training(row))
             under_way.add((file, number))
             was = _stat(row["was"])
             fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
@@ -313,30 +318,18 @@ class Discovery:
             self._writes[path] = replace(known, now=now, cut=bool(under_way) or not row["well"], replaced=replaced)
         elif what == "renamed":
             self._add_rename(str(row["was"]), path, row, attempt)
-        if what != "ended":
-            self._add_lookup(row, attempt)
-
-    def _add_lookup(self, row: dict[str, Any], attempt: int) -> None:
-        """Count a lookup: a path that was looked for before the training began and is saved now is where the script resumes from."""
-        checkpoint = checkpoint_path(row["path"])
-        pattern = pattern_of(checkpoint)
-        if checkpoint in row.get("asked", ()) and (attempt, pattern) not in self._asked:
-            self._asked.add((attempt, pattern))
-            self._count(checkpoint, float(row["t"]), loaded=1)
-        if checkpoint.rpartition("/")[0] in row.get("listed", ()) and pattern in self._locations:
-            self._locations[pattern] = replace(self._locations[pattern], listed=True)
 
     def _add_rename(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
         """Count a save under its final name alone."""
-        t = float(row["t"])
+        t, in_training = float(row["t"]), _in_training(row)
         earlier = self._writes.pop(before, None)
         if earlier is not None:
             self._open.pop(before, None)
             if checkpoint_path(before) == before or not self.writes(checkpoint_path(before)):
-                self._count(checkpoint_path(before), t, saved=-1)
+                self._count(checkpoint_path(before), t, saved=-1, in_training=-in_training)
             checkpoint = checkpoint_path(path)
             if checkpoint == path or not self.writes(checkpoint):
-                self._count(checkpoint, t, saved=1)
+                self._count(checkpoint, t, saved=1, in_training=in_training)
         self._writes.pop(path, None)
         self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
 
@@ -352,10 +345,19 @@ class Discovery:
         paths.add(checkpoint)
         self._count(checkpoint, float(row["t"]), loaded=int(first), data=len(paths) > MOST_LOADED)
 
-    def _count(self, checkpoint: str, t: float, *, saved: int = 0, loaded: int = 0, data: bool = False) -> None:
+    def _count(  # noqa: PLR0913 -- what is counted
+        self, checkpoint: str, t: float, *, saved: int = 0, in_training: int = 0, loaded: int = 0, data: bool = False
+    ) -> None:
         pattern = pattern_of(checkpoint)
         location = self._locations.pop(pattern, Location(pattern))
-        location = replace(location, saved=max(location.saved + saved, 0), loaded=location.loaded + loaded, data=location.data or data, t=t)
+        location = Location(
+            pattern,
+            max(location.saved + saved, 0),
+            location.loaded + loaded,
+            data=location.data or data,
+            t=t,
+            in_training=max(location.in_training + in_training, 0),
+        )
         if location.saved or location.loaded:
             self._locations[pattern] = location
 
@@ -433,7 +435,12 @@ def _decoded(file: Path) -> _Record:
             return _Record()
         locations = tuple(
             Location(
-                str(row["pattern"]), int(row["saved"]), int(row["loaded"]), bool(row["data"]), float(row["t"]), bool(row.get("listed"))
+                str(row["pattern"]),
+                int(row["saved"]),
+                int(row["loaded"]),
+                bool(row["data"]),
+                float(row["t"]),
+                int(row.get("in_training", 0)),
             )
             for row in content["places"]
         )
@@ -455,6 +462,11 @@ def _decoded(file: Path) -> _Record:
         return _Record(locations, writes, made, str(content["run"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # learned anew
         return _Record()
+
+
+def _in_training(row: dict[str, Any]) -> int:
+    """Return 1 for a save that came after a first step, else 0."""
+    return int(int(row.get("steps", 0)) > 0)
 
 
 def _is_ended(write: Write) -> bool:

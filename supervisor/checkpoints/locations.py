@@ -51,6 +51,10 @@ class CheckpointLocations:
         """Return whether a listed candidate is a checkpoint: discovered to be one, or declared."""
         return self._discovery is None or self._discovery.is_checkpoint(path) or self.is_listed_as_declared(path)
 
+    def is_likely(self, path: str) -> bool:
+        """Return whether a listed candidate is a checkpoint, or lies where this job saved at least twice while it trained."""
+        return self.is_checkpoint(path) or (self._discovery is not None and self._discovery.is_repeated(path, in_training=True))
+
     def is_listed_as_declared(self, path: str) -> bool:
         """Return whether a declared pattern finds the checkpoint at a path. Lists directories."""
         return any(path == candidate.path for candidate in self.declared().candidates)

@@ -45,7 +45,7 @@ class MirrorFeed:
         self._sent: set[tuple[str, str]] = set()
 
     def send_known(self, listing: Listing) -> None:
-        """Send what was recorded before it was known to be a checkpoint."""
+        """Send what was recorded before it was likely to be a checkpoint."""
         for candidate in listing.candidates:
             made = self._recorder.newest.get(candidate.path)
             if made is not None and made.identity == candidate.identity:
@@ -72,5 +72,5 @@ class MirrorFeed:
         writer = records.provenance.of(made.path, made.identity, made.saved_ns).writer
         if writer is CheckpointWriter.RANKS and discovery is not None:
             is_first = not (records.several_nodes and made.is_tree) or self._shared.is_first(made.path, discovery)
-            return is_first and records.locations.is_checkpoint(made.path)
+            return is_first and records.locations.is_likely(made.path)
         return writer is CheckpointWriter.UNLOGGED and self._has_rank_0() is True and records.locations.is_listed_as_declared(made.path)

@@ -32,7 +32,7 @@ class CheckpointRecorder:
     def __init__(self, records: CheckpointRecords, shared: SharedManifests, report: Callable[[CheckpointReport], None]) -> None:
         self._records, self._shared, self._report = records, shared, report
         self.newest: dict[str, Manifest] = {}  # of each path, as this run's watcher found it last
-        self._checkpoints: set[str] = set()  # paths among these that were known to be of checkpoints
+        self._checkpoints: set[str] = set()  # paths among these that are likely to be of checkpoints
 
     def record(self, found: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
         """Record what was found whole, byte by byte, so that a later change is seen. Return None where it changed meanwhile.
@@ -69,7 +69,7 @@ class CheckpointRecorder:
         self.newest[made.path] = made
 
     def note_checkpoint(self, path: str) -> None:
-        """Note that a path is known to be of a checkpoint."""
+        """Note that a path is likely to be that of a checkpoint."""
         self._checkpoints.add(path)
 
     def has_recorded(self, write: Write) -> bool:

@@ -1,11 +1,14 @@
 """Moves torn checkpoints out of the way of a script that resumes by itself, and puts a copy in their place.
 
-Only what this run's ranks logged is touched, by the rule of ownership (checkpointing/retention/ownership.py). A move is a rename with a
-journal, so that `supervise checkpoints undo` reverses it.
+Only what this run's ranks logged is touched, by the rule of ownership (checkpointing/retention/ownership.py). Where no checkpoints are
+declared and no rank was seen to load, one thing more must hold: what remains is as good as before the save. That is a whole checkpoint
+beside, a verified copy, or a directory in which no save ended. A move is a rename with a journal, so that `supervise checkpoints undo`
+reverses it.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -50,7 +53,7 @@ class CheckpointRepair:
         return tuple(row for path in torn for row in self._try(path, attempt, permit))
 
     def _try(self, path: str, attempt: int, permit: Permit) -> Iterator[tuple[str, str]]:
-        """Do as `_repair`. Where that fails, by a full disk for example, the choice of a checkpoint stands all the same."""
+        """Do as `_repair`. A failure, such as a full disk, is reported and changes nothing in the choice of a checkpoint."""
         try:
             yield from self._repair(path, attempt, permit)
         except OSError as error:
@@ -59,7 +62,7 @@ class CheckpointRepair:
     def _repair(self, path: str, attempt: int, permit: Permit) -> Iterator[tuple[str, str]]:
         """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done.
 
-        One that a link or a framework's file of the latest leads to stays, unless a copy takes its place at once.
+        If a link or a framework's pointer file leads to it, it stays, unless a copy takes its place at once.
         """
         records = self._records
         identity = identity_of(path)
@@ -67,10 +70,10 @@ class CheckpointRepair:
             return
         found = records.cache.get(path, identity) or verify(path, own=self._trusts(path))
         records.cache.put(found)
-        copy = records.copies.newest_for(path) if self._locations.is_checkpoint(path) else None
+        copy = records.copies.newest_for(path)
         leads = leads_to(path)
         seen = self._discovery.written_files(path, self._ranks_ended_ns)
-        stays = "" if copy is not None else f"because {leads} leads to it" if leads else self._why_last(found)
+        stays = "" if copy is not None else f"because {leads} leads to it" if leads else self._why_alone(found)
         if stays:
             if not ownership.why_not(found, seen, ranks_alive=self._records.several_nodes):
                 yield path, f"{found.reason}: left where it is, {stays}"
@@ -95,14 +98,12 @@ class CheckpointRepair:
         return f"{reason}: moved to {to}{back}"
 
     def _cut_candidates(self) -> tuple[str, ...]:
-        """Return candidates of which this run cut a save off, at a location that nobody was seen to load from, with a whole one beside.
+        """Return what this run's cut saves left at locations that no rank was seen to load from: the script may take it next.
 
-        A script that resumes from the newest would take it next. Without a whole one beside, the script would start from scratch.
+        A location of one save may be that of a temporary file.
         """
-        candidates = [one for one in self._locations.listing(candidates=True).candidates if not self._locations.is_checkpoint(one.path)]
-        cut = {one.path for one in candidates if self._is_cut(one)}
-        whole = self._whole_patterns({pattern_of(path) for path in cut}, [one for one in candidates if one.path not in cut])
-        return tuple(sorted(path for path in cut if pattern_of(path) in whole))
+        candidates = [one for one in self._locations.listing(candidates=True).candidates if self._discovery.is_repeated(one.path)]
+        return tuple(sorted(one.path for one in candidates if not self._locations.is_checkpoint(one.path) and self._is_cut(one)))
 
     def _unfinished_directories(self) -> tuple[str, ...]:
         """Return the directories that this run made for a checkpoint and that hold too little for any format to recognise them.
@@ -123,13 +124,22 @@ class CheckpointRepair:
                 self._records.cache.put(Verification(path, identity, Verdict.INCOMPLETE, why, reasons=(why,)))
         return tuple(sorted(found))
 
-    def _why_last(self, found: Verification) -> str:
-        """Return why the last one of a location stays, whose save ended: somebody may recover it. "" for any other."""
-        if found.verdict is not Verdict.BAD or self._is_cut(found):
+    def _why_alone(self, found: Verification) -> str:
+        """Return why a torn checkpoint stays that has no copy and no whole one beside; "" for any other.
+
+        If its save ended, somebody may recover it. If its save was cut off, it goes only once a rank was seen to load from its location.
+        """
+        path, is_ended = found.path, found.verdict is Verdict.BAD and not self._is_cut(found)
+        holds_nothing = any(path == directory and all_cut for directory, _, all_cut in self._discovery.unfinished())
+        if not is_ended and (holds_nothing or self._locations.is_checkpoint(path)):
             return ""
-        others = [one for one in self._locations.listing(candidates=True).candidates if one.path != found.path]
-        is_last = not self._whole_patterns({pattern_of(found.path)}, others)
-        return "because its save ended, and no whole checkpoint lies beside it" if is_last else ""
+        others = [one for one in self._locations.listing(candidates=True).candidates if one.path != path]
+        if self._whole_patterns({pattern_of(path)}, others):
+            return ""
+        if is_ended:
+            return "because its save ended, and no whole checkpoint lies beside it"
+        aside = shlex.join(["mv", path, f"{path}.torn"])
+        return f"because it has no copy, and no whole checkpoint lies beside it; to have the script begin without it: {aside}"
 
     def _is_cut(self, found: Candidate | Verification) -> bool:
         return self._records.provenance.of(found.path, found.identity).is_cut

@@ -125,7 +125,7 @@ class CheckpointSelector:
         until, since_ns = time.monotonic() + limit_s, int((since_t - FILE_CLOCKS_S) * 1e9)
         try:
             self._records.absorb()
-            new = [candidate for candidate in self._records.locations.listing().candidates if candidate.mtime_ns >= since_ns]
+            new = [candidate for candidate in self._records.locations.listing(candidates=True).candidates if candidate.mtime_ns >= since_ns]
         except (CheckpointingError, OSError):
             return None  # the next start looks again, and reports it
         trusts = self._records.provenance.trusts

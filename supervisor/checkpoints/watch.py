@@ -84,10 +84,9 @@ class CheckpointWatch:
                 self._feed.send(made)
             self._retention.check_space(made)
             self._retention.prune(made, self._recorder, self._feed)
-        if not self._records.locations.is_checkpoint(found.path):
-            return
-        self._recorder.note_checkpoint(found.path)
-        if is_new:
+        if self._records.locations.is_likely(found.path):
+            self._recorder.note_checkpoint(found.path)
+        if is_new and self._records.locations.is_checkpoint(found.path):
             ref = to_ref(found if made is None else replace(found, level=check.LEVEL))
             self._report(CheckpointFound(ref, self._attempt_of(found)))
 

@@ -120,34 +120,37 @@ def test_a_resume_that_falls_back_to_an_older_one_is_no_data_set(tmp_path: Path,
     assert knows(tmp_path, rank).patterns() == ("/j/step_[0-9]*.pt",)
 
 
-def test_what_was_asked_for_in_vain_and_is_saved_later_is_a_checkpoint_after_its_first_save(tmp_path: Path, rank: Rank) -> None:
-    rank.saves("/j/ckpt.pt", asked=["/j/ckpt.pt", "/j"])
-    rank.saves("/j/.tmp-1")
-    rank.renames("/j/.tmp-1", "/j/last.pt", asked=["/j/last.pt"])
-    rank.saves("/j/out/checkpoint-10/optimizer.pt", asked=["/j/out/checkpoint-10"])
-    rank.saves("/j/out/model.pt", asked=["/j/out"])  # as `os.makedirs` asks, before it makes it
-    rank.saves("/j/out/model.pt")
+def test_one_save_while_it_trains_makes_a_candidate_and_none_makes_a_checkpoint(tmp_path: Path, rank: Rank) -> None:
+    rank.saves("/j/prepared.pt", steps=0)
+    rank.saves("/j/ckpt.pt", steps=10)
+    rank.saves("/j/.tmp-1", steps=10)
+    rank.renames("/j/.tmp-1", "/j/last.pt", steps=10)
+    for step in (10, 20):
+        rank.saves(f"/j/out/checkpoint-{step}/optimizer.pt", steps=step)
+        rank.saves(f"/j/features_{step}.pt", steps=0)
     known = knows(tmp_path, rank)
     assert kinds(known) == {
-        "/j/ckpt.pt": "checkpoint",
-        "/j/last.pt": "checkpoint",
-        "/j/out/checkpoint-[0-9]*": "checkpoint",
-        "/j/out/model.pt": "candidate",
+        "/j/prepared.pt": "seen",
+        "/j/ckpt.pt": "candidate",
+        "/j/last.pt": "candidate",
+        "/j/out/checkpoint-[0-9]*": "candidate",
+        "/j/features_[0-9]*.pt": "candidate",
     }
-    assert {place.loaded for place in known.locations() if place.kind == "checkpoint"} == {1}
+    again = Discovery(tmp_path / "checkpoints", "r2")
+    for one in (known, again):
+        repeated = {place.pattern for place in one.locations() if one.is_repeated(place.pattern.replace("[0-9]*", "30"), in_training=True)}
+        assert repeated == {"/j/out/checkpoint-[0-9]*"}, "what is sent to a mirror, and what is not"
 
 
-def test_what_is_saved_again_in_a_directory_that_was_listed_is_a_checkpoint_and_what_is_saved_once_a_candidate(
-    tmp_path: Path, rank: Rank
-) -> None:
-    for step in (10, 20):
-        rank.saves(f"/j/out/checkpoint-{step}/optimizer.pt", listed=["/j/out"])
-    rank.saves("/j/out/final.pt", listed=["/j/out"])
-    rank.saves("/j/deep/in/it.pt", listed=["/j"])
-    rank.saves("/j/deep/in/it.pt", listed=["/j"])
-    known = knows(tmp_path, rank)
-    assert kinds(known) == {"/j/out/checkpoint-[0-9]*": "checkpoint", "/j/out/final.pt": "candidate", "/j/deep/in/it.pt": "candidate"}
-    assert Discovery(tmp_path / "checkpoints", "r2").patterns() == ("/j/out/checkpoint-[0-9]*",)
+def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    rows = [
+        {"pattern": "/j/step_[0-9]*.pt", "saved": 2, "loaded": 1, "data": False, "t": 1.0, "listed": True},
+        {"pattern": "/j/out.pt", "saved": 2, "loaded": 0, "data": False, "t": 1.0, "listed": True},
+    ]
+    content = {"version": 1, "run": "r1", "places": rows, "writes": []}
+    (tmp_path / "checkpoints" / "learned.json").write_text(json.dumps(content))
+    assert kinds(Discovery(tmp_path / "checkpoints", "r1")) == {"/j/step_[0-9]*.pt": "checkpoint", "/j/out.pt": "candidate"}
 
 
 @pytest.fixture

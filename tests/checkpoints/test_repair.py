@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Rank:
         """Save a step to a file, and come to the end of it or not."""
         path = self.here / name
         self.number += 1
-        self.line(what="began", path=str(path), n=self.number, via="torch", was=stat_of(path), file=False, **more)
+        self.line(what="began", path=str(path), n=self.number, via="torch", was=stat_of(path), file=False, steps=step, **more)
         torch.save({"step": step, "w": torch.ones(256)}, path)
         if cut:
             with path.open("r+b") as file:
@@ -58,6 +59,12 @@ class Rank:
         else:
             self.line(what="ended", path=str(path), n=self.number, well=True, now=stat_of(path))
         return path
+
+    def loads(self, name: str) -> None:
+        """Log that a load was tried before the first step."""
+        row = {"t": self.number, "path": str(self.here / name), "complete": False, "via": "torch", "steps": 0}
+        with (self.file.parent / "loads-0.jsonl").open("a") as out:
+            out.write(json.dumps(row) + "\n")
 
     def makes(self, name: str) -> list[list[Any]]:
         """Make a directory, and give what is told of it at each save in it."""
@@ -125,8 +132,7 @@ class Config:
 
 
 def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one_in_any_other(ground: Ground) -> None:
-    told = [str(ground.here / "ckpt.pt")]
-    path = ground.rank.saves("ckpt.pt", 10, asked=told)
+    path = ground.rank.saves("ckpt.pt", 10)
     ground.rank.number += 1
     ground.rank.line(what="began", path=str(path), n=ground.rank.number, via="torch", was=stat_of(path), file=False)
     torch.save({"step": 10, "config": Config()}, path)
@@ -149,14 +155,13 @@ def hf(ground: Ground, step: int, *, cut: bool = False, made: bool = True) -> Pa
     name = f"out/checkpoint-{step}"
     told = ground.rank.makes(name) if made else []
     directory = ground.here / name
-    listed = [str(ground.here / "out")]
     (directory / "config.json").write_text("{}")
-    ground.rank.saves(f"{name}/pytorch_model.bin", step, made=told, listed=listed)
-    ground.rank.saves(f"{name}/training_args.bin", step, made=told, listed=listed)
-    ground.rank.saves(f"{name}/optimizer.pt", step, made=told, listed=listed, cut=cut)
+    ground.rank.saves(f"{name}/pytorch_model.bin", step, made=told)
+    ground.rank.saves(f"{name}/training_args.bin", step, made=told)
+    ground.rank.saves(f"{name}/optimizer.pt", step, made=told, cut=cut)
     if not cut:
-        ground.rank.saves(f"{name}/scheduler.pt", step, made=told, listed=listed)
-        ground.rank.saves(f"{name}/rng_state.pth", step, made=told, listed=listed)
+        ground.rank.saves(f"{name}/scheduler.pt", step, made=told)
+        ground.rank.saves(f"{name}/rng_state.pth", step, made=told)
         (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     return directory
 
@@ -282,14 +287,13 @@ def test_one_with_a_file_of_somebody_else_or_that_something_leads_to_stays_where
 
 
 @pytest.mark.parametrize("leads", [False, True], ids=["alone", "a link leads to it"])
-def test_a_file_that_was_asked_for_in_vain_is_put_back_after_its_second_save_was_cut_off(ground: Ground, leads: bool) -> None:  # noqa: FBT001  a column
-    asked = {"asked": [str(ground.here / "ckpt.pt")]}
-    path = ground.rank.saves("ckpt.pt", 10, **asked)
+def test_a_file_that_no_rank_was_seen_to_load_is_put_back_after_its_second_save_was_cut_off(ground: Ground, leads: bool) -> None:  # noqa: FBT001  a column
+    path = ground.rank.saves("ckpt.pt", 10)
     (ground.here / "export.pt").write_bytes(b"PK\x03\x04 somebody's")
     if leads:
         (ground.here / "latest.pt").symlink_to("ckpt.pt")
     ground.keeps(path)
-    ground.rank.saves("ckpt.pt", 20, cut=True, **asked)
+    ground.rank.saves("ckpt.pt", 20, cut=True)
     before = listing(ground.here, without=[ground.here / "latest.pt"])
     assert "the copy of step 10 was put in its place" in ground.mends()["ckpt.pt"]
     assert torch.load(path)["step"] == 10
@@ -299,10 +303,23 @@ def test_a_file_that_was_asked_for_in_vain_is_put_back_after_its_second_save_was
     assert listing(ground.here, without=[ground.here / "latest.pt"]) == before
 
 
+def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_rank_was_seen_to_load_it(ground: Ground) -> None:
+    path = ground.rank.saves("ckpt.pt", 10)
+    ground.rank.saves("ckpt.pt", 20, cut=True)
+    before = listing(ground.here)
+    told = ground.mends()["ckpt.pt"]
+    assert "left where it is, because it has no copy, and no whole checkpoint lies beside it" in told
+    assert listing(ground.here) == before
+    command = told.rpartition(": ")[2]
+    assert shlex.split(command) == ["mv", str(path), f"{path}.torn"]
+    ground.rank.loads("ckpt.pt")
+    assert "moved to" in ground.mends()["ckpt.pt"]
+    assert ground.moved() == [(str(path), f"{path}.torn-2")]
+
+
 def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"asked": [str(ground.here / "ckpt.pt")]}
-    ground.keeps(ground.rank.saves("ckpt.pt", 10, **asked))
-    ground.rank.saves("ckpt.pt", 20, cut=True, **asked)
+    ground.keeps(ground.rank.saves("ckpt.pt", 10))
+    ground.rank.saves("ckpt.pt", 20, cut=True)
     (ground.here / "latest.pt").symlink_to("ckpt.pt")
     before = listing(ground.here)
     monkeypatch.setattr(ground.checkpoints.records.copies, "put_back", lambda *_: "the disk is full")  # a disk that is full
@@ -332,6 +349,7 @@ def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Pa
 def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = hf(ground, 10)
     torn = hf(ground, 20, cut=True)
+    ground.rank.loads("out/checkpoint-10/optimizer.pt")
 
     def full(*_: Any, **__: Any) -> None:  # noqa: ANN401  whatever it is called with
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

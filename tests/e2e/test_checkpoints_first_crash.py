@@ -1,7 +1,7 @@
 """The first crash of a script that resumes by itself: nobody was seen to load from its one file yet, and its second save is cut off.
 
-In: a real gloo training under torchrun that looks for its checkpoint in its own way, saves in place, and is killed in its second save,
-nothing declared. Out: the next attempt goes on from the last good save, also where the script would have swallowed the error.
+A real gloo training under torchrun saves in place and is killed in its second save, nothing declared. The next attempt goes on from the
+last good save, also where the script would have swallowed the error.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]  # several attempts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeks", ["stat", "glob", "listdir"])
+@pytest.mark.parametrize("seeks", ["stat", "open"])
 def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_save(
     supervise: Callable[..., Supervised], tmp_path: Path, seeks: str
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    if seeks != "glob":  # which asks whether there is any
-        (tmp_path / "other.pt").write_bytes(b"PK\x03\x04 torn long ago, by somebody else")
+    (tmp_path / "other.pt").write_bytes(b"PK\x03\x04 torn long ago, by somebody else")
     options = ["--config", str(fast(tmp_path))]
     before = listing(tmp_path)
     words = ["--style=inplace", "--swallow", f"--seeks={seeks}", "--tear-at=20", "--steps=30", "--pace-s=0.5"]
@@ -45,16 +44,6 @@ def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_sa
     assert moved(run) == [(str(torn), f"{torn}.torn-1")]
     assert "the copy of step 10 was put in its place" in run.stderr
     assert_untouched(run, before)
-
-
-@pytest.mark.slow
-def test_where_nobody_was_seen_to_look_for_it_the_torn_file_is_tried_once(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    options = ["--config", str(fast(tmp_path))]
-    run = supervise(*TRAIN, "--style=inplace", "--seeks=open", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
-    assert run.exit_code(deadline_s=240) == 0
-    said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
-    assert said == ["resumed at 0", "resumed at 20"], "attempt 2 could not load the torn file, attempt 3 goes on from the copy"
-    assert run.attempts() == 3
 
 
 @pytest.mark.slow

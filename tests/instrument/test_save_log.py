@@ -217,19 +217,21 @@ def test_safetensors_that_are_opened_are_loads(done: Done) -> None:
 
 def test_a_handler_that_saves_while_another_save_is_noted_waits_for_nobody(tmp_path: Path) -> None:
     me: Any = SimpleNamespace(armed=True, claimed=True, directory=str(tmp_path), local_rank=0)
-    written = SaveLog(me)
-    looks = iter([True])
+    first = iter([True])
 
-    class Looked:
-        def above(self, _path: str) -> dict[str, Any]:
-            if next(looks, False):
+    class Beat:
+        @property
+        def steps(self) -> int:  # is read in the middle of each note
+            if next(first, False):
                 signal.raise_signal(signal.SIGUSR1)  # while the lock is held
-            return {}
+            return 0
+
+    beat: Any = Beat()
+    written = SaveLog(me, beat)
 
     def preempted(_signum: int, _frame: object) -> None:
         written.ended(written.began(str(tmp_path / "last.pt"), "torch"), well=True)
 
-    written._looked = Looked()  # type: ignore[assignment]  # noqa: SLF001  what is asked for each save, in the middle of its note
     before = signal.signal(signal.SIGUSR1, preempted)
     try:
         written.ended(written.began(str(tmp_path / "a.pt"), "torch"), well=True)

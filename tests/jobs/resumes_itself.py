@@ -8,7 +8,6 @@ starts from scratch then. --seeks: how it finds out whether ckpt.pt is there. --
 from __future__ import annotations
 
 import argparse
-import glob
 import os
 import re
 import signal
@@ -40,10 +39,6 @@ class Tears:
 
 def is_there(path: Path, seeks: str) -> bool:
     """Look for a file in one of the ways in which scripts do."""
-    if seeks == "glob":
-        return bool(glob.glob(f"{path.parent}/*.pt"))  # noqa: PTH207  what it is about
-    if seeks == "listdir":
-        return path.name in os.listdir(path.parent)  # noqa: PTH208  what it is about
     if seeks == "open":
         try:
             path.open("rb").close()

@@ -37,7 +37,7 @@ class Instrumentation:
         self._identity = identity
         self._beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
         self._loads = LoadLog(identity, self._beat)
-        self._written = SaveLog(identity)
+        self._written = SaveLog(identity, self._beat)
         self._programs = ProgramRecognition(identity)
         self._saves = SaveRequests(self._beat)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs)
@@ -45,7 +45,7 @@ class Instrumentation:
     def install(self) -> None:
         """Claim if this is known to be a rank, and set every hook but the one for exceptions."""
         self._beat.wants_slot = self._claim
-        self._beat.at_first_step = self._trains
+        self._beat.at_first_step = self._programs.at_first_step
         self._reporter.catch_signals()
         if self._identity.known_rank:
             self._claim()
@@ -60,7 +60,6 @@ class Instrumentation:
     def heartbeat(self, step: int) -> None:
         """Take the script's word for the absolute step (worker.heartbeat)."""
         self._beat.told(step)
-        self._written.trains()
 
     def asked(self, number: int) -> None:
         """Note the script's question whether to save (worker.should_save): its `number`-th, 0 where they are not counted."""
@@ -84,14 +83,9 @@ class Instrumentation:
             self._loads.write()
             self._written.write()
 
-    def _trains(self) -> None:
-        self._written.trains()
-        self._programs.at_first_step()
-
     @quiet
     def _disarm(self) -> None:
         self._identity.armed = False
-        self._written.trains()
         self._beat.part()
         self._reporter.disarm()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .claim import ProcessIdentity
-    from .path_probes import PathProbes
+    from .heartbeat import HeartbeatWriter
 
 PATHS = 128
 DIRECTORIES = 256
@@ -34,8 +34,9 @@ PARTS = (".distcp", ".metadata", ".metadata.tmp")
 class SaveLog:
     """Owns the lines that are not written yet, and the newest of each path."""
 
-    def __init__(self, identity: ProcessIdentity) -> None:
+    def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
         self._identity = identity
+        self._beat = beat
         self._lines: list[str] = []
         self._lock = RLock()  # saves in the background end in other threads; a forked child, being disarmed, never comes to it
         self._later: list[Callable[[], None]] = []  # what is to be noted, in order
@@ -44,7 +45,6 @@ class SaveLog:
         self._bytes = 0
         self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
         self._made: dict[str, tuple[int, int]] = {}  # directory → device and inode, of the newest that were made here
-        self._looked: PathProbes | None = None
         self._rename: Callable[..., None] = os.replace  # ours must not be noted
 
     @quiet
@@ -58,7 +58,7 @@ class SaveLog:
 
         def note() -> None:
             self._renew(path)
-            self._note(path, "began", n=number, via=via, was=was, file=file, **self._known_above(path))
+            self._note(path, "began", n=number, via=via, was=was, file=file, **self._context(path))
 
         self._in_turn(note)
         return number, path
@@ -87,7 +87,7 @@ class SaveLog:
                 name = after + path[len(before) :]
                 del self._newest[path]
                 self._renew(name)
-                self._note(name, "renamed", was=path, now=stat_of(name), **self._known_above(name))
+                self._note(name, "renamed", was=path, now=stat_of(name), **self._context(name))
 
         self._in_turn(note)
 
@@ -113,16 +113,6 @@ class SaveLog:
         self._rename = os.replace
         for name, tell, given in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
             setattr(os, name, self._telling(getattr(os, name), tell, given))
-        from .path_probes import PathProbes  # noqa: PLC0415 - for processes that import torch only
-
-        self._looked = PathProbes(self._identity)
-        self._looked.begin()
-
-    @quiet
-    def trains(self) -> None:
-        """Take no more note of what is asked for: the training began, or this is a child that was forked before."""
-        if self._looked is not None:
-            self._looked.end()
 
     def _telling(self, inner: Callable[..., Any], tell: Callable[..., Any], count: int) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as os has it
@@ -148,11 +138,10 @@ class SaveLog:
             finally:
                 self._busy = False
 
-    def _known_above(self, path: str) -> dict[str, Any]:
-        """Say what was asked for or listed of a path and above it, and which of the directories were made here."""
-        found: dict[str, Any] = {} if self._looked is None else dict(self._looked.above(path))
+    def _context(self, path: str) -> dict[str, Any]:
+        """Return the optimizer steps so far, and the directories above a path that were made here."""
         made = [[one, *known] for one, known in self._made.items() if path.startswith(one + os.sep)]
-        return {**found, "made": made} if made else found
+        return {"steps": self._beat.steps, "made": made} if made else {"steps": self._beat.steps}
 
     def _renew(self, path: str) -> None:
         self._newest.pop(path, None)

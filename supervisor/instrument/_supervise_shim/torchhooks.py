@@ -85,7 +85,6 @@ class TorchHooks:
             if getattr(module, name) is once:
                 setattr(module, name, inner)
                 self._beat.saw_backward()
-                self._written.trains()
             return inner(*args, **kwargs)
 
         setattr(module, name, once)

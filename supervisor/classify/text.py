@@ -16,7 +16,8 @@ from dataclasses import dataclass
 LONGEST_LINE = 12288
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_BREAKS = re.compile(r"[\t\n\r]+")
 
 # Each takes off one prefix; the groups are rank and node. Sources: torchrun --tee, torch.distributed (TORCH_SHOW_RANK_PREFIX), mpirun
 # --tag-output, Ray's driver log, srun --label, kubectl/docker logs --timestamps and the CRI log format, ts(1) and CI systems, pdsh and
@@ -99,8 +100,13 @@ class Line:
 
 
 def plain(line: str) -> str:
-    """Return the text without escapes and control characters (tabs stay)."""
+    """Return a text without escape sequences and control characters. Tabs and line ends stay."""
     return _CONTROL.sub("", _ESCAPES.sub("", line)).rstrip() if line else line
+
+
+def one_line(foreign: str) -> str:
+    """Return a text that is safe in one line of a terminal or of a protocol: plain, valid UTF-8, with a space for each tab and line end."""
+    return _BREAKS.sub(" ", plain(foreign.encode("utf-8", "replace").decode("utf-8"))).strip()
 
 
 def read(data: bytes, *, whole: bool = True) -> Line:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from typing import TYPE_CHECKING
 
 from supervisor.classify import redact
+from supervisor.classify.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,13 +22,9 @@ WHOLE_ROWS = frozenset({"done", "plan", "verdict", "next", "next time"})
 _LONGEST = 1000
 
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
-
-
 def clean(text: str) -> str:
-    """Return one line of foreign text, fit to be shown: no escapes, no control characters, no secrets."""
-    line = redact.text(_CONTROL.sub(" ", text.encode("utf-8", "replace").decode("utf-8")).strip())
-    return cut(line, _LONGEST)
+    """Return one line of foreign text, fit to be shown: no escape sequences, no control characters, no secrets."""
+    return cut(redact.text(one_line(text)), _LONGEST)
 
 
 def laid_out(  # noqa: PLR0913 (what is laid out, and the four measures of a page)

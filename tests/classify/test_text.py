@@ -44,3 +44,17 @@ def test_what_prints_settings_and_commands_is_an_echo(line: str) -> None:
 @pytest.mark.parametrize("line", ["error: 'No space left on device'", "io_timeout: [10.0.0.1]", "loss.... a", "a.b.c"])
 def test_what_tells_of_an_event_is_none(line: str) -> None:
     assert text.is_echo(line) == line.startswith("loss")
+
+
+@pytest.mark.parametrize(
+    ("foreign", "line"),
+    [
+        ("\x1b[1;31mRuntimeError\x1b[0m: boom\r\n", "RuntimeError: boom"),
+        ("\x1b]0;a title\x07shown", "shown"),
+        ("first\n\tsecond\rthird", "first second third"),
+        ("a\x00b\x9b31mc\x7f", "ab31mc"),
+        ("half \ud800", "half ?"),
+    ],
+)
+def test_a_foreign_text_becomes_one_safe_line(foreign: str, line: str) -> None:
+    assert text.one_line(foreign) == line

@@ -13,7 +13,7 @@ from health.model import Repair, Severity
 from health.nvidia import sxids, xid_history, xid_registers, xids
 from health.nvidia.xid_history import Event, Past
 from health.nvidia.xid_registers import RegisterVerdict
-from health.nvidia.xids import Action, Origin, Part, Retry
+from health.nvidia.xids import Action, Origin, Retry
 
 if TYPE_CHECKING:
     from health.nvidia.xids import Xid
@@ -127,16 +127,24 @@ def _with_memory(entry: Xid, base: XidJudgement, around: Around) -> XidJudgement
         return replace(
             base, severity=Severity.CRITICAL, repair=Repair.REPLACE, reason=reason, same_gpu=Retry.NO.value, origin=Origin.HARDWARE.value
         )
-    if entry.origin is not Origin.EITHER or entry.part is not Part.OTHER:
-        return base
-    if past.gpus > 1:
+    if entry.may_be_program and past.gpus > 1:
         return replace(base, reason=f"on {past.gpus} GPUs within 24 h: the application is suspected", origin=Origin.APP.value)
-    if past.place >= xid_history.REPEATED:
+    if is_repeated(entry, past):
         reason = f"{past.place} times within 24 h on this GPU and on no other: its hardware is suspected, run `dcgmi diag -r 3`"
         return replace(
             base, severity=Severity.CRITICAL, repair=Repair.DRAIN, reason=reason, same_gpu=Retry.NO.value, origin=Origin.HARDWARE.value
         )
     return base
+
+
+def is_repeated(entry: Xid, past: Past) -> bool:
+    """Whether a code that a program can cause came again in the same place of one GPU, which makes the hardware the suspect."""
+    return entry.may_be_program and past.gpus == 1 and past.place >= xid_history.REPEATED
+
+
+def judge_number(code: int) -> XidJudgement:
+    """Return what an Xid asks for of which only the number is known, as NVML delivers it."""
+    return judge(code, "", Around(Past(same=1, gpus=1, place=1)))
 
 
 def judge_switch(code: int, severity_word: str, rest: str) -> XidJudgement:

@@ -107,6 +107,16 @@ class Xid:
         return {Action.IGNORE: Effect.NOTE, Action.RESTART: Effect.PROCESS}.get(self.action, Effect.GPU)
 
     @property
+    def may_be_program(self) -> bool:
+        """Whether a program or the hardware can cause it, so that only repetition on one GPU proves the hardware."""
+        return self.origin is Origin.EITHER and self.part is Part.OTHER
+
+    @property
+    def concerns_process(self) -> bool:
+        """Whether it concerns the process that the line names, and no other process on the GPU."""
+        return self.origin in {Origin.APP, Origin.EITHER} or self.code == CONTAINED
+
+    @property
     def hardware(self) -> str:
         """Whether the fault is the hardware's, from the code alone: yes, no or unknown."""
         if self.origin is Origin.EITHER:
@@ -120,6 +130,8 @@ UNUSED = frozenset(
     | {61, 65, 73, 81, 87, 90, 91, 108, *range(111, 119), *range(122, 126), 138}
 )
 
+#: The one memory error that ends only the process whose data it hit.
+CONTAINED = 94
 #: Digits: a text from a log may be of any length.
 _LONGEST_CODE = 4
 

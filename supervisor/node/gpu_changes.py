@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu import gpus
 from health.model import Readings, delta
-from health.nvidia import recovery_actions, xids
-from health.nvidia.xid_history import REPEATED, Event, Memory
+from health.nvidia import recovery_actions, xid_policy, xids
+from health.nvidia.xid_history import Event, Memory
 from supervisor.classify.gpu_state import CLAIMS, SOURCE
 from supervisor.classify.gpu_state import REPEATED as REPEATED_WEIGHT
 from supervisor.classify.match import claims
@@ -155,9 +155,7 @@ def remember(reported: Iterable[DriverXid], memory: Memory) -> None:
 def _repeated(one: DriverXid, memory: Memory) -> str:
     entry = xids.lookup(one.code)
     past = memory.past(Event(one.code, _uuid(one.subject), one.t))
-    if entry is None or entry.origin is not xids.Origin.EITHER or entry.part is not xids.Part.OTHER:
-        return ""
-    if past.gpus != 1 or past.same < REPEATED:
+    if entry is None or not xid_policy.is_repeated(entry, past):
         return ""
     return f"{past.same} times within 24 h on this GPU and on no other: its hardware is suspected"
 

@@ -33,8 +33,6 @@ _PCI = re.compile(r"(?<!SXid \()\bPCI:([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-
 _PID = re.compile(
     r"\bpid[=:]\s?'?(\d+)|\bKill(?:ed)? process (\d+)|^(?:traps: )?\S.{0,15}?\[(\d+)\]:? (?:segfault|general protection|trap )"
 )
-#: The one error of a GPU's memory that the process which is named has to itself.
-_CONTAINED = 94
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +104,9 @@ def _whose(fact: Evidence, ours: JobProcesses) -> tuple[ProcessOwner, int | None
 
 
 def _is_of_a_process(fact: Evidence) -> bool:
-    """Whether an Xid concerns the named process alone. Of a GPU's own failure a monitor is told as often as who computes there."""
-    number = next((value for name, value in fact.fields if name == "xid"), "")
-    known = xids.lookup(int(number)) if number.isdecimal() else None
-    return known is not None and (known.origin in {xids.Origin.APP, xids.Origin.EITHER} or known.code == _CONTAINED)
+    """Whether an Xid concerns the named process alone. The driver names any process for a failure of the GPU, a monitor too."""
+    known = xids.lookup_text(next((value for name, value in fact.fields if name == "xid"), ""))
+    return known is not None and known.concerns_process
 
 
 def _whose_gpu(pci: str) -> ProcessOwner:

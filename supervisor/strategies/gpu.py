@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from health.nvidia.xids import Retry, lookup
+from health.nvidia.xids import Retry, lookup_text
 from supervisor.core.budget import family
 from supervisor.core.model import Cause, Change, Gpu, Launcher, Plan, PlanKind
 from supervisor.knobs import batch
@@ -82,7 +82,7 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
 
 def usable_again(xid: str, hardware: str) -> bool:
     """Whether the catalogue says of the Xid that the job may use the GPU again."""
-    known = lookup(int(xid)) if xid.isdigit() else None
+    known = lookup_text(xid)
     return known is not None and known.retry is Retry.YES and hardware != "suspected"
 
 

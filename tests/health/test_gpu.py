@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health import registry
+from health.checks.gpu import presence
 from health.judge import judge
-from health.model import Ask, Readings, Repair, Result
+from health.kernellog.correlate import Correlator
+from health.kernellog.model import Entry
+from health.model import Ask, Reading, Readings, Repair, Result, Severity
 from health.probes.gpu import nvml, nvml_calls
 from health.probing.runner import Runner
+from health.thresholds import Thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -302,12 +306,26 @@ def test_a_gpu_that_stays_lost_does_not_open_the_library_again_and_again(fake_nv
     assert calls.count("EventSetFree") == calls.count("EventSetCreate") - 1
 
 
+def test_an_xid_means_the_same_from_the_driver_and_from_the_kernels_log() -> None:
+    """Only the number is known in both: a line that ends behind it."""
+    for code in range(1, 200):
+        event = Readings((Reading("nvml", "gpu:a", "gpu.events", [{"kind": "xid", "data": code, "t": 1.0}]),))
+        (result,) = presence.gpu_events(event, None, Thresholds())
+        log = Correlator()
+        log.take(Entry(f"NVRM: Xid (PCI:0000:3d:00): {code}, ", t=1.0))
+        (logged,) = log.findings()
+        failed = logged.severity is Severity.CRITICAL
+        assert (result.result is FAILED, result.result is OK) == (failed, logged.severity is Severity.INFO), code
+        assert result.repair is logged.repair
+        assert logged.meaning in result.reason
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("event", "result", "words"),
     [
-        ("0:8:79", FAILED, "Xid 79: the GPU is not reachable"), ("0:8:31", DEGRADED, "Xid 31"), ("0:8:45", OK, "Xid 45"),
-        ("0:8:99999", DEGRADED, "in no catalogue"), ("0:2:0", FAILED, "uncorrectable memory error"),
+        ("0:8:79", FAILED, "Xid 79: GPU_HAS_FALLEN_OFF_THE_BUS: the GPU is not reachable"), ("0:8:31", DEGRADED, "Xid 31"),
+        ("0:8:45", OK, "Xid 45"), ("0:8:99999", FAILED, "newer than this table"), ("0:2:0", FAILED, "uncorrectable memory error"),
     ],
 )  # fmt: skip
 def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str, fake_nvml: FakeNvml, runner: Runner) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu import gpus
-from health.model import HOST, KERNEL, Check, CheckResult, Repair, Result
-from health.nvidia import recovery_actions, xids
+from health.model import HOST, KERNEL, Check, CheckResult, Repair, Result, Severity
+from health.nvidia import recovery_actions, xid_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -219,15 +219,9 @@ def _event_meaning(event: dict[str, Json]) -> tuple[Result, str, Repair]:
     kind, code = str(event.get("kind")), event.get("data")
     if kind != "xid" or not isinstance(code, int):
         return _EVENT_KINDS.get(kind, (Result.DEGRADED, f"event {kind}", Repair.NONE))
-    xid = xids.lookup(code)
-    if xid is None:
-        return Result.DEGRADED, f"Xid {code}, which is in no catalogue", Repair.NONE
-    words = f"Xid {code}: {xid.meaning}"
-    if xid.echo or xid.origin is xids.Origin.APP:
-        return Result.OK, words, Repair.NONE
-    repair = xids.REPAIRS[xid.action]
-    grave = xid.action in (xids.Action.RESET, xids.Action.REBOOT, xids.Action.DRAIN)
-    return (Result.FAILED if grave and xid.origin is not xids.Origin.EITHER else Result.DEGRADED), words, repair
+    judged = xid_policy.judge_number(code)
+    result = {Severity.CRITICAL: Result.FAILED, Severity.INFO: Result.OK}.get(judged.severity, Result.DEGRADED)
+    return result, f"Xid {code}: {judged.meaning}", judged.repair
 
 
 CHECKS: Final = {

@@ -65,10 +65,12 @@ class MirrorFeed:
     def _is_ours_to_send(self, made: Manifest) -> bool:
         """Return whether this node sends a checkpoint: one that its ranks saved; of what no hook saw, the node of rank 0.
 
-        Of a directory that ranks of several nodes saved together, the first of these nodes sends it, where they share a state directory.
+        Of a directory that ranks of several nodes saved together, the first of these nodes sends it, if they share a state directory.
         No hook sees safetensors written by a plain `open`, C++ writers and other processes. What they save must be declared, and new.
         """
         records, discovery = self._records, self._records.discovery
+        if records.several_nodes and self._shared.is_saved_by_another(made.path, made.identity, discovery):
+            return False
         writer = records.provenance.of(made.path, made.identity, made.saved_ns).writer
         if writer is CheckpointWriter.RANKS and discovery is not None:
             is_first = not (records.several_nodes and made.is_tree) or self._shared.is_first(made.path, discovery)

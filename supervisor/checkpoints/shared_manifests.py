@@ -1,7 +1,7 @@
-"""What the other nodes of a job recorded of the same checkpoints, where they share the state directory.
+"""What the other nodes of a job recorded of the same checkpoints, if they share the state directory.
 
-One node reads a shared checkpoint and records its digests; the others take its manifest, if it is of the content that they see. Device and
-inode are each mount's own, hence size and modification time are compared; of a directory the hash of all its files.
+One node reads a shared checkpoint and records its digests. The others take its manifest if it is of the content that they see. Device and
+inode differ between mounts, so size and modification time are compared; of a directory the hash of all its files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Identity
-    from supervisor.checkpoints.discovery import Discovery
+    from supervisor.checkpoints.discovery import Discovery, Write
 
-#: How long the node that should read a checkpoint may take: it reads it twice, and may be slower than it is allowed to be.
+#: How long the node that should read a checkpoint may take. It reads it twice, and a loaded disk is slower than the rate that it may use.
 PATIENCE_S: Final = 30.0
 _READINGS: Final = 4
-#: Of the begins of one save on several nodes, by their clocks. An earlier run's save to the same path is not meant.
+#: The starts of one save on several nodes differ by less, by their clocks. An earlier run's save to the same path differs by more.
 _SAME_SAVE_S: Final = 600.0
 
 
@@ -48,20 +48,28 @@ class SharedManifests:
         return None
 
     def is_worth_waiting(self, path: str, identity: Identity) -> bool:
-        """Say whether another node may still record this content: there is one, and it had not yet the time to read it."""
+        """Return whether another node may still record this content: there is one, and it had not yet the time to read it."""
         if not self._others():
             return False
         since = self._asked.setdefault((path, identity), self._clock())
         return self._clock() - since < PATIENCE_S + _READINGS * identity.size / BACKGROUND_BYTES_PER_S
 
-    def is_first(self, unit: str, mine: Discovery) -> bool:
-        """Say whether this node's name is the first of those whose ranks were seen to take part in the last save of a checkpoint."""
-        at = max((write.t for write in mine.writes(unit)), default=None)
+    def is_saved_by_another(self, path: str, identity: Identity, mine: Discovery | None) -> bool:
+        """Return whether ranks of another node saved a checkpoint: their save left it as it is, or only theirs was logged."""
+        own = () if mine is None else mine.writes(path)
+        if any(_left(write, identity) for write in own):
+            return False
+        theirs = [write for node in self._others() for write in read_last_run(self._nodes / node / self._directory).writes(path)]
+        return any(_left(write, identity) for write in theirs) or (bool(theirs) and not own)
+
+    def is_first(self, path: str, mine: Discovery) -> bool:
+        """Return whether this node's name is the first of those whose ranks took part in the last save of a checkpoint."""
+        at = max((write.t for write in mine.writes(path)), default=None)
         earlier = [name for name in self._others() if name < self._me]
         return at is None or not any(
             abs(write.t - at) < _SAME_SAVE_S
             for name in earlier
-            for write in read_last_run(self._nodes / name / self._directory).writes(unit)
+            for write in read_last_run(self._nodes / name / self._directory).writes(path)
         )
 
     def _others(self) -> list[str]:
@@ -69,3 +77,8 @@ class SharedManifests:
             return sorted(name for name in os.listdir(self._nodes) if name != self._me)  # noqa: PTH208
         except OSError:
             return []
+
+
+def _left(write: Write, identity: Identity) -> bool:
+    """Return whether a save left a file as it is now."""
+    return write.now is not None and write.now[2:] == (identity.size, identity.mtime_ns)

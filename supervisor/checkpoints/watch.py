@@ -116,9 +116,7 @@ class CheckpointWatch:
         where it does not share the state directory, each node reads for itself.
         """
         path, identity = candidate.path, candidate.identity
-        if not self._records.several_nodes or self._has_rank_0():
-            return None
-        if not candidate.is_directory and self._records.provenance.of(path, identity, candidate.mtime_ns).writer is CheckpointWriter.RANKS:
+        if not self._records.several_nodes or self._is_read_here(candidate):
             return None
         adopted = self._recorder.adopt(path, identity)
         if adopted is not None:
@@ -126,6 +124,15 @@ class CheckpointWatch:
         if self.watcher.is_finishing or not self._shared.is_worth_waiting(path, identity):
             return None
         return Verification(path, identity, Verdict.WRITING, "another node reads it")
+
+    def _is_read_here(self, candidate: Candidate) -> bool:
+        path, identity = candidate.path, candidate.identity
+        if not candidate.is_directory and self._shared.is_saved_by_another(path, identity, self._records.discovery):
+            return False
+        is_file_of_ranks = (
+            not candidate.is_directory and self._records.provenance.of(path, identity, candidate.mtime_ns).writer is CheckpointWriter.RANKS
+        )
+        return is_file_of_ranks or bool(self._has_rank_0())
 
     def _may_be_pruned(self, candidate: Candidate) -> bool:
         """Return whether what was here at our start is to be recorded: `checkpoints.keep` removes only what is, of this run."""

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class Node:
     """One node's view; `verified` is what its watcher told, `sent` what it would upload."""
 
-    def __init__(self, place: Path, name: str, *, has_rank_0: bool) -> None:
-        state = place / "state" / "train" / "nodes" / name
+    def __init__(self, place: Path, name: str, *, has_rank_0: bool, state: Path | None = None) -> None:
+        self.state = state = (state or place / "state") / "train" / "nodes" / name
+        self.n_saves = 0
         state.mkdir(parents=True)
         (place / "here").mkdir(exist_ok=True)
         settings = replace(Settings(), checkpoints=Checkpoints(paths=("step_*",), scan_interval_s=0.1))
@@ -51,6 +52,21 @@ class Node:
     def is_sending(self, _path: str, _content: str) -> bool:
         """Nothing is kept for the mirror."""
         return False
+
+    def saves(self, path: Path, *, began: float = 0.0, ended: bool = True) -> None:
+        """Log a save as a rank of this node does; of a file as it is now."""
+        assert self.checkpoints.records.discovery is not None
+        attempt = self.state / "attempt"
+        attempt.mkdir(exist_ok=True)
+        self.n_saves += 1
+        row = {"path": str(path), "n": self.n_saves, "t": began or time.time()}
+        rows = [{**row, "what": "began", "was": None}]
+        if ended:
+            st = path.stat()
+            rows.append({**row, "what": "ended", "well": True, "now": [st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns]})
+        with (attempt / "saves-0.jsonl").open("a") as log:
+            log.writelines(json.dumps(row) + "\n" for row in rows)
+        self.checkpoints.records.discovery.absorb(attempt, 1)
 
     def _took(self, report: CheckpointReport) -> None:
         if isinstance(report, CheckpointFound):
@@ -131,25 +147,65 @@ def test_nobody_is_waited_for_beyond_the_time_that_reading_takes_nor_alone(tmp_p
 
 
 def test_the_first_node_that_took_part_in_a_save_sends_the_directory(tmp_path: Path) -> None:
-    unit, now = str(tmp_path / "here" / "step_7"), time.time()
+    path, now = tmp_path / "here" / "step_7", time.time()
     nodes = {name: Node(tmp_path, name, has_rank_0=name == "a") for name in ("a", "b", "c")}
-
-    def saves(name: str, t: float) -> None:
-        learned = nodes[name].checkpoints.records.discovery
-        assert learned is not None
-        attempt = tmp_path / f"attempt-{name}"
-        attempt.mkdir(exist_ok=True)
-        row = {"path": unit, "what": "began", "n": 1, "t": t, "was": None}
-        (attempt / "saves-0.jsonl").write_text(json.dumps(row) + "\n")
-        learned.absorb(attempt, 1)
 
     def first(name: str) -> bool:
         checkpoints = nodes[name].checkpoints
         assert checkpoints.records.discovery is not None
-        return checkpoints.shared.is_first(unit, checkpoints.records.discovery)
+        return checkpoints.shared.is_first(str(path), checkpoints.records.discovery)
 
-    saves("b", now)
-    saves("c", now + 2)
+    nodes["b"].saves(path, began=now, ended=False)
+    nodes["c"].saves(path, began=now + 2, ended=False)
     assert (first("b"), first("c")) == (True, False)
-    saves("a", now - 86400)  # an earlier run's
+    nodes["a"].saves(path, began=now - 86400, ended=False)  # an earlier run's
     assert (first("b"), first("c")) == (True, False)
+
+
+def test_a_file_is_read_and_sent_by_the_node_whose_ranks_saved_it(tmp_path: Path, reads: list[str]) -> None:
+    first, second = Node(tmp_path, "a", has_rank_0=True), Node(tmp_path, "b", has_rank_0=False)
+    path = tmp_path / "here" / "step_7.pt"
+    torch.save({"step": 7, "w": torch.ones(64)}, path)
+    second.saves(path)
+    first.watcher.start()
+    wait_for(lambda: bool(first.checkpoints.shared._asked), "the node of rank 0 to wait")  # noqa: SLF001 -- it reports nothing yet
+    assert reads == []
+    second.watcher.start()
+    wait_for(lambda: second.verified == [("step_7.pt", 7, "digest")], "the second node to verify it")
+    n_reads = len(reads)
+    wait_for(lambda: first.verified == [("step_7.pt", 7, "digest")], "the node of rank 0 to take that")
+    assert len(reads) == n_reads
+    assert (first.sent, second.sent) == ([], ["step_7.pt"])
+    for node in (first, second):
+        node.watcher.stop()
+
+
+def test_a_file_that_ranks_of_two_nodes_saved_is_read_and_sent_by_the_last_one(tmp_path: Path) -> None:
+    """Rank 0 has moved from the one to the other since."""
+    first, second = Node(tmp_path, "a", has_rank_0=False), Node(tmp_path, "b", has_rank_0=True)
+    path = tmp_path / "here" / "step_last.pt"
+    for step, node in ((7, first), (8, second)):
+        torch.save({"step": step, "w": torch.ones(step)}, path)
+        node.saves(path)
+    [candidate] = first.checkpoints.listing().candidates
+    by_another = [
+        node.checkpoints.shared.is_saved_by_another(str(path), candidate.identity, node.checkpoints.records.discovery)
+        for node in (first, second)
+    ]
+    assert by_another == [True, False]
+    for node in (second, first):
+        node.watcher.start()
+        assert node.watcher.finish(20.0)
+    assert (first.sent, second.sent) == ([], ["step_last.pt"])
+
+
+def test_where_each_node_has_a_state_directory_of_its_own_each_reads_and_sends_what_its_ranks_saved(tmp_path: Path) -> None:
+    nodes = [Node(tmp_path, name, has_rank_0=name == "a", state=tmp_path / f"state-{name}") for name in ("a", "b")]
+    path = tmp_path / "here" / "step_7.pt"
+    torch.save({"step": 7, "w": torch.ones(64)}, path)
+    nodes[1].saves(path)
+    for node in nodes:
+        node.watcher.start()
+        assert node.watcher.finish(20.0)
+    assert [node.verified for node in nodes] == [[("step_7.pt", 7, "digest")]] * 2
+    assert nodes[1].sent == ["step_7.pt"]

@@ -212,8 +212,8 @@ def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_thoug
     again = nodes.start(2)
     assert [run.exit_code(200) for run in (*others, again)] == [0] * NODES
     chosen = [selections(run)[-1] for run in (*others, again)]
-    assert [row["agreed"] for row in chosen] == [chosen[0]["agreed"]] * NODES
-    assert chosen[0]["agreed"] >= 3, "it was admitted"
+    assert [row["agreement"] for row in chosen] == [chosen[0]["agreement"]] * NODES
+    assert chosen[0]["agreement"] >= 3, "it was admitted"
     assert len({row["chosen"]["step"] for row in chosen}) == 1
     assert chosen[0]["chosen"]["step"] > known[-1]
     assert "supervise of node" in others[0].ask("why", "1").stdout
@@ -237,7 +237,7 @@ def test_whichever_rank_is_killed_during_a_save_all_nodes_resume_from_one_checkp
         for _ in range(count):
             struck += kill_in_a_save(nodes, rng)
         assert [run.exit_code(180) for run in nodes.runs] == [0] * NODES, f"seed {seed}"
-        chosen = [{row["agreed"]: row["chosen"] and row["chosen"]["step"] for row in selections(run)} for run in nodes.runs]
+        chosen = [{row["agreement"]: row["chosen"] and row["chosen"]["step"] for row in selections(run)} for run in nodes.runs]
         assert chosen[0] == chosen[1] == chosen[2], f"seed {seed}"
         assert len(chosen[0]) >= count
         expected[steps] = expected.get(steps) or digest_of(steps)

@@ -56,7 +56,7 @@ class AttemptController:
         self.succeeded = False  # on every node
         self.over_for_all = False  # that, or some node decided the end: the rendezvous may be closed
         self._changed = threading.Condition()
-        self._attempt = 0
+        self._attempt = 0  # the newest that was ordered: this process does not see the supervisor's state
         self._taken = 0  # attempt that the main thread works at
         self._go: Go | None = None
         self._orders: deque[AllGather | Start] = deque()  # orders of the supervisor while the nodes of the attempt agree

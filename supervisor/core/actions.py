@@ -48,9 +48,10 @@ class GatherNodes:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastStart:
-    """Send the other nodes how this node's ranks began: the fields of NodeBegan, as which theirs come."""
+    """Send the other nodes how the ranks of this one (`node`) began. Theirs come as NodeBegan, with the same fields."""
 
     attempt: int
+    node: int = 0
     first_step: int | None = None
     loaded_step: int | None = None
     waits_for_journal: ClassVar[bool] = False

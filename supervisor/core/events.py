@@ -311,14 +311,13 @@ class GpusListed:
 class HealthChecked:
     """The answer to CheckHealth: what is not well on this node, worst first. Empty where all is, or where nobody could tell.
 
-    command_nproc: ranks that the command runs on this node, 0 where that is not known. nodes: as the command says, 0 where it does not.
+    command_nproc: ranks that the command runs on this node, 0 where that is not known.
     """
 
     t: float
     attempt: int
     findings: tuple[Finding, ...]
     command_nproc: int = 0
-    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

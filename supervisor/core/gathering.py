@@ -36,7 +36,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
     if not state.attempt.awaits_agreement:
         return state, ()
     token = state.token + 1
-    state = changed(state, token=token)
+    state = changed(state, token=token, attempt=changed(state.attempt, node=event.node))
     select = SelectCheckpoint(
         state.attempt.number,
         state.run.rejected,
@@ -113,7 +113,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     if began == (None, None):
         return state, actions
     state, more = _compared(changed(state, attempt=changed(attempt, reported_start=began)), event.t)
-    return state, (*actions, BroadcastStart(attempt.number, *began), *more)
+    return state, (*actions, BroadcastStart(attempt.number, attempt.node, *began), *more)
 
 
 def on_node_began(state: JobState, event: NodeBegan) -> Step:

@@ -242,8 +242,7 @@ def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
 
 def on_health_checked(state: JobState, event: HealthChecked) -> Step:
     """Take over what is not well on this node."""
-    policy = replace(state.run.policy, nodes=max(state.run.policy.nodes, event.nodes))
-    state = changed(state, run=changed(state.run, findings=event.findings, command_nproc=event.command_nproc, policy=policy))
+    state = changed(state, run=changed(state.run, findings=event.findings, command_nproc=event.command_nproc))
     return begin_on_this_node(state, event.t, state.run.next_resume) if state.stage is Stage.CHECKING else (state, ())
 
 

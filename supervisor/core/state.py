@@ -159,6 +159,7 @@ class Attempt:
     visible_gpus: tuple[str, ...] = ()  # UUIDs that its ranks see; empty: all that were listed
     awaits_agreement: bool = False  # its nodes meet, and agree on what to resume from, before a rank starts
     scratch_refusal: Plan | None = None  # what stands in for its beginning from scratch, where its nodes meet
+    node: int = 0  # number of this node among those that met
     # its ranks
     started_t: float | None = None  # when they were there
     ranks: tuple[RankInfo, ...] = ()  # kept when they are gone

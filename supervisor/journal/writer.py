@@ -92,7 +92,7 @@ class _Shared:
     synced_seq: int = 0
     lost: int = 0
     lost_untold: int = 0
-    trouble: str = ""
+    trouble: str = ""  # why the disk takes nothing. The state learns it by an event, and cannot be read from the writer's thread
     words: list[Callable[[], None]] = field(default_factory=list)
     closing: bool = False
     through: bool = False  # the writer has ended

@@ -88,11 +88,10 @@ class ElasticSession:
         self._is_ready = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
         self._finished = False
-        self._waiting: tuple[int, Callable[[], Mapping[str, Any] | None]] | None = None  # attempt, and what makes its message
-        self._gathered = 0  # attempt whose nodes have met
+        self._waiting: Callable[[], Mapping[str, Any] | None] | None = None  # makes the message that starts the attempt
+        self._nodes_met = False  # for the current attempt
         self._awaited: dict[int, Callable[[list[str]], None]] = {}  # by the number of the all-gather
-        self._overrides: tuple[tuple[str, str], ...] = ()  # of the current attempt, which stay where an agent that left decides
-        self._deaths: dict[int, RankExit] = {}  # of the current attempt, by rank
+        self._deaths: dict[int, RankExit] = {}  # of the current attempt, by rank; those in the state may still be in the loop's inbox
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
@@ -103,12 +102,11 @@ class ElasticSession:
 
     def gather(self, action: GatherNodes) -> None:
         """See Session. The agent meets the other nodes, and starts its ranks when `begin` says how."""
-        self._overrides = self._ground.loop.state.run.overrides
         self._open(action.attempt, lambda: {"do": "go", "attempt": action.attempt, "nproc": action.nproc})
 
     def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
         """See Session."""
-        if attempt == self._gathered:
+        if self._nodes_met and attempt == self._ending.attempt:
             self._awaited[number] = received
             self._send({"do": "all_gather", "attempt": attempt, "number": number, "text": text})
 
@@ -118,8 +116,7 @@ class ElasticSession:
 
     def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """See Session. Where the nodes have met, the agent is told to start its ranks."""
-        self._overrides = action.overrides
-        if action.attempt != self._gathered:
+        if not self._nodes_met or action.attempt != self._ending.attempt:
             self._open(action.attempt, lambda: self._order("go", action, applied))
             return
         message = self._order("start", action, applied)
@@ -129,8 +126,8 @@ class ElasticSession:
     def _open(self, attempt: int, message: Callable[[], Mapping[str, Any] | None]) -> None:
         """Tell a living agent to go on with another attempt; otherwise start one, which is told when it has said hello."""
         self._ending.start(attempt)
-        self._waiting = (attempt, message)
-        self._gathered, self._awaited = 0, {}
+        self._waiting = message
+        self._nodes_met, self._awaited = False, {}
         self._deaths = {}
         if self._exited is not None:
             self._agent_gone()
@@ -287,7 +284,7 @@ class ElasticSession:
         """Return the core's event for what the agent received from other nodes."""
         match message:
             case NodesMet():
-                self._gathered = attempt
+                self._nodes_met = True
                 return NodesGathered(now, attempt, message.node, message.nodes)
             case PeerStopped():
                 return AttemptEndedByPeer(now, attempt, message.node, message.text, message.kind)
@@ -310,7 +307,7 @@ class ElasticSession:
 
     def _peer_decided(self, now: float, message: DecisionOfPeer) -> PeerDecided:
         """Return another node's decision. Where an agent decided whose supervisor is gone, this node's overrides stay."""
-        overrides = self._overrides if message.overrides is None else message.overrides
+        overrides = self._ground.loop.state.attempt.overrides if message.overrides is None else message.overrides
         first = None if message.first is None else msgspec.convert(message.first, FirstCause)
         kind, code, reason = message.kind, message.exit_code, message.reason
         return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, message.rejected or (), first)
@@ -368,11 +365,10 @@ class ElasticSession:
         threading.Thread(target=self._read, args=(ours,), name="agent-link", daemon=True).start()
 
     def _go(self) -> None:
-        waiting, self._waiting = self._waiting, None
-        if waiting is None:
-            return
-        attempt, message = waiting
-        if not self._ground.loop.state.awaits_ranks(attempt):  # a stop came first, or what the agent said at its start led elsewhere
+        message, self._waiting = self._waiting, None
+        if message is None or not self._ground.loop.state.awaits_ranks(
+            self._ending.attempt
+        ):  # a stop came first, or what the agent said at its start led elsewhere
             return
         made = message()
         if made is not None:

@@ -131,7 +131,10 @@ class Session(Protocol):
 
 @dataclass(slots=True)
 class AttemptEnding:
-    """The end of the current attempt: which outcome will be posted once the guardian says that nothing is left."""
+    """The end of the session's attempt: which outcome will be posted once the guardian says that nothing is left.
+
+    attempt: the one that was begun here. The state may have the next one already, which still waits for the journal.
+    """
 
     ground: SessionContext
     attempt: int = 0

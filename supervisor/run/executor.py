@@ -93,10 +93,10 @@ class Executor:
         self.node = NodeCare(job, loop, reporter, workshop, self.threads)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
-        self._current: act.BeginAttempt | act.GatherNodes | None = None
-        self._command: AttemptCommand | None = None  # the current attempt's
+        # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
+        self._given: act.BeginAttempt | act.GatherNodes | None = None
+        self._command: AttemptCommand | None = None
         self._permit = Permit()  # of the newest selection
-        self._node = 0  # of the nodes that met for the current attempt
         self._preparing = False
         self._began_ns = 0
         self._gone = threading.Event()
@@ -213,7 +213,7 @@ class Executor:
             self._reporter.print_message(act.PrintMessage("warning", unmade))
         self._began_ns = time.monotonic_ns()
         self._gone.clear()
-        self._current, self._command = action, applied
+        self._given, self._command = action, applied
         resume = action.resume if isinstance(action, act.BeginAttempt) else None
         self._sampler.watch(action.attempt, self._job.attempt_dir(action.attempt), self._loop.clock.now(), resume)
         self.watch.begin(action.attempt, plain=self._loop.state.run.policy.launcher is not Launcher.ELASTIC)
@@ -234,12 +234,12 @@ class Executor:
 
     def fall_back(self, event: LauncherFellBack) -> None:
         """Run the same attempt with stock torchrun. Called before the core hears of it, so that nothing is started twice."""
-        if self._current is None or not self._loop.state.awaits_ranks(self._current.attempt):
+        if self._given is None or not self._loop.state.awaits_ranks(self._given.attempt):
             return  # a stop came first: the session that is being ended answers for the attempt
         self._loop.feed(event)
         self._session = self._workshop.stock_session(self._ground())
-        if self._command is not None and isinstance(self._current, act.BeginAttempt):  # one whose nodes were to meet is begun anew
-            self._session.begin(self._current, self._command)
+        if self._command is not None and isinstance(self._given, act.BeginAttempt):  # one whose nodes were to meet is begun anew
+            self._session.begin(self._given, self._command)
 
     def _ground(self) -> SessionContext:
         return SessionContext(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._reporter.note)
@@ -271,11 +271,11 @@ class Executor:
             self.threads.recur("heartbeats", lambda: self._sampler.look(now, ranks, last=last), wait_s=LOOK_S)
 
     def _is_begun(self, attempt: int) -> bool:
-        return self._current is not None and self._current.attempt == attempt
+        return self._given is not None and self._given.attempt == attempt
 
     def _never_began(self, attempt: int) -> None:
         """Answer for an attempt that was asked for and of which nothing was started."""
-        if isinstance(self._current, act.GatherNodes) and self._current.attempt == attempt:
+        if self._is_begun(attempt):
             return  # its nodes have met: the session is being ended, and answers
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "stopped"))
 
@@ -415,8 +415,7 @@ class Executor:
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         if action.nodes:
-            together, self._node = Permit(), action.node
-            self._permit = together
+            together = self._permit = Permit()
             self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
             return
 
@@ -439,7 +438,7 @@ class Executor:
         return f"node {node} ({self._job.node})"
 
     def _broadcast_start(self, action: act.BroadcastStart) -> None:
-        text = f"{self._name(self._node)} {began_text(action.first_step, action.loaded_step)}"
+        text = f"{self._name(action.node)} {began_text(action.first_step, action.loaded_step)}"
         row = {"text": text, "first_step": action.first_step, "loaded_step": action.loaded_step}
         if self._session is not None:
             self._session.broadcast(action.attempt, json.dumps(row))

@@ -188,17 +188,24 @@ class Workshop:
             return paths, max((found.identity.size for found in self.checkpoints.listing().candidates), default=0)
         return paths, 0
 
-    def size(self) -> tuple[int, int]:
-        """Return the ranks of a node and the number of nodes, as the command says; 0 for what it does not."""
-        return torchrun.size(self.torchrun, self._job.environ)
+    @property
+    def command_nproc(self) -> int:
+        """How many ranks a node has, as the command says; 0 where it does not."""
+        return torchrun.size(self.torchrun, self._job.environ)[0]
 
     def most_nodes(self) -> int:
-        """Return how many nodes an attempt may have, as the command says; 0 where it does not."""
+        """Return how many nodes an attempt may have, as the command says; 0 where it does not.
+
+        The state begins with this number. It is the holder from then on, because torch corrects it (LauncherStarted).
+        """
         return torchrun.most_nodes(self.torchrun, self._job.environ)
 
     @property
     def has_several_nodes(self) -> bool:
-        """Whether an attempt may have ranks on other nodes."""
+        """Whether ranks on other nodes may write checkpoints. True too where the command does not say, until the run's end.
+
+        Files are judged by this before the first attempt, when the state cannot know better; a wrong True changes no file.
+        """
         return self.torchrun is not None and self.most_nodes() != 1
 
     def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:

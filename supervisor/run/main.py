@@ -170,7 +170,7 @@ class _Run:
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt = 0
-        self.asked_to_stop = threading.Event()  # so that what is done before the loop runs is given up
+        self.stop_requested = threading.Event()  # the state learns of a stop when the loop runs; a restore before that is to end too
 
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
@@ -302,7 +302,7 @@ class _Run:
         with contextlib.suppress(OSError):
             if not self.lock.refresh():
                 self.log.write(LogEvent.LOCK_LOST, "error")
-                self._ask_to_stop(signal.SIGTERM)
+                self._request_stop(signal.SIGTERM)
 
     # the beginning
 
@@ -348,7 +348,7 @@ class _Run:
         def ask() -> mirror.MirrorAnswer | None:
             return mirror.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.say))
 
-        asked = mirror.run_beside(ask, self._stay_alive, self.asked_to_stop)
+        asked = mirror.run_beside(ask, self._stay_alive, self.stop_requested)
         if asked is None:
             return
         answer = asked.answer
@@ -383,17 +383,17 @@ class _Run:
                 if signum == signal.SIGQUIT:
                     self.loop.post(StacksRequested(self.clock.now()))
                 else:
-                    self._ask_to_stop(signum)
+                    self._request_stop(signum)
 
-    def _ask_to_stop(self, signum: int) -> None:
-        """Take a wish to stop, from any thread. One that comes before the loop runs is posted by the loop, so after SupervisorStarted."""
-        self.asked_to_stop.set()
-        self.loop.call_soon(lambda: self._asked_to_stop(signum))
+    def _request_stop(self, signum: int) -> None:
+        """Take a request to stop, from any thread. The loop posts it, and so never before SupervisorStarted."""
+        self.stop_requested.set()
+        self.loop.call_soon(lambda: self._post_stop(signum))
 
-    def _asked_to_stop(self, signum: int) -> None:
-        """Pass the wish on, and how much time is left; where a tool has to be asked for that, in a thread beside it.
+    def _post_stop(self, signum: int) -> None:
+        """Post the request, with the time that is left. Where a tool must be asked for that time, the answer comes later.
 
-        The wish waits for no tool: a scheduler signals the ranks as well, and they may be gone a moment later.
+        The request waits for no tool: a scheduler signals the ranks as well, and they may be gone a moment later.
         """
         environ, settings, stop = self.job.environ, self.job.settings, self.loop.state.run.stop
         if not kill_deadline.must_ask(signum, environ, settings):

@@ -56,7 +56,9 @@ class NodeCare:
             if problem:
                 self._loop.call_soon(lambda: self._warn(f"health: {problem}"))
             now, late = self._loop.clock.now(), self._loop.state.attempt.number != action.attempt  # the attempt began without it
-            self._loop.post(HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, *self._workshop.size()))
+            self._loop.post(
+                HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, self._workshop.command_nproc)
+            )
 
         self._threads.start("health-check", work)
 

@@ -93,7 +93,7 @@ events = st.one_of(
     st.builds(core_events.StartCeilingPassed, st.just(0.0), attempts, st.just((0,))),
     st.just(core_events.GpusListed(0.0, tuple(Gpu(i, f"GPU-{i}") for i in range(3)))),
     st.builds(core_events.ProgramSeen, st.just(0.0), attempts, st.just(("hf_trainer",)), st.just((("batch_size", "8"),)), st.booleans()),
-    st.builds(core_events.HealthChecked, st.just(0.0), attempts, findings, st.integers(0, 4), st.integers(0, 2)),
+    st.builds(core_events.HealthChecked, st.just(0.0), attempts, findings, st.integers(0, 4)),
     st.builds(core_events.HealthChanged, st.just(0.0), findings),
     st.builds(core_events.SaveOnRequestSeen, st.just(0.0), attempts),
     st.builds(core_events.Saved, st.just(0.0), attempts),

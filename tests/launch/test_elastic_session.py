@@ -313,8 +313,9 @@ def test_a_decision_goes_to_the_other_nodes_and_comes_from_them_with_what_it_cha
 def test_a_node_that_leaves_changes_nothing_of_what_the_others_run_with(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
-    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2))
-    stage.session.begin(BeginAttempt(2, "failure", None, (("batch_size", "16"),)), AS_WRITTEN)
+    overrides = (("batch_size", "16"),)
+    stage.state = JobState(stage=JobStage.STARTING, attempt=Attempt(number=2, overrides=overrides))
+    stage.session.begin(BeginAttempt(2, "failure", None, overrides), AS_WRITTEN)
     stage.says({"ev": "peer_decided", "attempt": 2, "kind": "restart", "exit_code": 0, "reason": "node two left the round"})
     stage.take(1)
     assert [event.overrides for event in stage.posted(PeerDecided)] == [(("batch_size", "16"),)]

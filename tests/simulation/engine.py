@@ -248,7 +248,7 @@ class Play:
         if self.chance(0.1):
             return
         job = self.job
-        told = events.HealthChecked(self.t, action.attempt, self.world.findings(), job.ranks, 2 if job.elsewhere else 1)
+        told = events.HealthChecked(self.t, action.attempt, self.world.findings(), job.ranks)
         after = self.rng.uniform(0.05, job.policy.health_deadline_s * (1.3 if self.chance(0.5) else 0.8))
         self.later(after, told)
         if self.chance(0.3):

@@ -19,6 +19,8 @@ from supervisor.report.event_log import LogEvent
 from supervisor.report.reporter import Reporter
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from supervisor.alerts.model import OutgoingAlert
 
 VERDICT = Verdict(Cause.SEGFAULT, 0.9, "rank 3 was killed by SIGSEGV", "segfault:SIGSEGV", rank=3)
@@ -26,9 +28,9 @@ PLAN = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
 
 
 @pytest.fixture
-def reporter() -> Reporter:
-    job = SimpleNamespace(name="train", run_id="r", node="n", settings=Settings(), state="s", incident_dir=MagicMock())
-    made = Reporter(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no files, no terminal
+def reporter(tmp_path: Path) -> Reporter:
+    job = SimpleNamespace(name="train", run_id="r", node="n", settings=Settings(), state="s", incident_dir=lambda _number: tmp_path)
+    made = Reporter(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no terminal
     made.alerts = MagicMock()
     return made
 

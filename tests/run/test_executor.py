@@ -21,13 +21,13 @@ from supervisor.run.executor import Executor
 from tests.support.waiting import wait_for
 
 
-def test_the_world_size_reaches_what_is_written_into_files() -> None:
+def test_the_world_size_reaches_what_is_written_into_files(tmp_path: Path) -> None:
     job, loop, workshop = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
     executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)  # type: ignore[arg-type]  # a loop that keeps its state
     workshop.world_size = lambda nproc: {3: 3}[nproc]
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=2))
     loop.call_soon = lambda _call: None
-    job.cwd = Path.cwd()
+    job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
     executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3), Permit())  # noqa: SLF001  in its worker thread
     assert job.knobs.apply.call_args.args[3] == 3
 
@@ -50,10 +50,10 @@ def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> Non
     workshop.stock_session.assert_not_called()
 
 
-def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows_it() -> None:
+def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows_it(tmp_path: Path) -> None:
     """A selection that was given up comes back from a disk that hung, just when the next attempt begins."""
     loop, workshop, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[Permit]()
-    job.cwd = Path.cwd()
+    job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
     moves, moved = threading.Event(), threading.Event()
 
     def select(*_: object, permit: Permit, **__: object) -> None:

@@ -16,6 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from health.model import Ask, Readings
 from health.nodecheck import report, schedule
 from health.nodecheck.judge import second_look
@@ -190,9 +192,9 @@ def _read_node(found: list[Reading]) -> None:
 def state_of(pid: int) -> str:
     """Return a process's state, and where in the kernel it waits if that may be read."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
-        place = Path(f"/proc/{pid}/wchan").read_text("ascii")
-    except OSError:
-        return "and cannot be looked at"
-    name = {"T": "stopped", "D": "stuck in the kernel", "S": "waiting", "R": "running"}.get(state, f"in state {state}")
+        state = psutil.Process(pid).status()
+        place = Path(f"/proc/{pid}/wchan").read_text("ascii")  # psutil has no wchan
+    except (OSError, psutil.Error):
+        return "and cannot be read"
+    name = {psutil.STATUS_DISK_SLEEP: "stuck in the kernel", psutil.STATUS_SLEEPING: "waiting"}.get(state, str(state))
     return name + (f" at {place}" if place not in ("", "0") else "")

@@ -195,7 +195,7 @@ def tree(root: Path, files: Mapping[str, str]) -> Ask:
 def test_what_the_host_s_files_say(tmp_path: Path) -> None:
     (tmp_path / "dev/shm").mkdir(parents=True)
     ask = tree(tmp_path, {
-        "proc/meminfo": "MemTotal:  1000 kB\nMemAvailable:  400 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB",
+        "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 100 kB\nMemAvailable:  400 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB",
         "proc/vmstat": "nr_free_pages 5\noom_kill 3",
         "proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         8388608              unlimited   bytes",
         "proc/loadavg": "0.1 0.2 0.3 2/513 999",
@@ -277,15 +277,17 @@ def test_a_real_zombie_is_found_with_its_parent() -> None:
 
 
 def stat(pid: int, state: str, parent: int, begun: int = 100) -> str:
-    return f"{pid} (a (b) c) {state} {parent} " + "0 " * 17 + f"{begun} 0"
+    return f"{pid} (a (b) c) {state} {parent} " + "0 " * 17 + f"{begun} " + "0 " * 30
 
 
-def test_one_that_is_deaf_in_the_kernel_is_told_with_how_long_it_has_been(tmp_path: Path) -> None:
+def test_one_that_is_deaf_in_the_kernel_is_told_with_how_long_it_has_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_700_001_000.0)
     ask = tree(tmp_path, {
-        "proc/uptime": "1000.0 1",
+        "proc/stat": "btime 1700000000",
         "proc/70/stat": stat(70, "D", 1), "proc/70/status": "voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t1",
-        "proc/70/wchan": "nfs_wait_bit_killable",
-        "proc/80/stat": stat(80, "D", 2), "proc/90/stat": stat(90, "S", 1), "proc/net/x": "",
+        "proc/70/wchan": "nfs_wait_bit_killable", "proc/70/comm": "a (b) c",
+        "proc/80/stat": stat(80, "D", 2), "proc/80/status": "voluntary_ctxt_switches:\t5\nnonvoluntary_ctxt_switches:\t1",
+        "proc/90/stat": stat(90, "S", 1), "proc/net/x": "",
     })  # fmt: skip
     begun = time.monotonic()
     assert len(Readings(processes.read(ask)).rows("processes.stuck")) == 1
@@ -298,7 +300,7 @@ def test_one_that_is_deaf_in_the_kernel_is_told_with_how_long_it_has_been(tmp_pa
     [later] = Readings(session.read(ask)).rows("processes.stuck")
     assert isinstance(later["since_s"], float)
     assert later["since_s"] >= processes.LOOK_S / 2
-    (tmp_path / "proc/70/status").write_text("voluntary_ctxt_switches:\t6\n", "ascii")
+    (tmp_path / "proc/70/status").write_text("voluntary_ctxt_switches:\t6\nnonvoluntary_ctxt_switches:\t1\n", "ascii")
     [moved] = Readings(session.read(ask)).rows("processes.stuck")
     assert moved["since_s"] == 0.0, "it ran since, and waits anew"
 

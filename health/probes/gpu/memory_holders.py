@@ -1,4 +1,4 @@
-"""Who holds a GPU's memory: processes by number, and what /proc says of each.
+"""Who holds a GPU's memory: processes by number, and what psutil says of each.
 
 One table describes each process of NVML's list: pid, bytes, there, command, user, ours. `ours` is `job` (named by the caller),
 or `cookie` (its environment bears the job's own SUPERVISE_JOB_COOKIE: a leftover, or what inherited it, so no proof by itself), or `other
@@ -7,8 +7,11 @@ job` (another job's cookie), or "". In a container the numbers are the host's, a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from health.probes import psutil_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,37 +23,32 @@ COOKIE: Final = "SUPERVISE_JOB_COOKIE"
 
 def described(held: Iterable[tuple[int, int]], ask: Ask) -> list[Json]:
     """Return a table for each process."""
+    psutil_root.use(ask)
     return [_row(pid, size, ask) for pid, size in held]
 
 
 def _row(pid: int, size: int, ask: Ask) -> dict[str, Json]:
-    proc = Path(ask.at(f"/proc/{pid}"))
-    command = _bytes(proc / "comm").decode("utf-8", "replace").strip()
-    row: dict[str, Json] = {"pid": pid, "bytes": size, "there": bool(command), "command": command, "ours": _ours(proc, pid, ask)}
+    row: dict[str, Json] = {"pid": pid, "bytes": size, "there": False, "command": "", "user": None}
     try:
-        row["user"] = proc.stat().st_uid
-    except OSError:
-        row["user"] = None
-    return row
+        process = psutil.Process(pid)
+        row |= {"there": True, "command": process.name(), "user": process.uids().effective}
+    except (psutil.Error, OSError):  # it is gone, or nobody's here
+        pass
+    return row | {"ours": _ours(pid, ask)}
 
 
-def _ours(proc: Path, pid: int, ask: Ask) -> str:
+def _ours(pid: int, ask: Ask) -> str:
     if pid in ask.pids_ours:
         return "job"
-    found = environment(proc).get(COOKIE)
+    found = environment(pid).get(COOKIE)
     if found is None:
         return ""
     return "cookie" if ask.cookie and found == ask.cookie else "other job"
 
 
-def environment(proc: Path | str) -> dict[str, str]:
+def environment(pid: int) -> dict[str, str]:
     """Return the variables with which a process was started, empty where they may not be read."""
-    words = (word.partition("=") for word in reversed(_bytes(Path(proc, "environ")).decode("ascii", "replace").split("\0")))
-    return {name: value for name, equals, value in words if equals}  # of one that is there twice the first, as getenv finds it
-
-
-def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+        return dict(psutil.Process(pid).environ())
+    except (psutil.Error, OSError):
+        return {}

@@ -1,6 +1,6 @@
 """The host's memory, shared memory, limits, tables of processes and files, and where a core dump would go.
 
-Reads /proc, statvfs of /dev/shm and of the dump's directory. Yields, of `host`: `host.memory` (bytes: total, available, swap_total,
+Yields, of `host`: `host.memory` (bytes: total, available, swap_total,
 swap_free), `host.oom_kills` (since the boot), `host.shm` (bytes: total, free), `host.limits` (a table of [soft, hard], None for unlimited:
 memlock in bytes, nofile, nproc, core in bytes; those that our caller's children get too), `host.pids` (used, most), `host.files` (used,
 most), `host.core` (pattern, pipe, directory, free in bytes). Nothing hangs but a dump's directory on a dead file system.
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from health.model import HOST, NOT_SUPPORTED, Json, Reading
-from health.probes import system_files
+from health.probes import psutil_root, system_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from health.model import Ask
 
 NAME: Final = "host"
-_MEMORY: Final = {"total": "MemTotal", "available": "MemAvailable", "swap_total": "SwapTotal", "swap_free": "SwapFree"}
 _LIMITS: Final = {
     "Max locked memory": "memlock",
     "Max open files": "nofile",
@@ -34,9 +36,8 @@ _LIMIT: Final = re.compile(r"^(Max [a-z ]+?) {2,}(\S+) +(\S+)", re.MULTILINE)
 
 def read(ask: Ask) -> Iterator[Reading]:
     """Yield what is there."""
-    memory_info = system_files.table(ask.at("/proc/meminfo"))
-    memory: dict[str, Json] = {name: memory_info[key] for name, key in _MEMORY.items() if key in memory_info}
-    yield _made("host.memory", memory or None)
+    psutil_root.use(ask)
+    yield _made("host.memory", _memory())
     yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))
     yield _room("host.shm", ask.at("/dev/shm"))  # noqa: S108 -- looked at, not written to
     limits = {name: found for name, found in _limits(system_files.text(ask.at("/proc/self/limits"))).items() if found}
@@ -48,6 +49,15 @@ def read(ask: Ask) -> Iterator[Reading]:
 
 def _made(name: str, value: Json) -> Reading:
     return Reading(NAME, HOST, name, value, NOT_SUPPORTED if value is None else "")
+
+
+def _memory() -> Json:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # a kernel without /proc/vmstat counts no pages swapped: these are not asked for
+            memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    except (OSError, KeyError):
+        return None
+    return {"total": memory.total, "available": memory.available, "swap_total": swap.total, "swap_free": swap.free}
 
 
 def _room(name: str, path: str) -> Reading:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from health.model import Json, Reading
-from health.probes import system_files
+from health.probes import psutil_root, system_files
 from health.probes.gpu import memory_holders
 
 if TYPE_CHECKING:
@@ -62,7 +62,11 @@ def _bind_error(port: int) -> str:
 
 
 def _holders(ask: Ask, ports: list[int]) -> dict[int, list[Json]]:
-    """Return who holds each port."""
+    """Return who holds each port.
+
+    The kernel's tables and not psutil.net_connections: that does not say which user has a socket whose process we may not read.
+    """
+    psutil_root.use(ask)
     sockets: dict[str, tuple[int, str, str]] = {}
     for file in ("tcp", "tcp6"):
         for line in system_files.text(ask.at(f"/proc/net/{file}")).splitlines()[1:]:
@@ -93,7 +97,7 @@ def _holders(ask: Ask, ports: list[int]) -> dict[int, list[Json]]:
 
 def _whose(pid: int, port: int, ask: Ask) -> dict[str, Json]:
     """Return whether a process is the job's; and, where nobody knows which the job is, whether it may be: of a job, or told this port."""
-    words = memory_holders.environment(ask.at(f"/proc/{pid}"))
+    words = memory_holders.environment(pid)
     cookie = words.get(memory_holders.COOKIE, "")
     has_port = any(words.get(name, "").rpartition(":")[2] == str(port) for name in _PORT_VARIABLES)
     return {

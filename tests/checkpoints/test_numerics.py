@@ -14,6 +14,7 @@ from supervisor.checkpoints import numerics
 from supervisor.checkpoints.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.cli.checkpoints import listing
 from supervisor.cli.checkpoints import verify as checkpoint_verify
+from supervisor.observe.path_patterns import pattern_of
 from tests.checkpoints.test_repair import Ground, ground
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Saves:
     def __init__(self, ground: Ground) -> None:
         """Take note of what would be alerted."""
         self.ground = ground
+        self.looked_for: set[str] = set()  # patterns of what a load was tried of
 
     @property
     def said(self) -> list[str]:
@@ -50,7 +52,11 @@ class Saves:
         return path
 
     def write(self, step: int, weight: float = 1.0, name: str = "") -> Path:
-        path = self.ground.rank.saves(name or f"step_{step}.pt", step, asked=[str(self.ground.here / (name or f"step_{step}.pt"))])
+        name = name or f"step_{step}.pt"
+        if pattern_of(name) not in self.looked_for:
+            self.ground.rank.loads(name)  # before the first step, as a script that resumes by itself does
+            self.looked_for.add(pattern_of(name))
+        path = self.ground.rank.saves(name, step)
         alibi = torch.tensor([0.5, 1.0, -float("inf")])
         torch.save({"model": {"weight": torch.tensor([1.0, weight, 3.0]), "alibi": alibi}, "step": step}, path)
         return path

@@ -176,6 +176,11 @@ class Knobs:
     declared: tuple[str, ...] = _row(
         (), "NAME=WHERE: what a recovery may set, and where, such as batch_size=--batch-size", flag="--knob", env="SUPERVISE_KNOBS"
     )
+    program: Literal["auto", "none", "hf_trainer", "lightning", "torchtitan", "megatron", "nanogpt", "deepspeed", "accelerate"] = _row(
+        "auto",
+        "which well-known program the command runs, docs/programs.md; auto: by the script's text, once a rank was seen to train with it",
+        flag="--program",
+    )
     batch_change: bool = _row(
         default=True,
         text="let a known or declared micro-batch be halved on out of memory, the global batch kept",

@@ -21,7 +21,7 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
     declared = declared_knobs.find(settings, argv, environ, cwd)
     text = programs.text_of(script, cwd)
     lookup = program_knobs.Lookup(text, argv, command[: script.at], environ, cwd)
-    found = program_knobs.find(programs.recognise(script, text), lookup, frozenset(declared))
+    found = program_knobs.find(programs.recognise(script, text, settings.knobs.program), lookup, frozenset(declared))
     bound = (*declared.values(), *found.bound)
     exit_code = settings.origin("knobs.declared").exit_code
     conflicts.require_apart(bound, argv, cwd, exit_code)

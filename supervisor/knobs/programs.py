@@ -1,7 +1,7 @@
-"""Which well-known program a command runs, by identity: the module it runs, or what the script's text imports and calls.
+"""Recognises which well-known program a command runs: by `--program`, its module, or what the script's text imports and calls.
 
-A flag's name alone never identifies a program. A program recognised in a script's text is confirmed in a rank (supervisor/instrument), by
-the same names. A script that cannot be read is not recognised.
+A flag's name alone never identifies a program. What only the text shows is a plan: its knobs are used once a rank was seen to train with
+that program (supervisor/instrument). A script that cannot be read is not recognised.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class RecognisedProgram:
-    """A program that the command runs. seen: by its entry module; else by the script's text, which a rank must confirm."""
+    """A program that the command runs. seen: declared, or run as a module; else the script's text shows it, and a rank must confirm."""
 
     program: Program
     seen: bool
@@ -176,8 +176,10 @@ def text_of(script: Script, cwd: Path) -> ScriptText:
     return read_script(cwd / script.target) if script.kind == "file" else ScriptText()
 
 
-def recognise(script: Script, text: ScriptText) -> tuple[RecognisedProgram, ...]:
-    """Return the programs that the script is, in the order of the table."""
+def recognise(script: Script, text: ScriptText, declared: str = "auto") -> tuple[RecognisedProgram, ...]:
+    """Return the programs that the script is, in the order of the table. declared: the setting knobs.program."""
+    if declared != "auto":
+        return tuple(RecognisedProgram(program, seen=True) for program in programs() if program.name == declared)
     found = []
     for program in programs():
         if script.kind == "module" and script.target in program.modules:

@@ -64,9 +64,11 @@ SCRIPTS = {
 }
 
 
-def find(place: Path, command: str | Sequence[str], *declared: str, environ: Mapping[str, str] | None = None) -> KnobSet:
+def find(
+    place: Path, command: str | Sequence[str], *declared: str, environ: Mapping[str, str] | None = None, program: str = "auto"
+) -> KnobSet:
     """Return the knobs of a command that is run in `place`."""
-    values: dict[str, str | tuple[str, ...]] = {"knobs.declared": declared}
+    values: dict[str, str | tuple[str, ...]] = {"knobs.declared": declared, "knobs.program": program}
     settings = with_values(Settings(cwd=str(place)), values, {"knobs.declared": Origin("command line", "--knob")})
     return job_knobs.find(settings, command.split() if isinstance(command, str) else command, environ or {}, place)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.config.settings import ROWS
 from supervisor.knobs.programs import Script, locate, programs, recognise
 from supervisor.knobs.script_analysis import ScriptText, parse, read_script
 from supervisor.knobs.syntax import COUNTS, NAMES
@@ -72,6 +73,22 @@ def test_a_program_is_recognised_by_the_module_that_is_run(place: Path) -> None:
     found = find(place, "torchrun -m torchtitan.train --training.local_batch_size 4 --training.global_batch_size 64")
     assert found.programs == ("torchtitan",)
     assert all(knob.seen for knob in found.knobs)
+
+
+def test_a_declared_program_needs_no_text_and_none_is_recognised_where_that_is_declared(place: Path) -> None:
+    command = "bash run.sh --per_device_train_batch_size 32"
+    assert find(place, command).programs == ()
+    found = find(place, command, program="hf_trainer")
+    assert found.programs == ("hf_trainer",)
+    assert values_of(found) == {"batch_size": "32", "grad_accum": "1", "num_workers": "0"}
+    assert all(knob.seen for knob in found.knobs)
+    assert find(place, "python nanogpt.py", program="hf_trainer").programs == ("hf_trainer",)
+    assert find(place, "python nanogpt.py", program="none").programs == ()
+
+
+def test_each_program_may_be_declared() -> None:
+    (row,) = (row for row in ROWS if row.key == "knobs.program")
+    assert row.choices == ("auto", "none", *(program.name for program in programs()))
 
 
 def test_a_name_by_another_way_is_the_same_name() -> None:

@@ -120,7 +120,7 @@ class NoCheckError(Exception):
     """A module that a package offers as a check has no check in it."""
 
 
-class Session(Protocol):
+class ProbeSession(Protocol):
     """A probe that keeps something open between two reads."""
 
     def read(self, ask: Ask) -> Iterator[Reading]:
@@ -131,7 +131,7 @@ class Session(Protocol):
 
 
 class Probe(Protocol):
-    """A probe's module. It may have `session() -> Session` too."""
+    """A probe's module. It may have `session() -> ProbeSession` too."""
 
     def read(self, ask: Ask) -> Iterator[Reading]:
         """Yield what is read."""

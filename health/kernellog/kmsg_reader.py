@@ -63,7 +63,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRecord:
+class KmsgRecord:
     """One record of the kernel's own. number: of all that were ever written. uptime_s: when. flags: `c` and `+` where it is a part."""
 
     text: str
@@ -72,7 +72,7 @@ class KernelRecord:
     uptime_s: float
 
 
-def parse(data: bytes) -> KernelRecord | None:
+def parse(data: bytes) -> KmsgRecord | None:
     """Return a record of the kernel's own; None for another facility's, or what is no record.
 
     The lines after the first one are key=value pairs about the device, which nothing here asks for.
@@ -81,16 +81,16 @@ def parse(data: bytes) -> KernelRecord | None:
     if match is None or int(match["prefix"]) >> 3:
         return None
     text = _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), match["text"]).decode("utf-8", "replace")
-    return KernelRecord(text, match["flags"].decode(), int(match["number"]), int(match["us"]) / 1e6)
+    return KmsgRecord(text, match["flags"].decode(), int(match["number"]), int(match["us"]) / 1e6)
 
 
 class Joiner:
     """Makes whole lines of the records: the kernel gives a line that was printed in parts as several."""
 
     def __init__(self) -> None:
-        self._held: KernelRecord | None = None
+        self._held: KmsgRecord | None = None
 
-    def take(self, record: KernelRecord) -> tuple[KernelRecord, ...]:
+    def take(self, record: KmsgRecord) -> tuple[KmsgRecord, ...]:
         """Return the lines that are whole now."""
         held, self._held = self._held, None
         if held is not None and "+" in record.flags:
@@ -102,7 +102,7 @@ class Joiner:
             return whole
         return (*whole, record) if record.text else whole
 
-    def rest(self) -> tuple[KernelRecord, ...]:
+    def rest(self) -> tuple[KmsgRecord, ...]:
         """Return what was held back for more of it."""
         held, self._held = self._held, None
         return (held,) if held is not None else ()

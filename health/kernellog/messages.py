@@ -109,7 +109,7 @@ def _xids_by_effect() -> dict[str, str]:
     codes: dict[str, list[str]] = {}
     for code, entry in xids.TABLE.items():
         codes.setdefault(f"xid.{entry.part}.{entry.effect}", []).append(str(code))
-    unlisted = f"xid.{xids.Part.OTHER}.{xids.Effect.UNLISTED}"
+    unlisted = f"xid.{xids.GpuPart.OTHER}.{xids.Effect.UNLISTED}"
     listed = "|".join(code for name, group in codes.items() if name != unlisted for code in group)
     return {name: f"(?:{'|'.join(group)})" for name, group in codes.items()} | {unlisted: rf"(?!(?:{listed})\b)\d{{1,3}}"}
 

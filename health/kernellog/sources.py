@@ -27,7 +27,7 @@ KERNEL_FILE = "/var/log/kern.log"
 SYSLOG_FILES = (KERNEL_FILE, "/var/log/messages", "/var/log/syslog")
 
 
-class Clock(Protocol):
+class MonotonicClock(Protocol):
     """The caller's clock."""
 
     def now(self) -> float:
@@ -48,7 +48,7 @@ def remember() -> dict[str, tuple[int, int]]:
     return found
 
 
-def journal(since: float, clock: Clock, _before: Mapping[str, tuple[int, int]]) -> Records | str:
+def journal(since: float, clock: MonotonicClock, _before: Mapping[str, tuple[int, int]]) -> Records | str:
     """Ask systemd's journal."""
     ahead = time.time() - clock.now()  # the journal's times are the wall's, which somebody may have set
     words = ["journalctl", "-k", "-o", "json", "--no-pager", "-q", "-n", str(MOST_RECORDS), f"--since=@{max(0.0, since + ahead):.6f}"]
@@ -82,7 +82,7 @@ def _has_kernel_records() -> bool:
     return bool(done.stdout.strip())
 
 
-def syslog(_since: float, clock: Clock, before: Mapping[str, tuple[int, int]]) -> Records | str:
+def syslog(_since: float, clock: MonotonicClock, before: Mapping[str, tuple[int, int]]) -> Records | str:
     """Read what was added to the first of syslog's files that was there before."""
     path = next((path for path in SYSLOG_FILES if path in before), None)
     if path is None:

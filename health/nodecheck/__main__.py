@@ -32,7 +32,7 @@ if __name__ == "__main__" and not __package__:
 from health.nodecheck import report, schedule
 from health.nodecheck.liveness import Options, Peers
 from health.nodecheck.model import Fault, FaultKind
-from health.nodecheck.monitor import PipeReporter, RankMonitor, state_of
+from health.nodecheck.monitor import PipeReporter, WorkerMonitor, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,7 @@ def _take_part(rank: int, options: Options, *, as_json: bool) -> int:
     monitor = None
     try:
         store = _store(options, serve=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-        monitor = RankMonitor(rank, pid, read_end, store, options, first=os.environ.get("LOCAL_RANK", "0") == "0")
+        monitor = WorkerMonitor(rank, pid, read_end, store, options, first=os.environ.get("LOCAL_RANK", "0") == "0")
         outcome = monitor.watch()
         if outcome["told_by"] == rank:
             _print(outcome, as_json=as_json)

@@ -68,7 +68,7 @@ class PipeReporter:
         self._send({"finished": phase})
 
 
-class RankMonitor:
+class WorkerMonitor:
     """Watches over one measuring process. pid: of it. pipe: its reports. first: of its node, so that it reads the node's environment."""
 
     def __init__(self, rank: int, pid: int, pipe: int, store: SharedStore, options: Options, *, first: bool) -> None:  # noqa: PLR0913  all it is given

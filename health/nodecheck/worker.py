@@ -25,7 +25,7 @@ _POLL_S: Final = 0.01
 _LOOK_S: Final = 0.5
 
 
-class Meter(Protocol):
+class PairMeter(Protocol):
     """What measures."""
 
     def measure_pair(self, pair_trial: PairTrial | None, phase: int, number: int) -> Sample:
@@ -73,7 +73,7 @@ class Participant:
     store: SharedStore
     peers: Peers
     me: Member
-    meter: Meter
+    meter: PairMeter
     reporter: ProgressReporter
 
 

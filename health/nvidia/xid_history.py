@@ -50,7 +50,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class Recurrence:
     """What was before an event within 24 h, itself included. same: on this GPU; gpus: on how many; place: in the same GPC and TPC."""
 
     same: int
@@ -76,7 +76,7 @@ class Memory:
                 return
         self._events.append(event)
 
-    def past(self, event: Event) -> Past:
+    def past(self, event: Event) -> Recurrence:
         """Return how an event stands among those of its code, within 24 h before and after it."""
         return self.sorted().past(event)
 
@@ -102,13 +102,13 @@ class Sorted:
                 for times in places.values():
                     times.known.sort()
 
-    def past(self, event: Event) -> Past:
+    def past(self, event: Event) -> Recurrence:
         """Return how an event stands among those of its code, within 24 h before and after it."""
         gpus = self._by_code.get(event.code, {})
         same = {place: times.near(event.t, DAY_S) for place, times in gpus.get(event.gpu, {}).items()}
         where = sum(1 for places in gpus.values() if any(times.near(event.t, DAY_S) for times in places.values()))
         alike = sum(count for place, count in same.items() if not event.place or not place or place & event.place)
-        return Past(sum(same.values()), where, alike)
+        return Recurrence(sum(same.values()), where, alike)
 
     def before(self, event: Event, codes: frozenset[int] | None, within_s: float = ECHO_S) -> Event | None:
         """Return the first other event shortly before this one, on whatever GPU: of these codes (None: of any that is no echo)."""

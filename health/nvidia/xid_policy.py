@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from health.model import Repair, Severity
 from health.nvidia import sxids, xid_history, xid_registers, xids
-from health.nvidia.xid_history import Event, Past
+from health.nvidia.xid_history import Event, Recurrence
 from health.nvidia.xid_registers import RegisterVerdict
-from health.nvidia.xids import Action, Origin, Retry
+from health.nvidia.xids import Action, Retry, XidOrigin
 
 if TYPE_CHECKING:
     from health.nvidia.xids import Xid
@@ -45,7 +45,7 @@ class XidJudgement:
 class Around:
     """What else happened. past: this code within 24 h. before: the event that it follows, if any. announced: by an Xid 154."""
 
-    past: Past
+    past: Recurrence
     before: Event | None = None
     announced: Repair | None = None
     previous: str = ""  # "caused by previous Xid N"
@@ -73,12 +73,12 @@ def _unlisted(code: int, around: Around) -> XidJudgement:
     repair = Repair.RESET_GPU if around.announced is None else around.announced
     severity = Severity.INFO if repair is Repair.NONE else Severity.CRITICAL
     reason = "as the driver announced" if around.announced is not None else "a reset is the safe answer"
-    return XidJudgement(severity, repair, f"Xid {code} is newer than this table", reason, Retry.AFTER_RESET.value, Origin.EITHER.value)
+    return XidJudgement(severity, repair, f"Xid {code} is newer than this table", reason, Retry.AFTER_RESET.value, XidOrigin.EITHER.value)
 
 
 def _by_catalogue(entry: Xid) -> XidJudgement:
     severity = _SEVERITIES[entry.action]
-    if entry.action is Action.IGNORE and not entry.echo and entry.origin in {Origin.HARDWARE, Origin.FABRIC}:
+    if entry.action is Action.IGNORE and not entry.echo and entry.origin in {XidOrigin.HARDWARE, XidOrigin.FABRIC}:
         severity = Severity.WARNING
     reason = "have the GPU reset when the job is started again" if entry.code == _REMAPPED else ""
     if entry.code in xids.UNUSED:
@@ -122,29 +122,29 @@ def _with_memory(entry: Xid, base: XidJudgement, around: Around) -> XidJudgement
     past = around.past
     if base.repair is Repair.NONE:
         return base
-    if entry.origin is not Origin.APP and past.same >= xid_history.FIVE and past.gpus == 1:
+    if entry.origin is not XidOrigin.APP and past.same >= xid_history.FIVE and past.gpus == 1:
         reason = f"{past.same} times within 24 h on this GPU: it is to be replaced"
         return replace(
-            base, severity=Severity.CRITICAL, repair=Repair.REPLACE, reason=reason, same_gpu=Retry.NO.value, origin=Origin.HARDWARE.value
+            base, severity=Severity.CRITICAL, repair=Repair.REPLACE, reason=reason, same_gpu=Retry.NO.value, origin=XidOrigin.HARDWARE.value
         )
     if entry.may_be_program and past.gpus > 1:
-        return replace(base, reason=f"on {past.gpus} GPUs within 24 h: the application is suspected", origin=Origin.APP.value)
+        return replace(base, reason=f"on {past.gpus} GPUs within 24 h: the application is suspected", origin=XidOrigin.APP.value)
     if is_repeated(entry, past):
         reason = f"{past.place} times within 24 h on this GPU and on no other: its hardware is suspected, run `dcgmi diag -r 3`"
         return replace(
-            base, severity=Severity.CRITICAL, repair=Repair.DRAIN, reason=reason, same_gpu=Retry.NO.value, origin=Origin.HARDWARE.value
+            base, severity=Severity.CRITICAL, repair=Repair.DRAIN, reason=reason, same_gpu=Retry.NO.value, origin=XidOrigin.HARDWARE.value
         )
     return base
 
 
-def is_repeated(entry: Xid, past: Past) -> bool:
+def is_repeated(entry: Xid, past: Recurrence) -> bool:
     """Whether a code that a program can cause came again in the same place of one GPU, which makes the hardware the suspect."""
     return entry.may_be_program and past.gpus == 1 and past.place >= xid_history.REPEATED
 
 
 def judge_number(code: int) -> XidJudgement:
     """Return what an Xid asks for of which only the number is known, as NVML delivers it."""
-    return judge(code, "", Around(Past(same=1, gpus=1, place=1)))
+    return judge(code, "", Around(Recurrence(same=1, gpus=1, place=1)))
 
 
 def judge_switch(code: int, severity_word: str, rest: str) -> XidJudgement:
@@ -159,11 +159,11 @@ def judge_switch(code: int, severity_word: str, rest: str) -> XidJudgement:
             meaning,
             "the fabric has to be reset, and all GPUs with it",
             Retry.AFTER_RESET.value,
-            Origin.FABRIC.value,
+            XidOrigin.FABRIC.value,
         )
     if severity_word == "Non-fatal" or fatal is sxids.Fatal.NEVER:
         severity = Severity.INFO if entry is not None and not entry.reboot and fatal is sxids.Fatal.NEVER else Severity.WARNING
-        return XidJudgement(severity, Repair.NONE, meaning, "", Retry.YES.value, Origin.FABRIC.value)
+        return XidJudgement(severity, Repair.NONE, meaning, "", Retry.YES.value, XidOrigin.FABRIC.value)
     reboot = entry is None or entry.reboot
     return XidJudgement(
         Severity.ERROR if reboot else Severity.WARNING,
@@ -171,5 +171,5 @@ def judge_switch(code: int, severity_word: str, rest: str) -> XidJudgement:
         meaning,
         "fatal on a trunk port, or for one GPU on an access port",
         Retry.AFTER_RESET.value,
-        Origin.FABRIC.value,
+        XidOrigin.FABRIC.value,
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Origin(StrEnum):
+class XidOrigin(StrEnum):
     """Where the fault lies."""
 
     APP = "app"
@@ -62,7 +62,7 @@ class Retry(StrEnum):
     NO = "no"
 
 
-class Part(StrEnum):
+class GpuPart(StrEnum):
     """What of the GPU a code is about."""
 
     MEMORY = "memory"
@@ -89,10 +89,10 @@ class Xid:
     code: int
     name: str
     meaning: str
-    origin: Origin
+    origin: XidOrigin
     action: Action
     retry: Retry
-    part: Part = Part.OTHER
+    part: GpuPart = GpuPart.OTHER
     echo: bool = False
 
     @property
@@ -109,19 +109,19 @@ class Xid:
     @property
     def may_be_program(self) -> bool:
         """Whether a program or the hardware can cause it, so that only repetition on one GPU proves the hardware."""
-        return self.origin is Origin.EITHER and self.part is Part.OTHER
+        return self.origin is XidOrigin.EITHER and self.part is GpuPart.OTHER
 
     @property
     def concerns_process(self) -> bool:
         """Whether it concerns the process that the line names, and no other process on the GPU."""
-        return self.origin in {Origin.APP, Origin.EITHER} or self.code == CONTAINED
+        return self.origin in {XidOrigin.APP, XidOrigin.EITHER} or self.code == CONTAINED
 
     @property
     def hardware(self) -> str:
         """Whether the fault is the hardware's, from the code alone: yes, no or unknown."""
-        if self.origin is Origin.EITHER:
+        if self.origin is XidOrigin.EITHER:
             return "unknown"
-        return "yes" if self.origin in {Origin.HARDWARE, Origin.FABRIC} else "no"
+        return "yes" if self.origin in {XidOrigin.HARDWARE, XidOrigin.FABRIC} else "no"
 
 
 #: Listed by the catalogue as not raised by A100 and newer GPUs; on older ones they are rare, and what they ask for is support.
@@ -135,10 +135,10 @@ CONTAINED = 94
 #: Digits: a text from a log may be of any length.
 _LONGEST_CODE = 4
 
-_APP, _HARDWARE, _FABRIC, _DRIVER, _EITHER = Origin.APP, Origin.HARDWARE, Origin.FABRIC, Origin.DRIVER, Origin.EITHER
+_APP, _HARDWARE, _FABRIC, _DRIVER, _EITHER = XidOrigin.APP, XidOrigin.HARDWARE, XidOrigin.FABRIC, XidOrigin.DRIVER, XidOrigin.EITHER
 _IGNORE, _RESTART, _RESET, _REBOOT, _DRAIN = Action.IGNORE, Action.RESTART, Action.RESET, Action.REBOOT, Action.DRAIN
 _YES, _RESET_FIRST, _NO = Retry.YES, Retry.AFTER_RESET, Retry.NO
-_ECC, _LOST, _NVLINK = Part.MEMORY, Part.BUS, Part.LINK
+_ECC, _LOST, _NVLINK = GpuPart.MEMORY, GpuPart.BUS, GpuPart.LINK
 
 #: An exception in one of the GPU's engines (copy, video, JPEG, optical flow): the process is ended, the GPU goes on.
 _ENGINES = (

@@ -44,7 +44,7 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no answer of ours
     threading.Thread(target=_listen, args=(requests,), name="requests", daemon=True).start()
-    sessions: dict[str, registry.Session] = {}
+    sessions: dict[str, registry.ProbeSession] = {}
     _send(out, {"ready": True})
     while (line := requests.get()) is not None:
         request = json.loads(line)
@@ -61,7 +61,7 @@ def main() -> None:
             _send(out, {"id": number, "failed": f"{type(error).__name__}: {error}"[:500]})
 
 
-def _readings(name: str, module: str, ask: Ask, sessions: dict[str, registry.Session]) -> Iterator[Reading]:
+def _readings(name: str, module: str, ask: Ask, sessions: dict[str, registry.ProbeSession]) -> Iterator[Reading]:
     found = registry.probe(name, {name: module} if module else None)
     opened = getattr(found, "session", None)
     if not ask.lasting or opened is None:

@@ -73,10 +73,10 @@ def admissible(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) 
     return [
         c
         for c in candidates
-        if not (c.survived and c.row.cause in JOB_CHANGING)
+        if not (c.survived and c.claim.cause in JOB_CHANGING)
         and not any(_outranks(end, c, ended, tables) for end in ends)
         and not any(_ruled_out_by_signal(c, signal) for signal in signals)
-        and not (_is_text(c.fact) and c.row.cause in JOB_CHANGING and c.fact.t < good_end)
+        and not (_is_text(c.fact) and c.claim.cause in JOB_CHANGING and c.fact.t < good_end)
     ]
 
 
@@ -102,29 +102,29 @@ def _outranks(end: CauseCandidate, other: CauseCandidate, ended: set[int | None]
     """Whether the end of a rank rules out another candidate for it."""
     if not _is_text(other.fact) or _may_follow(end, other):
         return False
-    if other.fact.source == "kernel" and end.row.cause is not Cause.USER_CODE:
+    if other.fact.source == "kernel" and end.claim.cause is not Cause.USER_CODE:
         return False
     if other.rank in ended and other.rank is not None and end.rank != other.rank:
         return True
     if other.rank not in {None, end.rank} or end.fact.source == "error_file":
         return other.rank in {None, end.rank}
     between = bisect_left(tables, end.fact.line) - bisect_right(tables, other.fact.line)
-    return end.row.cause is not other.row.cause and end.fact.line > other.fact.line and not between
+    return end.claim.cause is not other.claim.cause and end.fact.line > other.fact.line and not between
 
 
 def _may_follow(end: CauseCandidate, other: CauseCandidate) -> bool:
-    after = end.row.after
+    after = end.claim.consequence_of
     if _ANY in after:  # a module that is missing is weak as a mere line, for programs try imports; as the end it is no consequence
-        return end.fact.claim is None or end.row.cause is not Cause.USER_CODE
-    return other.row.cause.value in after
+        return end.fact.claim is None or end.claim.cause is not Cause.USER_CODE
+    return other.claim.cause.value in after
 
 
 def _ruled_out_by_signal(candidate: CauseCandidate, signal: Evidence) -> bool:
     """Whether a rank's signal rules out an exception of which there is one line."""
     fact = candidate.fact
-    if not _is_text(fact) or fact.source == "kernel" or candidate.row.cause not in JOB_CHANGING:
+    if not _is_text(fact) or fact.source == "kernel" or candidate.claim.cause not in JOB_CHANGING:
         return False
-    if signal.text == _KILL and candidate.row.cause in KILLS:
+    if signal.text == _KILL and candidate.claim.cause in KILLS:
         return False
     same = fact.rank is None or signal.rank is None or fact.rank == signal.rank
     return same and ONE_LINE.fullmatch(fact.text) is not None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supervisor.classify import exits
-from supervisor.core.model import Evidence
+from supervisor.core.model import Claim, Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +12,7 @@ class CauseCandidate:
     """A cause that one fact speaks for. `guess`: no signature said so, only the kind of the end. `survived`: more training followed."""
 
     fact: Evidence
-    row: exits.Row
+    claim: Claim
     guess: bool = False
     survived: bool = False
 
@@ -25,7 +24,7 @@ class CauseCandidate:
     @property
     def level(self) -> int:
         """Its class: 0 is the surest."""
-        return next((i for i, least in enumerate(CLASSES) if self.row.confidence >= least), len(CLASSES))
+        return next((i for i, least in enumerate(CLASSES) if self.claim.weight >= least), len(CLASSES))
 
 
 #: Below this nothing is convincing, and nothing is a cause of something else.

@@ -26,6 +26,8 @@ from supervisor.core.model import Cause, Evidence, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from supervisor.core.model import Claim
+
 
 ENDS = frozenset({"exit", "launcher"})
 #: Ends that need not be failures, as (name, text): a program that ends by itself, and the launcher's TERM.
@@ -57,7 +59,7 @@ def classify(evidence: Iterable[Evidence]) -> Verdict:
     candidates = _candidates(facts, exceptions)
     allowed = admissible.admissible(candidates, facts)
     roots = _roots(allowed)
-    if not roots or roots[0].row.confidence < CONVINCING:
+    if not roots or roots[0].claim.weight < CONVINCING:
         return _unconvinced(facts, allowed, candidates)
     return _verdict(roots, candidates, facts, exceptions)
 
@@ -92,8 +94,8 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
             if not ended:
                 continue
             if fact.free_text:
-                row = replace(candidate.row, confidence=candidate.row.confidence * SURVIVED)
-                candidate = replace(candidate, row=row, survived=True)
+                claim = replace(candidate.claim, weight=candidate.claim.weight * SURVIVED)
+                candidate = replace(candidate, claim=claim, survived=True)
         found.append(candidate)
     return _few_of_each(found)
 
@@ -109,7 +111,7 @@ def _few_of_each(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
     counts: dict[tuple[str, str, Cause], int] = {}
     kept: list[CauseCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.fact.t or float("inf")):
-        kind = (candidate.fact.source, candidate.fact.name, candidate.row.cause)
+        kind = (candidate.fact.source, candidate.fact.name, candidate.claim.cause)
         counts[kind] = counts.get(kind, 0) + 1
         if counts[kind] <= MOST_OF_A_KIND:
             kept.append(candidate)
@@ -132,26 +134,25 @@ def _has_failed_end(facts: Sequence[Evidence], afterwards: float) -> bool:
 
 def _candidate(fact: Evidence, exceptions: Exceptions) -> CauseCandidate | None:
     if fact.claim is not None:
-        claim = fact.claim
-        return CauseCandidate(fact, exits.Row(claim.cause, claim.weight, claim.transient, claim.consequence_of))
+        return CauseCandidate(fact, fact.claim)
     if (fact.source, fact.name) in UNCAUGHT:
-        row = None if exceptions.claims.knows(fact) else _exception_row(fact, exceptions.trace(fact))
-        return CauseCandidate(fact, row, guess=True) if row else None
+        claim = None if exceptions.claims.knows(fact) else _exception_claim(fact, exceptions.trace(fact))
+        return CauseCandidate(fact, claim, guess=True) if claim else None
     if fact.source in ENDS and fact.name in {"signal", "exit_code"}:
         return _end_candidate(fact)
-    row = exits.BY_FACT.get((fact.source, fact.name))
-    return CauseCandidate(fact, row) if row else None
+    claim = exits.BY_FACT.get((fact.source, fact.name))
+    return CauseCandidate(fact, claim) if claim else None
 
 
-def _exception_row(fact: Evidence, trace: str) -> exits.Row | None:
+def _exception_claim(fact: Evidence, trace: str) -> Claim | None:
     kind = exits.exception_type(fact.text)
     if kind in exits.OF_LAUNCHERS or footers.read(fact.text.split("\n", 1)[0]):
         return None
-    row = next((row for part, kinds, row in exits.BY_FRAME if part in trace and (not kinds or kind in kinds)), None)
-    row = row or exits.by_exception(fact.text)
-    if row is None:
-        row = exits.OF_A_PEER if exits.is_consequence(fact.text) else exits.ANY_EXCEPTION
-    return replace(row, confidence=min(row.confidence, OF_A_TAIL)) if fact.source == "tail" else row
+    claim = next((claim for part, kinds, claim in exits.BY_FRAME if part in trace and (not kinds or kind in kinds)), None)
+    claim = claim or exits.by_exception(fact.text)
+    if claim is None:
+        claim = exits.OF_A_PEER if exits.is_consequence(fact.text) else exits.ANY_EXCEPTION
+    return replace(claim, weight=min(claim.weight, OF_A_TAIL)) if fact.source == "tail" else claim
 
 
 def _end_candidate(fact: Evidence) -> CauseCandidate | None:
@@ -169,21 +170,21 @@ def _end_candidate(fact: Evidence) -> CauseCandidate | None:
 
 def _roots(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
     """Return the candidates that follow from no other, the surest and earliest first."""
-    convincing = [c for c in candidates if c.row.confidence >= CONVINCING]
+    convincing = [c for c in candidates if c.claim.weight >= CONVINCING]
     left = [c for c in convincing if not any(_follows(c, other) and not _follows(other, c) for other in convincing)]
-    return sorted(left or convincing, key=lambda c: (c.level, c.fact.t or float("inf"), -c.row.confidence))
+    return sorted(left or convincing, key=lambda c: (c.level, c.fact.t or float("inf"), -c.claim.weight))
 
 
 def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
     """Whether a candidate may be a mere consequence of another one."""
-    mine, cause = candidate.row, other.row.cause
+    mine, cause = candidate.claim, other.claim.cause
     if mine.cause == cause:
         return False
     if other.fact.name == "exit_code" and not other.fact.t and candidate.fact.name not in {"signal", "exit_code"}:
         return False  # a launcher's table names the codes of all, the victims' as well
-    if "*" in mine.after:
-        return "*" not in other.row.after or cause.value in mine.after
-    if cause.value in mine.after or _follows_own_exception(candidate, other):
+    if "*" in mine.consequence_of:
+        return "*" not in other.claim.consequence_of or cause.value in mine.consequence_of
+    if cause.value in mine.consequence_of or _follows_own_exception(candidate, other):
         return True
     return _follows_peer(candidate, other)
 
@@ -201,7 +202,7 @@ def _follows_own_exception(candidate: CauseCandidate, other: CauseCandidate) -> 
     local = _field(candidate.fact, "local")
     if local and other.rank is not None and other.rank < int(local):
         return False  # whichever node it is, a rank is no smaller than its number on its node
-    return 0 < other.fact.line < candidate.fact.line and "*" not in other.row.after
+    return 0 < other.fact.line < candidate.fact.line and "*" not in other.claim.consequence_of
 
 
 def _follows_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
@@ -230,8 +231,8 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
             and not 0 < f.t < (afterwards if f.line in shown else max(afterwards, good_end))
         )
     ]
-    best = max(allowed, key=lambda c: c.row.confidence, default=None)
-    rival = max((c for c in candidates if c.row.cause is not Cause.UNKNOWN), key=lambda c: c.row.confidence, default=None)
+    best = max(allowed, key=lambda c: c.claim.weight, default=None)
+    rival = max((c for c in candidates if c.claim.cause is not Cause.UNKNOWN), key=lambda c: c.claim.weight, default=None)
     signs = [f for f in facts if (f.source, f.name, f.text) != ("exit", "exit_code", "0")]
     if best is None and not failed and signs and all(f.source == "log" or (f.source == "kernel" and f.line > 0) for f in signs):
         return Verdict(Cause.NONE, 0.9, "no sign of a failure", "none")
@@ -241,15 +242,15 @@ def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], c
     summary = f"{_who(first, facts)} {_how(first)}" if first.source in ENDS else _short(first.text)
     return Verdict(
         cause=Cause.UNKNOWN,
-        confidence=best.row.confidence if best else 0.2,
+        confidence=best.claim.weight if best else 0.2,
         summary=summary,
         fingerprint=fingerprint(
             Cause.UNKNOWN, first.name, _how(first) if first.source in ENDS else first.text, (), _phase(facts, first.rank)
         ),
         rank=first.rank,
         because=(first, *_beside(first.rank, facts, first)),
-        runner_up=rival.row.cause if rival else None,
-        runner_up_confidence=rival.row.confidence if rival else 0.0,
+        runner_up=rival.claim.cause if rival else None,
+        runner_up_confidence=rival.claim.weight if rival else 0.0,
     )
 
 
@@ -259,12 +260,12 @@ def _verdict(
     best = roots[0]
     exception = exceptions.beside(best.fact)
     trace = exceptions.trace(exception) if exception else ""
-    cause = best.row.cause
-    same = [c for c in roots if c.row.cause is cause]
+    cause = best.claim.cause
+    same = [c for c in roots if c.claim.cause is cause]
     rank = best.rank if best.rank is not None else _rank_of_the_only_end(facts)
-    others = sorted((c for c in candidates if c.row.cause not in {cause, Cause.UNKNOWN}), key=lambda c: -c.row.confidence)
-    rival = next((c for c in roots if c.row.cause is not cause), None) or (others[0] if others else None)
-    surest = max(c.row.confidence for c in same)
+    others = sorted((c for c in candidates if c.claim.cause not in {cause, Cause.UNKNOWN}), key=lambda c: -c.claim.weight)
+    rival = next((c for c in roots if c.claim.cause is not cause), None) or (others[0] if others else None)
+    surest = max(c.claim.weight for c in same)
     disputed = rival is not None and rival in roots and rival.level <= best.level
     fields = _fields(best, same, facts, exception, trace)
     return Verdict(
@@ -273,13 +274,13 @@ def _verdict(
         summary=_summary(best, facts, exception),
         fingerprint=_fingerprint(best, facts, exception, trace),
         rank=rank,
-        transient=best.row.transient,
+        transient=best.claim.transient,
         because=_because(best, same, candidates, facts, exception),
         facts=tuple(fields.items())[:MOST_FACTS],
         gpu=next((fields[name] for name in ("gpu_uuid", "uuid", "pci", "pci_id", "gpu") if name in fields), ""),
         node=next((c.fact.node for c in same if c.fact.node), fields.get("node", "")),
-        runner_up=rival.row.cause if rival else None,
-        runner_up_confidence=round(rival.row.confidence, 3) if rival else 0.0,
+        runner_up=rival.claim.cause if rival else None,
+        runner_up_confidence=round(rival.claim.weight, 3) if rival else 0.0,
     )
 
 
@@ -294,12 +295,12 @@ def _fingerprint(best: CauseCandidate, facts: Sequence[Evidence], exception: Evi
     fact = best.fact
     phase = _phase(facts, fact.rank)
     if fact.name in {"signal", "exit_code"}:
-        return fingerprint(best.row.cause, exits.signal_name(fact.text) if fact.name == "signal" else f"exit {fact.text}", "", (), phase)
+        return fingerprint(best.claim.cause, exits.signal_name(fact.text) if fact.name == "signal" else f"exit {fact.text}", "", (), phase)
     if exception is None:
-        return fingerprint(best.row.cause, "", fact.name if fact.claim else fact.text, (), phase)
+        return fingerprint(best.claim.cause, "", fact.name if fact.claim else fact.text, (), phase)
     kind = exits.exception_type(exception.text)
     detail = fact.name if fact.claim else exception.text.partition(":")[2]
-    return fingerprint(best.row.cause, kind, detail, frames_of(trace), phase)
+    return fingerprint(best.claim.cause, kind, detail, frames_of(trace), phase)
 
 
 def _fields(
@@ -338,7 +339,7 @@ def _because(
     if exception is not None and exception.text != best.fact.text:
         listed.insert(1, exception)
     listed += [c.fact for c in same[1:4]]
-    listed += [c.fact for c in candidates if c.row.cause is not best.row.cause][:4]
+    listed += [c.fact for c in candidates if c.claim.cause is not best.claim.cause][:4]
     kept: list[Evidence] = []
     for fact in listed:
         if not any(fact.text == other.text and fact.rank == other.rank and fact.line == other.line for other in kept):

@@ -8,9 +8,8 @@ Exception types are compared by their unqualified name, because the same class t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from supervisor.core.model import Cause
+from supervisor.core.model import Cause, Claim
 
 #: signal(7), Linux on x86-64 and arm64. Spelled out because core and classify import nothing that touches the system.
 SIGNAL_NAMES = {
@@ -48,36 +47,26 @@ _OWN_CAUSES = tuple(cause.value for cause in Cause if cause not in {*OF_PEERS, C
 ANY = ("*",)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one kind of end means. `transient`: the same program, started again, may well not meet it. `after`: consequence_of."""
-
-    cause: Cause
-    confidence: float
-    transient: bool
-    after: tuple[str, ...] = ()
-
-
 #: Exception types that name their cause by themselves. What is not here is the user's code until a signature says otherwise.
 BY_EXCEPTION = {
-    "ImportError": Row(Cause.USER_CODE, 0.75, transient=False),
-    "ModuleNotFoundError": Row(Cause.USER_CODE, 0.9, transient=False),
+    "ImportError": Claim(Cause.USER_CODE, 0.75, transient=False),
+    "ModuleNotFoundError": Claim(Cause.USER_CODE, 0.9, transient=False),
     # as the rows of signatures say of them: the same program asks for the same memory again
-    "OutOfMemoryError": Row(Cause.CUDA_OOM, 0.97, transient=False),
-    "MemoryError": Row(Cause.HOST_OOM, 0.9, transient=False),
-    "DistNetworkError": Row(Cause.RENDEZVOUS, 0.8, transient=True),
-    "DistStoreError": Row(Cause.RENDEZVOUS, 0.8, transient=True),
-    "RendezvousConnectionError": Row(Cause.RENDEZVOUS, 0.95, transient=True),
-    "RendezvousTimeoutError": Row(Cause.RENDEZVOUS, 0.95, transient=True),
-    "RendezvousClosedError": Row(Cause.RENDEZVOUS, 0.9, transient=True),
-    "SignalException": Row(Cause.PREEMPTED, 0.8, transient=True),
-    "BrokenPipeError": Row(Cause.USER_CODE, 0.45, transient=True, after=ANY),
-    "ConnectionResetError": Row(Cause.USER_CODE, 0.45, transient=True, after=ANY),
-    "ConnectionRefusedError": Row(Cause.USER_CODE, 0.45, transient=True, after=ANY),
-    "EOFError": Row(Cause.USER_CODE, 0.45, transient=True, after=ANY),
-    "KeyboardInterrupt": Row(Cause.KILLED_UNKNOWN, 0.5, transient=True, after=ANY),
+    "OutOfMemoryError": Claim(Cause.CUDA_OOM, 0.97, transient=False),
+    "MemoryError": Claim(Cause.HOST_OOM, 0.9, transient=False),
+    "DistNetworkError": Claim(Cause.RENDEZVOUS, 0.8, transient=True),
+    "DistStoreError": Claim(Cause.RENDEZVOUS, 0.8, transient=True),
+    "RendezvousConnectionError": Claim(Cause.RENDEZVOUS, 0.95, transient=True),
+    "RendezvousTimeoutError": Claim(Cause.RENDEZVOUS, 0.95, transient=True),
+    "RendezvousClosedError": Claim(Cause.RENDEZVOUS, 0.9, transient=True),
+    "SignalException": Claim(Cause.PREEMPTED, 0.8, transient=True),
+    "BrokenPipeError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
+    "ConnectionResetError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
+    "ConnectionRefusedError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
+    "EOFError": Claim(Cause.USER_CODE, 0.45, transient=True, consequence_of=ANY),
+    "KeyboardInterrupt": Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=ANY),
 }
-ANY_EXCEPTION = Row(Cause.USER_CODE, 0.7, transient=False)
+ANY_EXCEPTION = Claim(Cause.USER_CODE, 0.7, transient=False)
 
 #: Exceptions that only say that something else failed, by which launchers and libraries hand on what they were told.
 OF_LAUNCHERS = frozenset(
@@ -105,7 +94,7 @@ OF_NETWORKS = frozenset(
         *("ReadError", "ConnectError", "RemoteProtocolError", "ClientConnectorError", "ServerDisconnectedError", "ClientPayloadError"),
     }
 )
-_NETWORK = Row(Cause.STORAGE_REMOTE, 0.75, transient=True)
+_NETWORK = Claim(Cause.STORAGE_REMOTE, 0.75, transient=True)
 
 #: What a DataLoader's process meets when a worker dies while a batch is handed over: it fetches the descriptors of the batch's memory
 #: from a thread of that worker (multiprocessing/resource_sharer.py). Often nothing else is told, for the loader looks whether its workers
@@ -114,7 +103,7 @@ OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", 
 
 #: Library code through which an exception came that no signature knows: (part of a frame's path, types that count or none for all of
 #: them, what that means). The first that fits counts.
-BY_FRAME: tuple[tuple[str, frozenset[str], Row], ...] = (
+BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
     *(
         (part, OF_NETWORKS, _NETWORK)
         for part in ("/urllib/request.py", "/http/client.py", "/urllib3/", "/requests/", "/httpx/", "/aiohttp/")
@@ -123,13 +112,13 @@ BY_FRAME: tuple[tuple[str, frozenset[str], Row], ...] = (
     (
         "torch/distributed/checkpoint/filesystem.py",
         frozenset({"FileNotFoundError", "EOFError", "UnpicklingError", "BadZipFile"}),
-        Row(Cause.CHECKPOINT_CORRUPT, 0.8, transient=False),
+        Claim(Cause.CHECKPOINT_CORRUPT, 0.8, transient=False),
     ),
-    ("torch/utils/data/_utils/fetch.py", frozenset(), Row(Cause.DATA_ERROR, 0.75, transient=False)),
-    ("torch/utils/data/_utils/collate.py", frozenset(), Row(Cause.DATA_ERROR, 0.75, transient=False)),
-    ("torch/utils/data/_utils/worker.py", frozenset(), Row(Cause.DATA_ERROR, 0.7, transient=False)),
+    ("torch/utils/data/_utils/fetch.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
+    ("torch/utils/data/_utils/collate.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
+    ("torch/utils/data/_utils/worker.py", frozenset(), Claim(Cause.DATA_ERROR, 0.7, transient=False)),
     # after those of the data set's own reading, which in a loader without workers has the loader's frames above it
-    ("torch/utils/data/dataloader.py", OF_A_GONE_WORKER, Row(Cause.DATALOADER_WORKER, 0.75, transient=True, after=_OWN_CAUSES)),
+    ("torch/utils/data/dataloader.py", OF_A_GONE_WORKER, Claim(Cause.DATALOADER_WORKER, 0.75, transient=True, consequence_of=_OWN_CAUSES)),
 )
 
 #: What a healthy rank says when its peer is gone, as texts within the exception. Such a rank is the culprit only where nobody else
@@ -143,30 +132,30 @@ CONSEQUENCES = (
     "NCCL communicator was aborted",
     "Socket Timeout",
 )
-OF_A_PEER = Row(Cause.GLOO_ERROR, 0.6, transient=True, after=ANY)
+OF_A_PEER = Claim(Cause.GLOO_ERROR, 0.6, transient=True, consequence_of=ANY)
 
 BY_SIGNAL = {
-    1: Row(Cause.KILLED_UNKNOWN, 0.55, transient=True, after=ANY),
-    2: Row(Cause.KILLED_UNKNOWN, 0.55, transient=True, after=ANY),
-    4: Row(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, after=_OWN_CAUSES),
-    6: Row(Cause.UNKNOWN_NATIVE_ABORT, 0.7, transient=True, after=(*_OWN_CAUSES, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK)),
-    7: Row(Cause.SEGFAULT, 0.7, transient=True, after=_OWN_CAUSES),
-    8: Row(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, after=_OWN_CAUSES),
-    11: Row(Cause.SEGFAULT, 0.9, transient=True, after=_OWN_CAUSES),
-    15: Row(Cause.KILLED_UNKNOWN, 0.55, transient=True, after=ANY),
+    1: Claim(Cause.KILLED_UNKNOWN, 0.55, transient=True, consequence_of=ANY),
+    2: Claim(Cause.KILLED_UNKNOWN, 0.55, transient=True, consequence_of=ANY),
+    4: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, consequence_of=_OWN_CAUSES),
+    6: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.7, transient=True, consequence_of=(*_OWN_CAUSES, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK)),
+    7: Claim(Cause.SEGFAULT, 0.7, transient=True, consequence_of=_OWN_CAUSES),
+    8: Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.8, transient=True, consequence_of=_OWN_CAUSES),
+    11: Claim(Cause.SEGFAULT, 0.9, transient=True, consequence_of=_OWN_CAUSES),
+    15: Claim(Cause.KILLED_UNKNOWN, 0.55, transient=True, consequence_of=ANY),
 }
-ANY_SIGNAL = Row(Cause.KILLED_UNKNOWN, 0.6, transient=True, after=_OWN_CAUSES)
+ANY_SIGNAL = Claim(Cause.KILLED_UNKNOWN, 0.6, transient=True, consequence_of=_OWN_CAUSES)
 
 #: An exit code that the program chose; a plain 1 is what everything ends with, and says nothing.
-OWN_EXIT_CODE = Row(Cause.USER_CODE, 0.5, transient=False)
-PLAIN_EXIT_CODE = Row(Cause.UNKNOWN, 0.3, transient=False)
+OWN_EXIT_CODE = Claim(Cause.USER_CODE, 0.5, transient=False)
+PLAIN_EXIT_CODE = Claim(Cause.UNKNOWN, 0.3, transient=False)
 
 #: What observers count and see beside the ranks, as (source, name). A count is told under this name only where a process of the job was
 #: killed at that time (observe/reconcile.py).
 BY_FACT = {
-    ("cgroup", "oom_kill"): Row(Cause.HOST_OOM, 0.97, transient=True),
-    ("exit", "vanished"): Row(Cause.KILLED_UNKNOWN, 0.5, transient=True, after=_OWN_CAUSES),
-    ("host", "shm_full"): Row(Cause.SHM_EXHAUSTED, 0.6, transient=True),
+    ("cgroup", "oom_kill"): Claim(Cause.HOST_OOM, 0.97, transient=True),
+    ("exit", "vanished"): Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=_OWN_CAUSES),
+    ("host", "shm_full"): Claim(Cause.SHM_EXHAUSTED, 0.6, transient=True),
 }
 
 #: Types of that name which a device's allocator raises; many a library has one of its own.
@@ -210,7 +199,7 @@ def exception_type(text: str) -> str:
     return kind.rsplit(".", 1)[-1]
 
 
-def by_exception(text: str) -> Row | None:
+def by_exception(text: str) -> Claim | None:
     """Return what the type of an exception says by itself; None where it says nothing."""
     kind = exception_type(text)
     if (kind == "OutOfMemoryError" and not _OF_DEVICES.match(text)) or (kind == "MemoryError" and not _OF_ALLOCATORS.match(text)):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from health.nvidia.xids import Part, lookup_text
+from health.nvidia.xids import GpuPart, lookup_text
 from supervisor.core.model import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CAUSES: Mapping[Part, Cause] = MappingProxyType(
-    {Part.MEMORY: Cause.GPU_ECC, Part.BUS: Cause.GPU_LOST, Part.LINK: Cause.NVLINK, Part.OTHER: Cause.GPU_XID_OTHER}
+CAUSES: Mapping[GpuPart, Cause] = MappingProxyType(
+    {GpuPart.MEMORY: Cause.GPU_ECC, GpuPart.BUS: Cause.GPU_LOST, GpuPart.LINK: Cause.NVLINK, GpuPart.OTHER: Cause.GPU_XID_OTHER}
 )
 
 

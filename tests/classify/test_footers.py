@@ -109,7 +109,7 @@ def test_codes_that_stand_for_signals(code: int) -> None:
 
 
 @pytest.mark.parametrize(("part", "kinds", "row"), exits.BY_FRAME)
-def test_every_row_of_a_library_is_reached(part: str, kinds: frozenset[str], row: exits.Row) -> None:
+def test_every_row_of_a_library_is_reached(part: str, kinds: frozenset[str], row: Claim) -> None:
     kind = min(kinds, default="ValueError")
     evidence = (
         Evidence("error_file", "exception", f"{kind}: text", 0, 1.0),

@@ -13,7 +13,7 @@ from health.kernellog.correlate import Correlator
 from health.kernellog.file_report import judge_stream, show
 from health.kernellog.model import Entry
 from health.model import Severity
-from health.nvidia.xid_history import DAY_S, ECHO_S, ECHOES, Event, Memory, Past
+from health.nvidia.xid_history import DAY_S, ECHO_S, ECHOES, Event, Memory, Recurrence
 from tests.support.figures import costs_at_most
 
 #: Ten times what it takes; where each finding looks at every other it takes five times as long as this.
@@ -74,7 +74,7 @@ def test_what_is_sorted_answers_as_looking_at_every_event_does(seed: int, timed:
         alike = [one for one in events if one.code == event.code and near(one, event, DAY_S)]
         same = [one for one in alike if one.gpu == event.gpu]
         place = [one for one in same if not event.place or not one.place or one.place & event.place]
-        assert known.past(event) == Past(len(same), len({one.gpu for one in alike}), len(place))
+        assert known.past(event) == Recurrence(len(same), len({one.gpu for one in alike}), len(place))
         for codes in (None, frozenset({48})):
             before = [one for one in events[:at] if one.code != event.code and near(one, event, 20 * ECHO_S)]
             wanted = [one for one in before if (one.code in codes if codes is not None else one.code not in ECHOES)]

@@ -11,7 +11,7 @@ import pytest
 
 from health.checks import kernel_log as checked
 from health.kernellog import kmsg_reader, sources
-from health.kernellog.kmsg_reader import Joiner, KernelRecord
+from health.kernellog.kmsg_reader import Joiner, KmsgRecord
 from health.model import KERNEL, PERMISSION, Ask, Reading, Readings, Repair, Result
 from health.probes import kernel_log
 from health.thresholds import Thresholds
@@ -146,7 +146,7 @@ def test_a_real_device_can_be_read_from_its_beginning_where_it_may_be() -> None:
 
 
 def test_a_line_in_parts_is_joined() -> None:
-    joiner, part = Joiner(), KernelRecord("a", "c", 1, 1.0)
+    joiner, part = Joiner(), KmsgRecord("a", "c", 1, 1.0)
     assert joiner.take(part) == ()
     assert joiner.take(replace(part, text="b", flags="+")) == ()
     assert joiner.take(replace(part, text="next", flags="-")) == (replace(part, text="ab"), replace(part, text="next", flags="-"))

@@ -16,7 +16,7 @@ from health.model import HOST, Json, Reading, Readings, Result
 from health.nodecheck import report
 from health.nodecheck.liveness import Options, Peers
 from health.nodecheck.model import Node
-from health.nodecheck.monitor import PipeReporter, RankMonitor
+from health.nodecheck.monitor import PipeReporter, WorkerMonitor
 from health.probing.runner import OUTCOME
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def test_who_cannot_be_killed_is_told_where_it_hangs_and_is_not_waited_for(monke
         measuring = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
         with monkeypatch.context() as patch:
             patch.setattr(os, "waitpid", waitpid)
-            told = RankMonitor(0, measuring.pid, read_end, store, options, first=False).watch()
+            told = WorkerMonitor(0, measuring.pid, read_end, store, options, first=False).watch()
     assert set(waited) == {os.WNOHANG}, "a wait that may never end"
     (one, *_) = (one for one in told["results"] if one["subject"] == "rank:0")  # type: ignore[index, union-attr]  # JSON of ours
     assert "hangs for 0 s, " in one["reason"], one  # type: ignore[index, operator]
@@ -145,11 +145,11 @@ def test_wardens_read_one_environment_a_node_and_the_report_waits_for_it() -> No
             stack.callback(os.close, write_end)
             for phase in (0, 1):  # all is measured before any node can have been read
                 PipeReporter(write_end).finished(phase)
-            monitor = RankMonitor(rank, measuring.pid, read_end, store, options, first=rank != 1)
+            monitor = WorkerMonitor(rank, measuring.pid, read_end, store, options, first=rank != 1)
             stack.callback(monitor.kill)
             monitors.append(monitor)
         with ThreadPoolExecutor() as pool:
-            first, *others = pool.map(RankMonitor.watch, monitors)
+            first, *others = pool.map(WorkerMonitor.watch, monitors)
     assert others == [first, first]
     assert {name for name in store.texts if name.startswith("node/")} == {"node/0", "node/2"}
     results = first["results"]

@@ -17,7 +17,6 @@ that mirrors owns the directory and holds its lock. Raises OSError where our own
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -140,7 +139,7 @@ class Spool:
         durable.make_directory(directory)
         self._fd = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            durable.lock(self._fd)  # without locks two processes may send the same for a moment: each request is idempotent
         except BlockingIOError:
             os.close(self._fd)
             message = f"cannot mirror: {directory}: another process does already"

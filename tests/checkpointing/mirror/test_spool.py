@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from contextlib import closing
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_an_entry_that_cannot_be_read_now_is_there_the_next_time(tmp_path: Path,
         patched.setattr(os, "open", failing)
         with closing(Spool(str(tmp_path / "spool"))) as spool:
             assert spool.entries() == ()
+    with closing(Spool(str(tmp_path / "spool"))) as spool:
+        assert [one.id for one in spool.entries()] == [entry.id]
+
+
+def test_a_file_system_without_locks_holds_a_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(_fd: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    entry = spooled(tmp_path)
     with closing(Spool(str(tmp_path / "spool"))) as spool:
         assert [one.id for one in spool.entries()] == [entry.id]
 

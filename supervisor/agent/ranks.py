@@ -17,11 +17,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from supervisor.agent import torch_error_files
 from supervisor.agent.messages import AgentMessage, RankReaped, RanksStarted, RanksStopped, SpawnedRank
+from supervisor.guardian import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,12 +84,15 @@ class _MonitoredAttempt:
 
 def spawned(pid: int, rank: int, local_rank: int, error_file: str, logs: tuple[tuple[str, str], ...]) -> MonitoredRank:
     """The record of a child that was just started (and not reaped, so that the pid is surely its own)."""
-    return MonitoredRank(rank, local_rank, pid, os.pidfd_open(pid), int(_stat_fields(pid)[19]), error_file, logs)
+    return MonitoredRank(rank, local_rank, pid, os.pidfd_open(pid), _stat(pid).start_ticks, error_file, logs)
 
 
-def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third (state) on."""
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+def _stat(pid: int) -> process_tree.ProcessStat:
+    """Read a child that is not reaped: it is there."""
+    process = process_tree.read(pid)
+    if process is None:
+        raise ProcessLookupError(pid)
+    return process
 
 
 def _signal_group(rank: MonitoredRank, signum: int) -> None:
@@ -103,8 +106,8 @@ def _signal_group(rank: MonitoredRank, signum: int) -> None:
 
 def _end(rank: MonitoredRank, signum: int) -> None:
     stopped = False
-    with suppress(OSError, IndexError):
-        stopped = _stat_fields(rank.pid)[0] in "Tt"
+    with suppress(OSError):
+        stopped = _stat(rank.pid).stopped
     if stopped:
         _signal_group(rank, signal.SIGCONT)
         _signal_group(rank, signal.SIGKILL)

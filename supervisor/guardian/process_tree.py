@@ -7,6 +7,9 @@ copied our environment is not. A pid is signalled only through a pidfd whose pro
 Two kinds are spared: a process with SUPERVISE_JOB_DETACH=1 in its environment with all that descends from it, and zombies. A process that
 vanishes meanwhile is simply gone. `TreeTermination` holds no thread and no timer; its owner calls `tick` with the time.
 
+All of `supervisor` reads a process's stat and environment here, and not with psutil: the guardian has no third-party package, and raw start
+ticks prove a process's identity.
+
 Known weak spot: a scan of /proc is not atomic. So "nothing is left" needs either no child at all (exact: every chain of descent begins with
 a child of the root) or two empty scans in a row.
 """
@@ -35,16 +38,22 @@ ANSWERS_S = 0.5
 
 
 class ProcessStat:
-    """One line of /proc/PID/stat. With the pid, `start_ticks` (field 22) names a process for one boot."""
+    """One line of /proc/PID/stat. With the pid, `start_ticks` (field 22) names a process for one boot.
 
-    __slots__ = ("pid", "ppid", "start_ticks", "state", "threads")
+    exit_status: of a zombie that we may trace, as waitpid returns it.
+    """
 
-    def __init__(self, pid: int, ppid: int, start_ticks: int, state: str, threads: int) -> None:
+    __slots__ = ("exit_status", "pid", "ppid", "start_ticks", "state", "threads")
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the fields of a line
+        self, pid: int, ppid: int, start_ticks: int, state: str, threads: int, exit_status: int = 0
+    ) -> None:
         self.pid = pid
         self.ppid = ppid
         self.start_ticks = start_ticks
         self.state = state
         self.threads = threads
+        self.exit_status = exit_status
 
     @property
     def key(self) -> tuple[int, int]:
@@ -69,7 +78,7 @@ def read(pid: int) -> ProcessStat | None:
         return None
     # the name in parentheses may hold anything, blanks and parentheses included: count from the last one
     field = text[text.rindex(b")") + 2 :].split()
-    return ProcessStat(pid, int(field[1]), int(field[19]), field[0].decode(), int(field[17]))
+    return ProcessStat(pid, int(field[1]), int(field[19]), field[0].decode(), int(field[17]), int(field[49]) if len(field) > 49 else 0)  # noqa: PLR2004 - a sandbox may write fewer
 
 
 def snapshot() -> dict[int, ProcessStat]:
@@ -127,9 +136,14 @@ class DetachRequests:
             except IndexError:
                 return
             self._silent.add(process.key)
-            if DETACH in _read_proc(process.pid, "environ").split(b"\0"):
+            if DETACH in environment(process.pid):
                 self._asked_for_it.add(process.key)
             self._silent.discard(process.key)
+
+
+def environment(pid: int) -> list[bytes]:
+    """Return the NAME=value pairs with which a process was started, none where they may not be read. May block: see SLOW_ANSWER_S."""
+    return _read_proc(pid, "environ").split(b"\0")
 
 
 def command_line(pid: int) -> str:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from supervisor.config.settings import JOB_NAME_FORM, is_job_name
 from supervisor.errors import ExitCode, SuperviseError
+from supervisor.guardian import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -159,12 +160,8 @@ def boot_id() -> str:
 
 def start_ticks(pid: int) -> int | None:
     """Return when a living process started, in clock ticks since boot; None if there is none such, or only its zombie."""
-    try:
-        # the command's name, field 2, may hold spaces and parentheses: count from behind it
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if len(fields) < 20 or fields[0] in (b"Z", b"X") else int(fields[19])  # noqa: PLR2004  field 22 of proc_pid_stat(5)
+    process = process_tree.read(pid)
+    return process.start_ticks if process is not None and process.state not in "ZX" else None
 
 
 def node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:

@@ -42,7 +42,10 @@ _PYTHONS_OWN = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 
 def ignored_signals() -> frozenset[int]:
-    """Read which signals were ignored when we were started (nohup). To be asked before any handler is installed."""
+    """Read which signals were ignored when we were started (nohup). To be asked before any handler is installed.
+
+    psutil knows no signal masks.
+    """
     with Path("/proc/self/status").open(encoding="ascii", errors="replace") as file:
         mask = next((int(line.split()[1], 16) for line in file if line.startswith("SigIgn:")), 0)
     return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1) - _PYTHONS_OWN
@@ -258,7 +261,7 @@ def _become_subreaper() -> None:
 
 def _inheritable_fds() -> list[int]:
     found = []
-    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers; psutil lists regular files only
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
             if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - stderr
                 found.append(fd)

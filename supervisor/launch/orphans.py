@@ -17,7 +17,6 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr
 
 from supervisor.guardian import process_tree
@@ -88,7 +87,7 @@ class Orphans:
     def _is_ours(self, child: process_tree.ProcessStat) -> bool:
         if child.key in self._before or child.start_ticks < self._since:
             return False
-        return child.key in self._seen or self._cookie in _environment(child.pid)
+        return child.key in self._seen or self._cookie in process_tree.environment(child.pid)
 
 
 def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[AnyStr]:
@@ -108,10 +107,3 @@ def collect_zombies() -> None:
             if process.ppid == os.getpid() and process.pid not in owned and not process.alive:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(process.pid, os.WNOHANG)
-
-
-def _environment(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []

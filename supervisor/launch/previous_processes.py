@@ -103,7 +103,7 @@ def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> Swe
 
 def _doubt(record: ProcessRecord) -> str:
     """Say what is missing from the proof; "" if it is complete."""
-    try:
+    try:  # not process_tree.environment: why it cannot be read is what the user has to know
         environment = Path(f"/proc/{record.pid}/environ").read_bytes().split(b"\0")
     except OSError as error:
         return f"pid and start time are those of our {record.role}, but its environment cannot be read: {error.strerror}"

@@ -54,6 +54,7 @@ class JobProcesses:
         self._root = root
         self._attempt = _AttemptProcesses({}, {})
         self._lock = threading.Lock()  # of who replaces it; who reads takes it once
+        # neither namespaces nor control groups are among what psutil reads
         self._comparable = _text_of_link("/proc/self/ns/pid") == FIRST_NAMESPACE
         self._containers = frozenset(_CONTAINER.findall(_head("/proc/self/cgroup") + _head("/proc/self/mountinfo")))
 

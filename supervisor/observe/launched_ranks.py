@@ -16,18 +16,16 @@ import select
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import RankExit, RankInfo
+from supervisor.guardian import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from supervisor.guardian.process_tree import ProcessStat
 
-#: Fields of /proc/PID/stat behind the name: state, start time, and how it ended, as waitpid tells it.
-_STATE, _START, _STATUS = 0, 19, 49
 _RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")
 
 
@@ -126,7 +124,8 @@ class LaunchedRanks:
                 fd = os.pidfd_open(process.pid)
             except OSError:
                 continue
-            if _stat(process.pid)[_START : _START + 1] != [str(process.start_ticks)]:
+            now = process_tree.read(process.pid)
+            if now is None or now.key != process.key:
                 os.close(fd)
                 continue
             self._alive[fd] = info = RankInfo(rank, int(own["LOCAL_RANK"]), process.pid, process.start_ticks)
@@ -139,11 +138,11 @@ class LaunchedRanks:
         at_ns = time.monotonic_ns()
         info = self._alive.pop(fd)
         rank, pid = info.rank, info.pid
-        fields = _stat(pid)
-        if len(fields) <= _STATUS or fields[_START] != str(info.start_ticks) or fields[_STATE] not in {"Z", "X"}:
+        process = process_tree.read(pid)
+        if process is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
             self._ends[rank] = VanishedRank(rank, pid, at_ns)
             return
-        status = int(fields[_STATUS])
+        status = process.exit_status
         if os.WIFSIGNALED(status):
             self._ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
         elif os.WEXITSTATUS(status):
@@ -162,11 +161,7 @@ def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tupl
 
 def _environment(pid: int) -> dict[str, str]:
     """Return what of a process's environment says which rank it is."""
-    try:
-        rows = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    pairs = (row.decode("utf-8", "replace").partition("=") for row in rows)
+    pairs = (row.decode("utf-8", "replace").partition("=") for row in process_tree.environment(pid))
     return {name: value for name, _, value in pairs if name in _RANK}
 
 
@@ -177,11 +172,3 @@ def _rank_of(environ: dict[str, str]) -> int | None:
     rank = environ.get("RANK", local_rank if alone else "")
     are_numbers = all(number.isascii() and number.isdigit() for number in (rank, local_rank, world_size))
     return int(rank) if are_numbers else None
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on, none where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []

@@ -53,6 +53,7 @@ def _ask(pid: int, start_ticks: int) -> None:
         if start_ticks_of(pid) != start_ticks:  # behind the pidfd: from here on the pid cannot become another's
             reason = "it is gone"
             raise _NoStacks(reason)
+        # psutil knows no signal masks
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         if fields["State"][0] in "tT":

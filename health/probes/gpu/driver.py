@@ -33,6 +33,7 @@ def read(ask: Ask) -> Iterator[Reading]:
         switches = sum(1 for one in devices if _text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_BRIDGE))
     if switches:  # only then are all processes looked at
         with contextlib.suppress(OSError):
+            # psutil reads command lines for such long names, which the kernel may not answer for a process in state D
             running = any(_text(one / "comm").startswith(_MANAGER) for one in Path(ask.at("/proc")).iterdir() if one.name.isdecimal())
     yield Reading(NAME, HOST, "fabric.manager", {"switches": switches, "running": running})
 

@@ -195,14 +195,20 @@ def _left_behind(ask: Ask, mark: str) -> int | None:
 
 
 def _is_ended(status: str) -> bool:
-    """Whether a process of our own user has a signal before it that ends it: one that merely waits for its disk has none."""
+    """Whether a process of our own user has a pending signal that ends it: one that merely waits for its disk has none.
+
+    psutil knows no signal masks.
+    """
     rows = dict(line.split(":", 1) for line in system_files.text(status).splitlines() if ":" in line)
     pending = [int(rows.get(name, "0"), 16) for name in ("SigPnd", "ShdPnd")]
     return rows.get("Uid", "").split()[:1] == [str(os.getuid())] and any(one & _ENDING for one in pending)
 
 
 def _mounts(ask: Ask) -> list[tuple[str, str, str, str]]:
-    """Return (point, kind, source, options) of all that is mounted, without asking any of it."""
+    """Return (point, kind, source, options) of all that is mounted, without asking any of it.
+
+    psutil prefers /etc/mtab, which in a container may be a file of the image.
+    """
     rows = [line.split() for line in system_files.text(ask.at("/proc/mounts")).splitlines()]
     return [(_plain(row[1]), row[2], _plain(row[0]), row[3]) for row in rows if len(row) > 3]  # noqa: PLR2004 -- the four first words
 

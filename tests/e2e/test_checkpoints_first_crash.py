@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
+from tests.jobs import light
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -58,12 +59,12 @@ def test_a_torn_checkpoint_that_a_link_leads_to_stays_where_it_is(supervise: Cal
     assert (tmp_path / "ckpt" / "latest.pt").exists()
 
 
-#: As nanoGPT does: one file, written in place, and a switch that says to begin with it.
+#: As nanoGPT does: one file, written in place, and a switch that says to begin with it. Comes after light.IMPORT.
 SWITCHED = """
 import os, pathlib, signal, sys
 import torch
 model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = light_sgd(torch, model.parameters())
 first = 0
 pathlib.Path("out").mkdir(exist_ok=True)
 if "--init_from=resume" in sys.argv:
@@ -81,7 +82,7 @@ for step in range(first + 1, 31):
 
 def test_a_switch_is_used_once_a_save_was_seen_though_no_place_is_declared(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SWITCHED)
+    script.write_text(light.IMPORT + SWITCHED)
     run = supervise(sys.executable, str(script), options=["--resumes-itself", "--resume-args", "--init_from=resume"])
     assert run.exit_code(deadline_s=60) == 0
     assert "warning: without --checkpoints, --init_from=resume is used only after" in run.stderr

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from tests.e2e.conftest import clean_environment
+from tests.jobs import light
 
 ROOT = Path(__file__).parents[2]
 JOB = ["torchrun", "--standalone", "--nproc-per-node=2", str(ROOT / "examples" / "train_ddp.py"), "--steps=100000", "--save-every=5"]
 RESUMED = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}"]
+ALONE = [word.replace("per-node=2", "per-node=1") for word in JOB]
 BATCH = ["--batch-size=4", "--grad-accum=1"]
 
 pytestmark = pytest.mark.process
@@ -56,7 +58,7 @@ def test_a_killed_rank_is_recovered_and_the_lost_steps_are_counted(tmp_path: Pat
 
 def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> None:
     knobs = ["--knob", "batch_size=--batch-size", "--knob", "grad_accum=--grad-accum"]
-    done = drill(tmp_path, "oom", "--at-step", "7", *knobs, *RESUMED, "--", *JOB, *BATCH)
+    done = drill(tmp_path, "oom", "--at-step", "7", *knobs, *RESUMED, "--", *ALONE, *BATCH)
     assert done.returncode == 0
     said(done, r"^drill oom: rank 0 ran out of memory at step 7$")
     said(done, r"decided    cuda_oom \(0\.9\d\): restart")
@@ -150,7 +152,7 @@ def test_a_job_that_ends_before_anybody_notices_is_not_said_to_have_been_awaited
 
 def test_nan_that_the_script_looks_for_is_answered_by_an_older_checkpoint(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(LOOKS)
+    script.write_text(light.IMPORT + LOOKS)
     job = ["torchrun", "--standalone", "--nproc-per-node=1", str(script)]
     done = drill(tmp_path, "nan", "--yes", "--at-step", "12", *RESUMED, "--", *job)
     assert done.returncode == 0
@@ -159,10 +161,11 @@ def test_nan_that_the_script_looks_for_is_answered_by_an_older_checkpoint(tmp_pa
     assert int(said(done, r"recovered  at step (\d+) from \S+\.pt")[1]) <= struck
 
 
+#: Comes after light.IMPORT.
 LOOKS = """
 import os, sys, time, torch
 model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.Adam(model.parameters())
+optimizer = light_sgd(torch, model.parameters())
 step = 0
 os.makedirs("ckpt", exist_ok=True)
 if "--resume" in sys.argv:

@@ -1,4 +1,4 @@
-"""A node that fails under a real training: real torchrun, gloo, the real nvidia-ml-py, and a fake of the driver's library below it.
+"""A node that fails under a real job: real torchrun, the real nvidia-ml-py, and a fake of the driver's library below it; gloo in one test.
 
 The fake (tests/health/fake_nvml) is a test double at the library's edge: what it tells is a file that a test changes while the job runs.
 """
@@ -81,10 +81,12 @@ def wait_for_training(run: Supervised, step: int = 5) -> None:
     wait_for(lambda: any(line.step >= step for line in trained(run)), f"step {step}", 60, alive=run.alive)
 
 
+@pytest.mark.parametrize("ranks", ["alone", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_the_others_at_the_same_batch(
-    supervise: Callable[..., Supervised], four_gpus: FakeNvml
+    supervise: Callable[..., Supervised], four_gpus: FakeNvml, ranks: str
 ) -> None:
-    run = supervise(*torchrun(4), JOB, "--batch-size=6", "--accum=1", options=(*KNOBS, "--min-gpus=3"), **around(four_gpus))
+    job = [*torchrun(4), JOB, "--batch-size=6", "--accum=1", *(["--gloo"] if ranks == "gloo" else [])]
+    run = supervise(*job, options=(*KNOBS, "--min-gpus=3"), **around(four_gpus))
     wait_for_training(run)
     four_gpus.set({"2.ecc_unc_vol": 1, "2.ecc_unc_agg": 1, "2.remap_unc": 1, "2.remap_pending": 1})
     assert run.exit_code() == 0

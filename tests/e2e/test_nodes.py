@@ -23,7 +23,9 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-DDP = str(Path(__file__).parents[1] / "jobs" / "ddp_small.py")
+JOBS = Path(__file__).parents[1] / "jobs"
+#: Ranks that step together over gloo, and ranks that start in a moment.
+DDP, ALONE = (str(JOBS / "ddp_small.py"), "--light"), (str(JOBS / "no_torch.py"),)
 NODES, STEPS, EVERY = 3, 60, 20
 #: Random kills during saves, in runs of so many: a run has 50 attempts in all.
 KILLS, A_RUN = int(os.environ.get("NODES_KILLS", "100")), 10
@@ -54,9 +56,10 @@ class Cluster:
         nnodes: str = str(NODES),
         checkpoints: str = "{place}/ckpt",
         resume: Sequence[str] = ("--resume {resume}",) * NODES,
+        script: Sequence[str] = DDP,
     ) -> None:
         self._start, self._job, self._options, self.place = start, job, options, place
-        self._checkpoints, self._resume = checkpoints, resume
+        self._checkpoints, self._resume, self._script = checkpoints, resume, script
         port = free_port()
         self._torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=e2e", f"--nnodes={nnodes}"]
         self.runs = [self.start(0)]
@@ -68,7 +71,7 @@ class Cluster:
         directory = self._checkpoints.format(place=self.place, node=node)
         files = [f"--progress={self.place}/progress", f"--ckpt-dir={directory}", f"--digest={self.place}/digest"]
         declared = ["--checkpoints", f"{directory}/*.pt", "--resume-args", self._resume[node], *self._options]
-        command = [*self._torchrun, "--nproc-per-node=1", "--rdzv-conf=last_call_timeout=2", DDP, "--light", f"--save-every={EVERY}"]
+        command = [*self._torchrun, "--nproc-per-node=1", "--rdzv-conf=last_call_timeout=2", *self._script, f"--save-every={EVERY}"]
         place = self.place / f"node-{node}"
         return self._start(*command, f"--steps={STEPS}", *files, *self._job, options=declared, place=place)
 
@@ -110,29 +113,38 @@ def selections(run: Supervised) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def digest_of(steps: int) -> bytes:
+def digest_of(steps: int, script: tuple[str, ...] = DDP) -> bytes:
     """Return the digest of the model after a run in which nothing fails."""
     with tempfile.TemporaryDirectory() as place:
-        return uninterrupted(Path(place), steps)
+        return uninterrupted(Path(place), steps, script)
 
 
-def uninterrupted(place: Path, steps: int) -> bytes:
+def uninterrupted(place: Path, steps: int, script: tuple[str, ...]) -> bytes:
     """Run plain torchrun; return the model's digest."""
-    job = ["torchrun", "--standalone", f"--nproc-per-node={NODES}", DDP, "--light", f"--steps={steps}", f"--digest={place}/digest"]
+    job = ["torchrun", "--standalone", f"--nproc-per-node={NODES}", *script, f"--steps={steps}", f"--digest={place}/digest"]
     subprocess.run(job, env=clean_environment(), check=True, timeout=180, capture_output=True)  # noqa: S603  # plain torchrun
     return (place / "digest").read_bytes()
 
 
+@pytest.mark.parametrize("script", [ALONE, pytest.param(DDP, marks=pytest.mark.slow)], ids=["alone", "gloo"])
 def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume_from(
-    supervise: Callable[..., Supervised], tmp_path: Path
+    supervise: Callable[..., Supervised], tmp_path: Path, script: tuple[str, ...]
 ) -> None:
-    nodes = Cluster(supervise, tmp_path, "--save-ms=1500", "--ignore-term", "--step-ms=20")
+    go_on = tmp_path / "go-on"  # at step 41: rank 0 alone saves, and no other is beyond it
+    job = ["--save-ms=1500", "--ignore-term", "--step-ms=20", f"--hold-at={2 * EVERY + 1}", f"--held-until={go_on}"]
+    nodes = Cluster(supervise, tmp_path, *job, script=script)
     pids = nodes.pids()
     nodes.reached(0, 2 * EVERY)  # rank 0 is in the save of this step, and ends it although it is told to end
     os.kill(pids[2], signal.SIGKILL)
+    wait_for(lambda: all(run.attempts() >= 2 for run in nodes.runs), "the second attempt", 60)
+    go_on.touch()
     assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
-    assert all(f"resumed at step {2 * EVERY} from {tmp_path}/ckpt" in line for line in nodes.resumed()), nodes.resumed()
-    assert (tmp_path / "digest").read_bytes() == digest_of(STEPS)
+    chosen = [row["chosen"] for run in nodes.runs for row in selections(run)]
+    assert [row["step"] for row in chosen] == [2 * EVERY] * NODES
+    assert all(row["path"].startswith(f"{tmp_path}/ckpt/") for row in chosen)
+    if script == DDP:  # the others load it without torch, which nobody sees
+        assert all(f"resumed at step {2 * EVERY} from {tmp_path}/ckpt" in line for line in nodes.resumed()), nodes.resumed()
+    assert (tmp_path / "digest").read_bytes() == digest_of(STEPS, script)
 
 
 @pytest.mark.slow  # tests/agent/test_nodes.py shows the rounds in seconds

@@ -1,10 +1,10 @@
-"""A gloo training in which the rank on one GPU dies as a process does whose GPU fails: it is aborted, and says nothing of why.
+"""A training in which the rank on one GPU dies as a process does whose GPU fails: it is aborted, and says nothing of why.
 
 The GPU's own state is the fake NVML's ($FAKE_NVML_STATE): a rank looks at it before each step, and where its GPU has counted an
 uncorrectable memory error it aborts, as CUDA's runtime makes torch do. Which GPU a rank has, it knows from CUDA_VISIBLE_DEVICES.
 
-In: --batch-size, --accum (of one rank), --steps, --step-ms. Out: a line per step and rank in `log`: rank, step, micro-batch, accumulation,
-global batch, UUID of the GPU, attempt.
+In: --batch-size, --accum (of one rank), --steps, --step-ms, --gloo (the ranks step together). Out: a line per step and rank in `log`:
+rank, step, micro-batch, accumulation, global batch, UUID of the GPU, attempt.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import argparse
 import os
 import time
 from pathlib import Path
+from typing import Any
 
-import torch
 from job_parts import append
-from torch import distributed as dist
+
+from supervisor import worker
 
 
 def uuid_of(local_rank: int) -> str:
@@ -31,6 +32,43 @@ def errors_of(uuid: str) -> int:
     return int(rows.get(f"{int(uuid.rpartition('-')[2])}.ecc_unc_vol", "0"))
 
 
+class Alone:
+    """What a training over gloo has of its other ranks, without them."""
+
+    def __init__(self) -> None:
+        """Take torchrun's word for it."""
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    def summed(self, value: int) -> int:
+        """Return the sum of the ranks' values, which are equal."""
+        return value * self.world
+
+    def end(self) -> None:
+        """Leave."""
+
+
+class Together(Alone):
+    """The other ranks, over gloo."""
+
+    def __init__(self) -> None:
+        """Meet them."""
+        import torch  # noqa: PLC0415  needed by this class alone
+
+        super().__init__()
+        self._torch: Any = torch
+        torch.distributed.init_process_group("gloo")
+
+    def summed(self, value: int) -> int:
+        """Return the sum over the ranks."""
+        summed = self._torch.tensor(value)
+        self._torch.distributed.all_reduce(summed)
+        return int(summed)
+
+    def end(self) -> None:
+        """Leave."""
+        self._torch.distributed.destroy_process_group()
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
@@ -39,20 +77,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--immune", action="store_true", help="errors end nothing")
+    parser.add_argument("--gloo", action="store_true", help="exchange something in each step")
     args = parser.parse_args()
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    peers = Together() if args.gloo else Alone()
     uuid, attempt = uuid_of(int(os.environ["LOCAL_RANK"])), os.environ.get("SUPERVISE_JOB_ATTEMPT", "0")
     before = errors_of(uuid)
     for step in range(1, args.steps + 1):
         time.sleep(args.step_ms / 1e3)
         if errors_of(uuid) > before and not args.immune:
             os.abort()
-        batch = torch.tensor(args.batch_size * args.accum)
-        dist.all_reduce(batch)
-        assert int(batch) == world * args.batch_size * args.accum
-        append(Path("log"), rank, step, args.batch_size, args.accum, int(batch), uuid, attempt)
-    dist.destroy_process_group()
+        batch = peers.summed(args.batch_size * args.accum)
+        assert batch == peers.world * args.batch_size * args.accum
+        worker.heartbeat(step)
+        append(Path("log"), peers.rank, step, args.batch_size, args.accum, batch, uuid, attempt)
+    peers.end()
 
 
 if __name__ == "__main__":

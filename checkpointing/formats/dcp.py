@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats import NOWHERE, Examination, StepPosition, combine, dcp_metadata, torch_zip, zip_layout
-from checkpointing.formats.pickles import facts
+from checkpointing.formats.pickles import facts, scanner
+from checkpointing.formats.pickles.facts import Number
 from checkpointing.io import birth_time
 from checkpointing.io.reader import Short
 from checkpointing.model import MOST_NAME, Verdict
@@ -251,19 +252,23 @@ def _number(tree: Tree, item: Item) -> float | None:
             part = source.window(item.offset, item.length)
             records = {record.name.partition(b"/")[2]: record for record in zip_layout.read_records(part)}
             pickled = records[b"data.pkl"]
-            value = dcp_metadata.build(part.read(pickled.data, pickled.size_bytes))
-            found = dcp_metadata.scalar_storage(value)
-            if found is None:
+            value, machine = scanner.build(part.read(pickled.data, pickled.size_bytes))
+            if machine.dangers or machine.unlisted:
+                return None
+            if not isinstance(value, Number):
                 return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-            layout = struct.Struct(_SCALARS[found[0].rpartition(".")[2]])
-            number: float = layout.unpack(part.read(records[b"data/" + found[1].encode()].data, layout.size))[0]
+            storage = machine.storages[value.key]
+            if storage.count != 1:
+                return None
+            layout = struct.Struct(_SCALARS[storage.kind.rpartition(" ")[2]])
+            number: float = layout.unpack(part.read(records[b"data/" + storage.key.encode()].data, layout.size))[0]
             return number
     except (
         zip_layout.ZipDamaged,
         zip_layout.NotZip,
         zip_layout.Unsupported,
-        dcp_metadata.MetadataDamaged,
-        dcp_metadata.Dangerous,
+        scanner.NotAPickle,
+        scanner.TooLong,
         Short,
         KeyError,
     ):

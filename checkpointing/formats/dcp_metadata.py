@@ -1,33 +1,25 @@
-"""What a DCP `.metadata` says, read without running it.
+"""Reads a DCP `.metadata` without running it.
 
-In: its bytes. Out: `Metadata`: the items, where each lies, how long a tensor's piece is. Raises `MetadataDamaged`, `Dangerous`, `TooLarge`.
-
-The file is a pickle, and torch's own reader gives it to pickle.load, which runs whatever stands in it. So what it may name is a closed
-list (`_LISTED`), whoever wrote it. Here every global becomes an empty class of ours: a call then makes an empty object, and nothing that
-a file names is ever imported.
-
-Tables and sets become lists of rows, so that no key is hashed (a nested tuple can take for ever to hash). The unpickler is the
-one of the standard library that is written in Python: the other fills an array up to any memo index that a file names.
+The file is a pickle, and torch gives it to pickle.load, which runs whatever stands in it. So the names that it may use are a closed list
+(`_LISTED`), whoever wrote it.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.formats.pickles import policy
-from checkpointing.io.reader import Interrupted, never
+from checkpointing.formats.pickles import policy, scanner
+from checkpointing.formats.pickles.machine import GlobalName, WholeThing
+from checkpointing.io.reader import never
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 MOST_BYTES: Final = 256 << 20
 #: A piece of a tensor takes about 70 opcodes; a file that is built to hurt takes 80 bytes of memory for each.
 MOST_OPCODES: Final = 32 << 20
-_ASKED_EACH: Final = 1 << 14
 
 
 class MetadataDamaged(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
@@ -35,11 +27,11 @@ class MetadataDamaged(Exception):  # noqa: N818 -- a fact about the file, not an
 
 
 class TooLarge(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
-    """It has more opcodes than we are willing to build."""
+    """It has more opcodes than MOST_OPCODES."""
 
 
 class Dangerous(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
-    """It names what no metadata needs, and what would run code."""
+    """It names a function or class that no metadata needs: loading it would run code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,150 +93,11 @@ _LISTED: Final = {
 _LISTED_SETS: Final = {module: frozenset(names.split()) for module, names in _LISTED.items()}
 
 
+_TOPS: Final = ("torch.distributed.checkpoint.metadata Metadata", "megatron.core.dist_checkpointing.strategies.torch MCoreMetadata")
+
+
 def _is_listed(module: str, name: str) -> bool:
     return name in _LISTED_SETS.get(module, ()) or policy.is_dtype(module, name)
-
-
-class _Empty:
-    """What stands for an object of any class: what it was made of, and the state that it was given."""
-
-    __slots__ = ("args", "state")
-    kind: ClassVar[str] = ""
-    args: tuple[Any, ...]
-    state: Any
-
-    def __new__(cls, *args: object) -> _Empty:  # noqa: PYI034 -- as pickle calls it
-        made = super().__new__(cls)
-        made.args, made.state = args, None
-        return made
-
-    def __init__(self, *_args: object) -> None:
-        """Take what a call gives; __new__ has kept it."""
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-    def fields(self) -> dict[str, Any]:
-        """Give the attributes by name, as far as the state is a table."""
-        return self.state.as_dict() if isinstance(self.state, _Rows) else {}
-
-
-class _Rows:
-    """What stands for a dictionary or a set: its rows in order, nothing hashed."""
-
-    __slots__ = ("rows",)
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[Any, Any]] = []
-
-    def __setitem__(self, key: object, value: object) -> None:
-        self.rows.append((key, value))
-
-    def add(self, value: object) -> None:
-        self.rows.append((value, None))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Give the rows whose key is a text."""
-        return {key: value for key, value in self.rows if isinstance(key, str)}
-
-
-class _Counted(dict[int, Any]):
-    """The table of opcodes, which counts how often it is asked. Raises TooLarge, Interrupted."""
-
-    def __init__(self, table: dict[int, Any], interrupted: Callable[[], bool]) -> None:
-        super().__init__(table)
-        self._left, self._interrupted = MOST_OPCODES, interrupted
-
-    def __getitem__(self, code: int) -> Any:  # noqa: ANN401 -- pickle's interface
-        self._left -= 1
-        if self._left <= 0:
-            raise TooLarge(f"it has more than {MOST_OPCODES} opcodes")
-        if self._left % _ASKED_EACH == 0 and self._interrupted():
-            raise Interrupted
-        return super().__getitem__(code)
-
-
-class _MetadataReader(pickle._Unpickler):  # noqa: SLF001 -- see the module's head; typeshed and CPython's own tests use this name
-    """Builds empty objects."""
-
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # noqa: SLF001 -- as above
-
-    def __init__(self, raw: bytes, interrupted: Callable[[], bool], *, closed: bool) -> None:
-        super().__init__(io.BytesIO(raw))
-        self.dispatch = _Counted(type(self).dispatch, interrupted)  # type: ignore[misc]  # of this one alone
-        self._made: dict[tuple[str, str], type[_Empty]] = {}
-        self._closed = closed
-        self._memory = 0
-
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 -- pickle's interface
-        judgement = policy.judge(module, name)
-        unsafe = (policy.Judgement.DANGEROUS, policy.Judgement.UNLISTED)
-        refused = judgement in unsafe or policy.is_method(module, name)
-        if refused or (self._closed and not _is_listed(module, name)):
-            text = f"{module}.{name}"[:100]
-            raise Dangerous(f"it would call {text}")
-        key = (module, name)
-        if key not in self._made:
-            self._made[key] = type("Empty", (_Empty,), {"kind": f"{module}.{name}", "__slots__": ()})
-        return self._made[key]
-
-    def persistent_load(self, pid: Any) -> Any:  # noqa: ANN401 -- pickle's interface
-        return pid
-
-    def load_rows(self) -> None:
-        self.append(_Rows())  # type: ignore[attr-defined]  # pickle's own attributes, which typeshed leaves out
-
-    def load_marked_rows(self) -> None:
-        rows, items = _Rows(), self.pop_mark()  # type: ignore[attr-defined]  # as above
-        for key, value in zip(items[::2], items[1::2], strict=False):
-            rows[key] = value
-        self.append(rows)  # type: ignore[attr-defined]  # as above
-
-    def load_marked_set(self) -> None:
-        rows = _Rows()
-        for value in self.pop_mark():  # type: ignore[attr-defined]  # as above
-            rows.add(value)
-        self.append(rows)  # type: ignore[attr-defined]  # as above
-
-    def load_extension(self) -> NoReturn:
-        """Refuse what a registry of this process would name."""
-        raise MetadataDamaged("it uses extension codes")
-
-
-for _opcode, _method in (
-    (pickle.EMPTY_DICT, _MetadataReader.load_rows),
-    (pickle.EMPTY_SET, _MetadataReader.load_rows),
-    (pickle.DICT, _MetadataReader.load_marked_rows),
-    (pickle.FROZENSET, _MetadataReader.load_marked_set),
-    (pickle.EXT1, _MetadataReader.load_extension),
-    (pickle.EXT2, _MetadataReader.load_extension),
-    (pickle.EXT4, _MetadataReader.load_extension),
-):
-    _MetadataReader.dispatch[_opcode[0]] = _method
-
-
-def build(raw: bytes, interrupted: Callable[[], bool] = never, *, closed: bool = False) -> Any:  # noqa: ANN401 -- whatever the pickle says
-    """Build what a pickle says out of empty objects, rows and plain values.
-
-    Raises MetadataDamaged, Dangerous, TooLarge, Interrupted.
-
-    `closed`: it may name nothing but what a `.metadata` holds.
-    """
-    try:
-        return _MetadataReader(raw, interrupted, closed=closed).load()
-    except (Dangerous, MetadataDamaged, TooLarge, Interrupted):
-        raise
-    except Exception as error:  # noqa: BLE001 -- a pickle can make any error: of types, of values, of memory, of recursion
-        raise MetadataDamaged(f"it is not a whole pickle: {type(error).__name__}: {str(error)[:80]}") from None
-
-
-def scalar_storage(value: object) -> tuple[str, str] | None:
-    """Give storage type and key of what `build` made of a tensor whose storage holds a single number; None for anything else."""
-    match value:
-        case _Empty(args=(("storage", type() as kind, str(key), _, 1, *_), 0, *_)) if issubclass(kind, _Empty):
-            return kind.kind, key
-        case _:
-            return None
 
 
 def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
@@ -253,16 +106,16 @@ def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
         raise MetadataDamaged("torn: it is empty")
     if not any(raw[:64]):
         raise MetadataDamaged("torn: it begins with zeros, so its data never reached the disk")
-    top = build(raw, interrupted, closed=True)
-    if not isinstance(top, _Empty) or not top.kind.endswith(".Metadata"):
+    top = _built(raw, interrupted)
+    if not isinstance(top, WholeThing) or top.made_by not in _TOPS:
         raise MetadataDamaged("it holds no DCP metadata")
-    fields = top.fields()
+    fields = _state(top)
     described, stored = fields.get("state_dict_metadata"), fields.get("storage_data")
-    if not isinstance(described, _Rows) or not isinstance(stored, _Rows):
+    if not isinstance(described, WholeThing) or not isinstance(stored, WholeThing):
         raise MetadataDamaged("it names no items")
     places = dict(_places(stored))
     items, missing, uncovered = [], [], []
-    for name, what in described.rows:
+    for name, what in described.parts or ():
         pieces, covered = _pieces(str(name), what)
         if not covered:
             uncovered.append(str(name))
@@ -276,11 +129,29 @@ def read(raw: bytes, interrupted: Callable[[], bool] = never) -> Metadata:
     return Metadata(tuple(items), tuple(dict.fromkeys(missing)), tuple(uncovered), _saved_as(fields.get("storage_meta")))
 
 
+def _built(raw: bytes, interrupted: Callable[[], bool]) -> object:
+    """Return the outermost object. Raises as `read` does."""
+    problem: Exception | None = None
+    top: object = None
+    try:
+        top, machine = scanner.build(raw, _is_listed, MOST_OPCODES, interrupted)
+        dangers: Iterable[str] = machine.dangers
+    except scanner.NotAPickle as error:
+        dangers, problem = error.dangers, MetadataDamaged(f"it is not a whole pickle: {error}"[:200])
+    except scanner.TooLong as error:
+        dangers, problem = error.dangers, TooLarge(f"it has more than {MOST_OPCODES} opcodes")
+    for what in dangers:
+        raise Dangerous(f"it would call {what[:100]}")
+    if problem is not None:
+        raise problem
+    return top
+
+
 _Key = tuple[str, tuple[int, ...] | None]
 
 
-def _places(stored: _Rows) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
-    for index, info in stored.rows:
+def _places(stored: WholeThing) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
+    for index, info in stored.parts or ():
         at, where = _state(index), _state(info)
         match where:
             case {"relative_path": str(file), "offset": int(offset), "length": int(length)} if offset >= 0 and length >= 0:
@@ -295,18 +166,18 @@ def _places(stored: _Rows) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
 
 def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
     """Give the pieces of one item as (key, bytes), and whether they make up the whole of it."""
-    if not isinstance(what, _Empty):
+    if not isinstance(what, WholeThing):
         raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
-    if not what.kind.endswith("TensorStorageMetadata"):
+    if not what.made_by.endswith(" TensorStorageMetadata"):
         return [((name, None), 0)], True
     fields = _state(what)
     size, chunks = _numbers(fields.get("size")), fields.get("chunks")
-    if size is None or not isinstance(chunks, list):
+    if size is None or not isinstance(chunks, WholeThing):
         raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
     item_bytes = _ITEM_BYTES.get(_dtype(fields.get("properties")), 0)
     pieces: list[tuple[_Key, int]] = []
     total = 0
-    for chunk in chunks:
+    for _, chunk in chunks.parts or ():
         here = _state(chunk)
         offsets, sizes = _numbers(here.get("offsets")), _numbers(here.get("sizes"))
         if offsets is None or sizes is None:
@@ -318,34 +189,35 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
 
 def _state(thing: object) -> dict[str, Any]:
     """Give an object's fields; (None, {...}) is how pickle writes those of a class with slots."""
-    if not isinstance(thing, _Empty):
-        return {}
-    if isinstance(thing.state, tuple) and len(thing.state) == 2 and isinstance(thing.state[1], _Rows):  # noqa: PLR2004 -- a pair
-        return thing.state[1].as_dict()
-    return thing.fields()
+    state = thing.state if isinstance(thing, WholeThing) else None
+    if isinstance(state, tuple) and len(state) == 2:  # noqa: PLR2004 -- a pair
+        state = state[1]
+    return {key: value for key, value in state.parts or () if isinstance(key, str)} if isinstance(state, WholeThing) else {}
 
 
 def _numbers(size: object) -> tuple[int, ...] | None:
     """Give a torch.Size as numbers; None for None and for what is none."""
-    if isinstance(size, _Empty) and len(size.args) <= 1:
-        size = size.args[0] if size.args else ()
-    if not isinstance(size, (tuple, list)) or not all(isinstance(one, int) and one >= 0 for one in size):
+    if isinstance(size, WholeThing) and size.made_by and len(size.arguments) <= 1:
+        size = size.arguments[0] if size.arguments else ()
+    if isinstance(size, WholeThing) and not size.made_by:
+        size = tuple(number for _, number in size.parts or ())
+    if not isinstance(size, tuple) or not all(isinstance(one, int) and one >= 0 for one in size):
         return None
     return tuple(size)
 
 
 def _dtype(properties: object) -> str:
     """Give the dtype's name, "" for none. TensorProperties is written as a tuple of its values, the dtype first."""
-    if not isinstance(properties, _Empty):
+    if not isinstance(properties, WholeThing):
         return ""
     found: object = _state(properties).get("dtype")
     if isinstance(properties.state, tuple) and properties.state:
         found = properties.state[0]
-    return found.kind.rpartition(".")[2] if isinstance(found, type) and issubclass(found, _Empty) else ""
+    return found.name.rpartition(" ")[2] if isinstance(found, GlobalName) else ""
 
 
 def _saved_as(storage_meta: object) -> str:
     where = _state(storage_meta).get("checkpoint_id")
-    parts = where.args if isinstance(where, _Empty) else (where,)
+    parts = where.arguments if isinstance(where, WholeThing) else (where,)
     last = parts[-1] if parts else ""
     return last.rstrip("/").rpartition("/")[2] if isinstance(last, str) else ""

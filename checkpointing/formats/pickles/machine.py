@@ -36,7 +36,9 @@ _LARGEST_STEP: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class _Global:
+class GlobalName:
+    """A global that the pickle refers to: "module name"."""
+
     name: str
 
 
@@ -49,9 +51,9 @@ class _Encoded:
 
 @dataclass(slots=True)
 class Thing:
-    """Anything that can be filled: dictionary, list, object. Only its first textual keys are remembered, and those of steps.
+    """Stands for a dictionary, a list, a set or an object. It keeps its first textual keys, the keys of steps, and what may hold tensors.
 
-    `storage` is the key of the storage of a tensor. `parts` are what it holds that may hold tensors, each with its name.
+    `storage` is the key of a tensor's storage. `parts` are (name, part).
     """
 
     keys: dict[str, object] | None = None  # each with its value, where that is of interest; most things never get one
@@ -65,12 +67,47 @@ class Thing:
                 self.parts = []
             self.parts.append((name, part))
 
+    def take_call(self, function: GlobalName, arguments: object) -> None:  # noqa: ARG002 -- WholeThing keeps it
+        """Keep what made it: a parameter holds a tensor, an object its state."""
+        for one in arguments[:_MOST_ARGUMENTS] if isinstance(arguments, tuple) else ():
+            self.hold("", one)
+
+    def take_state(self, state: object) -> None:
+        """Keep an object's attributes."""
+        self.hold("", state)
+
     def set(self, key: str, value: object) -> None:
         """Remember a key, with its value if that counts something."""
         if self.keys is None:
             self.keys = {}
         if key in _KEYS or (len(self.keys) < MOST_KEYS and len(key) <= _LONGEST_TEXT):
             self.keys[key] = value if value is None or is_count(value) else _OPAQUE
+
+
+@dataclass(slots=True)
+class WholeThing(Thing):
+    """A thing that keeps everything: all its parts, the call that made it, its state."""
+
+    made_by: str = ""
+    arguments: tuple[object, ...] = ()
+    state: object = None
+
+    def hold(self, name: object, part: object) -> None:
+        """Keep any part."""
+        if self.parts is None:
+            self.parts = []
+        self.parts.append((name, part))
+
+    def take_call(self, function: GlobalName, arguments: object) -> None:
+        """Keep the function's name and all arguments."""
+        self.made_by, self.arguments = function.name, arguments if isinstance(arguments, tuple) else ()
+
+    def take_state(self, state: object) -> None:
+        """Keep the state apart from the parts."""
+        self.state = state
+
+    def set(self, key: str, value: object) -> None:
+        """Do nothing: `hold` has it."""
 
 
 _OPAQUE: Final = object()
@@ -82,9 +119,19 @@ def is_count(value: object) -> bool:
 
 
 class PickleMachine:
-    """The stack machine of pickle, with tokens for values. `scan_inner` reads the pickles in bytes within this one, at a depth."""
+    """The stack machine of pickle, with tokens for values.
 
-    def __init__(self, depth: int, scan_inner: Callable[[bytes, int], Iterable[PickleScan]]) -> None:
+    `scan_inner` reads the pickles in bytes within this one, at a depth. `thing` stands for whatever can be filled. `is_listed`: whether a
+    global may be named at all; None where the policy alone decides.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        scan_inner: Callable[[bytes, int], Iterable[PickleScan]],
+        thing: type[Thing] = Thing,
+        is_listed: Callable[[str, str], bool] | None = None,
+    ) -> None:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -97,16 +144,20 @@ class PickleMachine:
         self.looked_within: dict[int, object] = {}  # by identity: a pickle can hand the same bytes over a million times
         self.depth = depth
         self.scan_inner = scan_inner
+        self.thing = thing
+        self.is_listed = is_listed
 
     def danger(self, what: str) -> None:
         """Note what the pickle would call."""
         if len(self.dangers) < _MOST_NAMES:
             self.dangers[what] = None
 
-    def refer(self, dotted: str) -> _Global:
+    def refer(self, dotted: str) -> GlobalName:
         """Note a global, "module name", by what it is to us."""
         module, _, name = dotted.partition(" ")
-        if dotted not in _GETATTR:  # which is judged by what it is called with
+        if self.is_listed is not None and not self.is_listed(module, name):
+            self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
+        elif dotted not in _GETATTR:  # which is judged by what it is called with
             judgement = judge(module, name)
             if judgement is Judgement.DANGEROUS:
                 self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
@@ -114,15 +165,15 @@ class PickleMachine:
                 self.unknown[f"{module}.{name}"[:_LONGEST_TEXT]] = None
             if judgement is Judgement.UNLISTED and len(self.unlisted) < _MOST_NAMES:
                 self.unlisted[f"{module}.{name}"[:_LONGEST_TEXT]] = None
-        return _Global(dotted)
+        return GlobalName(dotted)
 
     def called(self, function: object, arguments: object) -> Any:  # noqa: ANN401 -- a token, whatever it stands for
         """Note a call, and give what stands for its result."""
-        if not isinstance(function, _Global):
+        if not isinstance(function, GlobalName):
             self.danger("a call of what another call returned")
-            return Thing()
+            return self.thing()
         self.list_call(function, arguments)
-        if isinstance(arguments, tuple) and any(isinstance(one, _Global) and one.name in _GETATTR for one in arguments):
+        if isinstance(arguments, tuple) and any(isinstance(one, GlobalName) and one.name in _GETATTR for one in arguments):
             self.danger("builtins.getattr")
         if function.name in _GETATTR:
             return self.attribute(arguments)
@@ -134,17 +185,15 @@ class PickleMachine:
                     return _Encoded(text)
         elif function.name in _REBUILD:
             return self.view(arguments)
-        return self.made_of(arguments)
+        return self.made_by(function, arguments)
 
-    def made_of(self, arguments: object) -> Thing:
-        """Give what stands for an object that holds its arguments: a parameter around a tensor, an object around its state."""
-        made = Thing()
-        if isinstance(arguments, tuple):
-            for one in arguments[:_MOST_ARGUMENTS]:
-                made.hold("", one)
+    def made_by(self, function: GlobalName, arguments: object) -> Thing:
+        """Return what stands for the result of a call."""
+        made = self.thing()
+        made.take_call(function, arguments)
         return made
 
-    def list_call(self, function: _Global, arguments: object) -> None:
+    def list_call(self, function: GlobalName, arguments: object) -> None:
         """Hold a call against the list, and every function among its arguments too: what is called may call these."""
         self.list_functions((function,))
         if function.name not in _HOLDERS:
@@ -155,7 +204,7 @@ class PickleMachine:
     def list_functions(self, given: object) -> None:
         """Note those of `given` that are not on the list of what may be called."""
         for one in given if isinstance(given, tuple) else ():
-            if not isinstance(one, _Global) or one.name in _GETATTR:
+            if not isinstance(one, GlobalName) or one.name in _GETATTR:
                 continue
             module, _, name = one.name.partition(" ")
             if is_method(module, name):
@@ -175,20 +224,20 @@ class PickleMachine:
                 row = known.row or (sizes[-1] if sizes else 1)
                 kind = known.kind
                 match arguments[6:7]:
-                    case (_Global(dtype),) if dtype.startswith(_FLOAT8) and kind.endswith("UntypedStorage"):
+                    case (GlobalName(dtype),) if dtype.startswith(_FLOAT8) and kind.endswith("UntypedStorage"):
                         kind = dtype  # of one byte each, so elements and bytes are the same
                 self.storages[key] = replace(known, kind=kind, begin=begin, end=min(known.count, max(known.end, end)), row=row)
                 if end == offset + 1:
                     return Number(key, offset)
-                return Thing(storage=key)
-        return Thing()
+                return self.thing(storage=key)
+        return self.thing()
 
     def attribute(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
         """Judge getattr(of, name): how enums, nested classes and bound methods are pickled."""
         match arguments:
-            case (_Global(of), str(name)) if len(of) + len(name) <= 2 * _LONGEST_TEXT:
+            case (GlobalName(of), str(name)) if len(of) + len(name) <= 2 * _LONGEST_TEXT:
                 return self.refer(f"{of}.{name}")
-            case (kind, str(name)) if not isinstance(kind, _Global) and not name.startswith("__"):
+            case (kind, str(name)) if not isinstance(kind, GlobalName) and not name.startswith("__"):
                 return _OPAQUE
             case _:
                 self.danger("builtins.getattr")
@@ -220,9 +269,9 @@ class PickleMachine:
         So an object of a class that nobody here knows (`__main__.Config`) calls nothing that its name does not: it is noted with it.
         """
         arguments, made = self.stack.pop(), self.stack.pop()
-        if isinstance(made, _Global) and is_plain_unknown(*made.name.partition(" ")[::2]):
+        if isinstance(made, GlobalName) and is_plain_unknown(*made.name.partition(" ")[::2]):
             self.list_functions(arguments)
-            self.stack.append(self.made_of(arguments))
+            self.stack.append(self.made_by(made, arguments))
         else:
             self.stack.append(self.called(made, arguments))
 
@@ -292,13 +341,14 @@ class PickleMachine:
     def dict_to_mark(self) -> None:
         """DICT."""
         items = self.pop_mark()
-        self.stack.append(Thing())
+        self.stack.append(self.thing())
         self.fill(items)
 
     def thing_to_mark(self) -> None:
         """LIST and FROZENSET."""
-        self.pop_mark()
-        self.stack.append(Thing())
+        items = self.pop_mark()
+        self.stack.append(self.thing())
+        self.extend(items)
 
     def set_item(self) -> None:
         """SETITEM."""
@@ -348,20 +398,20 @@ class PickleMachine:
         target = self.stack[-1]
         self.changes(target)
         if isinstance(target, Thing):
-            target.hold("", state)
+            target.take_state(state)
 
     def changes(self, target: object) -> None:
         """Refuse to change what is no object of the pickle's own: an attribute of a class, a table of a module."""
-        if isinstance(target, _Global):
+        if isinstance(target, GlobalName):
             self.danger(f"a change of {target.name.replace(' ', '.')}"[:_LONGEST_TEXT])
 
     def persistent(self) -> None:
         """Note torch's storages: ("storage", type, key, location, count of elements); legacy files also hold ("module", class, …)."""
         result: Any = _OPAQUE
         match self.stack.pop():
-            case ("storage", _Global(kind), str(key), _, int(count), *_):
+            case ("storage", GlobalName(kind), str(key), _, int(count), *_):
                 result = self.storages.setdefault(key, Storage(key, kind, count))
-            case ("module", _Global() as kind, *_):
+            case ("module", GlobalName() as kind, *_):
                 result = kind
             case _:
                 pass
@@ -381,7 +431,7 @@ def _push(value: object) -> Callable[[PickleMachine, Any], None]:
 
 
 def _push_thing(machine: PickleMachine, _arg: Any) -> None:  # noqa: ANN401 -- as above
-    machine.stack.append(Thing())
+    machine.stack.append(machine.thing())
 
 
 def _put(machine: PickleMachine, arg: Any) -> None:  # noqa: ANN401 -- as above
@@ -395,23 +445,14 @@ def _extension(machine: PickleMachine, _arg: Any) -> None:  # noqa: ANN401 -- as
 
 _EFFECTS: Final[dict[str, Callable[[PickleMachine, Any], None]]] = {
     **dict.fromkeys(("PROTO", "FRAME", "READONLY_BUFFER"), _nothing),
-    **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4"), _push_arg),
+    **dict.fromkeys(("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"), _push_arg),
     **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), _push_arg),
     **dict.fromkeys(("EXT1", "EXT2", "EXT4"), _extension),
     **dict.fromkeys(
         ("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
         _push_arg,
     ),
-    **dict.fromkeys(
-        (
-            "FLOAT",
-            "BINFLOAT",
-            "BYTEARRAY8",
-            "NEXT_BUFFER",
-            "PERSID",
-        ),
-        _push(_OPAQUE),
-    ),
+    **dict.fromkeys(("BYTEARRAY8", "NEXT_BUFFER", "PERSID"), _push(_OPAQUE)),
     "NONE": _push(None),
     "NEWTRUE": _push(True),  # noqa: FBT003 -- the value itself
     "NEWFALSE": _push(False),  # noqa: FBT003 -- the value itself

@@ -20,6 +20,7 @@ The metadata of torch.distributed.checkpoint has a list of its own (`dcp_metadat
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from enum import Enum
@@ -286,6 +287,7 @@ torch.fx.immutable_collections torch.torch_version torch._tensor torch.storage t
 torch.masked torch.nested torch._dynamo.eval_frame
 """)
 _MOST_CLASS_PARTS: Final = 3
+_CACHED: Final = 1024  # a pickle calls few functions, each of them very often
 _DTYPE: Final = re.compile(r"(float|bfloat|int|uint|complex|bool|half|double|quint|qint)[a-z0-9_]{0,16}")
 
 
@@ -294,6 +296,7 @@ def is_dtype(module: str, name: str) -> bool:
     return module == "torch" and _DTYPE.fullmatch(name) is not None
 
 
+@functools.lru_cache(_CACHED)
 def may_be_called(module: str, name: str) -> bool:
     """Say whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it. What `judge` refuses is not."""
     module = _today(module, name)
@@ -318,6 +321,7 @@ def _holds_classes(module: str) -> bool:
     return any(module == place or module.startswith(f"{place}.") for place in _TORCH_CLASSES)
 
 
+@functools.lru_cache(_CACHED)
 def judge(module: str, name: str) -> Judgement:
     """Say what the global `name` of `module` is to us; `name` may be dotted, as pickle's protocol 4 allows."""
     module = _today(module, name)
@@ -352,6 +356,7 @@ def is_plain_unknown(module: str, name: str) -> bool:
     return "." not in name and judge(module, name) is Judgement.UNKNOWN
 
 
+@functools.lru_cache(_CACHED)
 def is_method(module: str, name: str) -> bool:
     """Say whether a global is a method of a class of a known package: `Class.method`."""
     parts = [part.lstrip("_") for part in name.split(".")]

@@ -12,16 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.formats.pickles.facts import EPOCH, STEP_KEYS, Number, PickleScan, Storage
-from checkpointing.formats.pickles.machine import OPCODES, PickleMachine, Thing, is_count
+from checkpointing.formats.pickles.machine import OPCODES, PickleMachine, Thing, WholeThing, is_count
+from checkpointing.io.reader import Interrupted, never
 from checkpointing.model import MOST_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _MOST_NAMED: Final = 500_000  # things that are visited to find the names of tensors
 # A model of 5000 tensors with Adam's state has 400 000 opcodes, read in 0.2 CPU seconds. Each opcode can hold about 100 bytes of ours,
 # so this also bounds what a file that is built to hurt can take.
 MAX_OPCODES: Final = 6_000_000
+_ASKED_EACH: Final = (1 << 14) - 1  # a mask: every so many opcodes the caller is asked whether to go on
 
 
 class NotAPickle(Exception):  # noqa: N818 -- a fact about the bytes, not an error of ours
@@ -47,13 +49,34 @@ def scan(data: bytes, max_opcodes: int = MAX_OPCODES, depth: int = 0) -> PickleS
 
     `depth`: how many pickles this one is within.
     """
-    machine, stream = PickleMachine(depth, inner), io.BytesIO(data)
+    return _result(*_run(PickleMachine(depth, inner), data, max_opcodes, never))
+
+
+def build(
+    data: bytes,
+    is_listed: Callable[[str, str], bool] | None = None,
+    max_opcodes: int = MAX_OPCODES,
+    interrupted: Callable[[], bool] = never,
+) -> tuple[object, PickleMachine]:
+    """Return the outermost object of a pickle, every thing in it whole (WholeThing), and the machine, which holds its dangers.
+
+    `is_listed`: what it may name at all, by module and name. Raises NotAPickle, TooLong, Interrupted.
+    """
+    machine, top, _ = _run(PickleMachine(0, inner, WholeThing, is_listed), data, max_opcodes, interrupted)
+    return top, machine
+
+
+def _run(machine: PickleMachine, data: bytes, max_opcodes: int, interrupted: Callable[[], bool]) -> tuple[PickleMachine, object, int]:
+    """Return the machine, the outermost object, and how many bytes the pickle has."""
+    stream = io.BytesIO(data)
     read = stream.read
     try:
-        for _ in range(max_opcodes):
+        for number in range(max_opcodes):
+            if not number & _ASKED_EACH and interrupted():
+                raise Interrupted
             code = read(1)
             if code == b".":
-                return _result(machine, stream.tell())
+                return machine, machine.stack.pop(), stream.tell()
             if not code:
                 break
             row = OPCODES.get(code)
@@ -106,8 +129,7 @@ def _joined(name: str, part: object) -> str:
     return (f"{name}.{text}" if name and text else name or text)[:MOST_NAME]
 
 
-def _result(machine: PickleMachine, end: int) -> PickleScan:
-    top = machine.stack.pop()
+def _result(machine: PickleMachine, top: object, end: int) -> PickleScan:
     found = (top.keys if isinstance(top, Thing) else None) or {}
     numbers = {key: value for key, value in found.items() if isinstance(value, int)}
     return PickleScan(

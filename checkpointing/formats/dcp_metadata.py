@@ -78,9 +78,11 @@ _LISTED: Final = {
         " _MEM_FORMAT_ENCODING"
     ),
     "torch.distributed._shard.sharded_tensor.metadata": "TensorProperties MEM_FORMAT_ENCODING",
+    # Megatron-Core adds each rank's plan (`all_local_plans`), to reuse the metadata of the save before
+    "torch.distributed.checkpoint.planner": "SavePlan WriteItem WriteItemType TensorWriteData BytesIOWriteData",
     "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix",
     "torch.serialization": "_get_layout",
-    "megatron.core.dist_checkpointing.strategies.torch": "MCoreMetadata",
+    "megatron.core.dist_checkpointing.strategies.torch": "MCoreMetadata MCoreSavePlan",
     "torch": "Size device strided sparse_coo contiguous_format preserve_format channels_last channels_last_3d",
     "collections": "OrderedDict",
     "pathlib": "PosixPath WindowsPath PurePosixPath Path",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import planner
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from checkpointing.discover import find
@@ -173,6 +174,16 @@ def rewritten(directory: Path, change: Callable[[dcp.Metadata], object]) -> None
     metadata = pickle.loads((directory / ".metadata").read_bytes())  # noqa: S301 -- made above
     change(metadata)
     (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def test_the_plans_that_megatron_core_adds_are_part_of_a_metadata(directory: Path) -> None:
+    metadata = pickle.loads((directory / ".metadata").read_bytes())  # noqa: S301 -- made above
+    chunk = metadata.state_dict_metadata["model.w"].chunks[0]
+    data = planner.TensorWriteData(chunk, metadata.state_dict_metadata["model.w"].properties, torch.Size([80, 20]))
+    items = [planner.WriteItem(index, planner.WriteItemType.TENSOR, tensor_data=data) for index in metadata.storage_data]
+    metadata.all_local_plans = [planner.SavePlan(items)]
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert verify(str(directory)).verdict is Verdict.VERIFIED
 
 
 def drop_place(metadata: dcp.Metadata) -> None:

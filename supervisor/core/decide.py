@@ -1,31 +1,37 @@
 """decide(state, event) -> (state, actions): the whole judgement of the supervisor, and nothing else.
 
-No clock, no IO, no randomness, no logging: time and jitter arrive inside events. The same function runs in production, in the
-scenario tests and in the simulation, and that is what makes a journal an explanation instead of a log.
+No clock, no IO, no randomness, no logging: time and jitter arrive inside events. The same function runs in production, in the scenario
+tests and in the simulation. So a journal explains each decision.
 
-The rules, in words:
+The rules:
 
-1. *The attempt is the fence.* An event of another attempt than the state's is answered with nothing: it is a message from the dead.
-2. *Stopping is not deciding.* A failed rank fences its attempt and the ranks are stopped at once; what follows is decided when both
-   the ranks are gone (AttemptEnded) and the evidence is in (EvidenceCollected), in whichever order they come.
-3. *Nothing is waited for without a timer.* Whoever does not answer is ended from outside (EndLauncher), and that answer always comes.
-4. *A person's wish outranks a failure*: StopRequested turns every stage into STOPPING, and ranks that die then did what was asked.
-5. *Health decides where an attempt begins, not whether one that runs goes on*, save for the checks that --evict-on names. An attempt begins
-   when its checkpoint is chosen and this node was looked at (CHECKING, between SELECTING and STARTING), or when that took too long.
+1. *The attempt is the fence.* An event of another attempt than the state's is void.
+2. *Stop first, decide later.* When a rank fails, the others are stopped at once. The failure is judged when no rank is left
+   (AttemptEnded) and the evidence is there (EvidenceCollected), in whichever order they come.
+3. *Every wait has a timer.* A part that does not answer is ended from outside (EndLauncher), and that answer always comes.
+4. *A request to stop outranks a failure.* StopRequested turns every stage into STOPPING or ENDED. Ranks that die then did what was
+   requested.
+5. *Health decides where an attempt begins, not whether a running one goes on*, except for the checks that --evict-on names. An attempt
+   begins when its checkpoint is chosen and this node was examined (CHECKING, between SELECTING and STARTING), or when that took too
+   long.
 6. *Nodes agree before their ranks start.* Where a job has several nodes under torch's agent, an attempt begins with their meeting: then
-   no rank of an earlier attempt lives on any node. Only then each looks for checkpoints, and all resume from the same one (gathering.py).
-7. *A rank that dies of INT, TERM or HUP may only have heard of the end before we did* (Slurm and process groups signal everybody):
-   such a failure is judged a second later, so that our own signal can arrive first.
+   no rank of an earlier attempt lives on any node. Only then each looks for checkpoints, and all resume from the same one
+   (gathering.py).
+7. *A rank that dies of INT, TERM or HUP may have received the signal before we did* (Slurm and process groups signal everybody). Such a
+   failure is judged a second later, so that our own signal can arrive first.
 
-`EVENTS` below has a row for each event: the stages in which it means something, and the function that answers it. docs/stages.md draws the
-stages and shows the same rows. The functions live by what they are about: start.py (checkpoint, attempt), gathering.py (several nodes),
-lifecycle.py (start, run, end), failure.py (fence, judge, plan), node_health.py and ailing.py (this node's health), shutdown.py (a person).
-Known weak spot: with several nodes each supervisor judges with what it sees itself; only the one whose rank failed first decides, and
-the others follow its word (PeerDecided).
+`EVENTS` below has a row for each event: the stages in which it means something, the function that answers it, and the stages that may
+follow. docs/stages.md is drawn from these rows. The functions stand in a file for each subject: start.py (checkpoint, attempt),
+gathering.py (several nodes), lifecycle.py (start, run, end), failure.py (stop the ranks, judge, plan), node_health.py and ailing.py
+(this node's health), shutdown.py (a request to stop).
+
+Known weak spot: with several nodes each supervisor judges by what it sees itself. Only the one whose rank failed first decides, and the
+others follow (PeerDecided).
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.core import ailing, failure, gathering, lifecycle, shutdown, start
@@ -65,7 +71,7 @@ from supervisor.core.events import (
 from supervisor.core.state import JobState, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
@@ -73,11 +79,19 @@ if TYPE_CHECKING:
     Handler = Callable[[JobState, Any], tuple[JobState, tuple[Action, ...]]]
 
 
-class Row(NamedTuple):
-    """The stages in which an event means something, and the function that answers it."""
+class EventRow(NamedTuple):
+    """The stages in which an event means something, the function that answers it, and the stages that may follow.
+
+    leads_to: by the stage before, the other stages that the answer may lead to. A stage that is not in it stays.
+    """
 
     stages: frozenset[Stage]
     handler: Handler
+    leads_to: Mapping[Stage, frozenset[Stage]] = MappingProxyType({})
+
+
+def _leads(stages: Iterable[Stage], *to: Stage) -> dict[Stage, frozenset[Stage]]:
+    return {stage: frozenset(to) - {stage} for stage in stages}
 
 
 ANY = frozenset(Stage)
@@ -86,40 +100,88 @@ BEFORE_THE_END = ANY - {Stage.ENDED}
 LIVES = frozenset({Stage.STARTING, Stage.RUNNING})
 #: Ranks are being stopped.
 ENDS = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING})
+#: No rank of ours can be alive.
+NOTHING_RUNS = shutdown.NOTHING_RUNS
+#: An attempt is wanted (start.select): it waits for its checkpoint or for the look at this node, or begins at once, or must not begin.
+WANTED = (Stage.SELECTING, Stage.CHECKING, Stage.STARTING, Stage.ENDED)
+#: The checkpoint is chosen. A full disk is waited for.
+CHOSEN = (Stage.CHECKING, Stage.STARTING, Stage.WAITING, Stage.ENDED)
+#: A failure is judged.
+JUDGED = (*WANTED, Stage.WAITING)
 
 #: Every event has exactly one row. In any other stage it is answered with nothing (`decide`). What may come in ENDED begins the next run.
-EVENTS: dict[type, Row] = {
-    SupervisorStarted: Row(ANY, lifecycle.on_supervisor_started),
-    LauncherStarted: Row(BEFORE_THE_END, lifecycle.on_launcher_started),
-    LauncherFellBack: Row(BEFORE_THE_END, lifecycle.on_launcher_fell_back),
-    NodesGathered: Row(frozenset({Stage.STARTING}), gathering.on_nodes_gathered),
-    NodeBegan: Row(LIVES, gathering.on_node_began),
-    CheckpointSelected: Row(frozenset({Stage.SELECTING, Stage.STARTING}), gathering.on_checkpoint_selected),
-    AttemptStarted: Row(frozenset({Stage.STARTING}), ailing.on_attempt_started),
-    RanksFound: Row(frozenset({Stage.RUNNING}), lifecycle.on_ranks_found),
-    ProgressObserved: Row(LIVES | {Stage.FOLLOWING}, gathering.on_progress_observed),
-    CheckpointVerified: Row(BEFORE_THE_END, lifecycle.on_checkpoint_verified),
-    StartCeilingPassed: Row(BEFORE_THE_END, lifecycle.on_start_ceiling_passed),
-    ProgramSeen: Row(BEFORE_THE_END, lifecycle.on_program_seen),
-    GpusListed: Row(ANY, lifecycle.on_gpus_listed),
-    HealthChecked: Row(frozenset({Stage.SELECTING, Stage.CHECKING}), start.on_health_checked),
-    HealthChanged: Row(BEFORE_THE_END, ailing.on_health_changed),
-    NodesWaiting: Row(frozenset({Stage.RUNNING}), lifecycle.on_nodes_waiting),
-    AttemptEnded: Row(BEFORE_THE_END, lifecycle.on_attempt_ended),
-    JournalDegraded: Row(ANY, lifecycle.on_journal_degraded),
-    JournalRecovered: Row(ANY, lifecycle.on_journal_recovered),
-    RankExited: Row(LIVES | ENDS, shutdown.on_rank_exited),
-    LauncherExited: Row(LIVES | ENDS, failure.on_launcher_exited),
-    AttemptEndedByPeer: Row(LIVES | {Stage.TEARDOWN}, failure.on_attempt_ended_by_peer),
-    PeerDecided: Row(frozenset({Stage.TEARDOWN, Stage.FOLLOWING}), failure.on_peer_decided),
-    EvidenceCollected: Row(frozenset({Stage.TEARDOWN, Stage.STOPPING}), shutdown.on_evidence_collected),
-    TimerFired: Row(BEFORE_THE_END, shutdown.on_timer_fired),
-    StopRequested: Row(BEFORE_THE_END, shutdown.on_stop_requested),
-    SaveOnRequestSeen: Row(BEFORE_THE_END, shutdown.on_save_on_request_seen),
-    Saved: Row(frozenset({Stage.STOPPING}), shutdown.on_saved),
-    SaveSearched: Row(frozenset({Stage.STOPPING}), shutdown.on_save_searched),
-    TimeLeft: Row(frozenset({Stage.STOPPING}), shutdown.on_time_left),
-    StacksRequested: Row(LIVES, shutdown.on_stacks_requested),
+EVENTS: dict[type, EventRow] = {
+    SupervisorStarted: EventRow(ANY, lifecycle.on_supervisor_started, _leads(ANY, *WANTED)),
+    LauncherStarted: EventRow(BEFORE_THE_END, lifecycle.on_launcher_started, _leads([Stage.STARTING], *WANTED)),
+    LauncherFellBack: EventRow(frozenset({Stage.STARTING}), lifecycle.on_launcher_fell_back, _leads([Stage.STARTING], *WANTED)),
+    NodesGathered: EventRow(frozenset({Stage.STARTING}), gathering.on_nodes_gathered),
+    NodeBegan: EventRow(LIVES, gathering.on_node_began, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    CheckpointSelected: EventRow(
+        frozenset({Stage.SELECTING, Stage.STARTING}),
+        gathering.on_checkpoint_selected,
+        _leads([Stage.SELECTING], *CHOSEN) | _leads([Stage.STARTING], Stage.ENDED),
+    ),
+    AttemptStarted: EventRow(
+        frozenset({Stage.STARTING}), ailing.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
+    ),
+    RanksFound: EventRow(frozenset({Stage.RUNNING}), lifecycle.on_ranks_found),
+    ProgressObserved: EventRow(LIVES | {Stage.FOLLOWING}, gathering.on_progress_observed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    CheckpointVerified: EventRow(BEFORE_THE_END, lifecycle.on_checkpoint_verified),
+    StartCeilingPassed: EventRow(BEFORE_THE_END, lifecycle.on_start_ceiling_passed),
+    ProgramSeen: EventRow(BEFORE_THE_END, lifecycle.on_program_seen),
+    GpusListed: EventRow(ANY, lifecycle.on_gpus_listed),
+    HealthChecked: EventRow(frozenset({Stage.SELECTING, Stage.CHECKING}), start.on_health_checked, _leads([Stage.CHECKING], *CHOSEN)),
+    HealthChanged: EventRow(BEFORE_THE_END, ailing.on_health_changed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    NodesWaiting: EventRow(frozenset({Stage.RUNNING}), lifecycle.on_nodes_waiting, _leads([Stage.RUNNING], Stage.ADMITTING)),
+    AttemptEnded: EventRow(
+        BEFORE_THE_END,
+        lifecycle.on_attempt_ended,
+        _leads(LIVES, Stage.TEARDOWN, Stage.ENDED)
+        | _leads([Stage.TEARDOWN], *JUDGED)
+        | _leads([Stage.FOLLOWING, Stage.ADMITTING], *WANTED)
+        | _leads([Stage.STOPPING], Stage.ENDED),
+    ),
+    JournalDegraded: EventRow(ANY, lifecycle.on_journal_degraded),
+    JournalRecovered: EventRow(ANY, lifecycle.on_journal_recovered),
+    RankExited: EventRow(LIVES | ENDS, shutdown.on_rank_exited, _leads(LIVES, Stage.TEARDOWN)),
+    LauncherExited: EventRow(LIVES | ENDS, failure.on_launcher_exited, _leads(LIVES, Stage.TEARDOWN)),
+    AttemptEndedByPeer: EventRow(
+        LIVES | {Stage.TEARDOWN},
+        failure.on_attempt_ended_by_peer,
+        _leads(LIVES, Stage.FOLLOWING, Stage.ADMITTING) | _leads([Stage.TEARDOWN], Stage.FOLLOWING),
+    ),
+    PeerDecided: EventRow(
+        frozenset({Stage.TEARDOWN, Stage.FOLLOWING}),
+        failure.on_peer_decided,
+        _leads([Stage.TEARDOWN, Stage.FOLLOWING], Stage.FOLLOWING, *WANTED),
+    ),
+    EvidenceCollected: EventRow(
+        frozenset({Stage.TEARDOWN, Stage.STOPPING}),
+        shutdown.on_evidence_collected,
+        _leads([Stage.TEARDOWN], *JUDGED) | _leads([Stage.STOPPING], Stage.ENDED),
+    ),
+    TimerFired: EventRow(
+        BEFORE_THE_END,
+        shutdown.on_timer_fired,
+        _leads([Stage.SELECTING], *CHOSEN)
+        | _leads([Stage.CHECKING], Stage.STARTING, Stage.ENDED)
+        | _leads([Stage.STARTING, Stage.FOLLOWING, Stage.STOPPING], Stage.ENDED)
+        | _leads([Stage.TEARDOWN], *JUDGED)
+        | _leads([Stage.WAITING], *WANTED),
+    ),
+    StopRequested: EventRow(
+        BEFORE_THE_END,
+        shutdown.on_stop_requested,
+        _leads(LIVES, Stage.STOPPING)
+        | _leads(ENDS, Stage.STOPPING)
+        | _leads([Stage.TEARDOWN, Stage.FOLLOWING, Stage.STOPPING], Stage.STOPPING, Stage.ENDED)
+        | _leads(NOTHING_RUNS, Stage.ENDED),
+    ),
+    SaveOnRequestSeen: EventRow(BEFORE_THE_END, shutdown.on_save_on_request_seen),
+    Saved: EventRow(frozenset({Stage.STOPPING}), shutdown.on_saved),
+    SaveSearched: EventRow(frozenset({Stage.STOPPING}), shutdown.on_save_searched, _leads([Stage.STOPPING], Stage.ENDED)),
+    TimeLeft: EventRow(frozenset({Stage.STOPPING}), shutdown.on_time_left),
+    StacksRequested: EventRow(LIVES, shutdown.on_stacks_requested),
 }
 
 

@@ -120,7 +120,7 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
 def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     """Go on with stock torchrun under us; said once."""
     said = PrintMessage("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
-    gathers, several = state.attempt.awaits_agreement and state.run.stop is None, state.run.policy.nodes > 1
+    gathers, several = state.attempt.awaits_agreement, state.run.policy.nodes > 1
     state = changed(
         state,
         run=changed(state.run, policy=replace(state.run.policy, launcher=event.launcher)),

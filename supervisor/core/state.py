@@ -34,7 +34,7 @@ from supervisor.core.model import (
 
 
 class Stage(StrEnum):
-    """Where the job stands. docs/stages.md draws the transitions."""
+    """Where the job stands. docs/stages.md has the drawing, made from the table in core/decide.py."""
 
     NEW = "new"
     SELECTING = "selecting"  # the newest verified checkpoint is being looked for

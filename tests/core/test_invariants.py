@@ -24,6 +24,7 @@ from supervisor.core.model import (
     RankInfo,
 )
 from supervisor.core.state import JobState, Stage
+from tests.support.transitions import is_declared
 
 attempts = st.integers(0, 6)
 small = st.integers(0, 30)
@@ -171,6 +172,7 @@ def test_whatever_happens(declared: bool, most: int, happenings: list[tuple[core
         state, actions = decide(state, event)
         again = decide(before, event)
         assert again == (state, actions), "the same state and event give the same answer"
+        assert is_declared(before.stage, event, state.stage), "the table of the events has every way from stage to stage"
         assert state.attempt.number >= before.attempt.number
         assert state.incidents >= before.incidents
         for action in actions:

@@ -20,6 +20,7 @@ from tests.simulation import laws
 from tests.simulation.faults import Strike
 from tests.simulation.laws import Record
 from tests.simulation.world import File, Job, Trial, World
+from tests.support.transitions import is_declared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,7 @@ class Watch:
 
     def saw(self, before: JobState, event: Event, state: JobState, actions: tuple[Action, ...]) -> None:
         """Check what an event led to. Raises Broken."""
+        demand(is_declared(before.stage, event, state.stage), f"no way of the table: {before.stage} to {state.stage} by {event}")
         stale = getattr(event, "attempt", self.attempt) != self.attempt
         if stale:
             demand(state is before and not actions, f"an event of another attempt was acted on: {event}")

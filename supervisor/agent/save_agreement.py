@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         def asked(self, number: int) -> None:
             """Note the script's question: its `number`-th, 0 where they are not counted."""
 
-        def told_to_save(self) -> None:
+        def save_requested(self) -> None:
             """Note that the answer was yes."""
 
     class _Ballot(Protocol):
@@ -95,7 +95,7 @@ class SaveAgreement:
         if is_time:
             self._over = True
             if instrument is not None:
-                instrument.told_to_save()
+                instrument.save_requested()
         return is_time
 
     def save_requested(self, instrument: Instrument | None) -> bool:
@@ -105,7 +105,7 @@ class SaveAgreement:
         self._report_question(instrument, 0)
         wanted = os.access(self._flag, os.F_OK)
         if wanted and instrument is not None:
-            instrument.told_to_save()
+            instrument.save_requested()
         return wanted
 
     def _find_files(self) -> bool:

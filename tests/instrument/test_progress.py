@@ -134,7 +134,7 @@ def test_the_scripts_own_word_counts_for_more(beat: HeartbeatWriter) -> None:
     optimizer = _optimizer(torch.optim.Adam)
     optimizer.step()
     assert beat.step == 1
-    beat.told(4000)
+    beat.report_step(4000)
     optimizer.step()
     assert (beat.step, beat.steps) == (4000, 2)
 
@@ -148,10 +148,10 @@ def test_where_the_training_began_is_the_optimizers_count_or_the_scripts_first_w
     assert _first_step(beat) == -1  # not known
     optimizer.step()
     assert _first_step(beat) == 0
-    beat.told(41)  # the script resumed, and made its optimizer anew
+    beat.report_step(41)  # the script resumed, and made its optimizer anew
     assert _first_step(beat) == 40
     for micro_step in range(42, 90):
-        beat.told(micro_step)  # counts more than the optimizer does
+        beat.report_step(micro_step)  # counts more than the optimizer does
     assert _first_step(beat) == 40
 
 
@@ -170,9 +170,9 @@ def test_an_optimizer_that_was_loaded_says_where_the_training_began() -> None:
 
 @pytest.mark.parametrize("word", ["x", None, 1 << 70])
 def test_a_word_that_is_no_step_is_passed_over(beat: HeartbeatWriter, word: Any) -> None:
-    beat.told(word)
+    beat.report_step(word)
     assert beat.step is None
-    beat.told(3)
+    beat.report_step(3)
     assert beat.step == 3
 
 

@@ -216,7 +216,7 @@ def test_safetensors_that_are_opened_are_loads(done: Done) -> None:
 
 
 def test_a_handler_that_saves_while_another_save_is_noted_waits_for_nobody(tmp_path: Path) -> None:
-    me: Any = SimpleNamespace(armed=True, claimed=True, directory=str(tmp_path), local_rank=0)
+    me: Any = SimpleNamespace(enabled=True, claimed=True, directory=str(tmp_path), local_rank=0)
     first = iter([True])
 
     class Beat:

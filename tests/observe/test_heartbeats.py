@@ -49,7 +49,7 @@ def test_a_rank_s_slot_says_who_it_is_and_what_it_does(path: Path, beat: Heartbe
     (seen,) = heartbeats.read(path)
     assert (seen.local_rank, seen.rank, seen.pid, seen.start_ticks) == (1, 9, os.getpid(), layout.start_ticks_of(os.getpid()))
     assert (seen.phase, seen.steps, seen.step, seen.step_source, seen.last_step_ns) == (Phase.IMPORT, 0, None, None, None)
-    beat.told(12)
+    beat.report_step(12)
     beat.flag(layout.FLAG_SAVE_ASKED)
     (seen,) = heartbeats.read(path)
     assert (seen.phase, seen.step, seen.step_source, seen.save_asked) == (Phase.TRAIN, 12, "worker", True)

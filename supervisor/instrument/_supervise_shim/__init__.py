@@ -1,4 +1,4 @@
-"""What rides inside a training process: heartbeat, phase, error file, stacks on a signal. Self-contained, standard library only.
+"""Instruments a training process: heartbeat, phase, error file, stacks on a signal. Self-contained, standard library only.
 
 Hooks see what torch does; they are set right after *the script* imported a module. The results are one slot of the attempt's heartbeat
 file, and `error-*`, `stacks-*`, `loads-*`, `saves-*` beside it. Anything may fail, and no failure may reach the training: every entry from
@@ -31,15 +31,15 @@ from .torchhooks import ImportWatcher, TorchHooks
 
 
 class Instrumentation:
-    """All that is ours in this process."""
+    """All hooks and files of ours in this process."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
         self._beat = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-        self._loads = LoadLog(identity, self._beat)
-        self._written = SaveLog(identity, self._beat)
+        self._load_log = LoadLog(identity, self._beat)
+        self._save_log = SaveLog(identity, self._beat)
         self._programs = ProgramRecognition(identity)
-        self._saves = SaveRequests(self._beat)
+        self._save_requests = SaveRequests(self._beat)
         self._reporter = ExceptionReporter(identity, self._beat, self._programs)
 
     def install(self) -> None:
@@ -49,45 +49,45 @@ class Instrumentation:
         self._reporter.catch_signals()
         if self._identity.known_rank:
             self._claim()
-        os.register_at_fork(after_in_child=self._disarm)
+        os.register_at_fork(after_in_child=self._disable)
         drill = ordered(self._identity, self._beat)
-        ImportWatcher(TorchHooks(self._beat, self._loads, self._saves, self._written, self._programs, drill).table()).install()
+        ImportWatcher(TorchHooks(self._beat, self._load_log, self._save_requests, self._save_log, self._programs, drill).table()).install()
 
     def catch_exceptions(self) -> None:
         """Take the exception hook."""
         self._reporter.catch_exceptions()
 
     def heartbeat(self, step: int) -> None:
-        """Take the script's word for the absolute step (worker.heartbeat)."""
-        self._beat.told(step)
+        """Take over the absolute step that the script reports (worker.heartbeat)."""
+        self._beat.report_step(step)
 
     def asked(self, number: int) -> None:
-        """Note the script's question whether to save (worker.should_save): its `number`-th, 0 where they are not counted."""
+        """Note a call of worker.should_save; `number` counts the calls, 0: it is not counted."""
         if number:
             self._beat.asked(number)
-        self._saves.asked()
+        self._save_requests.asked()
 
-    def told_to_save(self) -> None:
-        """Note that the answer was yes."""
-        self._saves.told()
+    def save_requested(self) -> None:
+        """Note that the call returned True: the script saves now."""
+        self._save_requests.requested()
 
     def saved(self) -> None:
-        """Take the script's word that its checkpoint is made (worker.saved)."""
-        self._saves.saved()
+        """Note that the script reports its checkpoint as made (worker.saved)."""
+        self._save_requests.saved()
 
     @quiet
     def _claim(self) -> None:
         before = self._identity.path("stacks")
         if claim(self._identity, self._beat):
             self._reporter.follow_claim(before)
-            self._loads.write()
-            self._written.write()
+            self._load_log.write()
+            self._save_log.write()
 
     @quiet
-    def _disarm(self) -> None:
-        self._identity.armed = False
+    def _disable(self) -> None:
+        self._identity.enabled = False
         self._beat.part()
-        self._reporter.disarm()
+        self._reporter.disable()
 
 
 instrument: Instrumentation | None = None  # one per process, as the process has one environment and one exception hook

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class ProcessIdentity:
     """This process, as far as files and rules need it. `folder` is the one that PYTHONPATH names us by, `directory` the attempt's.
 
-    `known_rank`: told by the supervisor (mode rank) or by RANK and LOCAL_RANK together. RANK alone is not enough: in a pod of
+    `known_rank`: the supervisor declares it (mode rank), or RANK and LOCAL_RANK are both set. RANK alone is not enough: in a pod of
     Kubernetes' PyTorchJob it counts nodes, and stands in the launcher's environment too.
     """
 
@@ -36,7 +36,7 @@ class ProcessIdentity:
         self.local_rank = int(env.get("LOCAL_RANK") or 0)
         self.rank = int(env.get("RANK") or 0) if self.known_rank else 0
         self.claimed = False
-        self.armed = True  # False in a forked child, whose doings are not the rank's
+        self.enabled = True  # False in a forked child, which is not the rank
 
     def path(self, kind: str) -> str:
         """Give the path of this process's "error" or "stacks" file."""

@@ -56,7 +56,7 @@ class DrillFault:
         """Tell whether the step that is about to be made is the one; if so, it is written down that it was."""
         beat, who, order = self._beat, self._identity, self._order
         made = beat.steps if beat.step is None else beat.step
-        if made < order["step"] or not who.armed or order["rank"] not in (None, who.rank):
+        if made < order["step"] or not who.enabled or order["rank"] not in (None, who.rank):
             return False
         path = os.path.join(self._job_dir, f"drill-struck-{who.rank}")  # noqa: PTH118 - pathlib costs 5 ms of start-up
         batch = os.environ.get("SUPERVISE_JOB_BATCH_SIZE")

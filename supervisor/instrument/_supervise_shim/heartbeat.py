@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-ATTEND_EVERY_NS = 200_000_000  # how often the optimizer's own step count is looked at
-STATE_ENTRIES = 4  # parameters whose state is looked at: one may be unused and lag behind
+ATTEND_EVERY_NS = 200_000_000  # how often the optimizer's own step count is read
+STATE_ENTRIES = 4  # parameters whose state is read: one may be unused and lag behind
 
 
 class HeartbeatWriter:
@@ -36,7 +36,7 @@ class HeartbeatWriter:
         self._main_thread = get_ident()
         self.wants_slot: Callable[[], None] | None = None
         self.at_first_step: Callable[[], None] | None = None
-        self.after_save: Callable[[], None] | None = None  # called now and then while it trains on after it was told to save
+        self.after_save: Callable[[], None] | None = None  # called now and then after a save was requested, while it trains on
         now = monotonic_ns()
         self._view[layout.PID] = pid
         self._view[layout.START_TICKS] = start_ticks
@@ -145,8 +145,8 @@ class HeartbeatWriter:
         self._view[layout.BEGAN] = max(self._view[layout.BEGAN], step - self._steps + 1, 1)
 
     @quiet
-    def told(self, step: int) -> None:
-        """Take the script's word for the absolute step (worker.heartbeat); it counts for more than the optimizer's."""
+    def report_step(self, step: int) -> None:
+        """Take over the absolute step that the script reports (worker.heartbeat); it goes before the optimizer's count."""
         if self.wants_slot is not None:
             self.wants_slot()
         self._view[layout.STEP] = int(step) << layout.SOURCE_BITS | layout.SOURCE_WORKER

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # The heartbeat file: a header, then one slot per local rank, both of SLOT_BYTES; every field is an 8-byte signed integer at its index,
 # written by one aligned store. What means something only together is one field, so a reader needs no lock and no second look, and a
-# rank that was stopped or died between two stores left nothing half said. A slot is in use while PID is not 0.
+# rank that was stopped or died between two stores left no half of a field. A slot is in use while PID is not 0.
 MAGIC = int.from_bytes(b"SUPVBEAT", "little")
 VERSION = 1
 SLOT_BYTES = 128
@@ -27,7 +27,7 @@ UNKNOWN, IMPORT, INIT, LOAD, TRAIN, CHECKPOINT, EVAL = range(7)
 SOURCE_NONE, SOURCE_OPTIMIZER, SOURCE_WORKER = range(3)
 
 # PHASE = since when (CLOCK_MONOTONIC ns) << 3 | phase. STEP = value << 2 | source, where the value is the absolute step (worker), or
-# how far the absolute step is ahead of STEPS (optimizer: its own count is looked at now and then, the hook counts in between).
+# how far the absolute step is ahead of STEPS (optimizer: its own count is read now and then, the hook counts in between).
 # BEGAN = value + 1, 0 where unknown: the absolute step at which this process began to train, the greater of what the optimizer's count and
 # the script's first word show.
 PHASE_BITS = 3
@@ -37,9 +37,9 @@ FLAG_AUTOGRAD = 1  # torch.autograd is watched: from here on "no backward seen" 
 FLAG_OPTIM = 2  # the global optimizer hook is in place
 FLAG_BACKWARD = 4  # a backward pass ran
 FLAG_ELSEWHERE = 8  # training may go on where we do not see it: another framework, or processes started by torch.multiprocessing
-FLAG_SAVE_ASKED = 16  # the script was told by worker.should_save() or save_requested() to save now
+FLAG_SAVE_ASKED = 16  # worker.should_save() or save_requested() returned True
 FLAG_ASKS = 32  # the script asks whether to save
-FLAG_WENT_ON = 64  # after it was told, it went on (or ended in order) with no save under way
+FLAG_WENT_ON = 64  # after that it went on (or ended in order) with no save under way
 FLAG_SAVED = 128  # and by then a save had ended
 
 STACKS_SIGNAL = 61  # SIGRTMAX - 3 on Linux; a figure, because importing `signal` costs 3 ms of every process's start
@@ -48,13 +48,13 @@ UNCLAIMED = "unclaimed"
 
 
 def file_name(kind: str, local_rank: int | None, pid: int) -> str:
-    """Give the name of a process's "error" or "stacks" file; `local_rank` None: it has claimed no slot."""
+    """Return the name of a process's "error" or "stacks" file; `local_rank` None: it has claimed no slot."""
     who = UNCLAIMED if local_rank is None else str(local_rank)
     return f"{kind}-{who}-{pid}.{'json' if kind == 'error' else 'txt'}"
 
 
 def start_ticks_of(pid: int) -> int | None:
-    """Give field 22 of /proc/PID/stat, which with the pid names a process for one boot; None if it is gone or a zombie."""
+    """Return field 22 of /proc/PID/stat, which with the pid names a process for one boot; None if it is gone or a zombie."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -67,13 +67,13 @@ def start_ticks_of(pid: int) -> int | None:
 
 
 def split_phase(field: int) -> tuple[int, int]:
-    """Give phase and since when out of PHASE."""
+    """Return phase and since when out of PHASE."""
     phase = field & ((1 << PHASE_BITS) - 1)
     return (phase if phase < len(PHASES) else UNKNOWN), field >> PHASE_BITS
 
 
 def split_step(field: int, steps: int) -> tuple[int | None, int]:
-    """Give the absolute step and who says so out of STEP and STEPS."""
+    """Return the absolute step and its source from STEP and STEPS."""
     value, source = field >> SOURCE_BITS, field & ((1 << SOURCE_BITS) - 1)
     if source == SOURCE_OPTIMIZER:
         return value + steps, source
@@ -81,12 +81,12 @@ def split_step(field: int, steps: int) -> tuple[int | None, int]:
 
 
 def loads_first(via: str, steps: int) -> bool:
-    """Say whether what was loaded after so many steps was loaded before the training: DCP makes a step of zeros first, to have a state."""
+    """Return whether a load after so many steps came before the training: DCP makes a step of zeros first, to have a state."""
     return steps <= (1 if via == "dcp" else 0)
 
 
 def proven_phase(phase: int, flags: int, age_ns: int) -> int:
-    """Give the phase, or UNKNOWN where "before the first step" is not proven: training may go on where no hook of ours is."""
+    """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where no hook of ours is."""
     if phase not in (IMPORT, INIT, LOAD) or flags & FLAG_BACKWARD:
         return phase
     blind = flags & FLAG_ELSEWHERE or (not flags & FLAG_AUTOGRAD and age_ns > IMPORT_PROOF_NS)
@@ -94,7 +94,7 @@ def proven_phase(phase: int, flags: int, age_ns: int) -> int:
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep every failure of ours out of the training: the guarded function answers None instead."""
+    """Keep every failure of ours out of the training: the guarded function returns None instead."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it is
         try:

@@ -37,7 +37,7 @@ class LoadLog:
     def note(self, source: Any, complete: bool, via: str) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
         """Note a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: through what it went."""
         path = path_of(source)
-        if path is None or not self._identity.armed:
+        if path is None or not self._identity.enabled:
             return
         folder = os.path.dirname(path)  # noqa: PTH120 - pathlib costs 5 ms of start-up
         count = self._counts.get(folder, 0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .claim import ProcessIdentity
 
 MOST_FRAMES = 200
-MOST_NAMES = 1000  # of one frame's variables that are looked at for an Accelerator
+MOST_NAMES = 1000  # of one frame's variables that are searched for an Accelerator
 MOST_NORMS = 1024
 
 
@@ -39,7 +39,7 @@ class ProgramFindings:
         self.values: dict[str, str] = {}
 
     def add(self, program: str, **values: Any) -> None:
-        """Add a program; a value is kept where it is a number or a short word, and where nobody further out said it already."""
+        """Add a program; a value is kept where it is a number or a short word, and where no frame further out gave it."""
         if program not in self.programs:
             self.programs.append(program)
         for knob, value in values.items():
@@ -167,7 +167,7 @@ class ProgramRecognition:
 
     def _write(self, found: dict[str, Any]) -> None:
         who = self._identity
-        if self._written or not who.claimed or not who.armed:
+        if self._written or not who.claimed or not who.enabled:
             return
         self._written = True
         import json  # noqa: PLC0415 - 3 ms at every start; torch has it by now

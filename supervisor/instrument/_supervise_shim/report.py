@@ -76,7 +76,7 @@ class ExceptionReporter:
         atexit.register(self._at_exit)
 
     @quiet
-    def disarm(self) -> None:
+    def disable(self) -> None:
         """In a forked child: give everything back."""
         for signum in self._signals:
             faulthandler.unregister(signum)
@@ -104,7 +104,7 @@ class ExceptionReporter:
     def _report(self, value: BaseException, trace: TracebackType | None) -> None:
         """Write the error file. Not for KeyboardInterrupt: someone stopped the process, it did not fail."""
         who = self._identity
-        if self._reported or not who.armed or os.getpid() != who.pid or get_ident() != self._main_thread:
+        if self._reported or not who.enabled or os.getpid() != who.pid or get_ident() != self._main_thread:
             return
         if isinstance(value, KeyboardInterrupt):
             return

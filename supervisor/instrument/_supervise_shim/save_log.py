@@ -51,7 +51,7 @@ class SaveLog:
     def began(self, target: Any, via: str) -> tuple[int, str] | None:  # noqa: ANN401 - whatever the script gave
         """Note that a save begins; what comes back is for `ended`. None where the target has no name."""
         path = path_of(target)
-        if path is None or not self._identity.armed or path.endswith(PARTS):
+        if path is None or not self._identity.enabled or path.endswith(PARTS):
             return None
         was, file = stat_of(path), not isinstance(target, (str, bytes, os.PathLike))
         number = next(self._number)
@@ -66,7 +66,7 @@ class SaveLog:
     @quiet
     def ended(self, token: tuple[int, str] | None, *, well: bool) -> None:
         """Note that a save ended."""
-        if token is not None and self._identity.armed:
+        if token is not None and self._identity.enabled:
             number, path = token
             now = stat_of(path)
             self._in_turn(lambda: self._note(path, "ended", n=number, well=well, now=now))
@@ -74,7 +74,7 @@ class SaveLog:
     @quiet
     def renamed(self, source: Any, target: Any) -> None:  # noqa: ANN401 - see above
         """Note that what was saved has another name now: the file itself, or a directory above it."""
-        if not (self._newest or self._made or self._later) or not self._identity.armed:
+        if not (self._newest or self._made or self._later) or not self._identity.enabled:
             return
         before, after = path_of(source), path_of(target)
         if before is None or after is None:
@@ -95,7 +95,7 @@ class SaveLog:
     def was_made(self, target: Any) -> None:  # noqa: ANN401 - see above
         """Note a directory that this process made: what is in it is younger than that."""
         path = path_of(target)
-        now = None if path is None or not self._identity.armed else stat_of(path)
+        now = None if path is None or not self._identity.enabled else stat_of(path)
         if path is None or now is None:
             return
 

@@ -22,24 +22,24 @@ class SaveRequests:
 
     def __init__(self, beat: HeartbeatWriter) -> None:
         self._beat = beat
-        self._told = False
+        self._is_requested = False
         self._ended = 0
         self._under_way = 0
 
     @quiet
     def asked(self) -> None:
-        """Note that the script asks at all, and where it was told before: that it goes on."""
-        if self._told:
+        """Note that the script asks whether to save. After a request it means that the script goes on."""
+        if self._is_requested:
             self._went_on()
         else:
             self._beat.flag(layout.FLAG_ASKS)
 
     @quiet
-    def told(self) -> None:
-        """Note that the script was told to save."""
-        if self._told:
+    def requested(self) -> None:
+        """Note that a save was requested: worker.should_save returned True."""
+        if self._is_requested:
             return
-        self._told = True
+        self._is_requested = True
         self._ended = 0
         self._beat.flag(layout.FLAG_SAVE_ASKED)
         self._beat.after_save = self._stepped
@@ -49,9 +49,9 @@ class SaveRequests:
 
     @quiet
     def saved(self) -> None:
-        """Take the script's word that the checkpoint is made (worker.saved)."""
+        """Note that the script reports its checkpoint as made (worker.saved)."""
         self._ended += 1
-        if self._told:
+        if self._is_requested:
             self._beat.flag(layout.FLAG_WENT_ON | layout.FLAG_SAVED)
 
     @quiet
@@ -63,7 +63,7 @@ class SaveRequests:
     def ended(self, *, well: bool) -> None:
         """Note that a save ended, in the foreground or in the background."""
         self._under_way -= 1
-        self._ended += well and self._told
+        self._ended += well and self._is_requested
 
     def _went_on(self) -> None:
         if not self._under_way:

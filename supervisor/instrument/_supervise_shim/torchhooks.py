@@ -1,7 +1,7 @@
 """Hooks and wrapped functions for torch's modules, set right after the script's own import ran each of them.
 
 torch itself is half-imported at that moment, so a hook touches its own module only; torch is never imported from here. A wrapped function
-behaves as before, and shows as one frame more in a traceback. Names that a torch version lacks are skipped.
+behaves as before, and shows as one frame more in a traceback. Names that are missing in a torch version are skipped.
 """
 # ruff: noqa: ANN401 - the functions of torch that are wrapped take and give anything
 
@@ -33,16 +33,16 @@ class TorchHooks:
     def __init__(  # noqa: PLR0913,PLR0917 - whom the hooks report to
         self,
         beat: HeartbeatWriter,
-        loads: LoadLog,
-        saves: SaveRequests,
-        written: SaveLog,
+        load_log: LoadLog,
+        save_requests: SaveRequests,
+        save_log: SaveLog,
         programs: ProgramRecognition,
         drill: DrillFault | None,
     ) -> None:
         self._beat = beat
-        self._loads = loads
-        self._saves = saves
-        self._written = written
+        self._load_log = load_log
+        self._save_requests = save_requests
+        self._save_log = save_log
         self._programs = programs
         self._drill = drill
         self._counting: Any = None  # the handle of the hook that counts steps
@@ -93,7 +93,7 @@ class TorchHooks:
     def _serialization(self, module: Any) -> None:
         self._phased(module, "save", layout.CHECKPOINT, _second)
         self._phased(module, "load", layout.LOAD, _first)
-        self._written.watch()
+        self._save_log.watch()
 
     def _process_groups(self, module: Any) -> None:
         self._phased(module, "init_process_group", layout.INIT)
@@ -160,8 +160,8 @@ class TorchHooks:
             before = enter(phase)
             complete, result, token = False, None, None
             if saves:
-                self._saves.began()
-                token = self._written.began(find and find(args, kwargs), via)
+                self._save_requests.began()
+                token = self._save_log.began(find and find(args, kwargs), via)
             try:
                 result = inner(*args, **kwargs)
                 complete = True
@@ -171,13 +171,13 @@ class TorchHooks:
                     self._ended(token, result, well=complete)
                 leave(phase, _afterwards(phase, before) if complete else before)
                 if find is not None and not saves:
-                    self._loads.note(find(args, kwargs), complete, via)
+                    self._load_log.note(find(args, kwargs), complete, via)
 
         setattr(module, name, _like(inner, wrapper))
 
     @quiet
     def _ended(self, token: tuple[int, str] | None, result: Any, *, well: bool) -> None:
-        """Tell that a save ended; one that goes on in the background gives a future back, or something that holds one."""
+        """Log that a save ended; one that goes on in the background gives a future back, or something that holds one."""
         future = getattr(result, "upload_completion", result)
         if well and callable(getattr(future, "add_done_callback", None)):
             future.add_done_callback(lambda done: self._over(token, well=quiet(done.exception)() is None))
@@ -185,25 +185,25 @@ class TorchHooks:
             self._over(token, well=well)
 
     def _over(self, token: tuple[int, str] | None, *, well: bool) -> None:
-        self._written.ended(token, well=well)
-        self._saves.ended(well=well)
+        self._save_log.ended(token, well=well)
+        self._save_requests.ended(well=well)
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What is loaded: the first argument, whatever its name is."""
+    """Return what is loaded: the first argument, whatever its name is."""
     return args[0] if args else next(iter(kwargs.values()))
 
 
 def _second(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Where it is saved to: the second argument, behind what is saved."""
+    """Return where it is saved to: the second argument, behind what is saved."""
     return args[1] if len(args) > 1 else next(kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
 
 
 def _dcp_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The directory: told, or known to the storage, which the older functions take behind the state."""
-    told = kwargs.get("checkpoint_id")
+    """Return the directory: an argument, or an attribute of the storage, which the older functions take behind the state."""
+    directory = kwargs.get("checkpoint_id")
     storage = kwargs.get("storage_writer") or kwargs.get("storage_reader") or (args[1] if len(args) > 1 else None)
-    return told if told is not None else getattr(storage, "path", None)
+    return directory if directory is not None else getattr(storage, "path", None)
 
 
 class ImportWatcher:

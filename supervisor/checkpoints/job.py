@@ -12,10 +12,10 @@ from checkpointing.manifest.documents import decode
 from checkpointing.verification import identity_of
 from supervisor.checkpoints.mirror_feed import MirrorFeed
 from supervisor.checkpoints.node_offer import NodeOffer
-from supervisor.checkpoints.permit import Permit
 from supervisor.checkpoints.recording import CheckpointRecorder
 from supervisor.checkpoints.records import DIRECTORY, CheckpointRecords
 from supervisor.checkpoints.repair import CheckpointRepair
+from supervisor.checkpoints.repair_permission import RepairPermission
 from supervisor.checkpoints.retention import Retention
 from supervisor.checkpoints.selection import CheckpointSelector
 from supervisor.checkpoints.shared_manifests import SharedManifests
@@ -72,10 +72,10 @@ class JobCheckpoints:
         return self.records.locations.listing()
 
     def select(
-        self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permit: Permit | None = None
+        self, t: float, attempt: int, avoid: Collection[str] = (), *, suspect: bool = False, permission: RepairPermission | None = None
     ) -> CheckpointSelected:
         """Return the checkpoint that the next attempt begins with; see CheckpointSelector."""
-        return self._selector.select(t, attempt, avoid, suspect=suspect, permit=permit or Permit())
+        return self._selector.select(t, attempt, avoid, suspect=suspect, permission=permission or RepairPermission())
 
     def saved_since(self, since_t: float, limit_s: float) -> CheckpointRef | None:
         """Return the newest whole checkpoint that was written since then (wall time), None where none is found in time."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.checkpoints.node_offer import NodeOffer
-    from supervisor.checkpoints.permit import Permit
+    from supervisor.checkpoints.repair_permission import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
 
     #: Gives a text to the all-gather of this number; returns the texts of all nodes, in their order.
@@ -87,10 +87,17 @@ class Offer:
 
 
 def agree(  # noqa: PLR0913  what is asked, of what, and by whom
-    action: SelectCheckpoint, node_offer: NodeOffer, all_gather: AllGather, permit: Permit, *, host: str, suspect: bool, t: float
+    action: SelectCheckpoint,
+    node_offer: NodeOffer,
+    all_gather: AllGather,
+    permission: RepairPermission,
+    *,
+    host: str,
+    suspect: bool,
+    t: float,
 ) -> CheckpointSelected:
     """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, where the attempt is over before they do."""
-    problem = node_offer.rescue(permit)
+    problem = node_offer.rescue(permission)
     states = _gathered(
         all_gather,
         1,

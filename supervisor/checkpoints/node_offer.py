@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from checkpointing.model import Candidate
     from checkpointing.select import Selection
-    from supervisor.checkpoints.permit import Permit
     from supervisor.checkpoints.recording import CheckpointRecorder
     from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.repair_permission import RepairPermission
     from supervisor.checkpoints.retention import Retention
     from supervisor.checkpoints.selection import CheckpointSelector
 
@@ -43,14 +43,14 @@ class NodeOffer:
         """Whether this node takes an older checkpoint where weights of the newest turned to NaN."""
         return self._selector.prefers_finite
 
-    def rescue(self, permit: Permit) -> tuple[str, str] | None:
+    def rescue(self, permission: RepairPermission) -> tuple[str, str] | None:
         """Read, and write to disk, what the dead ranks of this node left. Return what could not be read, and why."""
         records = self._records
         try:
             records.begin_run()
             _ = records.rejections  # a record that cannot be read is a problem of this node
             records.absorb()
-            self._selector.rescue(permit)
+            self._selector.rescue(permission)
             if records.discovery is not None:
                 records.discovery.stat_interrupted_saves()
         except (CheckpointingError, OSError) as error:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from checkpointing.model import Candidate
     from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.discovery import Discovery
-    from supervisor.checkpoints.permit import Permit
     from supervisor.checkpoints.records import CheckpointRecords
+    from supervisor.checkpoints.repair_permission import RepairPermission
 
 #: How many checkpoints are read, the newest first, to find a whole one beside a torn one.
 MOST_BESIDE: Final = 4
@@ -46,20 +46,20 @@ class CheckpointRepair:
         """Note that no rank is left: what is written from now on (wall time) is not this job's. Waits for no disk."""
         self._ranks_ended_ns = time.time_ns()
 
-    def repair(self, rejected: Sequence[str], attempt: int, permit: Permit) -> tuple[tuple[str, str], ...]:
+    def repair(self, rejected: Sequence[str], attempt: int, permission: RepairPermission) -> tuple[tuple[str, str], ...]:
         """Move torn checkpoints aside: the rejected ones, and those of which a save was cut off. Return each path and what was done."""
         self._discovery.stat_interrupted_saves()
         torn = (*rejected, *self._cut_candidates(), *self._unfinished_directories())
-        return tuple(row for path in torn for row in self._try(path, attempt, permit))
+        return tuple(row for path in torn for row in self._try(path, attempt, permission))
 
-    def _try(self, path: str, attempt: int, permit: Permit) -> Iterator[tuple[str, str]]:
+    def _try(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         """Do as `_repair`. A failure, such as a full disk, is reported and changes nothing in the choice of a checkpoint."""
         try:
-            yield from self._repair(path, attempt, permit)
+            yield from self._repair(path, attempt, permission)
         except OSError as error:
             yield path, f"it could not be moved aside: {error}"
 
-    def _repair(self, path: str, attempt: int, permit: Permit) -> Iterator[tuple[str, str]]:
+    def _repair(self, path: str, attempt: int, permission: RepairPermission) -> Iterator[tuple[str, str]]:
         """Move a torn checkpoint aside, where the rule of ownership holds; yield its path and what was done.
 
         If a link or a framework's pointer file leads to it, it stays, unless a copy takes its place at once.
@@ -78,7 +78,7 @@ class CheckpointRepair:
             if not ownership.why_not(found, seen, ranks_alive=self._records.several_nodes):
                 yield path, f"{found.reason}: left where it is, {stays}"
             return
-        with permit.held() as allowed:
+        with permission.held() as allowed:
             moved = records.moves.move(found, attempt, seen, ranks_alive=self._records.several_nodes) if allowed else None
             done = self._put_back(moved.to, attempt, found.reason, copy, leads) if moved is not None and moved.to else ""
         if done:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from checkpointing.model import Candidate
     from checkpointing.rejections import Rejections
     from checkpointing.select import Selection, Spare
-    from supervisor.checkpoints.permit import Permit
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.repair import CheckpointRepair
+    from supervisor.checkpoints.repair_permission import RepairPermission
     from supervisor.checkpoints.retention import Retention
     from supervisor.core.model import CheckpointRef
 
@@ -42,10 +42,10 @@ class CheckpointSelector:
         self._records, self._retention, self._repair = records, retention, repair
         self._job = records.job
 
-    def select(self, t: float, attempt: int, avoid: Collection[str], *, suspect: bool, permit: Permit) -> CheckpointSelected:
+    def select(self, t: float, attempt: int, avoid: Collection[str], *, suspect: bool, permission: RepairPermission) -> CheckpointSelected:
         """Return the newest whole checkpoint that is not among `avoid`. No rank is alive on this node.
 
-        Where the script resumes by itself, torn checkpoints that it would take are repaired, as far as `permit` allows it: an attempt may
+        If the script resumes by itself, the torn checkpoints that it would take are repaired while `permission` is valid: an attempt may
         begin before this ends.
         """
         records = self._records
@@ -54,14 +54,14 @@ class CheckpointSelector:
             records.begin_run()
             rejections = records.rejections
             records.absorb()
-            self.rescue(permit)
-            if permit.valid:
+            self.rescue(permission)
+            if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
             selection = self._newest(rejections, avoid, suspect=suspect)
-            if self._repair is not None and self._resumes_itself and permit.valid:
-                repaired = self._repair.repair([path for path, _ in selection.fenced], attempt, permit)
+            if self._repair is not None and self._resumes_itself and permission.is_valid:
+                repaired = self._repair.repair([path for path, _ in selection.fenced], attempt, permission)
                 selection = self._newest(rejections, avoid, suspect=suspect) if repaired else selection
-            if permit.valid:
+            if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
             notes = (*records.take_notes(), *selection.notes)
             unused = self._unused() if selection.chosen is None else ()
@@ -91,10 +91,10 @@ class CheckpointSelector:
             own=records.provenance.trusts,
         )
 
-    def rescue(self, permit: Permit) -> None:
+    def rescue(self, permission: RepairPermission) -> None:
         """Write to disk what dead ranks left in shared memory (checkpointing.Snapshotter) for the directories of checkpoints."""
         for directory in self._records.locations.directories():
-            with permit.held() as allowed:
+            with permission.held() as allowed:
                 if allowed:
                     snapshot_writer.rescue(directory)
 

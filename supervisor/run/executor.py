@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints import node_agreement
-from supervisor.checkpoints.permit import Permit
+from supervisor.checkpoints.repair_permission import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import (
     AttemptEnded,
@@ -96,7 +96,7 @@ class Executor:
         # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
         self._given: act.BeginAttempt | act.GatherNodes | None = None
         self._command: AttemptCommand | None = None
-        self._permit = Permit()  # of the newest selection
+        self._permission = RepairPermission()  # of the newest selection
         self._preparing = False
         self._began_ns = 0
         self._gone = threading.Event()
@@ -171,15 +171,15 @@ class Executor:
             return
         self._preparing = True
         self._loop.call_later(PREPARED_S, lambda: self._not_prepared(action.attempt))
-        permit = self._permit
-        self.threads.start("prepare", lambda: self._prepare(action, permit))
+        permission = self._permission
+        self.threads.start("prepare", lambda: self._prepare(action, permission))
 
-    def _prepare(self, action: act.BeginAttempt | act.GatherNodes, permit: Permit) -> None:
+    def _prepare(self, action: act.BeginAttempt | act.GatherNodes, permission: RepairPermission) -> None:
         """Do what touches the user's disk, in a worker thread: a directory that hangs there must not make the loop deaf to signals.
 
         A selection that nobody waits for any more changes no file from here on: ranks come next.
         """
-        permit.withdraw()
+        permission.revoke()
         directory = self._job.attempt_dir(action.attempt)
         unmade, refused, applied = "", None, None
         try:
@@ -415,17 +415,19 @@ class Executor:
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         if action.nodes:
-            together = self._permit = Permit()
+            together = self._permission = RepairPermission()
             self.threads.start("agree", lambda: self._agree(action, together, suspect=suspect))
             return
 
-        permit = self._permit = Permit()
+        permission = self._permission = RepairPermission()
 
         def say(text: str) -> None:
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
 
         def work() -> None:
-            self._loop.post(checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permit=permit))
+            self._loop.post(
+                checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permission=permission)
+            )
             for problem in checkpoints.problems:
                 if problem not in self._told_problems:
                     self._told_problems.add(problem)
@@ -443,7 +445,7 @@ class Executor:
         if self._session is not None:
             self._session.broadcast(action.attempt, json.dumps(row))
 
-    def _agree(self, action: act.SelectCheckpoint, permit: Permit, *, suspect: bool) -> None:
+    def _agree(self, action: act.SelectCheckpoint, permission: RepairPermission, *, suspect: bool) -> None:
         """Agree with the other nodes on what to resume from. In a thread."""
 
         def all_gather(number: int, text: str) -> list[str]:
@@ -460,7 +462,9 @@ class Executor:
         if action.mixed_from_t is not None:
             action = replace(action, mixed_from_t=wall_t(self._loop.clock, action.mixed_from_t))
         try:
-            event = node_agreement.agree(action, self._workshop.checkpoints.node_offer, all_gather, permit, host=host, suspect=suspect, t=t)
+            event = node_agreement.agree(
+                action, self._workshop.checkpoints.node_offer, all_gather, permission, host=host, suspect=suspect, t=t
+            )
         except node_agreement.AgreementCancelled:
             return
         self._loop.post(replace(event, t=self._loop.clock.now()))

@@ -12,7 +12,7 @@ import torch
 
 from supervisor.checkpoints import node_agreement
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.permit import Permit
+from supervisor.checkpoints.repair_permission import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
 from supervisor.job.job import Job
@@ -69,7 +69,9 @@ class Nodes:
                 return said[number]
 
             action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
-            found[node] = node_agreement.agree(action, self.nodes[node].node_offer, say, Permit(), host=f"n{node}", suspect=False, t=5.0)
+            found[node] = node_agreement.agree(
+                action, self.nodes[node].node_offer, say, RepairPermission(), host=f"n{node}", suspect=False, t=5.0
+            )
 
         threads = [threading.Thread(target=run, args=(node,)) for node in range(count)]
         for thread in threads:

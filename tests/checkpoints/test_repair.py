@@ -22,7 +22,7 @@ from checkpointing.model import Verdict
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.permit import Permit
+from supervisor.checkpoints.repair_permission import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
 from tests.e2e.untouched import listing, renamed
@@ -181,10 +181,10 @@ def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(ground: 
     hf(ground, 10)
     hf(ground, 20, cut=True)
     before = listing(ground.here)
-    permit = Permit()
-    permit.withdraw()  # the core gave it up and begins an attempt, whose ranks write here
+    permission = RepairPermission()
+    permission.revoke()  # the core gave it up and begins an attempt, whose ranks write here
     ground.checkpoints.ended()
-    assert ground.checkpoints.select(1.0, 2, permit=permit).repaired == ()
+    assert ground.checkpoints.select(1.0, 2, permission=permission).repaired == ()
     assert listing(ground.here) == before
 
 

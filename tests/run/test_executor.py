@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from supervisor.checkpoints.permit import Permit
+from supervisor.checkpoints.repair_permission import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import LauncherFellBack
 from supervisor.core.model import Launcher
@@ -28,7 +28,7 @@ def test_the_world_size_reaches_what_is_written_into_files(tmp_path: Path) -> No
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=2))
     loop.call_soon = lambda _call: None
     job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
-    executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3), Permit())  # noqa: SLF001  in its worker thread
+    executor._prepare(act.BeginAttempt(2, "failure", None, (("batch_size", "2"),), nproc=3), RepairPermission())  # noqa: SLF001  in its worker thread
     assert job.knobs.apply.call_args.args[3] == 3
 
 
@@ -52,13 +52,13 @@ def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> Non
 
 def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows_it(tmp_path: Path) -> None:
     """A selection that was given up comes back from a disk that hung, just when the next attempt begins."""
-    loop, workshop, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[Permit]()
+    loop, workshop, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[RepairPermission]()
     job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
     moves, moved = threading.Event(), threading.Event()
 
-    def select(*_: object, permit: Permit, **__: object) -> None:
-        asked.put(permit)
-        with permit.held() as allowed:
+    def select(*_: object, permission: RepairPermission, **__: object) -> None:
+        asked.put(permission)
+        with permission.held() as allowed:
             assert allowed
             moves.set()
             moved.wait(10)

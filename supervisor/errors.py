@@ -1,4 +1,4 @@
-"""The one exception of ours: trouble of the supervisor's own, told so that a person can act on it.
+"""Our one exception, for trouble of the supervisor's own, and our exit codes.
 
 A job's failure is never an exception; it is data (core/model.py).
 """
@@ -7,23 +7,71 @@ from __future__ import annotations
 
 import difflib
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class ExitCode(IntEnum):
-    """The exit codes that mean something (docs/exit-codes.md). 1-63 are the first failed rank's own; 128+n is a signal."""
+    """Our exit codes, and in Markdown what docs/exit-codes.md says of each. No release changes the meaning of one.
 
-    DONE = 0
-    USAGE = 64
-    DETERMINISTIC = 65
-    BAD_NODE = 69
-    BUG = 70
-    REQUEUE = 75
-    CONFIG = 78
-    HANG = 124
+    1 to 63 are the first failed rank's own; 128+n is a signal.
+    """
+
+    meaning: str
+    remedy: str
+
+    def __new__(cls, code: int, meaning: str, remedy: str) -> Self:
+        """Keep the columns of the row beside the code."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning, member.remedy = meaning, remedy
+        return member
+
+    DONE = 0, "the command ended with 0, even if one of our side services failed", "nothing"
+    USAGE = (
+        64,
+        "the command line is wrong (a flag's value counts), or there is no such job, or nothing to read. Nothing was started",
+        "correct it",
+    )
+    DETERMINISTIC = (
+        65,
+        (
+            "the job fails the same way each time, and was given up with the reason; or the nodes have no checkpoint in common; "
+            "or the script does not take the checkpoint that it is given"
+        ),
+        "correct the job, do not retry",
+    )
+    BAD_NODE = (
+        69,
+        (
+            "this node is not fit for the job: a GPU failed and nothing may replace it, other processes hold its memory, its driver does "
+            "not fit, or no room is left for a checkpoint at the first start of a run (later a start waits for room). "
+            "`supervise doctor`: something must be repaired first"
+        ),
+        "run it elsewhere, or do what the card says",
+    )
+    BUG = 70, "a bug of ours; one line names the file with the traceback", "report it; a retry may help"
+    REQUEUE = (
+        75,
+        (
+            "stopped from outside, or to go on later: after a notice (USR1, USR2); after TERM or HUP if the ranks saved on request; if the "
+            "infrastructure failed or a disk stayed full; if the nodes did not agree on a checkpoint in time; if no checkpoint is here and "
+            "the mirror did not answer, or the restore failed. `supervise doctor --nodes`: there was no report"
+        ),
+        "start it again: the run continues",
+    )
+    CONFIG = (
+        78,
+        (
+            "configuration: a setting, a file that is not trusted, no state directory, no working directory, a journal of a newer version, "
+            "another supervisor that holds the job, a mirror with only other jobs' checkpoints, or a file where one is to be restored. "
+            "`supervise checkpoints`: a mirror that cannot be reached"
+        ),
+        "correct what the message names",
+    )
+    HANG = 124, "the job hung at the same place again, and was given up", "see `supervise why`"
 
 
 class SuperviseError(Exception):
@@ -44,6 +92,6 @@ class SuperviseError(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known name that `word` was probably meant to be, "" where none is like it: a wrong suggestion is worse than none."""
+    """Return the known name that is nearest to `word`, "" if none is near: a wrong suggestion is worse than none."""
     found = difflib.get_close_matches(word, list(known), n=1)
     return found[0] if found else ""

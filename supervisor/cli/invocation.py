@@ -19,7 +19,7 @@ from supervisor.errors import ExitCode, SuperviseError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from supervisor.config.settings import Row
+    from supervisor.config.setting_rows import SettingRow
 
 #: The settings that say which job is meant.
 JOB = ("job.name", "job.state_dir")
@@ -135,16 +135,15 @@ def _options(keys: tuple[str, ...]) -> Iterator[Callable[[Callable[..., Any]], C
             yield from _options_of(row)
 
 
-def _options_of(row: Row) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+def _options_of(row: SettingRow) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
     name = row.key.replace(".", "__")
-    text = row.help[0].upper() + row.help[1:] + "."
     if row.key == "terminal.verbosity":
         for value, flags, meaning in _VERBOSITY:
             yield click.option(name, *flags, flag_value=value, type=str, default=None, help=meaning)
     elif row.kind is bool:
-        yield click.option(name, row.flag, is_flag=True, default=None, help=text)
+        yield click.option(name, row.flag, is_flag=True, default=None, help=row.help)
     elif row.kind is tuple:
-        yield click.option(name, row.flag, multiple=True, metavar=_ITEMS.get(row.key, "TEXT"), help=f"{text} May be repeated.")
+        yield click.option(name, row.flag, multiple=True, metavar=_ITEMS.get(row.key, "TEXT"), help=f"{row.help} May be repeated.")
     else:
         metavar = "|".join(row.choices) or {str: "TEXT", int: "N", float: "SECONDS"}[row.kind]
-        yield click.option(name, row.flag, metavar=metavar, help=text)
+        yield click.option(name, row.flag, metavar=metavar, help=row.help)

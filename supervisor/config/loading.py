@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from supervisor.config.settings import Row, Value
+    from supervisor.config.setting_rows import SettingRow, Value
 
 SYSTEM_FILE = Path("/etc/supervise/config.toml")
 LOCAL_NAME = "supervise.toml"
@@ -120,7 +120,7 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who hears of what is wr
                 raise
             warn(error)
 
-    def take(row: Row, value: Value, origin: Origin) -> None:
+    def take(row: SettingRow, value: Value, origin: Origin) -> None:
         values[row.key], origins[row.key] = value, origin
 
     _from_systemd(environ, take)
@@ -261,7 +261,7 @@ def _unknown_variable(name: str) -> SuperviseError:
     )
 
 
-def _known(key: str, where: str) -> Row:
+def _known(key: str, where: str) -> SettingRow:
     row = _BY_KEY.get(key)
     if row is not None:
         return row
@@ -279,7 +279,7 @@ def _known(key: str, where: str) -> Row:
     )
 
 
-def _refuse_secret(row: Row, source: _Source, where: str) -> None:
+def _refuse_secret(row: SettingRow, source: _Source, where: str) -> None:
     if row.key in _NEVER_FROM_FILE:
         raise SuperviseError(
             f"secret in a file: {row.key} in {where}: keys are not read from configuration files",
@@ -293,7 +293,7 @@ def _refuse_secret(row: Row, source: _Source, where: str) -> None:
         )
 
 
-def _parsed(row: Row, text: str, origin: Origin) -> Value:
+def _parsed(row: SettingRow, text: str, origin: Origin) -> Value:
     """Return the value that `text` (a variable or a flag) means."""
     value: object = text
     try:
@@ -308,7 +308,7 @@ def _parsed(row: Row, text: str, origin: Origin) -> Value:
     return _checked(row, value, origin)
 
 
-def _checked(row: Row, value: object, origin: Origin) -> Value:
+def _checked(row: SettingRow, value: object, origin: Origin) -> Value:
     """Return `value` if the row allows it (an integer is a number). Raises SuperviseError naming all three."""
     given = value
     if row.kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -340,7 +340,7 @@ def _checked(row: Row, value: object, origin: Origin) -> Value:
     )
 
 
-def _is_empty(row: Row, value: object, origin: Origin) -> bool:
+def _is_empty(row: SettingRow, value: object, origin: Origin) -> bool:
     """Tell whether nothing was said where something must be: `--job "$UNSET"`, or a place for files that is no place."""
     if row.key == "checkpoints.paths":
         return "" in cast("tuple[str, ...]", value)

@@ -1,12 +1,7 @@
-"""Every setting there is: the typed tree, and the table that is read off it.
+"""Every setting: the typed tree with the defaults, and ROWS, the table that is read off it.
 
-In: nothing. Out: `Settings`, a frozen tree of sections whose field values are the defaults, and `ROWS`, one row for each leaf with its
-dotted key, type, environment variable, command-line flag and one sentence of help. The command line, the environment, the configuration
-files, `supervise config show` and the test of docs/settings.md all go by ROWS: a field added here is a setting everywhere.
-Nothing can fail. Nobody owns state: all values are frozen.
-
-Units are in the names: `_s` seconds, `_mib` MiB. A tuple of strings is a list in a file, shell-like words in the environment, and a
-repeatable flag on the command line.
+The command line, the environment, the files, `supervise config show` and docs/settings.md go by ROWS: a field that is added here is a
+setting everywhere. A tuple of strings is a list in a file, shell words in the environment, and a repeatable flag.
 """
 
 from __future__ import annotations
@@ -15,20 +10,21 @@ import dataclasses
 import os
 import re
 import shlex
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+from supervisor.config.setting_rows import SettingRow, rows_of, setting
 from supervisor.errors import ExitCode
 
-#: What a value may come from, from weakest to strongest.
-OriginKind = Literal["default", "file", "environment", "command line"]
-Value = str | int | float | bool | tuple[str, ...]
+if TYPE_CHECKING:
+    from supervisor.config.setting_rows import Value
 
-#: The greatest values, where a row names no other: beyond any use, and short of what the system's timers take.
-MOST_SECONDS = 1e8
-#: Of what is waited for with poll(2), which counts milliseconds in 31 bits.
+#: Where a value may come from, from weakest to strongest.
+OriginKind = Literal["default", "file", "environment", "command line"]
+
+
+#: For a wait with poll(2), which counts milliseconds in 31 bits.
 _MOST_POLLED_S = 1e6
-MOST = 10**9
 JOB_NAME_FORM = "a name of up to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit"
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -39,24 +35,8 @@ def is_job_name(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One setting. `env` and `flag` are empty where there is none; the bounds are those of numbers, `choices` those of words."""
-
-    key: str
-    kind: type
-    default: Value
-    help: str
-    env: str
-    flag: str
-    choices: tuple[str, ...]
-    minimum: float | None
-    maximum: float | None
-    secret: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from: `where` is FILE:LINE, a variable's name or a flag."""
+    """Where a value came from. where: FILE:LINE, a variable's name or a flag."""
 
     kind: OriginKind
     where: str = ""
@@ -71,40 +51,41 @@ class Origin:
         return ExitCode.USAGE if self.kind == "command line" else ExitCode.CONFIG
 
 
-def _row(  # noqa: PLR0913  one keyword for each column of the table
-    default: Any,  # noqa: ANN401  the field's own annotation says the type
-    text: str,
-    *,
-    flag: str = "",
-    env: str | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    secret: bool = False,
-) -> Any:  # noqa: ANN401  dataclasses.field is typed so
-    columns = {"help": text, "flag": flag, "env": env, "bounds": (minimum, maximum), "secret": secret}
-    return field(default=default, repr=not secret, metadata=columns)
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
-    """[job]: what is supervised, and where its files are. No variable is named SUPERVISE_JOB_*: those are handed to the ranks."""
+    """[job]: what is supervised, and where its files are. No variable is named SUPERVISE_JOB_*: those are for the ranks."""
 
-    name: str = _row(
-        "", "name of the job; without it the Slurm job id, else working directory and command", flag="--job", env="SUPERVISE_JOB"
+    name: str = setting(
+        "",
+        "Name of the job (default: the Slurm job id, else a name made of the working directory and the command).",
+        "Up to 64 letters, digits, `.`, `_`, `-`. The Slurm name is `slurm-` and the job id. In a systemd unit write `--job %i`.",
+        flag="--job",
+        env="SUPERVISE_JOB",
     )
-    command: tuple[str, ...] = _row((), "the command, where none stands behind `--`", env="SUPERVISE_COMMAND")
-    state_dir: str = _row(
+    command: tuple[str, ...] = setting(
+        (),
+        "The job's command, if nothing stands behind `--`.",
+        "A list of words, for a unit that is started by name.",
+        env="SUPERVISE_COMMAND",
+    )
+    state_dir: str = setting(
         ".supervise",
-        "directory for journal, logs and incidents; $STATE_DIRECTORY (systemd) comes before the default",
+        "Directory for journal, logs and incidents; $STATE_DIRECTORY (systemd) comes before the default.",
+        "The files are in `<state_dir>/<job>/nodes/<host>/`, mode 0700.",
         flag="--state-dir",
         env="SUPERVISE_STATE_DIR",
     )
-    takeover: bool = _row(
-        default=False, text="take the job's lock from a holder on another host", flag="--takeover", env="SUPERVISE_TAKEOVER"
-    )
-    resumes_itself: bool = _row(
+    takeover: bool = setting(
         default=False,
-        text="the script finds its own checkpoint; restarting it without one handed over is no restart from scratch",
+        text="Take the job's lock from a holder on another host.",
+        more="Or in another pid namespace. Without it, such a lock is taken only after its lease stood still for 60 s. "
+        "A holder that can be seen alive keeps its lock.",
+        flag="--takeover",
+        env="SUPERVISE_TAKEOVER",
+    )
+    resumes_itself: bool = setting(
+        default=False,
+        text="The script finds its own checkpoint: a restart that hands none over is no restart from scratch.",
         flag="--resumes-itself",
         env="SUPERVISE_RESUMES_ITSELF",
     )
@@ -112,57 +93,90 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class S3:
-    """[checkpoints.s3]: how a mirror on S3 is reached. Empty: what the environment and the usual configuration files say."""
+    """[checkpoints.s3]: how a mirror on S3 is reached. If empty, the environment and the usual configuration files count."""
 
-    endpoint: str = _row("", "address of the S3 endpoint, where it is not Amazon's")
-    region: str = _row("", "region of the bucket")
-    path_style: Literal["auto", "always", "never"] = _row("auto", "whether the bucket stands in the path rather than in the host name")
-    ca_bundle: str = _row("", "file of certificates that the endpoint is checked against")
-    sse: str = _row("", "encryption that the server is asked for: AES256, aws:kms or aws:kms:KEY")
+    endpoint: str = setting("", "Address of the S3 endpoint, if it is not Amazon's.")
+    region: str = setting("", "Region of the bucket.")
+    path_style: Literal["auto", "always", "never"] = setting("auto", "Put the bucket into the path instead of the host name.")
+    ca_bundle: str = setting("", "File of certificates to check the endpoint against.")
+    sse: str = setting("", "Encryption on the server: `AES256`, `aws:kms` or `aws:kms:KEY`.")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
     """[checkpoints]: which files are this job's checkpoints, and what is done for them."""
 
-    paths: tuple[str, ...] = _row((), "glob of checkpoint files, such as 'ckpt/*.pt'", flag="--checkpoints", env="SUPERVISE_CHECKPOINTS")
-    scan_interval_s: float = _row(5.0, "how often new checkpoints are looked for while the job runs", minimum=0.1)
-    learn: bool = _row(default=True, text="learn where checkpoints are from what the ranks save and load")
-    trusted: bool = _row(
-        default=False, text="the files at --checkpoints are yours: calls that are not on the list are a note", flag="--trust-checkpoints"
+    paths: tuple[str, ...] = setting(
+        (), "Glob of the job's checkpoint files, such as 'ckpt/*.pt'.", flag="--checkpoints", env="SUPERVISE_CHECKPOINTS"
     )
-    verify_budget_s: float = _row(20.0, "how long known checkpoints are read again before a resume", minimum=0)
-    copies_gib: float = _row(50.0, "space for copies of checkpoints that the script overwrites or may tear; 0: none are kept", minimum=0)
-    keep: int = _row(0, "remove this job's own older checkpoints but so many of the newest; 0: none is removed", flag="--keep", minimum=0)
-    keep_every: int = _row(0, "of each so many steps the first stays, too; 0: none for that", flag="--keep-every", minimum=0)
-    mirror_keep: int = _row(0, "so many of the newest stay at a mirror, older ones are removed there; 0: all stay", minimum=0)
-    mirror: tuple[str, ...] = _row((), "where verified checkpoints are copied to: s3://bucket/prefix or a directory", flag="--mirror")
-    restore_from: str = _row(
-        "", "another job, whose checkpoint in the mirror is taken where this one has none; none: begin anew", flag="--restore-from"
+    scan_interval_s: float = setting(5.0, "How often to look for new checkpoints while the job runs.", minimum=0.1)
+    learn: bool = setting(
+        default=True,
+        text="Learn where checkpoints are from what the ranks save and load.",
+        more="[How](checkpoints.md#found-without-configuration). Without the instrumentation nothing is learned.",
     )
-    bandwidth_mib_s: float = _row(0.0, "most that the mirror sends, MiB per second; 0: no limit", minimum=0)
-    part_mib: int = _row(32, "size of a part of an upload", minimum=5, maximum=4096)
-    concurrency: int = _row(4, "parts that are sent or fetched at a time", minimum=1, maximum=64)
-    finish_s: float = _row(60.0, "how long the mirror gets at the end of a run", minimum=0)
+    trusted: bool = setting(
+        default=False,
+        text="The files at --checkpoints are yours: a pickle call that is not on the list is a note.",
+        more="It does not matter who was seen to write them ([the list](checkpoints.md#what-a-pickle-may-call)). "
+        "A call that is known to run code is refused all the same.",
+        flag="--trust-checkpoints",
+    )
+    verify_budget_s: float = setting(20.0, "How long to read checkpoints again before a resume if they were verified before.", minimum=0)
+    copies_gib: float = setting(
+        50.0,
+        "Space in the state directory for copies of checkpoints that the script overwrites or may leave torn; 0: no copies.",
+        minimum=0,
+    )
+    keep: int = setting(
+        0,
+        "Keep this many of the job's newest checkpoints and remove the older ones; 0: remove none.",
+        "It counts what this job wrote ([retention](checkpoints.md#what-is-removed)). Of our copies as many stay (0: 2).",
+        flag="--keep",
+        minimum=0,
+    )
+    keep_every: int = setting(
+        0, "Besides --keep, keep the first checkpoint of each N steps for ever; 0: none.", flag="--keep-every", minimum=0
+    )
+    mirror_keep: int = setting(
+        0, "Keep this many of the job's newest checkpoints in a mirror and remove the older ones; 0: keep all.", minimum=0
+    )
+    mirror: tuple[str, ...] = setting(
+        (), "Copy verified checkpoints to s3://BUCKET/PREFIX or to a directory such as /nfs/mirror.", flag="--mirror"
+    )
+    restore_from: str = setting(
+        "",
+        "Another job: resume from its newest checkpoint in the mirror if this job has none; `none`: begin anew.",
+        "This job has none if there is none on the disk and none in the mirror.",
+        flag="--restore-from",
+    )
+    bandwidth_mib_s: float = setting(0.0, "Most that the mirror sends, in MiB per second; 0: no limit.", minimum=0)
+    part_mib: int = setting(32, "Size of one part of an upload, in MiB.", minimum=5, maximum=4096)
+    concurrency: int = setting(4, "Parts that are sent or fetched at a time.", minimum=1, maximum=64)
+    finish_s: float = setting(
+        60.0, "How long the mirror may send at the end of a run.", "The rest stays spooled for the next start.", minimum=0
+    )
     s3: S3 = S3()
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeKnob:
-    """[knobs.resume]: how a command is told what to resume from. Used only when there is something to resume."""
+    """[knobs.resume]: how a command learns what to resume from. Used only if there is something to resume."""
 
-    args: str = _row(
+    args: str = setting(
         "",
-        "arguments appended to the command when there is a checkpoint; may hold {resume} and {step}",
+        "Append these arguments to the command if there is a checkpoint; {resume} is its path, {step} its step.",
+        "They are split as a shell would split them. Any other `{name}` is an error. So is neither of the two, "
+        "unless `flag` or `env` hands the checkpoint over or the script resumes itself.",
         flag="--resume-args",
         env="SUPERVISE_RESUME_ARGS",
     )
-    flag: str = _row("", "flag appended with the checkpoint's path as its value, such as --resume")
-    env: str = _row("", "environment variable that is set to the checkpoint's path")
+    flag: str = setting("", "Append this flag, such as --resume, with the checkpoint's path as its value.")
+    env: str = setting("", "Set this environment variable to the checkpoint's path.")
 
     @property
     def hands_over(self) -> str:
-        """What the script is given: "path", "switch" (arguments in which no checkpoint stands), or nothing."""
+        """What the script gets: "path", "switch" (arguments in which no checkpoint stands), or nothing."""
         if self.flag or self.env or "{resume}" in self.args or "{step}" in self.args:
             return "path"
         return "switch" if self.args else ""
@@ -173,17 +187,22 @@ class Knobs:
     """[knobs]: how a command that we did not write is changed. docs/knobs.md has the names, the forms and the programs known."""
 
     resume: ResumeKnob = ResumeKnob()
-    declared: tuple[str, ...] = _row(
-        (), "NAME=WHERE: what a recovery may set, and where, such as batch_size=--batch-size", flag="--knob", env="SUPERVISE_KNOBS"
+    declared: tuple[str, ...] = setting(
+        (),
+        "What a recovery may set in the command, and where, such as batch_size=--batch-size.",
+        "Each item is `NAME=WHERE`.",
+        flag="--knob",
+        env="SUPERVISE_KNOBS",
     )
-    program: Literal["auto", "none", "hf_trainer", "lightning", "torchtitan", "megatron", "nanogpt", "deepspeed", "accelerate"] = _row(
+    program: Literal["auto", "none", "hf_trainer", "lightning", "torchtitan", "megatron", "nanogpt", "deepspeed", "accelerate"] = setting(
         "auto",
-        "which well-known program the command runs, docs/programs.md; auto: by the script's text, once a rank was seen to train with it",
+        "The well-known program that the command runs; auto: the one that the script's text names, once a rank was seen to train with it.",
+        "[The programs](programs.md).",
         flag="--program",
     )
-    batch_change: bool = _row(
+    batch_change: bool = setting(
         default=True,
-        text="let a known or declared micro-batch be halved on out of memory, the global batch kept",
+        text="On out of memory, halve a known or declared micro-batch and keep the global batch.",
         flag="--batch-change/--no-batch-change",
     )
 
@@ -192,132 +211,204 @@ class Knobs:
 class Restart:
     """[restart]: when another attempt is worth it."""
 
-    max_attempts: int = _row(50, "attempts in one run, whatever their causes", flag="--max-attempts", minimum=1)
-    intensity: int = _row(3, "failures of one cause family within period_s, without progress, that are still restarted", minimum=0)
-    period_s: float = _row(3600.0, "the period that intensity counts in", minimum=1)
-    same_place_steps: int = _row(10, "two failures within so many steps of each other are at the same place", minimum=0)
-    backoff_base_s: float = _row(1.0, "longest wait before the second restart, the first being immediate; doubles each time", minimum=0)
-    backoff_cap_s: float = _row(60.0, "longest wait before any restart", minimum=0)
-    scratch_limit_s: float = _row(
+    max_attempts: int = setting(
+        50,
+        "Most attempts in one run, whatever their causes.",
+        "A `--max-restarts` given to torchrun is a limit too.",
+        flag="--max-attempts",
+        minimum=1,
+    )
+    intensity: int = setting(3, "Most restarts for failures of one cause family within period_s without progress.", minimum=0)
+    period_s: float = setting(3600.0, "The period in which intensity counts.", minimum=1)
+    same_place_steps: int = setting(10, "Two failures at most this many steps apart are at the same place.", minimum=0)
+    backoff_base_s: float = setting(
+        1.0, "Longest wait before the second restart; it doubles with each one. The first restart is immediate.", minimum=0
+    )
+    backoff_cap_s: float = setting(60.0, "Longest wait before any restart.", minimum=0)
+    scratch_limit_s: float = setting(
         900.0,
-        "an attempt that ran longer is not restarted from scratch without evidence that it resumes",
+        "An attempt that ran longer restarts from scratch only if something shows that the script resumes.",
+        "The same holds for an attempt that trained longer and did not take the checkpoint that it got.",
         flag="--scratch-limit-s",
         minimum=0,
     )
-    evidence_deadline_s: float = _row(3.0, "how long evidence of a failure is collected", minimum=0.1)
-    steps_back: int = _row(2, "how often in one run an older checkpoint than the newest verified one may be taken", minimum=0)
-    keep_going: bool = _row(default=False, text="do not stop at the tenth equal failure of a run", flag="--keep-going/--no-keep-going")
-    batch_drift: bool = _row(
+    evidence_deadline_s: float = setting(3.0, "How long to collect evidence of a failure.", minimum=0.1)
+    steps_back: int = setting(2, "How often one run may resume from an older checkpoint than the newest verified one.", minimum=0)
+    keep_going: bool = setting(default=False, text="Do not stop at the tenth equal failure of a run.", flag="--keep-going/--no-keep-going")
+    batch_drift: bool = setting(
         default=False,
-        text="take a smaller or the nearest global batch where the same one cannot be had",
+        text="Allow a smaller or the nearest global batch where the same one is impossible.",
+        more="The nearest with fewer GPUs; half of it where a GPU's memory does not suffice and only `batch_size` is declared.",
         flag="--allow-batch-drift/--no-batch-drift",
     )
-    ladders: tuple[str, ...] = _row((), "CAUSE=STRATEGY,STRATEGY,...: a ladder of your own in place of ours (docs/recovery.md)")
-    plugins: tuple[str, ...] = _row((), "strategies of installed packages that may be named in a ladder, as the packages name them")
+    ladders: tuple[str, ...] = setting(
+        (),
+        "CAUSE=STRATEGY,STRATEGY,...: your own ladder for a cause.",
+        "It replaces ours ([recovery](recovery.md)). An unknown cause or strategy is an error.",
+    )
+    plugins: tuple[str, ...] = setting(
+        (),
+        "Strategies of installed packages that a ladder may name.",
+        "They are entry points of the group `supervise.strategies`; nothing else is imported. "
+        "Refused in a file that was found in the working directory.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """[gpus]: what is done without one of them."""
+    """[gpus]: whether a job runs with fewer GPUs, and how long a faulty one stays out of use."""
 
-    minimum: int = _row(0, "go on with this many GPUs on a node at least; 0: never with fewer", flag="--min-gpus", minimum=0)
-    quarantine_days: float = _row(7.0, "how long a GPU stays out of use after a fault of its own", minimum=0, maximum=3650)
+    minimum: int = setting(0, "Go on with at least this many GPUs on a node; 0: never with fewer.", flag="--min-gpus", minimum=0)
+    quarantine_days: float = setting(
+        7.0,
+        "Days that a GPU stays out of use after a fault of its own.",
+        "[GPUs out of use](commands.md#gpus-out-of-use).",
+        minimum=0,
+        maximum=3650,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """[health]: what is known of this node, and what it may decide."""
+    """[health]: how this node is examined, and what a finding may decide."""
 
-    enabled: bool = _row(
+    enabled: bool = setting(
         default=True,
-        text="look at this node before each attempt, and at its GPUs while the job runs and when it fails",
+        text="Examine this node before each attempt, and its GPUs while the job runs and when it fails.",
+        more="Without an NVIDIA GPU only the room for declared checkpoints is examined.",
         flag="--health/--no-health",
     )
-    sample_s: float = _row(30.0, "how often the GPUs are looked at while the job runs; 0: never", minimum=0)
-    evict_on: tuple[str, ...] = _row(
+    sample_s: float = setting(30.0, "How often to examine the GPUs while the job runs; 0: never.", minimum=0)
+    evict_on: tuple[str, ...] = setting(
         (),
-        "a check whose finding ends a healthy attempt at once, such as gpu_ecc; without it health waits for the next restart",
+        "A finding of this check ends a healthy attempt at once, such as gpu_ecc; without it health waits for the next restart.",
+        "[The checks](health.md#checks).",
         flag="--evict-on",
         env="SUPERVISE_EVICT_ON",
     )
-    thresholds: tuple[str, ...] = _row((), "thresholds of checks in place of ours, NAME=NUMBER, such as disk_used_share=0.8")
-    plugins: tuple[str, ...] = _row((), "checks and probes of packages that are used too: names of their entry points")
+    thresholds: tuple[str, ...] = setting(
+        (),
+        "Your own thresholds of checks, NAME=NUMBER, such as disk_used_share=0.8.",
+        "The names are those of `health/thresholds.py`.",
+    )
+    plugins: tuple[str, ...] = setting(
+        (),
+        "Checks and probes of packages to use too, by the names of their entry points.",
+        "[How](health.md#how-it-looks). Nothing else is imported. Refused in a file that was found in the working directory.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """[stop]: how long processes get to end by themselves."""
 
-    grace_s: float = _row(5.0, "from TERM to KILL for the peers of a dead rank", flag="--grace-s", minimum=0, maximum=_MOST_POLLED_S)
-    deadline_s: float = _row(
-        30.0, "from the first INT or TERM that asks us to stop to KILL", flag="--stop-deadline-s", minimum=0, maximum=_MOST_POLLED_S
+    grace_s: float = setting(
+        5.0, "Seconds from TERM to KILL for the peers of a dead rank.", flag="--grace-s", minimum=0, maximum=_MOST_POLLED_S
     )
-    left_s: float = _row(
-        0.0, "what the environment leaves from its TERM or HUP to its KILL, where we cannot see it ourselves; 0: unknown", minimum=0
+    deadline_s: float = setting(
+        30.0,
+        "Seconds from the first INT or TERM that asks us to stop to KILL.",
+        "A second signal shortens it, a third ends it.",
+        flag="--stop-deadline-s",
+        minimum=0,
+        maximum=_MOST_POLLED_S,
     )
-    notice_s: float = _row(
-        0.0, "what is left from a notice (USR1, USR2) to the KILL, where it is not Slurm that tells; 0: unknown", minimum=0
+    left_s: float = setting(
+        0.0, "Seconds from the environment's TERM or HUP to its KILL, where we cannot see them ourselves; 0: unknown.", minimum=0
     )
-    orphan_grace_s: float = _row(2.0, "what ranks get to save when the supervisor itself was killed", minimum=0, maximum=2)
+    notice_s: float = setting(0.0, "Seconds from a notice (USR1, USR2) to the KILL, where Slurm does not say; 0: unknown.", minimum=0)
+    orphan_grace_s: float = setting(
+        2.0,
+        "Seconds to save for the ranks of a supervisor that was killed.",
+        "Ranks that cannot save on request do not get them.",
+        minimum=0,
+        maximum=2,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """[instrument]: what rides inside the ranks."""
+    """[instrument]: our part inside the ranks."""
 
-    enabled: bool = _row(
+    enabled: bool = setting(
         default=True,
-        text="watch step and phase from inside the ranks (--no-instrument: leave them alone)",
+        text="Watch step and phase from inside the ranks.",
+        more="Off: progress is unknown, and only exits and output show what failed.",
         flag="--instrument/--no-instrument",
     )
-    start_ceiling_s: float = _row(600.0, "a rank that was not heard from by then is called uninstrumented", minimum=1)
+    start_ceiling_s: float = setting(
+        600.0, "A rank with no heartbeat by then is reported once as uninstrumented.", "It is never called hung.", minimum=1
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Logs:
     """[logs]: the files that keep each rank's output."""
 
-    mib: int = _row(64, "size at which such a file is rotated; five are kept for each rank's stream within an attempt", minimum=1)
+    mib: int = setting(
+        64,
+        "Size in MiB at which the log of a rank's output is rotated; five of each are kept within an attempt.",
+        "If a rank has two (`.out` and `.err`), each is rotated at half of it.",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Classify:
-    """[classify]: how a failure's cause is told."""
+    """[classify]: how a failure's cause is found."""
 
-    signatures: tuple[str, ...] = _row((), "files of your own signatures (TOML); a row with the id of one of ours takes its place")
+    signatures: tuple[str, ...] = setting(
+        (),
+        "TOML files of your own signatures; a row with the id of one of ours replaces it.",
+        "[The format](classification.md). A row that cannot be used is named on stderr and left out; the others hold. "
+        "A file that does not exist, or that others may write, is refused (78).",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """[terminal]: our own words on stderr."""
+    """[terminal]: our own lines on stderr."""
 
-    verbosity: Literal["quiet", "normal", "verbose"] = _row(
-        "normal", "quiet: warnings, errors and the card; verbose: every log event too", flag="--quiet/--verbose"
+    verbosity: Literal["quiet", "normal", "verbose"] = setting(
+        "normal",
+        "`quiet`: warnings, errors and the card; `verbose`: every log event too.",
+        "[The events](log-events.md).",
+        flag="--quiet/--verbose",
     )
-    log_format: Literal["auto", "console", "json"] = _row(
-        "auto", "form of log events on stderr; auto: console on a terminal, JSON otherwise", flag="--log-format"
+    log_format: Literal["auto", "console", "json"] = setting(
+        "auto",
+        "Form of log events on stderr; auto: console on a terminal, JSON otherwise.",
+        "The file `supervise.log` is always JSON.",
+        flag="--log-format",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """[alerts.webhook]: where incidents are told as JSON."""
+    """[alerts.webhook]: where incidents are sent as JSON."""
 
-    url: str = _row("", "http or https address that gets a POST for each incident", env="SUPERVISE_WEBHOOK_URL", secret=True)
-    secret: str = _row(
-        "", "key that signs each request (HMAC-SHA256); from the environment only", env="SUPERVISE_WEBHOOK_SECRET", secret=True
-    )
-    secret_file: str = _row(
+    url: str = setting(
         "",
-        "file that holds the key; $CREDENTIALS_DIRECTORY/webhook-secret (systemd) comes before the default",
+        "http or https address that gets a POST for each incident.",
+        "It is shown as its host and a digest: such addresses often hold a token.",
+        env="SUPERVISE_WEBHOOK_URL",
+        secret=True,
+    )
+    secret: str = setting(
+        "", "Key that signs each request (HMAC-SHA256); from the environment only.", env="SUPERVISE_WEBHOOK_SECRET", secret=True
+    )
+    secret_file: str = setting(
+        "",
+        "File that holds the key; $CREDENTIALS_DIRECTORY/webhook-secret (systemd) comes before the default.",
+        "In a unit write `LoadCredential=webhook-secret:PATH`.",
         env="SUPERVISE_WEBHOOK_SECRET_FILE",
     )
-    deadline_s: float = _row(5.0, "how long one delivery may take", env="SUPERVISE_WEBHOOK_DEADLINE_S", minimum=0.1, maximum=3600)
+    deadline_s: float = setting(5.0, "How long one delivery may take.", env="SUPERVISE_WEBHOOK_DEADLINE_S", minimum=0.1, maximum=3600)
 
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """[alerts]: who is told."""
+    """[alerts]: where a person hears of incidents."""
 
     webhook: Webhook = Webhook()
 
@@ -367,7 +458,7 @@ class Settings:
 
 
 def with_values(settings: Settings, values: dict[str, Value], origins: dict[str, Origin]) -> Settings:
-    """Return the tree with the leaves named in `values` replaced. The values must have been checked against their rows."""
+    """Return the tree with these values in place. They must have been checked against their rows."""
 
     def rebuilt(node: Any, prefix: str) -> Any:  # noqa: ANN401  any section
         changes = {}
@@ -384,24 +475,5 @@ def with_values(settings: Settings, values: dict[str, Value], origins: dict[str,
     return dataclasses.replace(tree, origins=tuple({**dict(settings.origins), **origins}.items()))
 
 
-def _rows(node: Any, prefix: str = "") -> list[Row]:  # noqa: ANN401  any section
-    hints = get_type_hints(type(node))
-    rows: list[Row] = []
-    for part in dataclasses.fields(node):
-        child = getattr(node, part.name)
-        key = f"{prefix}{part.name}"
-        if dataclasses.is_dataclass(child):
-            rows += _rows(child, f"{key}.")
-        elif "help" in part.metadata:
-            hint, meta = hints[part.name], part.metadata
-            choices = get_args(hint) if get_origin(hint) is Literal else ()
-            env = "SUPERVISE_" + key.upper().replace(".", "_") if meta["env"] is None else meta["env"]
-            least, most = meta["bounds"]
-            if type(child) in (int, float) and most is None:
-                most = MOST_SECONDS if type(child) is float else MOST
-            rows.append(Row(key, type(child), child, meta["help"], env, meta["flag"], choices, least, most, meta["secret"]))
-    return rows
-
-
 #: Every setting, in the order of the tree.
-ROWS: tuple[Row, ...] = tuple(_rows(Settings()))
+ROWS: tuple[SettingRow, ...] = tuple(rows_of(Settings()))

@@ -11,105 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from supervisor.report.log_events import LogEvent
 from supervisor.report.terminal import BackgroundWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from pathlib import Path
 
+    from supervisor.report.log_events import LogLevel
     from supervisor.report.terminal import TerminalWriter
 
 LIMIT_BYTES = 8 << 20
 FILE_NAME = "supervise.log"
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-class LogEvent(StrEnum):
-    """Every event that is logged: `noun.past_verb`. docs/log-events.md says what each means and carries."""
-
-    LOCK_LOST = "lock.lost"
-    RUN_STARTED = "run.started"
-    RUN_CONTINUED = "run.continued"
-    RUN_FINISHED = "run.finished"
-    LAUNCHER_STARTED = "launcher.started"
-    LAUNCHER_EXITED = "launcher.exited"
-    LAUNCHER_REPLACED = "launcher.replaced"
-    AGENT_REPORTED = "agent.reported"
-    REQUEST_LOST = "request.lost"
-    REQUEST_REFUSED = "request.refused"
-    ATTEMPT_BEGUN = "attempt.begun"
-    ATTEMPT_STARTED = "attempt.started"
-    PEER_STOPPED = "peer.stopped"
-    ATTEMPT_ENDED = "attempt.ended"
-    RANKS_DISCOVERED = "ranks.discovered"
-    RANK_EXITED = "rank.exited"
-    RANK_MISSED = "rank.missed"
-    NODES_ANNOUNCED = "nodes.announced"
-    NODES_GATHERED = "nodes.gathered"
-    NODE_BEGUN = "node.begun"
-    PEER_DECIDED = "peer.decided"
-    INCIDENT_OPENED = "incident.opened"
-    INCIDENT_CLOSED = "incident.closed"
-    EVIDENCE_COLLECTED = "evidence.collected"
-    PLAN_DECIDED = "plan.decided"
-    CHECKPOINT_SELECTED = "checkpoint.selected"
-    CHECKPOINT_VERIFIED = "checkpoint.verified"
-    RESUME_CONFIRMED = "resume.confirmed"
-    CHECKPOINT_PRUNED = "checkpoint.pruned"
-    CHECKPOINT_RESTORED = "checkpoint.restored"
-    MIRROR_REPORTED = "mirror.reported"
-    STOP_REQUESTED = "stop.requested"
-    SAVE_REQUESTED = "save.requested"
-    SAVE_FINISHED = "save.finished"
-    PROGRAM_RECOGNISED = "program.recognised"
-    GPUS_LISTED = "gpus.listed"
-    GPU_QUARANTINED = "gpu.quarantined"
-    GPU_RELEASED = "gpu.released"
-    HEALTH_CHECKED = "health.checked"
-    HEALTH_CHANGED = "health.changed"
-    STACKS_DUMPED = "stacks.dumped"
-    PROCESSES_LEFT = "processes.left"
-    SURVIVORS_LISTED = "survivors.listed"
-    OUTPUT_DROPPED = "output.dropped"
-    JOURNAL_DEGRADED = "journal.degraded"
-    JOURNAL_RECOVERED = "journal.recovered"
-    ALERT_RAISED = "alert.raised"
-    ALERT_SENT = "alert.sent"
-    ALERT_FAILED = "alert.failed"
-    ALERT_DROPPED = "alert.dropped"
-    LOG_LOST = "log.lost"
-
-
-#: How loud each event is, where it is not `info`. Those of EITHER are `info` where all is well.
-LEVELS: dict[LogEvent, LogLevel] = {
-    LogEvent.LOCK_LOST: "error",
-    LogEvent.LAUNCHER_EXITED: "warning",
-    LogEvent.LAUNCHER_REPLACED: "warning",
-    LogEvent.REQUEST_LOST: "warning",
-    LogEvent.REQUEST_REFUSED: "error",
-    LogEvent.PEER_STOPPED: "warning",
-    LogEvent.ATTEMPT_ENDED: "warning",
-    LogEvent.RANK_EXITED: "warning",
-    LogEvent.RANK_MISSED: "warning",
-    LogEvent.INCIDENT_OPENED: "warning",
-    LogEvent.PLAN_DECIDED: "warning",
-    LogEvent.INCIDENT_CLOSED: "error",
-    LogEvent.GPU_QUARANTINED: "warning",
-    LogEvent.MIRROR_REPORTED: "warning",
-    LogEvent.HEALTH_CHANGED: "warning",
-    LogEvent.ALERT_RAISED: "warning",
-    LogEvent.PROCESSES_LEFT: "warning",
-    LogEvent.OUTPUT_DROPPED: "warning",
-    LogEvent.JOURNAL_DEGRADED: "warning",
-    LogEvent.ALERT_FAILED: "warning",
-    LogEvent.ALERT_DROPPED: "error",
-    LogEvent.LOG_LOST: "warning",
-}
-EITHER = frozenset({LogEvent.ATTEMPT_ENDED, LogEvent.RANK_EXITED, LogEvent.INCIDENT_CLOSED, LogEvent.MIRROR_REPORTED})
 
 
 class EventLog:
@@ -126,8 +41,8 @@ class EventLog:
         return EventLog(self._logger.bind(**fields), self._writer, self._file)
 
     def write(self, event: LogEvent, level: LogLevel | None = None, /, **fields: object) -> None:
-        """Log one event, as loud as LEVELS says unless `level` is given. Values that JSON does not know are logged as their repr."""
-        getattr(self._logger, level or LEVELS.get(event, "info"))(event.value, **fields)
+        """Log one event, at its own level unless `level` is given. Values that JSON does not know are logged as their repr."""
+        getattr(self._logger, level or event.level)(event.value, **fields)
 
     @property
     def lost(self) -> int:
@@ -202,7 +117,7 @@ def open_log(
         return str(as_json(None, "", fields)).encode("utf-8", "backslashreplace") + b"\n"
 
     def lost_line(count: int) -> bytes:
-        return line(dict(stamp(None, "", {"event": LogEvent.LOG_LOST.value, "level": LEVELS[LogEvent.LOG_LOST], "lines": count})))
+        return line(dict(stamp(None, "", {"event": LogEvent.LOG_LOST.value, "level": LogEvent.LOG_LOST.level, "lines": count})))
 
     file = _BoundedFile(state / FILE_NAME, limit_bytes, lost_line)
     writer = BackgroundWriter("eventlog", file.write)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.core import actions as act
-from supervisor.report.event_log import LogEvent
+from supervisor.report.log_events import LogEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,8 +15,8 @@ from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Beginning, Cause, PlanKind
 from supervisor.observe import core_dumps
 from supervisor.report import card as cards
-from supervisor.report.event_log import LogEvent
 from supervisor.report.incident_files import IncidentFiles
+from supervisor.report.log_events import LogEvent
 from supervisor.report.text import clean
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
     from supervisor.job.sd_notify import Notifier
     from supervisor.node.gpu_quarantine import QuarantinedGpu
-    from supervisor.report.event_log import EventLog, LogLevel
+    from supervisor.report.event_log import EventLog
+    from supervisor.report.log_events import LogLevel
     from supervisor.report.terminal import TerminalWriter
 
 #: What a stop takes beyond the ranks' own deadline, for systemd's timeout.

@@ -48,7 +48,7 @@ from supervisor.launch.guardian_client import ignored_signals
 from supervisor.observe.progress_sampler import ProgressSampler
 from supervisor.report import card as cards
 from supervisor.report import event_log
-from supervisor.report.event_log import LogEvent
+from supervisor.report.log_events import LogEvent
 from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
 from supervisor.report.start_plan import opening_lines

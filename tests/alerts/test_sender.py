@@ -16,7 +16,7 @@ import pytest
 from supervisor.alerts.sender import AlertSender, RetryPace, Undelivered, start
 from supervisor.alerts.sinks import SINKS
 from supervisor.errors import SuperviseError
-from supervisor.report.event_log import LogEvent
+from supervisor.report.log_events import LogEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,8 @@ from supervisor.core.actions import BeginAttempt, CloseIncident, OpenIncident, R
 from supervisor.core.model import Cause, CheckpointRef, Phase, Plan, PlanKind, RankExit, RankInfo, Verdict
 from supervisor.job.clock import Clock
 from supervisor.report import reporter as reporter_module
-from supervisor.report.event_log import FILE_NAME, LEVELS, EventLog, LogEvent, open_log
+from supervisor.report.event_log import FILE_NAME, EventLog, open_log
+from supervisor.report.log_events import LogEvent
 from supervisor.report.reporter import NOTED, Reporter
 from supervisor.report.terminal import TerminalWriter
 
@@ -85,7 +86,8 @@ def test_a_log_that_cannot_be_written_is_silent_and_tells_what_was_lost_when_it_
 @pytest.mark.process
 def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_room(tmp_path: Path) -> None:
     code = (
-        "import os, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.report.event_log import LogEvent, open_log\n"
+        "import os, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.report.event_log import open_log\n"
+        "from supervisor.report.log_events import LogEvent\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))\n"  # writes beyond fail as on a full disk, the last one in part
@@ -129,7 +131,7 @@ class Written:
 
     def write(self, event: LogEvent, level: str | None = None, /, **fields: Any) -> None:  # noqa: ANN401  whatever an event carries
         """Keep it."""
-        self.lines.append((event.value, level or LEVELS.get(event, "info"), fields))
+        self.lines.append((event.value, level or event.level, fields))
 
 
 @pytest.fixture

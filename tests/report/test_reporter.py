@@ -15,7 +15,7 @@ from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import Cause, Change, Evidence, Gpu, Plan, PlanKind, Verdict
 from supervisor.core.state import Incident
 from supervisor.job.clock import Clock
-from supervisor.report.event_log import LogEvent
+from supervisor.report.log_events import LogEvent
 from supervisor.report.reporter import Reporter
 
 if TYPE_CHECKING:

@@ -44,7 +44,10 @@ _QUARANTINED: Final = "quarantined"
 @setting_options(*JOB, "checkpoints.paths", *MIRROR)
 @json_option
 def ls_command(invocation: Invocation, *, as_json: bool) -> int:
-    """It also lists the places that were discovered and what was moved. It reads no checkpoint: `verify` does."""
+    """It also lists the places that were discovered and what was moved. It reads no checkpoint: `verify` does.
+
+    With --mirror the newest comes first. The exit code is 78 if the mirror holds only other jobs' checkpoints; they are named.
+    """
     if "checkpoints.mirror" in invocation.flags:
         from supervisor.cli.checkpoints.mirror import listing  # noqa: PLC0415  loads what speaks to S3
 
@@ -58,7 +61,7 @@ def ls_command(invocation: Invocation, *, as_json: bool) -> int:
 @json_option
 @click.argument("path", metavar="PATH")
 def show_command(invocation: Invocation, *, path: str, as_json: bool) -> int:
-    """Its verdict now, its rejection, its manifest and its files. The exit code is 1 if it is not good."""
+    """It shows the verdict now, the rejection, the manifest and the files. The exit code is 1 if it is not good."""
     settings = invocation.settings()
     return show(settings, invocation.job(settings), path, as_json=as_json)
 
@@ -68,7 +71,10 @@ def show_command(invocation: Invocation, *, path: str, as_json: bool) -> int:
 @json_option
 @click.argument("change", metavar="[CHANGE]", required=False, type=click.IntRange(min=1))
 def undo_command(invocation: Invocation, *, change: int | None, as_json: bool) -> int:
-    """What was moved aside is moved back, and what was put in its place is removed, the last change first. Not while the job runs."""
+    """What was moved aside is moved back, and what was put in its place is removed, the last change first.
+
+    The exit code is 1 if something could not be moved. Not while the job runs.
+    """
     settings = invocation.settings()
     return undo(settings, invocation.job(settings), change, as_json=as_json)
 

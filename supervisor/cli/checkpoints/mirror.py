@@ -62,7 +62,7 @@ def push_command(invocation: Invocation, *, paths: tuple[str, ...], as_json: boo
 @click.argument("wanted", metavar="STEP|NAME|ID")
 @click.argument("into", metavar="[INTO]", required=False, default=".")
 def pull_command(invocation: Invocation, *, wanted: str, into: str, as_json: bool) -> int:
-    """INTO is a directory (default: the working directory)."""
+    """Name it by its step, its name or its id. INTO is a directory (default: the working directory)."""
     settings, job = named_or_latest_job(invocation)
     return pull(settings, job, wanted, into, as_json=as_json)
 

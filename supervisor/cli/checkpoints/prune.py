@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 @json_option
 def command(invocation: Invocation, *, mirror_keep: int | None, dry_run: bool, as_json: bool) -> int:
-    """The newest copies stay: as many as --keep, else 2. With --keep it lists those of the job that its supervisor would remove."""
+    """--keep is the number of our copies to keep, else 2. With it the command also lists what the supervisor would remove of the job's own.
+
+    It runs on a node where the job ran, while the job does not run; --dry-run also while it runs.
+    """
     settings, job = named_or_latest_job(invocation)
     return prune(settings, job, mirror_keep, dry_run=dry_run, as_json=as_json)
 

@@ -41,7 +41,10 @@ def command(  # noqa: PLR0913  one for each option
     fix: bool,
     **check: object,
 ) -> int:
-    """The worst finding comes first. The exit code is 69 if something must be repaired before a job starts here."""
+    """The worst finding comes first. The exit code is 69 if something must be repaired before a job starts here.
+
+    --nodes finds the bad or slow one of several nodes: start it on each of them, with --nnodes, --node-rank and --master.
+    """
     _refuse_both(
         {"--nodes": nodes, "--kernel-log": kernel_log is not None}, {"--watch": watch_s is not None, "--fix": fix, "--all": in_full}
     )

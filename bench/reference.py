@@ -1,0 +1,204 @@
+"""Write the tables of the reference pages from the tables in the code.
+
+    python bench/reference.py             # write them
+    python bench/reference.py --check     # exit status 1, naming each page that is not up to date
+
+A table stands between the markers of its name. docs/classification.md, docs/causes.md and docs/signatures.md are written by
+bench/classification.py, docs/programs.md by bench/programs.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from supervisor.cli.commands import COMMANDS, load_command
+from supervisor.config.setting_rows import MOST, MOST_SECONDS
+from supervisor.config.settings import ROWS
+from supervisor.errors import ExitCode
+from supervisor.report.log_events import LogEvent
+from supervisor.strategies import GUARDS, LADDERS, RUNGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from supervisor.config.setting_rows import SettingRow
+    from supervisor.core.model import Cause
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+#: The page, or its part, that says more of a command.
+MORE = {
+    "plan": "knobs.md",
+    "doctor": "health.md",
+    "classify": "classification.md",
+    "checkpoints verify": "checkpoints.md#verdicts-on-the-command-line",
+    "drill": "preemption.md#rehearse-it",
+    "status": "status-why-logs.md",
+    "why": "status-why-logs.md#supervise-why-incident",
+    "logs": "status-why-logs.md",
+    "gpus ls": "#gpus-out-of-use",
+}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def settings(section: str) -> str:
+    """Return the settings of one section."""
+    rows = [row for row in ROWS if row.key.rpartition(".")[0] == section]
+    return _table(
+        ("key", "default", "variable, flag", "meaning"), [(f"`{row.key}`", _default(row), _names(row), _meaning(row)) for row in rows]
+    )
+
+
+def _default(row: SettingRow) -> str:
+    text = row.default if isinstance(row.default, str) else json.dumps(row.default)
+    return f"`{text}`" if text else ""
+
+
+def _names(row: SettingRow) -> str:
+    flags = [f"`{flag}`" for flag in row.flag.split("/") if flag]
+    return ", ".join([f"`{row.env}`", *flags]) + (" (repeatable)" if flags and row.kind is tuple else "")
+
+
+def _meaning(row: SettingRow) -> str:
+    parts = [row.help, row.more]
+    if row.choices:
+        parts.append(f"One of {', '.join(f'`{choice}`' for choice in row.choices)}.")
+    bounds = [f"at least {row.minimum:g}"] if row.minimum else []
+    if row.maximum not in {None, MOST, MOST_SECONDS}:
+        bounds.append(f"at most {row.maximum:.0f}")
+    if bounds:
+        parts.append(f"{' and '.join(bounds).capitalize()}.")
+    return " ".join(filter(None, parts)).replace("|", r"\|")
+
+
+def exit_codes() -> str:
+    """Return the exit codes of ours, and those of the job in their places."""
+    rows = {code.value: (str(code.value), f"`{code.name}`", code.meaning, code.remedy) for code in ExitCode}
+    rows[1] = (
+        "1\u201363",
+        "",
+        "the first failed rank's own code; its codes from 64 on come out as 1, and the card has the true one",
+        "see `supervise why`",
+    )
+    rows[128] = (
+        "128+n",
+        "",
+        ("ended by signal n: a rank that was given up, or the stop that we were asked for. 130 INT, 143 TERM, 129 HUP; after TERM and HUP "
+        "75 instead if the ranks saved ([preemption](preemption.md))"),
+        "see `supervise why`",
+    )  # fmt: skip
+    return _table(("code", "name", "meaning", "what to do"), [rows[code] for code in sorted(rows)])
+
+
+def log_events() -> str:
+    """Return the events of supervise.log."""
+    rows = [
+        (
+            f"`{event}`",
+            event.level + (f", info if {event.info_if}" if event.info_if else ""),
+            ", ".join(f"`{name}`" for name in event.fields),
+            event.when,
+        )
+        for event in LogEvent
+    ]
+    return _table(("event", "level", "fields", "logged when"), rows)
+
+
+def commands() -> str:
+    """Return the commands, with their own options and arguments; those of settings are on another page."""
+    rows = []
+    for path in COMMANDS:
+        command = load_command(path)
+        if isinstance(command, click.Group):
+            continue
+        more = f" [More]({MORE[path]})." if path in MORE else ""
+        text = " ".join((command.help or "").split()) + more
+        rows.append((f"`{' '.join(['supervise', path, *_words(command)])}`".replace("|", r"\|"), text))
+    return _table(("command", "what it does"), rows)
+
+
+def _words(command: click.Command) -> Iterator[str]:
+    own = [param for param in command.params if "__" not in (param.name or "") and param.name != "config"]
+    for param in own:
+        if isinstance(param, click.Option):
+            yield f"[{param.opts[0]}]" if param.is_flag else f"[{param.opts[0]} {param.metavar or 'TEXT'}]"
+    yield from (str(param.metavar) for param in own if isinstance(param, click.Argument))
+    if command.options_metavar and "CMD" in command.options_metavar:
+        yield "-- CMD..."
+
+
+def rungs() -> str:
+    """Return what each rung does."""
+    rows = [(f"`{rung.name}`", rung.summary, "yes" if rung.changes_job else "") for rung in RUNGS.values()]
+    return _table(("rung", "what it does", "changes the job"), rows)
+
+
+def ladders() -> str:
+    """Return the ladder of each cause; those that share one share a row. The guards, which all but one begin with, are left out."""
+    causes: dict[tuple[str, ...], list[Cause]] = {}
+    for cause, ladder in LADDERS.items():
+        causes.setdefault(ladder, []).append(cause)
+    rows = [
+        (" ".join(f"`{cause}`" for cause in group), " · ".join(f"`{name}`" for name in ladder if name not in GUARDS))
+        for ladder, group in causes.items()
+    ]
+    return _table(("cause", "ladder"), rows)
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """Return each table by its page and its name."""
+    sections = dict.fromkeys(row.key.rpartition(".")[0] for row in ROWS)
+    return {
+        "settings.md": {section: settings(section) for section in sections},
+        "exit-codes.md": {"exit codes": exit_codes()},
+        "log-events.md": {"log events": log_events()},
+        "commands.md": {"commands": commands()},
+        "recovery.md": {"ladders": ladders(), "rungs": rungs()},
+    }
+
+
+def placed(page: str, name: str, table: str) -> str:
+    """Return a page with the text between its markers of this name replaced."""
+    text, count = re.subn(
+        rf"(<!-- {re.escape(name)}: written by bench/reference.py -->\n).*?(<!-- end of {re.escape(name)} -->)",
+        lambda match: f"{match[1]}\n{table}\n\n{match[2]}",
+        page,
+        flags=re.DOTALL,
+    )
+    if count != 1:
+        raise SystemExit(f"the markers of {name} stand {count} times in the page")
+    return text
+
+
+def main() -> int:
+    """Write the tables, or compare them; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is stale")
+    args = parser.parse_args()
+    stale = False
+    for name, parts in tables().items():
+        path = DOCS / name
+        page = text = path.read_text(encoding="utf-8")
+        for part, table in parts.items():
+            text = placed(text, part, table)
+        if text == page:
+            continue
+        stale = True
+        print(f"{'stale' if args.check else 'written'}: {path.relative_to(ROOT)}")
+        if not args.check:
+            path.write_text(text, encoding="utf-8")
+    return int(args.check and stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""The closed list of log events, and what docs/log-events.md says of each (written by bench/reference.py)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, Self
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class LogEvent(StrEnum):
+    """Every event that is logged: `noun.past_verb`, its level, its fields, and in Markdown when it is logged.
+
+    info_if: when it is logged as info in place of its level.
+    """
+
+    level: LogLevel
+    fields: tuple[str, ...]
+    when: str
+    info_if: str
+
+    def __new__(cls, name: str, level: LogLevel, fields: str, when: str, info_if: str = "") -> Self:
+        """Keep the columns of the row beside the name."""
+        event = str.__new__(cls, name)
+        event._value_ = name
+        event.level, event.fields, event.when, event.info_if = level, tuple(fields.split()), when, info_if
+        return event
+
+    RUN_STARTED = "run.started", "info", "job words", "a new run begins; `words`: the number of words of its command"
+    RUN_CONTINUED = "run.continued", "info", "job words", "the last run goes on: it was requeued or restarted, or its supervisor died"
+    RUN_FINISHED = "run.finished", "info", "exit_code", "the supervisor ends"
+    LOCK_LOST = "lock.lost", "error", "", "another supervisor took the job over; this one stops its ranks"
+    LAUNCHER_STARTED = (
+        "launcher.started",
+        "info",
+        "attempt pid torch nnodes nproc max_restarts rdzv_backend tee",
+        "the agent that runs the ranks reported that it started",
+    )
+    LAUNCHER_EXITED = (
+        "launcher.exited",
+        "warning",
+        "attempt who code signal text",
+        "the agent or the guardian ended while it should have run",
+    )
+    LAUNCHER_REPLACED = (
+        "launcher.replaced",
+        "warning",
+        "launcher reason",
+        "torch's elastic agent is not the one we know: plain torchrun runs instead",
+    )
+    AGENT_REPORTED = (
+        "agent.reported",
+        "info",
+        "what",
+        (
+            "the agent reported something that decides nothing, such as where the ranks meet (`what` is `rendezvous`); the other fields "
+            "are its own"
+        ),
+    )
+    REQUEST_LOST = (
+        "request.lost",
+        "warning",
+        "request error",
+        "the agent's link did not take a request; `launcher.exited` reports that the agent is gone",
+    )
+    REQUEST_REFUSED = "request.refused", "error", "request text", "the guardian found a request malformed and did nothing"
+    ATTEMPT_BEGUN = (
+        "attempt.begun",
+        "info",
+        "attempt reason resume_from resume_step overrides gpus nproc",
+        (
+            "an attempt is ordered; the last three fields are what differs from the user's own command: knobs, visible GPUs, ranks on "
+            "this node"
+        ),
+    )
+    ATTEMPT_STARTED = (
+        "attempt.started",
+        "info",
+        "attempt ranks world_size launcher_pid",
+        "every rank of the attempt exists on this node; for a plain command this is the command itself, until `ranks.discovered`",
+    )
+    RANKS_DISCOVERED = (
+        "ranks.discovered",
+        "info",
+        "attempt ranks world_size",
+        "a plain command (`accelerate launch`) started these ranks by itself, as their environment shows",
+    )
+    PEER_STOPPED = (
+        "peer.stopped",
+        "warning",
+        "attempt node text",
+        "a rank of another node failed first: this node's ranks are being stopped",
+    )
+    ATTEMPT_ENDED = (
+        "attempt.ended",
+        "warning",
+        "attempt outcome reason resume_from resume_step ranks world_size ran_s step steps_seen phase first_dead code signal",
+        (
+            "no rank of the attempt is left on this node; the one line that sums it up: `ranks` were here, the rank `first_dead` failed "
+            "first, with `code` or `signal`"
+        ),
+        "it did not fail",
+    )
+    RANK_EXITED = (
+        "rank.exited",
+        "warning",
+        "attempt rank pid at_ns code signal core_dumped",
+        "a rank ended, well or not",
+        "it ended with 0",
+    )
+    RANK_MISSED = (
+        "rank.missed",
+        "warning",
+        "attempt uninstrumented",
+        "these ranks sent no heartbeat by `instrument.start_ceiling_s`; their progress is unknown",
+    )
+    NODES_GATHERED = (
+        "nodes.gathered",
+        "info",
+        "attempt node nodes",
+        "the nodes of an attempt have met, and agree on a checkpoint before any rank starts; this one is `node`",
+    )
+    NODE_BEGUN = (
+        "node.begun",
+        "info",
+        "attempt text first_step loaded_step",
+        "another node reported how its ranks began: the first step of their training, and the step of the checkpoint that they loaded",
+    )
+    NODES_ANNOUNCED = "nodes.announced", "info", "attempt count", "other nodes asked to join"
+    PEER_DECIDED = (
+        "peer.decided",
+        "info",
+        "attempt kind exit_code reason overrides rejected",
+        "the node whose rank failed first decided for all",
+    )
+    INCIDENT_OPENED = "incident.opened", "warning", "incident attempt rank summary", "something failed"
+    EVIDENCE_COLLECTED = (
+        "evidence.collected",
+        "info",
+        "incident attempt facts",
+        "the evidence of a failure is complete; `facts` are counted here and kept in `incidents/`",
+    )
+    PLAN_DECIDED = (
+        "plan.decided",
+        "warning",
+        "incident attempt step cause confidence rank plan strategy exit_code reason delay_s next changes rejected exclude nproc",
+        "the answer to a failure is decided; `next`: the answer to the same failure after it",
+    )
+    INCIDENT_CLOSED = (
+        "incident.closed",
+        "error",
+        "incident attempt outcome step took_s cause confidence rank plan strategy exit_code",
+        (
+            "the first progress after a failure, or the end of the run; the one line that sums it up: what it was, what was done last, "
+            "and how long it was open. If nothing was decided before the end, the fields from `cause` on are null"
+        ),
+        "it was resolved",
+    )
+    CHECKPOINT_SELECTED = (
+        "checkpoint.selected",
+        "info",
+        (
+            "attempt chosen found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
+            "peer_leaves not_finite notes unused torn_in_use"
+        ),
+        (
+            "the checkpoint for the next attempt is selected, out of how many; `older`: what stands behind it; `repaired`: what was moved "
+            "or put back. From `agreement` on: of an agreement of several nodes, its number, what all run with, what each node had if "
+            "they found nothing in common, and whether this or another node leaves for it"
+        ),
+    )
+    CHECKPOINT_VERIFIED = (
+        "checkpoint.verified",
+        "info",
+        "attempt checkpoint made_in",
+        "a checkpoint that appeared while the job ran is good",
+    )
+    RESUME_CONFIRMED = (
+        "resume.confirmed",
+        "info",
+        "attempt step path confirmed resume_from",
+        (
+            "how an attempt began: at a step from `path`; from scratch, if that is null and it is confirmed; else unknown. `resume_from`: "
+            "the checkpoint that the command was given"
+        ),
+    )
+    CHECKPOINT_PRUNED = (
+        "checkpoint.pruned",
+        "info",
+        "path step outcome",
+        "a checkpoint of this job that `checkpoints.keep` does not keep: removed, or why it stays",
+    )
+    CHECKPOINT_RESTORED = (
+        "checkpoint.restored",
+        "info",
+        "outcome path step mirror passed_over",
+        (
+            "the disk had no checkpoint and the mirrors were asked: restored, nothing, or why not; `passed_over`: newer copies that were "
+            "not taken, and why"
+        ),
+    )
+    MIRROR_REPORTED = (
+        "mirror.reported",
+        "warning",
+        "what",
+        "the mirror process copied a checkpoint, began or ended a trouble, or died; the other fields are its own",
+        "all is well",
+    )
+    STOP_REQUESTED = "stop.requested", "info", "signum", "a person, systemd or Slurm asked us to stop"
+    SAVE_REQUESTED = "save.requested", "info", "attempt left_s", "the ranks were asked to save now"
+    SAVE_FINISHED = "save.finished", "info", "attempt", "every rank that can save on request has saved after the request"
+    PROGRAM_RECOGNISED = (
+        "program.recognised",
+        "info",
+        "attempt programs values batchnorm",
+        "a rank's instrumentation saw which framework trains ([programs](programs.md)), and its values",
+    )
+    GPUS_LISTED = "gpus.listed", "info", "gpus", "the GPUs that the job can see on this node, in CUDA's order, and why one is out of use"
+    GPU_QUARANTINED = (
+        "gpu.quarantined",
+        "warning",
+        "attempt index uuid pci reason evidence",
+        "a GPU was put out of use on this node; `index` is nvidia-smi's ([the ledger](commands.md#gpus-out-of-use))",
+    )
+    GPU_RELEASED = (
+        "gpu.released",
+        "info",
+        "uuid pci reason",
+        "a GPU is back in use by itself: it was reset since, and NVML finds it well; `reason`: why it was out of use",
+    )
+    HEALTH_CHECKED = (
+        "health.checked",
+        "info",
+        "attempt findings wanted nodes",
+        "this node was examined before the attempt after `attempt`: the findings, and the ranks and nodes that the command asks for",
+    )
+    HEALTH_CHANGED = "health.changed", "warning", "findings", "this node became worse, or well again, while the job ran"
+    STACKS_DUMPED = "stacks.dumped", "info", "attempt ranks", "SIGQUIT: the stacks of all ranks were requested; the terminal shows them"
+    PROCESSES_LEFT = (
+        "processes.left",
+        "warning",
+        "attempt left",
+        (
+            "the attempt is over and these processes (`pid`, `why`) remain: KILL did not end them, or they are to be left alone. Not "
+            "logged if none remains"
+        ),
+    )
+    SURVIVORS_LISTED = "survivors.listed", "info", "processes", "the job is done, and processes of it live on: they are left alone"
+    OUTPUT_DROPPED = (
+        "output.dropped",
+        "warning",
+        "dropped_bytes error",
+        "the log disk was too slow or full: bytes of the ranks' logs were dropped; the terminal still shows them",
+    )
+    JOURNAL_DEGRADED = "journal.degraded", "warning", "text", "the journal did not answer in time: decisions are kept in memory"
+    JOURNAL_RECOVERED = "journal.recovered", "info", "", "the journal answers again, and holds everything"
+    ALERT_RAISED = (
+        "alert.raised",
+        "warning",
+        "kind attempt text",
+        "a person must know what no incident shows; the kinds are in [alerts](alerts.md)",
+    )
+    ALERT_SENT = "alert.sent", "info", "event_id host", "an alert was delivered"
+    ALERT_FAILED = (
+        "alert.failed",
+        "warning",
+        "outcome event_id host reason tries waiting",
+        (
+            "an alert was not delivered: refused, left for later, or not kept on disk ([alerts](alerts.md)); `outcome` decides which "
+            "fields there are"
+        ),
+    )
+    ALERT_DROPPED = "alert.dropped", "error", "total", "the outbox was full: the oldest alerts were dropped"
+    LOG_LOST = (
+        "log.lost",
+        "warning",
+        "lines file error",
+        "`lines` lines of this log, or a small `file` of an incident, could not be written",
+    )

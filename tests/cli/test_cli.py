@@ -94,7 +94,17 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
         "--stop-deadline-s",
         "3",
     ]
-    flags += ["--knob", "batch_size=--bs", "--no-batch-change", "--keep-going", "--allow-batch-drift", "--min-gpus", "2"]
+    flags += [
+        "--knob",
+        "batch_size=--bs",
+        "--program",
+        "none",
+        "--no-batch-change",
+        "--keep-going",
+        "--allow-batch-drift",
+        "--min-gpus",
+        "2",
+    ]
     flags += [
         "--mirror",
         "s3://b/p",
@@ -119,7 +129,9 @@ def test_every_flag_arrives_at_its_setting_before_and_behind_run(started: list[t
     expected = {
         "job.name": "j", "job.state_dir": "s", "job.takeover": True, "job.resumes_itself": True, "checkpoints.paths": ("a/*.pt", "b c/*"),
         "knobs.resume.args": "--resume {resume}", "restart.max_attempts": 7, "restart.scratch_limit_s": 1.5, "stop.grace_s": 2.0,
-        "knobs.declared": ("batch_size=--bs",), "knobs.batch_change": False, "restart.keep_going": True, "restart.batch_drift": True,
+        "knobs.declared": ("batch_size=--bs",),
+        "knobs.batch_change": False, "restart.keep_going": True, "restart.batch_drift": True,
+        "knobs.program": "none",
         "gpus.minimum": 2, "stop.deadline_s": 3.0, "checkpoints.mirror": ("s3://b/p", "/m"), "checkpoints.restore_from": "o",
         "checkpoints.keep": 3, "checkpoints.keep_every": 500, "checkpoints.trusted": True,
         "health.enabled": False, "health.evict_on": ("gpu_ecc",),

@@ -9,8 +9,8 @@ a cache is saved and loaded, too.
     {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "in_training"}],
      "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
 
-Nothing here raises: a file that cannot be read or written is in `problem`, and costs only its content. Thread-safe; one
-supervisor owns the file, since it holds the job's lock. The numbers of locations and writes are bounded.
+A file that cannot be read or written is in `problem`, and costs only its content. One supervisor owns the file, since it holds the job's
+lock. The numbers of locations and writes are bounded.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ class Location:
 class Write:
     """What a rank of this run wrote to one path.
 
-    was: the file before its last save; now: as the save left it, None while it is under way; of a directory the size is -1. cut: a save of
-    it began, and no end of it was logged. fresh: nothing was there before its first save of this run. loose: it was logged before the
-    script closed the file. replaced: its last save made another inode, under a temporary name or after the old one was removed.
+    was: the file before its last save. now: the file as the save left it; None while the save is under way, size -1 for a directory. cut:
+    a save of it began, and no end was logged. fresh: nothing was there before its first save of this run. loose: the save was logged before
+    the script closed the file. replaced: its last save made another inode, under a temporary name or after the old file was removed.
     """
 
     path: str
@@ -110,10 +110,10 @@ class Discovery:
     """Where one job's checkpoints are, and what its ranks wrote, on this node."""
 
     def __init__(self, directory: Path, run_id: str, hands_over: str = "") -> None:
-        """Read what earlier runs discovered; what they wrote is not this run's.
+        """Read what earlier runs discovered. Their writes do not count as this run's.
 
-        hands_over: "path" or "switch" where the user said how a checkpoint is handed over, and not where they are: then what the job was
-        seen to save is one, without being seen to load it. A path needs more: there must be no doubt which location is meant.
+        hands_over: "path" or "switch" if the user declared how a checkpoint is handed over, and not where they are. Then a location that
+        the job saves to needs no load to count. For a path there must be no doubt which location is meant.
         """
         self._hands_over = hands_over
         self._file = directory / FILE_NAME
@@ -132,9 +132,9 @@ class Discovery:
         self._made = record.made if record.run == run_id else {}  # directory that a rank made → device and inode
 
     def absorb(self, directory: Path, attempt: int, *, again: bool = False) -> bool:
-        """Read what the ranks of an attempt logged since the last time. Return whether anything was new; then it is recorded.
+        """Read and record what the ranks of an attempt logged since the last time. Return whether anything was new.
 
-        `again`: an earlier supervisor took in a part of it. What is known of that attempt already counts no second time.
+        `again`: an earlier supervisor has read a part of it; the saves that it counted do not count again.
         """
         with self._lock:
             self._counted = {path for path, write in self._writes.items() if again and write.attempt == attempt}
@@ -162,7 +162,7 @@ class Discovery:
         )
 
     def patterns(self, *, candidates: bool = False) -> tuple[str, ...]:
-        """Return the patterns of checkpoints, and with `candidates` those of what may turn out to be."""
+        """Return the patterns of checkpoints, and with `candidates` those of candidates too."""
         kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
         locations = self.locations()
         found = tuple(location.pattern for location in locations if location.kind in kinds)
@@ -222,17 +222,17 @@ class Discovery:
         return any(path == checkpoint or path.startswith(checkpoint + "/") for path in self._logged_before)
 
     def add(self, checkpoint: str) -> None:
-        """Take a path for that of a checkpoint: a mirror had it."""
+        """Count a path as that of a checkpoint: it was restored from a mirror."""
         with self._lock:
             self._locations = dict(self._locations)
             self._count(checkpoint, time.time(), saved=1, loaded=1)
             self._write_file()
 
     def stat_interrupted_saves(self) -> None:
-        """Note the identity of files that dead ranks left, or whose save was logged before they were closed. No rank is alive.
+        """Note the identity of each file that a cut save left, or whose save was logged before it was closed. No rank is alive.
 
-        A file that a cut save left is this job's where the save began in its place: it is new, or it has the same inode as before and
-        differs otherwise. A file that the save had not touched yet is what it was before.
+        A file that a cut save left is this job's if the save wrote to it: it is new, or it has the same inode as before and differs
+        otherwise. Else the save had not touched it yet.
         """
         with self._lock:
             settled = {path: _with_stat(write) for path, write in self._writes.items() if write.cut or write.loose}
@@ -241,12 +241,12 @@ class Discovery:
                 self._write_file()
 
     def written_files(self, checkpoint: str, alive_until_ns: int, proven: Identity | None = None) -> dict[str, Identity]:
-        """Return the files of a checkpoint that this run was seen to write, each as it was noted then.
+        """Return the files of a checkpoint that this run was seen to write, each with the identity that was noted then.
 
-        The small files that a framework writes beside (`BESIDE`) are written without a call that is seen. They count as seen where they
-        can be nobody else's: the directory was made by a rank of this run, or was not there when its save began, so that nothing in it is
-        older; and they are as they were at `alive_until_ns` (wall time), when the last rank was gone, or the directory is still `proven`,
-        as it was found whole: a hard link that a mirror's upload made and removed has changed their ctime alone.
+        No hook sees the small files that a framework writes beside (`BESIDE`). They count as seen if they can be nobody else's. First: a
+        rank of this run made the directory, or it was absent when its save began, so nothing in it is older. Second: they did not change
+        after `alive_until_ns` (wall time), when the last rank ended, or the directory is still `proven`, as it was found whole. A hard
+        link that a mirror's upload made and removed changes only their ctime.
         """
         found = {write.path: Identity(*write.now) for write in self.writes(checkpoint) if write.now is not None and not write.is_directory}
         if not self._is_born_here(checkpoint):
@@ -265,7 +265,7 @@ class Discovery:
         return found
 
     def unfinished(self) -> tuple[tuple[str, bool, bool], ...]:
-        """Return the directories that this run made for checkpoints; of each whether a save in it was cut off, and whether all were."""
+        """Return the directories that this run made for checkpoints; for each, whether a save in it was cut off, and whether all were."""
         cuts: dict[str, list[bool]] = {path: [] for path in self._made if checkpoint_path(path) == path}
         for path, write in self._writes.items():
             cuts.setdefault(checkpoint_path(path), []).append(write.cut)
@@ -320,7 +320,7 @@ class Discovery:
             self._add_rename(str(row["was"]), path, row, attempt)
 
     def _add_rename(self, before: str, path: str, row: dict[str, Any], attempt: int) -> None:
-        """Count a save under its final name alone."""
+        """Count a save under its final name only."""
         t, in_training = float(row["t"]), _in_training(row)
         earlier = self._writes.pop(before, None)
         if earlier is not None:
@@ -460,7 +460,7 @@ def _decoded(file: Path) -> _Record:
         )
         made = {str(path): (int(dev), int(ino)) for path, (dev, ino) in content.get("made", {}).items()}
         return _Record(locations, writes, made, str(content["run"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # learned anew
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # discovered anew
         return _Record()
 
 

@@ -1,4 +1,4 @@
-"""Where a job's checkpoints are: at the declared patterns, and at the locations that were discovered."""
+"""Lists where a job's checkpoints are: at the declared patterns, and at the locations that were discovered."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _WILDCARDS: Final = frozenset("*?[")
 
 
 class CheckpointLocations:
-    """Lists one job's checkpoints on this node, and tells which paths are theirs."""
+    """Lists one job's checkpoints on this node, and classifies paths."""
 
     def __init__(self, job: Job, discovery: Discovery | None) -> None:
-        """`discovery`: None where nothing is to be discovered."""
+        """`discovery`: None if nothing is to be discovered."""
         self._patterns = job.settings.checkpoints.paths
         self._cwd = str(job.cwd)
         self._discovery = discovery
 
     def declared(self, cache: ListingCache | None = None) -> Listing:
-        """List what lies at the declared patterns."""
+        """List the checkpoints at the declared patterns."""
         return find(self._patterns, self._cwd, cache)
 
     def listing(self, *, candidates: bool = False, cache: ListingCache | None = None) -> Listing:
-        """List the checkpoints that are declared or discovered, and with `candidates` what may turn out to be one."""
+        """List the checkpoints that are declared or discovered, and with `candidates` those of candidates too."""
         declared = self.declared(cache)
         if self._discovery is None:
             return declared

@@ -1,7 +1,7 @@
-"""What other jobs of this user recorded of checkpoints.
+"""Reads what other jobs of this user recorded of checkpoints.
 
-They matter where each start has a name of its own, as chained `sbatch` scripts without --job do: the job before this one saved what this
-one resumes from. A record is believed if its directories belong to this user and nobody else may write them.
+Chained `sbatch` scripts without --job need it: each start has a name of its own, and resumes from what the job before it saved. A record is
+believed if its directories belong to this user and nobody else may write them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_RECORDS: Final = 64
 
 
 class OtherJobs:
-    """The records of this user's jobs, as they were at the first question: of jobs that ended before this one began."""
+    """The records of this user's jobs, read once, at the first call."""
 
     def __init__(self, node_state: Path, directory: str) -> None:
         """`directory`: its name below a node's state directory."""

@@ -1,8 +1,8 @@
-"""Who wrote a checkpoint: one holder of that question, for the order, trust, copies, the mirror and the agreement of nodes.
+"""Finds out who wrote a checkpoint, for the order, trust, copies, the mirror and the agreement of nodes.
 
-Four sources answer it. The save log of this node's ranks tells it for sure (discovery.py). A manifest recorded it when the checkpoint was
-verified, and the times of the attempts tell it for the rest (order.py). The baseline tells what lay there before the job wrote anything.
-Other jobs of this user recorded what they saved (other_jobs.py).
+Four sources answer that. The save log of this node's ranks is sure (discovery.py). A manifest holds it since the checkpoint was verified;
+without one, the times of the attempts show it (order.py). The baseline lists what lay there before the job wrote anything. Other jobs of
+this user recorded what they saved (other_jobs.py).
 
 The baseline is not the same fact as an unknown lineage. A lineage comes from a file's time, and an old file that somebody moves here while
 the job runs keeps its old time. The baseline compares identities, whatever the clock of a file server says.
@@ -42,9 +42,9 @@ class CheckpointWriter(Enum):
 class CheckpointOrigin:
     """Who wrote a checkpoint, and when.
 
-    lineage: run and attempt, by what was recorded or else by the time; UNKNOWN_LINEAGE where neither tells it. logged_attempt: the attempt
-    of this run whose logged save left a file as it is, or was the last into a directory; None: no such save. is_cut: a logged save of it
-    did not end.
+    lineage: run and attempt, from the records or else from the time; UNKNOWN_LINEAGE if neither shows it. logged_attempt: the attempt of
+    this run whose logged save left a file as it is, or was the last into a directory; None: no such save. is_cut: a logged save of it did
+    not end.
     """
 
     writer: CheckpointWriter
@@ -53,12 +53,12 @@ class CheckpointOrigin:
     is_cut: bool
 
     def attempt_of(self, run: str) -> int:
-        """Return the attempt of a run that wrote it, 0 where none did."""
+        """Return the attempt of a run that wrote it, 0 if none did."""
         return self.lineage.attempt if self.lineage.run == run else 0
 
 
 class Provenance:
-    """Tells who wrote the checkpoints of one job on this node."""
+    """Finds out who wrote the checkpoints of one job on this node."""
 
     def __init__(  # noqa: PLR0913 -- the sources
         self,
@@ -79,7 +79,7 @@ class Provenance:
         self._manifests, self._baseline, self._other_jobs = manifests, baseline, other_jobs
 
     def of(self, path: str, identity: Identity, mtime_ns: int = 0) -> CheckpointOrigin:
-        """Return who wrote what has this identity. mtime_ns: when it was written, of a directory by its newest file; 0: not known."""
+        """Return who wrote a content. mtime_ns: when it was written, for a directory the time of its newest file; 0: not known."""
         lineage = self._order.lineage_of(path, identity, mtime_ns)
         if self._discovery is None:
             return CheckpointOrigin(self._unlogged(path, identity), lineage, None, is_cut=False)
@@ -97,9 +97,9 @@ class Provenance:
         return CheckpointWriter.UNLOGGED if is_new else CheckpointWriter.UNKNOWN
 
     def trusts(self, path: str) -> bool:
-        """Return whether this user's jobs wrote what lies at a path, so that classes of their own in it are no danger.
+        """Return whether this user's jobs wrote the file at a path, so that classes of their own in it are no danger.
 
-        Where no save is logged, or ranks of other nodes write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
+        If no save is logged, or ranks of other nodes write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.
         """
         if self._is_all_trusted or self._is_logged(path):
             return True

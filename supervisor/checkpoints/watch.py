@@ -1,4 +1,4 @@
-"""What happens to each checkpoint that the watcher finds whole: it is recorded, copied, sent, reported, and older ones are removed."""
+"""Records, copies, sends and reports each checkpoint that the watcher finds whole, and removes older ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointWatch:
-    """The work of the watcher's thread for one job."""
+    """Does the work of the watcher's thread for one job."""
 
     def __init__(  # noqa: PLR0913 -- what is done to a checkpoint, in this order
         self,
@@ -135,7 +135,7 @@ class CheckpointWatch:
         return is_file_of_ranks or bool(self._has_rank_0())
 
     def _may_be_pruned(self, candidate: Candidate) -> bool:
-        """Return whether what was here at our start is to be recorded: `checkpoints.keep` removes only what is, of this run."""
+        """Return whether one from before our start is to be recorded: `checkpoints.keep` removes only recorded ones of this run."""
         records = self._records
         if not records.job.settings.checkpoints.keep:
             return False

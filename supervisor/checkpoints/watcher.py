@@ -1,15 +1,11 @@
-"""The watcher of checkpoints, and the answer to SelectCheckpoint: the supervisor's side of the package `checkpointing`.
+"""Verifies each checkpoint that appears or changes while the job runs, in a thread of low priority.
 
-In: what lists the candidates. Out: verifications, to a callback, for each checkpoint that appeared or changed and was found whole while
-the job runs. One is read once it stood still for `quiet_s` by our own clock: time stamps of a network file system are another machine's.
-A file is read at once where a rank was seen to end its save: in place, the next save destroys it, and until then a copy must be made.
-Reading is capped, its page cache is dropped, and the thread is of low priority. A copy is WRITING until it stood still, COMPLETE once its
-structure was found right, VERIFIED once a manifest holds its digest (supervisor/checkpoints/job.py), or BAD.
+A file is read once it stood still for `quiet_s` by our own clock: the time stamps of a network file system are another machine's. If a
+rank's save was seen to end, the file is read at once: the next save in place destroys it, and until then a copy must be made. Reading is
+capped, and its page cache is dropped. A file that could not be read waits for a later look, and each other failure is reported once.
 
-Nothing here fails the job: what cannot be read is left for the next look, any other failure is reported once, and a
-file system that hangs holds up this thread alone.
-The thread owns its own view of the files; the cache of verdicts is shared with the selection, which is why a restart seldom reads
-anything that was not read before. The watcher never fences: a file that looks torn while ranks live may be one that is being written.
+The cache of verdicts is shared with the selection, so a restart seldom reads a file again. The watcher rejects nothing: a file that looks
+torn while ranks live may be one that is being written.
 """
 
 from __future__ import annotations
@@ -39,17 +35,17 @@ if TYPE_CHECKING:
 
 _NICENESS: Final = 10
 _RETRY_S: Final = 60.0  # a file that could not be read may be read to the middle each time: not at every look
-_NEWS_S: Final = 0.2  # how often it is looked whether a rank's save ended
-_RECHECK_S: Final = 0.05  # so that a file is not looked at a hair before it stood still long enough
+_NEWS_S: Final = 0.2  # between two reads of the save logs
+_RECHECK_S: Final = 0.05  # a file is looked at this long after it stood still long enough
 
 
 def to_ref(verification: Verification) -> CheckpointRef:
-    """Turn a verified checkpoint into what the core speaks of."""
+    """Return the core's reference to a verified checkpoint."""
     return CheckpointRef(path=verification.path, step=verification.step, level=verification.level)
 
 
 def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected:
-    """Turn a selection into the core's event."""
+    """Return the core's event of a selection."""
     chosen = None if selection.chosen is None else to_ref(selection.chosen)
     refused = (*selection.poisoned, *selection.unverifiable, *selection.unknown)
     older = tuple(CheckpointRef(path, step, "") for path, step in selection.older)
@@ -67,11 +63,11 @@ def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected
 
 
 class CheckpointWatcher:
-    """Looks at the checkpoints every `interval_s` seconds, in a thread of its own.
+    """Lists the checkpoints every `interval_s` seconds, in a thread of its own.
 
-    `look` and `on_verified` are called in that thread, the latter once per identity, with how to read it again, and
-    whether it is news: the selection may have found it before. Of the files before the
-    start only as many are read as it takes to know the newest whole one; later ones are always read.
+    `look` and `on_verified` are called in that thread. `on_verified` is called once per identity, with the options to read the file again,
+    and whether it is new: the selection may have found it before. Of the files from before the start, only as many are read as it takes to
+    know the newest whole one. Later files are always read.
     """
 
     def __init__(  # noqa: PLR0913 -- the settings of the watcher, each with its default
@@ -91,11 +87,11 @@ class CheckpointWatcher:
         is_ended: Callable[[Candidate], bool] = lambda _candidate: False,
         has_news: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take the settings; nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
+        """Nothing runs before `start`. `on_trouble` gets each failure of ours once, as text.
 
-        `is_wanted`: a file from before the start is read all the same. `own`: see `verify`. `elsewhere`: what
-        another node found, where that one is to read it; WRITING while it does. `is_ended`: a rank was seen to end the
-        save that left a file as it is. `has_news`: whether such a file is to be read before the next look is due.
+        `is_wanted`: whether a file from before the start is read all the same. `own`: see `verify`. `elsewhere`: what another node found,
+        if that node is to read the file; WRITING until it has. `is_ended`: whether a rank was seen to end the save that left the file as
+        it is. `has_news`: whether such a file is to be read before the next look is due.
         """
         self._is_ended, self._has_news = is_ended, has_news
         self._order, self._is_wanted = order, is_wanted
@@ -113,16 +109,16 @@ class CheckpointWatcher:
         self._throttle = Throttle(rate_bytes_per_s, wait=self._stopped.wait)
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._seen: dict[str, tuple[Identity, float]] = {}  # since when (monotonic seconds) a path has had its identity
-        self._settled: dict[str, Identity] = {}  # nothing more to find out about these
+        self._settled: dict[str, Identity] = {}  # these are judged
         self._at_start: dict[str, Identity] | None = None  # what the first look saw
-        self._whole_at_start = False  # one of those is known to be whole: the older ones are left alone
+        self._whole_at_start = False  # one of those is known to be whole: the older ones are not read
 
     def start(self) -> None:
         """Start looking."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 1.0) -> bool:
-        """Stop looking. True once the thread has ended; False where a read hangs in the kernel: it is left behind, as a daemon."""
+        """Stop the thread. Return whether it ended; a read that hangs in the kernel is left behind, as a daemon."""
         self._stopped.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -130,7 +126,7 @@ class CheckpointWatcher:
         return not self._thread.is_alive()
 
     def finish(self, deadline_s: float) -> bool:
-        """Read once more what is there now, without waiting for it to stand still: no rank is alive. True if that was done in time."""
+        """Read what is there now, without waiting for it to stand still: no rank is alive. Return whether that was done in time."""
         self._quiet_s, self._finishing = 0.0, True
         self._throttle.lift()  # there is no training any more that would wait for the disk
         self._wake.set()
@@ -140,7 +136,7 @@ class CheckpointWatcher:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether this is the last look: what is there now, and not what stood still before."""
+        """Whether this is the last look, which reads what is there now."""
         return self._finishing
 
     def _run(self) -> None:
@@ -150,25 +146,25 @@ class CheckpointWatcher:
             try:
                 delay_s = self._look()
             except Exception as error:  # noqa: BLE001 -- without this thread nothing is verified or mirrored until the run ends
-                self._tell("the checkpoints could not be looked at", error)
+                self._report_once("the checkpoints could not be listed", error)
                 delay_s = self._interval_s
             if last:
                 return
             self._wait(delay_s)
 
     def _wait(self, delay_s: float) -> None:
-        """Wait until the next look is due, or a save ended that cannot wait for it."""
+        """Wait until the next look is due, or a save in place has ended."""
         until = time.monotonic() + delay_s
         while (left_s := until - time.monotonic()) > 0 and not self._wake.wait(min(_NEWS_S, left_s)):
             try:
                 if self._has_news():
                     break
             except Exception as error:  # noqa: BLE001 -- as above
-                self._tell("the ranks' saves could not be looked at", error)
+                self._report_once("the ranks' save logs could not be read", error)
         self._wake.clear()
 
     def _look(self) -> float:
-        """Read what stood still long enough, newest first. Returns the seconds until the next look is due."""
+        """Read what stood still long enough, newest first. Return the seconds until the next look is due."""
         candidates = self._list().candidates
         if self._at_start is None:
             self._at_start = {candidate.path: candidate.identity for candidate in candidates}
@@ -183,10 +179,10 @@ class CheckpointWatcher:
             try:
                 self._settle(candidate)
             except Interrupted:
-                break  # we were stopped while it was read
-            except Exception as error:  # noqa: BLE001 -- one that we stumble over must not hide the others
+                break  # `stop` was called while it was read
+            except Exception as error:  # noqa: BLE001 -- one failure must not hide the other files
                 self._settled[candidate.path] = candidate.identity
-                self._tell(candidate.path, error)
+                self._report_once(candidate.path, error)
         waits = [self._quiet_s - (now - self._seen[candidate.path][1]) for candidate in unread]
         waits = [wait for wait in waits if wait > 0]
         return min([self._interval_s, *(wait + _RECHECK_S for wait in waits)])
@@ -195,7 +191,7 @@ class CheckpointWatcher:
         still_s = now - self._seen[candidate.path][1]  # below 0 while a file that could not be read waits for its next try
         return still_s >= self._quiet_s or (still_s >= 0 and self._is_ended(candidate))
 
-    def _tell(self, what: str, error: Exception) -> None:
+    def _report_once(self, what: str, error: Exception) -> None:
         text = f"{what}: {type(error).__name__}: {error}"
         if text not in self._troubles and not self._stopped.is_set():
             self._troubles.add(text)
@@ -214,7 +210,7 @@ class CheckpointWatcher:
         return [candidate for _, candidate in sorted(keyed, key=lambda pair: pair[0])]
 
     def _settle(self, candidate: Candidate) -> None:
-        """Find out what a file is, unless that is known or no longer of interest, and tell if it is whole."""
+        """Judge a file, unless it is known or nobody needs it, and pass it on if it is whole."""
         at_start = (self._at_start or {}).get(candidate.path) == candidate.identity
         known = self._cache.get(candidate.path, candidate.identity)
         if known is not None and known.level != "directory":

@@ -284,7 +284,7 @@ def test_a_failure_of_its_own_is_told_once_and_watching_goes_on(tmp_path: Path) 
     save(tmp_path / "step_10.pt", 10)
     watcher = CheckpointWatcher(look, verified, Cache(), interval_s=0.01, quiet_s=0.0, on_trouble=told.put)
     watcher.start()
-    assert told.get(timeout=DEADLINE_S) == "the checkpoints could not be looked at: ValueError: no listing"
+    assert told.get(timeout=DEADLINE_S) == "the checkpoints could not be listed: ValueError: no listing"
     assert told.get(timeout=DEADLINE_S) == f"{tmp_path}/step_10.pt: ValueError: no copy"
     save(tmp_path / "step_20.pt", 20)
     assert told.get(timeout=DEADLINE_S) == f"{tmp_path}/step_20.pt"

@@ -1,6 +1,6 @@
-"""Who this process is, and its claim on a rank's slot.
+"""Identifies this process, and claims a rank's slot for it.
 
-The first process to claim a slot has it until it dies. After a failure here (no directory, another layout) the process keeps a private
+The first process that claims a slot has it until it dies. After a failure here (no directory, another layout) the process keeps a private
 heartbeat, and the supervisor knows less.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ProcessIdentity:
-    """This process, as far as files and rules need it. `folder` is the one that PYTHONPATH names us by, `directory` the attempt's.
+    """This process. `folder` is our entry in PYTHONPATH, `directory` the attempt's.
 
     `known_rank`: the supervisor declares it (mode rank), or RANK and LOCAL_RANK are both set. RANK alone is not enough: in a pod of
     Kubernetes' PyTorchJob it counts nodes, and stands in the launcher's environment too.
@@ -39,12 +39,12 @@ class ProcessIdentity:
         self.enabled = True  # False in a forked child, which is not the rank
 
     def path(self, kind: str) -> str:
-        """Give the path of this process's "error" or "stacks" file."""
+        """Return the path of this process's "error" or "stacks" file."""
         return os.path.join(self.directory, layout.file_name(kind, self.local_rank if self.claimed else None, self.pid))  # noqa: PTH118 - pathlib costs 5 ms of start-up
 
 
 def claim(identity: ProcessIdentity, beat: HeartbeatWriter) -> bool:
-    """Take the rank's slot, if nobody alive has it. One try per process: after it the beat wants no slot any more."""
+    """Take the rank's slot, if no living process has it. Each process tries once."""
     beat.wants_slot = None
     if not _take(os.path.join(identity.directory, f"claim-{identity.local_rank}"), identity.pid, identity.start_ticks):  # noqa: PTH118 - see above
         return False
@@ -67,7 +67,7 @@ def leave_environment(folder: str) -> None:
 
 
 def _take(path: str, pid: int, start_ticks: int) -> bool:
-    """Write our name into a claim file that names nobody alive. The lock is held for the look only: no child can inherit it."""
+    """Write our pid into the claim file, if it names no living process. The lock is held only meanwhile: no child can inherit it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

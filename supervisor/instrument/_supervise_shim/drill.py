@@ -1,4 +1,4 @@
-"""Raises a rehearsed fault inside a rank (`supervise drill`): out of memory, or gradients that are NaN.
+"""Makes a rehearsed fault inside a rank (`supervise drill`): out of memory, or gradients that are NaN.
 
 `supervise drill` writes the order into `drill` in the job's directory: kind, step, rank (None: every rank). The fault comes after that
 step, before the optimizer's next, and `drill-struck-<rank>` records when. Out of memory strikes every attempt until the batch differs from
@@ -29,7 +29,7 @@ MESSAGE = (
 
 
 class DrillFault:
-    """The fault of this process. `order` is what stands in the file."""
+    """The fault of this process. `order` is the content of the file."""
 
     def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, job_dir: str, order: dict[str, Any]) -> None:
         self._identity = identity
@@ -53,7 +53,7 @@ class DrillFault:
 
     @quiet
     def _due(self) -> bool:
-        """Tell whether the step that is about to be made is the one; if so, it is written down that it was."""
+        """Return whether the fault comes at the next step; if so, record it."""
         beat, who, order = self._beat, self._identity, self._order
         made = beat.steps if beat.step is None else beat.step
         if made < order["step"] or not who.enabled or order["rank"] not in (None, who.rank):
@@ -75,7 +75,7 @@ class DrillFault:
 
 @quiet
 def ordered(identity: ProcessIdentity, beat: HeartbeatWriter) -> DrillFault | None:
-    """Give the fault that was ordered for this job; None nearly always, after one look."""
+    """Return the fault that was ordered for this job; None if there is no order."""
     job_dir = os.environ["SUPERVISE_JOB_DIR"]
     path = os.path.join(job_dir, "drill")  # noqa: PTH118 - see above
     if not os.access(path, os.R_OK):

@@ -1,8 +1,7 @@
 """Logs what this process loaded, or tried to load, so that the supervisor knows whether the script resumes, and from where.
 
 One line of JSON per file goes to `loads-<local rank>.jsonl`; a process without a slot keeps its lines until it has one. Bounded per folder,
-because a data set may be a million .pt files. For a path that was not there, inode, size and time are null: the script looked for a
-checkpoint there.
+because a data set may be a million .pt files. Inode, size and time of an absent file are null: the script tried to load a checkpoint there.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FOLDERS = 256
 
 
 class LoadLog:
-    """Owns the lines that are not written yet."""
+    """Holds the lines that are not written yet."""
 
     def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
         self._identity = identity
@@ -35,7 +34,7 @@ class LoadLog:
 
     @quiet
     def note(self, source: Any, complete: bool, via: str) -> None:  # noqa: ANN401, FBT001 - whatever the script gave to torch.load
-        """Note a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: through what it went."""
+        """Log a load. `source` is a path or an open file; `complete`: it raised nothing; `via`: the library that loaded."""
         path = path_of(source)
         if path is None or not self._identity.enabled:
             return
@@ -52,7 +51,7 @@ class LoadLog:
 
     @quiet
     def write(self) -> None:
-        """Write what is noted, if this process is a rank by now."""
+        """Write the lines, if this process has a slot by now."""
         if not (self._identity.claimed and self._lines):
             return
         name = os.path.join(self._identity.directory, f"loads-{self._identity.local_rank}.jsonl")  # noqa: PTH118 - see above

@@ -1,4 +1,4 @@
-"""What the hooks on functions of os share: the path that an argument means, its numbers, and a wrapper that passes for the original."""
+"""Helps the hooks on functions of os: the path that an argument means, a file's identity, and a wrapper that passes for the original."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KIND, _DIRECTORY = 0o170000, 0o040000
 
 
 def as_good_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the wrapper of a function of os the rank of the original: shutil asks these sets for it, and pickle for its name."""
+    """Have the wrapper of a function of os stand for the original: shutil looks it up in these sets, and pickle by its name."""
     for able in (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks):
         if inner in able:
             able.add(wrapper)
@@ -23,7 +23,7 @@ def as_good_as(inner: Callable[..., Any], wrapper: Callable[..., Any]) -> Callab
 
 
 def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script gave
-    """Give the absolute path that is meant: of a path, or of an open file; None for a number, an address, and what has no name."""
+    """Return the absolute path of a path or an open file; None for a descriptor, an address, or a file without a name."""
     path = target if isinstance(target, (str, bytes, os.PathLike)) else getattr(target, "name", None)
     if not isinstance(path, (str, bytes, os.PathLike)):
         return None
@@ -32,9 +32,9 @@ def path_of(target: Any) -> str | None:  # noqa: ANN401 - whatever the script ga
 
 
 def stat_of(path: str) -> list[int] | None:
-    """Give device, inode, size and modification time of a file; None where there is none.
+    """Return device, inode, size and modification time of a file; None if there is none.
 
-    Of a directory the size is -1: what it holds may change while its own numbers do not.
+    The size of a directory is -1: its content may change while its own numbers do not.
     """
     try:
         found = os.stat(path)  # noqa: PTH116 - as above

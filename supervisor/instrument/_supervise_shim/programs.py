@@ -120,7 +120,7 @@ PACKAGES = frozenset(name.partition(".")[0] for name, _ in FRAMES)
 
 
 class ProgramRecognition:
-    """Owns the weak references to the batch norms, and whether the file is written."""
+    """Holds weak references to the batch norms, and whether the file is written."""
 
     def __init__(self, identity: ProcessIdentity) -> None:
         self._identity = identity
@@ -145,13 +145,13 @@ class ProgramRecognition:
 
     @quiet
     def at_first_step(self) -> None:
-        """Look at the frames that led to the optimizer's step, and write the file."""
+        """Read the frames that led to the optimizer's step, and write the file."""
         frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the only way to the frames
         self._write(self._look(_upwards(frame)))
 
     @quiet
     def at_exception(self, trace: TracebackType | None) -> dict[str, Any]:
-        """Look at the frames that the exception came through; write the file where no step did, and give what goes into the error file."""
+        """Read the frames that the exception came through; write the file unless a step did. Return what goes into the error file."""
         found = self._look(_inwards(trace))
         self._write(found)
         return found
@@ -180,7 +180,7 @@ class ProgramRecognition:
 
 
 def _one(seen: ProgramFindings, frame: FrameType) -> None:
-    """Take one frame for what its module says that it is; a framework that is run with `python -m` is `__main__` with a spec."""
+    """Read one frame by the name of its module; a framework that is run with `python -m` is `__main__` with a spec."""
     name = frame.f_globals.get("__name__")
     if name == "__main__":
         _script(seen, frame)
@@ -193,7 +193,7 @@ def _one(seen: ProgramFindings, frame: FrameType) -> None:
 
 
 def _script(seen: ProgramFindings, frame: FrameType) -> None:
-    """Look for what a script that drives the loop itself has in its hands: an Accelerator, or nanoGPT's configuration."""
+    """Find what a script holds that drives the loop itself: an Accelerator, or nanoGPT's configuration."""
     accelerator = _get(sys.modules.get("accelerate.accelerator"), "Accelerator")
     if accelerator is not None:
         variables = [*frame.f_locals.values(), *frame.f_globals.values()]
@@ -213,7 +213,7 @@ def _is_a(value: Any, module: str, name: str) -> bool:
 
 
 def _get(owner: Any, name: str) -> Any:
-    """Give an attribute, or None: a property of a framework's may raise whatever it likes."""
+    """Return an attribute, or None: a framework's property may raise anything."""
     try:
         return getattr(owner, name, None)
     except Exception:  # noqa: BLE001 - see above
@@ -221,7 +221,7 @@ def _get(owner: Any, name: str) -> Any:
 
 
 def _upwards(frame: FrameType | None) -> list[FrameType]:
-    """Give the frames from the outermost to this one: of a deep stack the inner end."""
+    """Return the frames from the outermost to this one; of a deep stack only the inner ones."""
     frames: list[FrameType] = []
     while frame is not None and len(frames) < MOST_FRAMES:
         frames.append(frame)
@@ -230,7 +230,7 @@ def _upwards(frame: FrameType | None) -> list[FrameType]:
 
 
 def _inwards(trace: TracebackType | None) -> list[FrameType]:
-    """Give the frames of a traceback, the outermost first: of a deep one that end, where the framework is."""
+    """Return the frames of a traceback, the outermost first; of a deep one only the outer ones, where the framework is."""
     frames: list[FrameType] = []
     while trace is not None and len(frames) < MOST_FRAMES:
         frames.append(trace.tb_frame)

@@ -31,7 +31,7 @@ LOW_FDS = 100  # our descriptor is kept above, so that the script gets the numbe
 
 
 class ExceptionReporter:
-    """Owns the stacks file's descriptor, and the exception hook from `catch_exceptions` on."""
+    """Holds the stacks file's descriptor, and the exception hook from `catch_exceptions` on."""
 
     def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter, programs: ProgramRecognition) -> None:
         self._identity = identity
@@ -46,7 +46,7 @@ class ExceptionReporter:
 
     @quiet
     def catch_signals(self) -> None:
-        """Dump all threads on the supervisor's signal, and on a fatal one where the user did not ask for that himself."""
+        """Dump all threads on the supervisor's signal, and on a fatal one unless the user enabled faulthandler."""
         low = os.open(self._identity.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._stacks_fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, LOW_FDS)
@@ -70,7 +70,7 @@ class ExceptionReporter:
 
     @quiet
     def catch_exceptions(self) -> None:
-        """Take the exception hook; after every sitecustomize, because some replace it without calling the one before."""
+        """Set the exception hook; after every sitecustomize, because some replace it without calling the one before."""
         self._next_hook = sys.excepthook
         sys.excepthook = self._on_exception
         atexit.register(self._at_exit)
@@ -91,7 +91,7 @@ class ExceptionReporter:
 
     @quiet
     def _at_exit(self) -> None:
-        """Report what a hook that replaced ours kept to itself; leave no empty file of a process that was no rank."""
+        """Report an exception that a hook in place of ours kept; remove the empty stacks file of a process that was no rank."""
         if os.getpid() != self._identity.pid:
             return
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -102,7 +102,7 @@ class ExceptionReporter:
 
     @quiet
     def _report(self, value: BaseException, trace: TracebackType | None) -> None:
-        """Write the error file. Not for KeyboardInterrupt: someone stopped the process, it did not fail."""
+        """Write the error file. A KeyboardInterrupt writes none: someone stopped the process."""
         who = self._identity
         if self._reported or not who.enabled or os.getpid() != who.pid or get_ident() != self._main_thread:
             return
@@ -140,7 +140,7 @@ class ExceptionReporter:
 
 
 def _at_default(signum: int) -> bool:
-    """Say whether a signal is neither caught nor ignored in this process."""
+    """Return whether a signal is neither caught nor ignored in this process."""
     fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
     try:
         lines = os.read(fd, 8192).splitlines()
@@ -159,7 +159,7 @@ def _message(value: BaseException) -> str:
 
 @quiet
 def _traceback(value: BaseException, trace: TracebackType | None) -> str:
-    """Format the end of the traceback. Pieces are cut one by one: a message of megabytes must not push the frames out."""
+    """Format the end of the traceback. Each piece is cut by itself: a message of megabytes must not push the frames out."""
     import traceback  # noqa: PLC0415 - as json above
 
     pieces = traceback.format_exception(type(value), value, trace)

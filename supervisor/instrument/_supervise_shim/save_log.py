@@ -1,9 +1,9 @@
 """Logs what this process saved: one line of JSON where a save begins, where it ends, and where the saved file is renamed.
 
 From `saves-<local rank>.jsonl` the supervisor knows where the checkpoints are, which files and directories this job made, and which save
-was cut off (it began and never ended). It sees the saves of torch, DCP, safetensors and Lightning, and each os.replace, os.rename and
-os.mkdir. A process without a slot keeps its lines until it has one. A long file is rewritten with the last lines of each path, at most the
-`PATHS` newest, so that memory stays bounded.
+was cut off: it began and never ended. The log sees the saves of torch, DCP, safetensors and Lightning, and each os.replace, os.rename and
+os.mkdir. A process without a slot keeps its lines until it has one. A long file is rewritten with the last lines of the `PATHS` newest
+paths, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 PATHS = 128
 DIRECTORIES = 256
 FILE_BYTES = 256 << 10
-#: Parts of a directory that are saved by way of torch.save: the directory itself is what is noted.
+#: Parts of a directory that DCP writes with torch.save: the directory itself is logged.
 PARTS = (".distcp", ".metadata", ".metadata.tmp")
 
 
 class SaveLog:
-    """Owns the lines that are not written yet, and the newest of each path."""
+    """Holds the lines that are not written yet, and the newest of each path."""
 
     def __init__(self, identity: ProcessIdentity, beat: HeartbeatWriter) -> None:
         self._identity = identity
         self._beat = beat
         self._lines: list[str] = []
-        self._lock = RLock()  # saves in the background end in other threads; a forked child, being disarmed, never comes to it
-        self._later: list[Callable[[], None]] = []  # what is to be noted, in order
+        self._lock = RLock()  # saves in the background end in other threads; a forked child is disabled and never takes it
+        self._later: list[Callable[[], None]] = []  # notes to be made, in order
         self._busy = False
         self._number = count(1)
         self._bytes = 0
         self._newest: dict[str, dict[str, str]] = {}  # path → what → line, in the order of their last change
         self._made: dict[str, tuple[int, int]] = {}  # directory → device and inode, of the newest that were made here
-        self._rename: Callable[..., None] = os.replace  # ours must not be noted
+        self._rename: Callable[..., None] = os.replace  # for our own file, unhooked
 
     @quiet
     def began(self, target: Any, via: str) -> tuple[int, str] | None:  # noqa: ANN401 - whatever the script gave
-        """Note that a save begins; what comes back is for `ended`. None where the target has no name."""
+        """Log that a save begins. Return the token for `ended`; None if the target has no name."""
         path = path_of(target)
         if path is None or not self._identity.enabled or path.endswith(PARTS):
             return None
@@ -65,7 +65,7 @@ class SaveLog:
 
     @quiet
     def ended(self, token: tuple[int, str] | None, *, well: bool) -> None:
-        """Note that a save ended."""
+        """Log that a save ended."""
         if token is not None and self._identity.enabled:
             number, path = token
             now = stat_of(path)
@@ -73,7 +73,7 @@ class SaveLog:
 
     @quiet
     def renamed(self, source: Any, target: Any) -> None:  # noqa: ANN401 - see above
-        """Note that what was saved has another name now: the file itself, or a directory above it."""
+        """Log that a saved file, or a directory above it, has another name now."""
         if not (self._newest or self._made or self._later) or not self._identity.enabled:
             return
         before, after = path_of(source), path_of(target)
@@ -93,7 +93,7 @@ class SaveLog:
 
     @quiet
     def was_made(self, target: Any) -> None:  # noqa: ANN401 - see above
-        """Note a directory that this process made: what is in it is younger than that."""
+        """Note a directory that this process made: everything in it is younger."""
         path = path_of(target)
         now = None if path is None or not self._identity.enabled else stat_of(path)
         if path is None or now is None:
@@ -109,16 +109,16 @@ class SaveLog:
 
     @quiet
     def watch(self) -> None:
-        """Have os.replace, os.rename and os.mkdir tell; pathlib and shutil go through them. Once, when torch is there."""
+        """Hook os.replace, os.rename and os.mkdir, which pathlib and shutil use too. Called once, when torch is imported."""
         self._rename = os.replace
-        for name, tell, given in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
-            setattr(os, name, self._telling(getattr(os, name), tell, given))
+        for name, note, n_args in (("replace", self.renamed, 2), ("rename", self.renamed, 2), ("mkdir", self.was_made, 1)):
+            setattr(os, name, self._hooked(getattr(os, name), note, n_args))
 
-    def _telling(self, inner: Callable[..., Any], tell: Callable[..., Any], count: int) -> Callable[..., Any]:
+    def _hooked(self, inner: Callable[..., Any], note: Callable[..., Any], n_args: int) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as os has it
             result = inner(*args, **kwargs)
             if not kwargs.keys() - {"mode"}:
-                tell(*args[:count])
+                note(*args[:n_args])
             return result
 
         import functools  # noqa: PLC0415 - not at every start; torch has it by now
@@ -126,10 +126,10 @@ class SaveLog:
         return as_good_as(inner, functools.wraps(inner)(wrapper))
 
     def _in_turn(self, note: Callable[[], None]) -> None:
-        """Do one thing after the other, also where a signal's handler saves while this thread is at one of them: that comes after it."""
+        """Make one note after the other. If a signal's handler saves during a note, its own note comes after that one."""
         self._later.append(note)
         with self._lock:
-            if self._busy:  # by this very thread: whoever is in the middle of it goes on once the handler is through
+            if self._busy:  # this thread is in a note: it goes on once the signal handler returns
                 return
             self._busy = True
             try:
@@ -160,7 +160,7 @@ class SaveLog:
 
     @quiet
     def write(self) -> None:
-        """Write what is noted, if this process is a rank by now."""
+        """Write the lines, if this process has a slot by now."""
         self._in_turn(self._write)
 
     def _write(self) -> None:

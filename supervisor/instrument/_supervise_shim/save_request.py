@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SaveRequests:
-    """Counts of one process. `under_way` are saves that have begun and not ended, in any thread."""
+    """The saves of one process since the request. `_under_way`: saves that have begun and not ended, in any thread."""
 
     def __init__(self, beat: HeartbeatWriter) -> None:
         self._beat = beat
@@ -71,7 +71,7 @@ class SaveRequests:
 
     @quiet
     def _stepped(self) -> None:
-        """A step after a save: the script went on without asking again."""
+        """Note a step after a save: the script went on and did not ask again."""
         if self._ended:
             self._went_on()
 

@@ -176,6 +176,8 @@ class Supervised:
         """Return rank → pid of `attempt` (or a later one) as soon as `status` knows them."""
 
         def look() -> dict[int, int]:
+            if self.attempts() < attempt:
+                return {}  # what `status` would find, without starting it again and again beside the job
             status = self.status()
             ranks = status.get("ranks") or []
             return {rank["rank"]: rank["pid"] for rank in ranks} if (status.get("attempt") or 0) >= attempt else {}

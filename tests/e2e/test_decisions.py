@@ -123,8 +123,8 @@ def test_max_restarts_given_to_torchrun_is_the_cap(supervise: Callable[..., Supe
     assert "--max-restarts=1 is used up" in run.stderr
 
 
-SOME = (64, 255)
-OTHERS = (1, 42, 65, 75, 78, 124, 137)
+SOME = (64,)
+OTHERS = (1, 42, 255, 65, 75, 78, 124, 137)
 
 
 @pytest.mark.parametrize("own", [*SOME, *(pytest.param(own, marks=pytest.mark.slow) for own in OTHERS)])

@@ -120,7 +120,8 @@ def test_a_flipped_bit_is_found_an_older_checkpoint_taken_and_the_original_put_b
 
 
 def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
-    done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", "--patience-s", "2", *RESUMED, "--", *JOB)
+    job = [*JOB[:3], str(ROOT / "tests" / "jobs" / "ddp_small.py"), "--light", "--save-on-term", "--step-ms=20", *JOB[4:]]
+    done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", "--patience-s", "2", *RESUMED, "--", *job)
     assert done.returncode == 1
     said(done, r"^drill hang: rank 1 was stopped at step \d+$")
     said(done, r"noticed    not within 2 s")

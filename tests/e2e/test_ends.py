@@ -40,7 +40,11 @@ def daemon_of(run: Supervised) -> int:
     return int((run.place / "daemon").read_text().splitlines()[0])
 
 
-@pytest.mark.parametrize(("own", "told"), [(1, 1), (42, 42), (64, 1), (65, 1), (75, 1), (78, 1), (124, 1), (137, 1), (255, 1)])
+OWN_CODES = ((42, 42), (64, 1), (75, 1), (255, 1))
+OTHER_CODES = ((1, 1), (65, 1), (78, 1), (124, 1), (137, 1))
+
+
+@pytest.mark.parametrize(("own", "told"), [*OWN_CODES, *(pytest.param(*codes, marks=pytest.mark.slow) for codes in OTHER_CODES)])
 def test_a_rank_that_fails_before_its_first_step_gives_its_own_code_up_to_63_and_else_1(
     supervise: Callable[..., Supervised], own: int, told: int
 ) -> None:
@@ -89,7 +93,9 @@ def test_term_lets_the_ranks_save_and_ends_with_143(supervise: Callable[..., Sup
     run.wait_for_nothing_left()
 
 
-@pytest.mark.parametrize("launcher", [PLAIN, NO_TORCH], ids=["plain", "torchrun"])
+@pytest.mark.parametrize(  # under torchrun test_survival.py shows it, and the start after it
+    "launcher", [PLAIN, pytest.param(NO_TORCH, marks=pytest.mark.slow)], ids=["plain", "torchrun"]
+)
 def test_kill_9_of_supervise_leaves_nothing(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
     run = supervise(*launcher, *LONG, "--ignore-term", "--daemon=daemon")
     run.wait_for_step(1)
@@ -192,7 +198,7 @@ while not pathlib.Path("go-on").exists():
 """
 
 
-@pytest.mark.parametrize("name", ["accelerate", "launch.py"])
+@pytest.mark.parametrize("name", ["accelerate", pytest.param("launch.py", marks=pytest.mark.slow)])
 def test_the_ranks_that_a_command_starts_by_itself_are_the_ranks_of_the_attempt(
     supervise: Callable[..., Supervised], tmp_path: Path, name: str
 ) -> None:

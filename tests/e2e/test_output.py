@@ -360,7 +360,7 @@ def test_under_torchrun_on_a_terminal_the_rank_has_one(
 
 
 @pytest.mark.parametrize("file", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("launcher", [["python"], ONE_RANK], ids=["python", "torchrun"])
+@pytest.mark.parametrize("launcher", [["python"], pytest.param(ONE_RANK, marks=pytest.mark.slow)], ids=["python", "torchrun"])
 def test_where_one_stream_is_a_terminal_the_other_goes_where_it_was_sent(  # noqa: PLR0913, PLR0917  # two cases and four tools
     supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path, launcher: list[str], file: str
 ) -> None:

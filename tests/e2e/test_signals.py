@@ -137,8 +137,15 @@ def test_terms_up_to_the_last_moment_end_it_with_143_and_not_by_a_signal(supervi
         run.wait_for_nothing_left()
 
 
-@pytest.mark.parametrize("launcher", [PLAIN, LAUNCHED], ids=["plain", "torchrun"])
-@pytest.mark.parametrize("first", ["supervise", "ranks"])
+@pytest.mark.parametrize(
+    ("launcher", "first"),
+    [
+        pytest.param(PLAIN, "supervise", id="supervise-plain"),
+        pytest.param(LAUNCHED, "ranks", id="ranks-torchrun"),
+        pytest.param(PLAIN, "ranks", id="ranks-plain", marks=pytest.mark.slow),
+        pytest.param(LAUNCHED, "supervise", id="supervise-torchrun", marks=pytest.mark.slow),
+    ],
+)
 def test_term_to_every_process_of_the_job_is_no_failure(supervise: Callable[..., Supervised], launcher: list[str], first: str) -> None:
     run = supervise(*launcher, *LONG)
     run.wait_for_step(3)

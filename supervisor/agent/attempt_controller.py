@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
-from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, Stop
+from supervisor.agent.link import Admit, AllGather, Broadcast, Go, Publish, Start, StopCommand
 from supervisor.agent.messages import (
     AgentFailed,
     AllGathered,
@@ -218,7 +218,7 @@ class AttemptController:
                 broadcasts = self._broadcasts
             if broadcasts is not None and broadcasts[0] == command.attempt:
                 broadcasts[1].send(command.text)
-        elif isinstance(command, Stop):
+        elif isinstance(command, StopCommand):
             self._stop(command)
         elif isinstance(command, Admit):
             self._with_fence(command.attempt, lambda fence: fence.admit())
@@ -228,7 +228,7 @@ class AttemptController:
             changes = round_agreement.DecisionChanges(command.overrides, command.rejected, command.first)
             self._with_fence(command.attempt, lambda fence: fence.publish(command.kind, command.exit_code, command.reason, changes))
 
-    def _stop(self, command: Stop) -> None:
+    def _stop(self, command: StopCommand) -> None:
         if command.failure:
             if self.ranks.fence(command.attempt, command.signum, command.grace_s):
                 self._with_fence(command.attempt, lambda fence: fence.fail(command.failure))

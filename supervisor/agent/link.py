@@ -51,7 +51,7 @@ class Go:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopCommand:
     """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`leave` None) or exit with the code `leave`.
 
     failure: what the supervisor ends the attempt for, "" where it is no failure. The other nodes are fenced with it. It changes nothing
@@ -110,7 +110,7 @@ class Admit:
     attempt: int
 
 
-Command = Go | Start | AllGather | Broadcast | Stop | Publish | Admit
+Command = Go | Start | AllGather | Broadcast | StopCommand | Publish | Admit
 
 
 def parse(line: bytes) -> Command:
@@ -127,7 +127,7 @@ def parse(line: bytes) -> Command:
             return Broadcast(attempt, text) if what == "broadcast" else AllGather(attempt, int(raw["number"]), text)
         if what == "stop":
             leave = int(raw.get("exit_code") or 0) if raw.get("then", "wait") == "exit" else None
-            return Stop(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))
+            return StopCommand(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))
         if what == "publish":
             overrides = tuple((str(name), str(value)) for name, value in raw.get("overrides", ()))
             rejected = tuple(str(path) for path in raw.get("rejected", ()))

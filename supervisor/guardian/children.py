@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Children:
-    """`job_dir` is that of the last command, "" before; `detach_requests` are those of all that descends from it.
+    """`job_dir` is that of the last command, "" before the first; `detach_requests` are those of all its descendants.
 
-    `childless` tells, as of the last `reap`, that no child is left at all.
+    `childless`: at the last `reap` no child was left at all.
     """
 
-    def __init__(self, reactor: Reactor, tell: Callable[[dict[str, Any]], None], outputs: Outputs, ignored: Collection[int]) -> None:
+    def __init__(self, reactor: Reactor, send: Callable[[dict[str, Any]], None], outputs: Outputs, ignored: Collection[int]) -> None:
         self.job_dir = ""
         self.childless = True
         self.detach_requests = process_tree.DetachRequests()
         self._reactor = reactor
-        self._tell = tell
+        self._send = send
         self._outputs = outputs
         self._ignored = ignored
         self._commands: dict[int, SpawnedCommand] = {}
@@ -43,7 +43,7 @@ class Children:
         return set(self._commands)
 
     def spawn(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Start a command; what fails is told, never raised, but for a malformed request (KeyError, TypeError, ValueError)."""
+        """Start a command. A failure is reported to the supervisor; only a malformed request raises (KeyError, TypeError, ValueError)."""
         attempt, kind, env = int(message["attempt"]), str(message["kind"]), dict(message["env"])
         cwd, show = str(message["cwd"]), bool(message["show"])
         self._outputs.set_log_dir(attempt, str(message["log_dir"]))
@@ -59,9 +59,9 @@ class Children:
                 argv = [numbers.get(word, word) for word in argv]
             outlets = open_outlets(ptys=kind == "plain")
             pid, exec_fd = spawn(argv, env, cwd, outlets=outlets, keep=keep, ignored=self._ignored)
-        except OSError as error:  # no descriptor or no process is to be had
+        except OSError as error:  # no descriptor or no process is left
             protocol.close([outlet.read_fd for outlet in outlets])
-            self._tell({"ev": "spawn_failed", "attempt": attempt, "kind": kind, "errno": error.errno, "text": str(error)})
+            self._send({"ev": "spawn_failed", "attempt": attempt, "kind": kind, "errno": error.errno, "text": str(error)})
             return
         finally:
             protocol.close([outlet.child_fd for outlet in outlets])
@@ -71,13 +71,13 @@ class Children:
         command = SpawnedCommand(attempt, kind, pid, exec_fd, process.start_ticks if process else 0)
         self._commands[pid] = command
         self.childless = False
-        self._reactor.watch(exec_fd, lambda: self._settle(command))
+        self._reactor.watch(exec_fd, lambda: self._read_exec_result(command))
         self._outputs.take_outlets(outlets, attempt, rank=-1 if kind == "agent" else 0, show=show)
         if ends:
             self._outputs.take_link(ends[0])
 
     def reap(self) -> None:
-        """Collect every child that ended: a command's end is told, an adopted orphan's is nobody's business."""
+        """Collect every child that ended. Only a command's end is reported; adopted orphans concern nobody."""
         self.childless = False
         while True:
             try:
@@ -88,28 +88,28 @@ class Children:
             if pid == 0:
                 return
             if pid in self._commands:
-                self._settle(self._commands[pid])
-            if pid in self._commands:  # not so where the exec had failed, which is told already
-                self._tell_exit(self._commands.pop(pid), status)
+                self._read_exec_result(self._commands[pid])
+            if pid in self._commands:  # else the exec had failed, which is reported already
+                self._send_exit(self._commands.pop(pid), status)
 
-    def signal(self, signum: int, *, to_all: bool, group_heard_at: float = 0.0) -> None:
+    def signal(self, signum: int, *, to_all: bool, group_received_at: float = 0.0) -> None:
         """Signal the commands, or every proven descendant that did not ask to be left alone.
 
-        group_heard_at: when we heard this signal ourselves. Then a terminal or a scheduler sent it to our whole group, and a command
-        that was in it has it already: a second one would break off what a KeyboardInterrupt has just begun to save.
+        group_received_at: when we received this signal ourselves. Then a terminal or a scheduler sent it to our whole group, and a
+        command in the group has it already. A second one would interrupt a save that its KeyboardInterrupt has just begun.
         """
         processes = process_tree.snapshot()
         if to_all:
-            asked = self.detach_requests.detached(process_tree.below(os.getpid(), processes))
-            targets = process_tree.below(os.getpid(), processes, asked)
+            detached = self.detach_requests.detached(process_tree.below(os.getpid(), processes))
+            targets = process_tree.below(os.getpid(), processes, detached)
         else:
             commands = [one for one in self._commands.values() if one.pid in processes]
-            targets = [processes[one.pid] for one in commands if one.forked_at > group_heard_at or os.getpgid(one.pid) != os.getpgrp()]
+            targets = [processes[one.pid] for one in commands if one.forked_at > group_received_at or os.getpgid(one.pid) != os.getpgrp()]
         for process in targets:
             process_tree.send(process, signum)
 
-    def _settle(self, command: SpawnedCommand) -> None:
-        """Learn whether the exec was done."""
+    def _read_exec_result(self, command: SpawnedCommand) -> None:
+        """Report whether the exec succeeded, once that is known."""
         if command.exec_fd < 0:
             return
         try:
@@ -123,12 +123,12 @@ class Children:
         if report:
             del self._commands[command.pid]
             number, _, text = report.decode("utf-8", "replace").partition(" ")
-            self._tell({"ev": "spawn_failed", **about, "errno": int(number), "text": text or os.strerror(int(number))})
+            self._send({"ev": "spawn_failed", **about, "errno": int(number), "text": text or os.strerror(int(number))})
         else:
-            self._tell({"ev": "spawned", **about, "pid": command.pid, "start_ticks": command.start_ticks})
+            self._send({"ev": "spawned", **about, "pid": command.pid, "start_ticks": command.start_ticks})
 
-    def _tell_exit(self, command: SpawnedCommand, status: int) -> None:
-        self._tell(
+    def _send_exit(self, command: SpawnedCommand, status: int) -> None:
+        self._send(
             {
                 "ev": "exited",
                 "attempt": command.attempt,

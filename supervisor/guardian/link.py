@@ -1,8 +1,7 @@
-"""The link to the supervisor, as the main thread sees it: messages in, events out, and its end.
+"""The main thread's link to the supervisor: requests in, events out, and the end of the supervisor.
 
-Events that a stopped or busy supervisor does not take wait here, so the guardian never blocks on it. The end is reported once: by the
-link's EOF or by the death of the process that started us, whichever is seen first. A process that the supervisor forked may hold the link
-open longer.
+Events that a stopped or busy supervisor does not take wait here, so the guardian never blocks on it. `on_end` is called at the link's EOF
+or at the death of the process that started us, whichever comes first: a process that the supervisor forked may hold the link open longer.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ if TYPE_CHECKING:
 
 
 class GuardianLink:
-    """`obey` gets each message and its descriptors, which it must take or close; `ended` is called once."""
+    """`on_request` gets each message and its descriptors, which it must take or close; `on_end` is called once."""
 
-    def __init__(self, reactor: Reactor, fd: int, obey: Callable[[dict[str, Any], list[int]], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self, reactor: Reactor, fd: int, on_request: Callable[[dict[str, Any], list[int]], None], on_end: Callable[[], None]
+    ) -> None:
         self._reactor = reactor
         os.set_inheritable(fd, False)  # noqa: FBT003 - no child may hold it: its end is how our death is seen
         self._sock = socket.socket(fileno=fd)
         self._sock.settimeout(0)
-        self._obey = obey
-        self._ended = ended
+        self._on_request = on_request
+        self._on_end = on_end
         self._outbox: collections.deque[dict[str, Any]] = collections.deque()
         self._open = True
         self._parent_fd = -1
@@ -44,14 +45,14 @@ class GuardianLink:
             return  # no pidfds in this sandbox: the link's end has to do
         self._reactor.watch(self._parent_fd, self._close)
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Send an event, now or when there is room."""
         if self._open:
             self._outbox.append(message)
             self._flush()
 
     def read(self) -> None:
-        """Take all that has arrived."""
+        """Carry out all requests that have arrived."""
         if self._open:
             self._flush()
         while self._open:
@@ -60,14 +61,14 @@ class GuardianLink:
             except BlockingIOError:
                 return
             except ValueError as error:
-                self.tell({"ev": "refused", "do": "", "text": str(error)})
+                self.send({"ev": "refused", "do": "", "text": str(error)})
                 continue
             except OSError:
                 received = None
             if received is None:
                 self._close()
                 return
-            self._obey(*received)
+            self._on_request(*received)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -90,4 +91,4 @@ class GuardianLink:
         self._reactor.unwatch(self._sock.fileno())
         if self._parent_fd >= 0:
             self._reactor.unwatch(self._parent_fd)
-        self._ended()
+        self._on_end()

@@ -104,7 +104,7 @@ class Appender:
                 if time.monotonic() < log.retry_at:
                     raise BlockingIOError  # waiting to try again: one place counts what is lost
                 _open(log)
-            self._confess(log)
+            self._record_loss(log)
             while rest:
                 if log.size >= log.limit_bytes:
                     _rotate(log)
@@ -121,8 +121,8 @@ class Appender:
                 self._lose(log, len(rest))
             self._on_loss()
 
-    def _confess(self, log: LogFile) -> None:
-        """Say in the file what is missing from it."""
+    def _record_loss(self, log: LogFile) -> None:
+        """Write into the file how many bytes are missing from it."""
         if not log.lost_bytes:
             return
         with self._changed:

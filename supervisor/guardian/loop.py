@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from .streams import OutputStream
 
 DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
-#: After the supervisor's death: what TERM gets, and when all must be over, counted from its death (4 s are promised).
+#: After the supervisor's death: the time between TERM and KILL, and when all must be over, from its death on (4 s are promised).
 TERM_GRACE_S = 1.0
 GONE_WITHIN_S = 3.5
 ORPHAN_GRACE_MAX_S = 2.0
-LOG_FLUSH_S = 5.0  # what the disk gets for the end of the logs, with nobody waiting
+LOG_FLUSH_S = 5.0  # the time in which the disk may take the end of the logs; nobody waits
 EXIT_BUG = 70
 _FIRST_TICK_S = 0.01
 _LAST_TICK_S = 0.1
-_SURVIVORS_TOLD = 200
+_MAX_SURVIVORS = 200
 
 
 class GuardianOptions:
@@ -54,24 +54,24 @@ class GuardianOptions:
 
 
 class GuardianLoop:
-    """The main thread's state: what is being ended, and whether anybody still decides."""
+    """The main thread: which endings are under way, and whether a supervisor still decides."""
 
     def __init__(self, options: GuardianOptions) -> None:
         self._options = options
         self._reactor = Reactor()
-        self._link = GuardianLink(self._reactor, options.link_fd, self._obey, self._on_supervisor_gone)
-        self._outputs = Outputs(self._reactor, self._link.tell, self._link.read, options.log_bytes)
-        self._children = Children(self._reactor, self._link.tell, self._outputs, options.ignored)
+        self._link = GuardianLink(self._reactor, options.link_fd, self._on_request, self._on_supervisor_gone)
+        self._outputs = Outputs(self._reactor, self._link.send, self._link.read, options.log_bytes)
+        self._children = Children(self._reactor, self._link.send, self._outputs, options.ignored)
         self._endings: dict[
             str, tuple[process_tree.TreeTermination, Callable[[process_tree.TreeTermination], None]]
-        ] = {}  # by what is ended: orphans or all
+        ] = {}  # by their target: orphans or all
         self._stuck: frozenset[tuple[int, int]] = frozenset()
         self._tick_s = _FIRST_TICK_S
         self._finishing = False
         self._gone_at = 0.0
         self._wants_save = False
         self._signals = -1
-        self._heard_at: dict[int, float] = {}
+        self._received_at: dict[int, float] = {}
 
     def run(self) -> None:
         """Serve until the process ends."""
@@ -80,48 +80,48 @@ class GuardianLoop:
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for signum in (*DEAF_TO, signal.SIGCHLD, signal.SIGWINCH):
-            signal.signal(signum, _heard)
+            signal.signal(signum, _ignore)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        self._reactor.watch(self._signals, self._hear)
+        self._reactor.watch(self._signals, self._read_signals)
         self._link.start()
-        self._link.tell({"ev": "hello", "pid": os.getpid(), "rss_kib": _rss_kib()})
+        self._link.send({"ev": "hello", "pid": os.getpid(), "rss_kib": _rss_kib()})
         self._reactor.run()
 
-    def _hear(self) -> None:
+    def _read_signals(self) -> None:
         try:
-            heard = os.read(self._signals, 4096)
+            received = os.read(self._signals, 4096)
         except BlockingIOError:
             return
-        self._heard_at.update(dict.fromkeys(heard, time.monotonic()))
-        if signal.SIGCHLD in heard:
+        self._received_at.update(dict.fromkeys(received, time.monotonic()))
+        if signal.SIGCHLD in received:
             self._children.reap()
             if self._endings:
-                self._look_again(_FIRST_TICK_S)
-        if signal.SIGWINCH in heard:
+                self._tick_soon(_FIRST_TICK_S)
+        if signal.SIGWINCH in received:
             self._outputs.drain.resize(lambda: self._reactor.post(lambda: self._children.signal(signal.SIGWINCH, to_all=False)))
 
-    def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _on_request(self, message: dict[str, Any], fds: list[int]) -> None:
         do = message.get("do")
-        self._hear()  # first: what was heard before a command was started or is to be signalled counts for it
+        self._read_signals()  # first: a signal that came before this request counts for the command that it names
         try:
             if do == "spawn":
-                self._endings.clear()  # they were meant for what was there before this command, and would hit it
+                self._endings.clear()  # they were ordered before this command, and would hit it
                 self._children.spawn(message, fds)
             elif do == "log_dir":
                 self._outputs.turn_to(int(message["attempt"]), str(message["log_dir"]))
             elif do == "signal":
                 signum = int(message["signum"])
-                self._children.signal(signum, to_all=message["to"] == "all", group_heard_at=self._heard_at.get(signum, 0.0))
+                self._children.signal(signum, to_all=message["to"] == "all", group_received_at=self._received_at.get(signum, 0.0))
             elif do == "end":
                 self._end(str(message["what"]), int(message["signum"]), float(message["grace_s"]))
             elif do == "tails":
-                self._outputs.tell_tails(message["id"], message.get("attempt"))
+                self._outputs.send_tails(message["id"], message.get("attempt"))
             elif do == "finish":
                 self._finish()
             else:
                 raise ValueError(do)  # noqa: TRY301 - refused like a malformed one
         except (KeyError, TypeError, ValueError) as error:
-            self._link.tell({"ev": "refused", "do": str(do), "text": repr(error)})
+            self._link.send({"ev": "refused", "do": str(do), "text": repr(error)})
         finally:
             protocol.close(fds)
 
@@ -134,7 +134,7 @@ class GuardianLoop:
         running = self._endings.get("all") or self._endings.get(what)
         if running is not None:
             running[0].hurry(time.monotonic(), signum, grace_s)
-            self._look_again(0.0)
+            self._tick_soon(0.0)
             return
         if what == "all":
             self._endings.clear()
@@ -147,9 +147,9 @@ class GuardianLoop:
             os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, detach_requests=self._children.detach_requests
         )
         self._endings[what] = (ending, done)
-        self._look_again(0.0)
+        self._tick_soon(0.0)
 
-    def _look_again(self, within_s: float) -> None:
+    def _tick_soon(self, within_s: float) -> None:
         self._tick_s = _FIRST_TICK_S
         self._reactor.call_at("endings", time.monotonic() + within_s, self._tick)
 
@@ -171,11 +171,11 @@ class GuardianLoop:
     def _answer_end(self, what: str, ending: process_tree.TreeTermination) -> None:
         left = [{"pid": pid, "why": why} for pid, why in ending.left]
         answer = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
-        self._outputs.flush_then(lambda: self._tell_last(answer), within_s=0.5)
+        self._outputs.flush_then(lambda: self._send_last(answer), within_s=0.5)
 
-    def _tell_last(self, answer: dict[str, Any]) -> None:
-        self._outputs.tell_losses()
-        self._link.tell(answer)
+    def _send_last(self, answer: dict[str, Any]) -> None:
+        self._outputs.send_losses()
+        self._link.send(answer)
 
     # --- the end of the run ---
 
@@ -183,23 +183,23 @@ class GuardianLoop:
         """The run is over: kill nothing."""
         self._finishing = True
         self._endings.clear()
-        self._outputs.flush_then(self._tell_survivors, within_s=1.0)
+        self._outputs.flush_then(self._send_survivors, within_s=1.0)
 
-    def _tell_survivors(self) -> None:
-        found = process_tree.below(os.getpid(), process_tree.snapshot())[:_SURVIVORS_TOLD]
-        self._tell_last({"ev": "survivors", "pids": [{"pid": one.pid, "cmd": process_tree.command_line(one.pid)} for one in found]})
-        # Who still writes goes on being read until it ends, and a slow reader still gets everything: both as without us.
+    def _send_survivors(self) -> None:
+        found = process_tree.below(os.getpid(), process_tree.snapshot())[:_MAX_SURVIVORS]
+        self._send_last({"ev": "survivors", "pids": [{"pid": one.pid, "cmd": process_tree.command_line(one.pid)} for one in found]})
+        # A survivor's output is read until the survivor ends, and a slow reader still gets everything: both as without us.
         self._outputs.drain.sync(DrainRequest(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S, to_the_end=True))
 
     def _on_supervisor_gone(self) -> None:
-        """End everything: nobody is left who could decide anything else. Not so once the run was declared over."""
+        """End everything, unless the run was declared over: nobody is left to decide anything else."""
         if self._finishing:
             return
         self._endings.clear()
         self._gone_at = time.monotonic()
         self._children.reap()
         if self._children.childless:
-            # it left in good order, with everything ended: a slow reader of our stdout still gets all that was written
+            # the supervisor left in good order: a slow reader of our stdout still gets all that was written
             self._outputs.drain.sync(DrainRequest(_leave, pass_s=float("inf"), log_s=LOG_FLUSH_S))
             return
         # in a thread: a job directory that does not answer must not keep us from killing
@@ -229,12 +229,12 @@ class GuardianLoop:
         self._begin("all", signal.SIGTERM, TERM_GRACE_S, hard_s, self._leave_as_orphan)
 
     def _leave_as_orphan(self, ending: process_tree.TreeTermination) -> None:
-        # nothing of the job is left but what asked to be: that goes on being read
+        # only processes that asked to be left alone are left: their output goes on being read
         self._outputs.drain.sync(DrainRequest(_leave, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
 
 
-def _heard(_signum: int, _frame: object) -> None:
-    """Do nothing: the wake-up descriptor has told the loop."""
+def _ignore(_signum: int, _frame: object) -> None:
+    """Do nothing: the wake-up descriptor reports the signal to the loop."""
 
 
 def _leave(_streams: list[OutputStream]) -> None:

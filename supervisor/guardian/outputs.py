@@ -1,4 +1,4 @@
-"""The job's output, as the main thread sees it: which stream goes where, what was lost, and the last lines.
+"""The main thread's part of the job's output: which stream goes where, how much was lost, and the last lines.
 
 The bytes themselves never pass through the main thread.
 """
@@ -29,11 +29,11 @@ class Outputs:
     """An attempt whose log directory is not known is logged where the newest is."""
 
     def __init__(
-        self, reactor: Reactor, tell: Callable[[dict[str, Any]], None], before_streams: Callable[[], None], log_bytes: int
+        self, reactor: Reactor, send: Callable[[dict[str, Any]], None], before_streams: Callable[[], None], log_bytes: int
     ) -> None:
         self._log_dirs: dict[int, str] = {}
         self._reactor = reactor
-        self._tell = tell
+        self._send = send
         self._before_streams = before_streams
         self._log_bytes = log_bytes
         self._lossy = False
@@ -70,8 +70,8 @@ class Outputs:
         """Run `task` in the main thread once all that is written by now has been shown and logged, or the time is over."""
         self.drain.sync(DrainRequest(lambda _: self._reactor.post(task), pass_s=within_s, log_s=within_s))
 
-    def tell_tails(self, request_id: object, attempt: int | None) -> None:
-        """Tell the last 16 KiB of each stream (of one attempt), one packet each since one may fill a packet, then an empty one."""
+    def send_tails(self, request_id: object, attempt: int | None) -> None:
+        """Send the last 16 KiB of each stream (of one attempt), one packet each since one may fill a packet, then an empty one."""
 
         def copy(streams: list[OutputStream]) -> None:  # in the drain's thread, which owns the tails
             about = {"ev": "tails", "id": request_id}
@@ -82,12 +82,12 @@ class Outputs:
                     tail = {"attempt": stream.attempt, "rank": stream.rank, "name": stream.name, "text": text}
                     packets.append({**about, "tails": [tail], "more": True})
             packets.append({**about, "tails": [], "more": False})
-            self._reactor.post(lambda: self._tell_all(packets))
+            self._reactor.post(lambda: self._send_all(packets))
 
         self.drain.sync(DrainRequest(copy))
 
-    def tell_losses(self) -> None:
-        """Tell what was dropped so far, if that has changed."""
+    def send_losses(self) -> None:
+        """Send how much was dropped so far, if that has changed."""
         if not self._lossy:
             return
         self._lossy = False
@@ -95,31 +95,31 @@ class Outputs:
         passes = set(self._passes.values())
         dropped = self._appender.dropped_bytes + sum(each.dropped_bytes for each in passes)
         errors = [text for text in (self._appender.error, *(each.error for each in passes)) if text]
-        self._tell({"ev": "output", "dropped_bytes": dropped, "log_errors": "; ".join(errors) or None})
+        self._send({"ev": "output", "dropped_bytes": dropped, "log_errors": "; ".join(errors) or None})
 
-    def _tell_all(self, packets: list[dict[str, Any]]) -> None:
+    def _send_all(self, packets: list[dict[str, Any]]) -> None:
         for packet in packets:
-            self._tell(packet)
+            self._send(packet)
 
     def _note_loss(self) -> None:
-        """Have the loss told within a second; called from any thread, for every block that is lost."""
+        """Have the loss sent within a second; called from any thread, for every block that is lost."""
         if not self._lossy:
             self._lossy = True
-            self._reactor.post(lambda: self._reactor.call_at("losses", self._reported_at + REPORT_EVERY_S, self.tell_losses))
+            self._reactor.post(lambda: self._reactor.call_at("losses", self._reported_at + REPORT_EVERY_S, self.send_losses))
 
     def _open_pass(self, fd: int) -> Passthrough:
         closed = {"ev": "stdout_closed", "stream": fd}
-        return Passthrough(fd, self.drain.wake, lambda: self._reactor.post(lambda: self._tell(closed)), self._note_loss)
+        return Passthrough(fd, self.drain.wake, lambda: self._reactor.post(lambda: self._send(closed)), self._note_loss)
 
     def _read_link(self, sock: socket.socket) -> None:
-        self._before_streams()  # a new attempt's log directory was told before its streams came
+        self._before_streams()  # the supervisor named a new attempt's log directory before its streams came
         while True:
             try:
                 received = protocol.receive(sock)
             except BlockingIOError:
                 return
             except ValueError as error:
-                self._tell({"ev": "refused", "do": "output", "text": str(error)})
+                self._send({"ev": "refused", "do": "output", "text": str(error)})
                 continue
             except OSError:
                 received = None
@@ -137,7 +137,7 @@ class Outputs:
                 raise ValueError(name)  # noqa: TRY301 - refused like every malformed one
             self._take(fds.pop(0), attempt, rank, name, to=to, pty=bool(message.get("pty")))
         except (KeyError, TypeError, ValueError) as error:
-            self._tell({"ev": "refused", "do": "output", "text": repr(error)})
+            self._send({"ev": "refused", "do": "output", "text": repr(error)})
         finally:
             protocol.close(fds)
 

@@ -1,4 +1,4 @@
-"""What descends from a process, and how it is ended: the only place that decides what may be killed.
+"""The descendants of a process, and how they are ended: the only place that decides which process may be killed.
 
 A process is signalled only if it is *proven* to descend from the root. The proof is parentage while the root lives: as a subreaper the root
 is the parent of every orphan below it. So a daemon with its own session and an empty environment is found too, and a stranger that merely
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 DETACH = b"SUPERVISE_JOB_DETACH=1"
 #: Time that a process gets to vanish after KILL before it is reported as left (uninterruptible sleep, a fork bomb).
 AFTER_KILL_S = 3.0
-#: An environment is read under its process's own memory lock. Who holds that, in uninterruptible sleep say, does not answer: so long
-#: is waited for one answer before others are asked beside it, and for all of one round.
+#: An environment is read under its process's own memory lock. A process that holds it in uninterruptible sleep does not answer.
+#: The wait for one answer before others are asked beside it, and the wait for all answers of one round.
 SLOW_ANSWER_S = 0.2
 ANSWERS_S = 0.5
 
@@ -105,9 +105,9 @@ def below(root: int, processes: dict[int, ProcessStat], spare: Collection[int] =
 
 
 class DetachRequests:
-    """Who asked to be left alone, by its own environment. An unreadable environment asks for nothing.
+    """The processes that ask to be left alone, by their own environment. An unreadable environment asks for nothing.
 
-    The reading is done by threads, because it can hang: what does not answer asks for nothing either, and is not asked twice.
+    Threads read, because a read can hang: a process that does not answer asks for nothing either, and is not asked twice.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class DetachRequests:
         self._silent: set[tuple[int, int]] = set()
 
     def detached(self, processes: Collection[ProcessStat]) -> set[int]:
-        """Select them; blocks at most ANSWERS_S. Who could not be asked in that time counts among them, and is asked in the next round."""
+        """Select them; blocks at most ANSWERS_S. A process that was not asked in that time counts among them until the next round."""
         waiting = collections.deque(one for one in processes if one.key not in self._silent)
         until = time.monotonic() + ANSWERS_S
         while waiting and time.monotonic() < until:
@@ -182,7 +182,8 @@ class TreeTermination:
     signum: what is sent first; KILL follows `grace_s` after the first tick, at once to what is stopped. hard_s: when to give up,
     counted from the first tick. top: the root itself, where that is to be ended too. After that, `signalled` holds the processes
     that were, `left` (pid, why), `detached` those of them that asked to be left alone, and `stuck` names those that KILL did not end.
-    given_up: what was stuck before: it is signalled again, but not waited for. detach_requests: shared by all endings of one owner.
+    given_up: processes that were stuck before: they are signalled again, but not waited for. detach_requests: shared by all endings
+    of one owner.
     """
 
     def __init__(  # noqa: PLR0913 - four facts of the request, and what is known from earlier ones
@@ -224,10 +225,10 @@ class TreeTermination:
         self.hard_s = min(self.hard_s, elapsed_s + grace_s + AFTER_KILL_S)
 
     def tick(self, now: float, spare: Collection[int] | Select = (), *, childless: bool = False) -> bool:
-        """Look once and signal what is due.
+        """Scan once and send the signals that are due.
 
-        spare: these pids and what descends from them, or what selects them from what was just seen. childless: the root is known to have
-        no child at all.
+        spare: these pids and their descendants, or a function that selects them from this scan. childless: the root is known to have no
+        child at all.
         """
         if self._began is None:
             self._began = now
@@ -253,7 +254,7 @@ class TreeTermination:
         return False
 
     def _with_top(self, top: ProcessStat, targets: list[ProcessStat], processes: dict[int, ProcessStat]) -> list[ProcessStat]:
-        """Add the root, and what was seen below it before it died: that descends from elsewhere now."""
+        """Add the root, and the processes seen below it before it died: they have another parent now."""
         self._seen.update({process.key: process for process in (top, *targets)})
         alive = (processes.get(pid) for pid, _ in self._seen)
         return [process for process in alive if process and process.key in self._seen and process.alive]

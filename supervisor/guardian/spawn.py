@@ -54,7 +54,7 @@ class CommandOutput:
 
 
 def same_file(fd: int, other: int) -> bool:
-    """Tell whether two descriptors are one open file or terminal, as after 2>&1."""
+    """Return whether two descriptors are one open file or terminal, as after 2>&1."""
     mine, its = os.fstat(fd), os.fstat(other)
     return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
 

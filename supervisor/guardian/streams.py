@@ -95,7 +95,7 @@ class Drain:
         start_critical(self._run)
 
     def wake(self) -> None:
-        """Look again at what is paused or asked for."""
+        """Have the drain check paused streams and requests again."""
         os.eventfd_write(self._wakeup, 1)
 
     def add(self, stream: OutputStream) -> None:
@@ -122,7 +122,7 @@ class Drain:
     def _run(self) -> None:
         while True:
             ready = [key.fd for key, _ in self._selector.select(self._poll_s if self._syncs else None)]
-            if self._wakeup in ready:  # first: what was asked for before a byte came counts for that byte
+            if self._wakeup in ready:  # first: a request that came before a byte counts for that byte
                 self._answer_wakeup()
             for fd in ready:
                 if fd in self._streams and not self._streams[fd].paused:
@@ -145,7 +145,7 @@ class Drain:
         os.set_blocking(stream.fd, False)
         self._streams[stream.fd] = stream
         self._selector.register(stream.fd, selectors.EVENT_READ)
-        # two attempts are enough to tell why the last one ended; memory stays bounded over many restarts
+        # two attempts are enough to explain why the last one ended; memory stays bounded over many restarts
         self._ended = [old for old in self._ended if old.attempt >= stream.attempt - 1]
 
     def _move(self, rank: int, attempt: int, log_for: Callable[[OutputStream], LogFile]) -> None:
@@ -239,7 +239,7 @@ def _blocked(stream: OutputStream) -> bool:
 
 
 def _cut(fd: int, data: bytes, *, full: bool) -> int:
-    """Tell how much of `data` to pass on now.
+    """Return how much of `data` to pass on now.
 
     In the middle of a flood (a full read, and more is waiting) only up to the last line end, so that another rank's line can
     come between; the rest goes first when its turn comes, which is at once.

@@ -1,8 +1,8 @@
 """torchrun's elastic agent, run as `supervisor.agent`: one process that lives through many attempts and asks before each.
 
-The agent stops its ranks by itself the moment one fails; what is asked of it here is the next attempt (go), an end (stop) or the entry
-of waiting nodes (admit). It may be deaf: its main thread can sit in a C++ store wait. So nothing is awaited from it that the guardian
-cannot do in its place, and the core's timers decide when. See launch/session.py for what goes in and out.
+The agent stops its ranks by itself the moment one fails. The supervisor orders the next attempt (go), an end (stop) or the entry of waiting
+nodes (admit). The agent may not react, because its main thread can sit in a C++ store wait. So the supervisor awaits nothing from it that
+the guardian cannot do in its place, and the core's timers decide when. launch/session.py lists the calls and their events.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from supervisor.core.events import (
     RankExited,
 )
 from supervisor.core.model import Evidence, FirstCause, Launcher, RankExit, RankInfo
-from supervisor.launch.environment import attempt_variables, handed, job_environment
+from supervisor.launch.environment import attempt_variables, job_environment, resume_handover
 from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from supervisor.knobs.knob_set import AttemptCommand
 
 SEND_DEADLINE_S = 1
-#: What the link gets for its end after the agent's own: what the agent said last is on it, and comes by another way than its exit code.
-LAST_WORDS_S = 1.0
+#: How long the link may outlast the agent: the agent's last messages are on it, and its exit code comes by another way.
+LINK_END_S = 1.0
 #: How many names of torch's that do not fit are reported; the others are counted.
 _NAMED = 3
 
@@ -83,7 +83,7 @@ class ElasticSession:
         self._ending = AttemptEnding(ground)
         self._link: socket.socket | None = None
         self._pid: int | None = None
-        self._exited: Mapping[str, Any] | None = None  # told by the guardian, while the link may still hold what was said before
+        self._exited: Mapping[str, Any] | None = None  # by the guardian, while the link may still hold earlier messages
         self._at_end = False  # of the link
         self._is_ready = False
         self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
@@ -98,10 +98,10 @@ class ElasticSession:
         """See Session."""
         return tuple(self._ending.facts)
 
-    # what the executor asks for
+    # requests of the executor
 
     def gather(self, action: GatherNodes) -> None:
-        """See Session. The agent meets the other nodes, and starts its ranks when `begin` says how."""
+        """See Session. The agent meets the other nodes, and starts its ranks with the order that `begin` sends."""
         self._open(action.attempt, lambda: {"do": "go", "attempt": action.attempt, "nproc": action.nproc})
 
     def all_gather(self, attempt: int, number: int, text: str, received: Callable[[list[str]], None]) -> None:
@@ -115,7 +115,7 @@ class ElasticSession:
         self._send({"do": "broadcast", "attempt": attempt, "text": text})
 
     def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
-        """See Session. Where the nodes have met, the agent is told to start its ranks."""
+        """See Session. Where the nodes have met, the agent is ordered to start its ranks."""
         if not self._nodes_met or action.attempt != self._ending.attempt:
             self._open(action.attempt, lambda: self._order("go", action, applied))
             return
@@ -124,7 +124,7 @@ class ElasticSession:
             self._send(message)
 
     def _open(self, attempt: int, message: Callable[[], Mapping[str, Any] | None]) -> None:
-        """Tell a living agent to go on with another attempt; otherwise start one, which is told when it has said hello."""
+        """Order a living agent to go on with another attempt; otherwise start one, which gets the order after its hello."""
         self._ending.start(attempt)
         self._waiting = message
         self._nodes_met, self._awaited = False, {}
@@ -153,7 +153,7 @@ class ElasticSession:
             self._send({"do": "admit", "attempt": action.attempt})
             return
         if self._is_ready:
-            self._tell_to_leave(action.signum, action.grace_s, 128 + action.signum)
+            self._send_leave(action.signum, action.grace_s, 128 + action.signum)
         else:
             self._ending.sweep("all", "stopped", 0.0)  # nothing of the user's runs yet, and the agent is deaf to TERM from its first line
 
@@ -167,14 +167,14 @@ class ElasticSession:
         self._send({"do": "publish", **asdict(action)})
 
     def leave(self, exit_code: int) -> None:
-        """See Session. The agent is deaf to TERM by design, so it is told."""
-        self._tell_to_leave(signal.SIGTERM, 0.0, exit_code)
+        """See Session. The agent ignores TERM by design, so it gets a message."""
+        self._send_leave(signal.SIGTERM, 0.0, exit_code)
 
-    def _tell_to_leave(self, signum: int, grace_s: float, exit_code: int) -> None:
+    def _send_leave(self, signum: int, grace_s: float, exit_code: int) -> None:
         message = {"do": "stop", "attempt": self._ending.attempt, "signum": signum, "grace_s": grace_s, "then": "exit"}
         self._send(message | {"exit_code": exit_code})
 
-    # what the guardian says
+    # messages of the guardian
 
     def on_guardian(self, message: Mapping[str, Any]) -> None:
         """See Session."""
@@ -192,7 +192,7 @@ class ElasticSession:
             if self._at_end:
                 self._agent_exited(message)
             else:
-                self._ground.loop.call_later(LAST_WORDS_S, lambda: self._agent_exited(message))
+                self._ground.loop.call_later(LINK_END_S, lambda: self._agent_exited(message))
 
     def on_guardian_died(self, code: int | None, signum: int | None) -> None:
         """See Session."""
@@ -204,7 +204,7 @@ class ElasticSession:
         self._drop_link()
 
     def _agent_exited(self, message: Mapping[str, Any]) -> None:
-        """The agent has ended, and all that it said was heard; or the link is held open by something else, and that was waited for."""
+        """The agent has ended. All its messages were received, or something else held the link open for LINK_END_S."""
         if message is not self._exited:
             return
         self._agent_gone()
@@ -227,7 +227,7 @@ class ElasticSession:
     def _fall_back(self, reason: str) -> None:
         self._ground.fall_back(LauncherFellBack(self._ground.loop.clock.now(), Launcher.STOCK, reason))
 
-    # what the agent says
+    # messages of the agent
 
     def _link_ended(self, link: socket.socket) -> None:
         if link is not self._link:
@@ -270,7 +270,7 @@ class ElasticSession:
                 death = RankExit(rank, pid, at_ns, code, signum, core_dumped)
                 self._deaths[rank] = death
                 self._ending.rank_died(death)
-                self._ground.last_look()
+                self._ground.last_sample()
                 return RankExited(now, attempt, death)
             case RanksStopped():
                 self._ranks_stopped(message)
@@ -313,7 +313,7 @@ class ElasticSession:
         return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, message.rejected or (), first)
 
     def _failed(self, text: str, *, refused: bool) -> None:
-        """Keep what torchrun failed with; of arguments that it refused its own exit code tells, which comes next."""
+        """Keep the exception of torchrun. Its exit code, which comes next, reports arguments that it refused."""
         if refused:
             self._ending.facts.append(Evidence("launcher", "who", "torchrun, which did not accept its arguments,"))
             return
@@ -368,16 +368,16 @@ class ElasticSession:
         message, self._waiting = self._waiting, None
         if message is None or not self._ground.loop.state.awaits_ranks(
             self._ending.attempt
-        ):  # a stop came first, or what the agent said at its start led elsewhere
+        ):  # a stop came first, or the agent's first messages led elsewhere
             return
         made = message()
         if made is not None:
             self._send(made)
 
     def _order(self, what: str, action: BeginAttempt, applied: AttemptCommand) -> Mapping[str, Any] | None:
-        """Return the message that starts the attempt's ranks; None where there can be none, which is then told."""
+        """Return the message that starts the attempt's ranks; None where that is impossible, which is reported."""
         job = self._ground.job
-        given = handed(job.settings, job.command, action.resume)
+        given = resume_handover(job.settings, job.command, action.resume)
         before = len(job.command) - len(self._script_args)
         if tuple(applied.argv[:before]) != job.command[:before]:
             text = f"a knob would change torchrun's own arguments, which hold for all attempts: {shlex.join(applied.argv[:before])}"
@@ -405,7 +405,7 @@ class ElasticSession:
             self._ground.note("request.lost", {"do": message["do"], "error": str(error)})
 
     def _read(self, link: socket.socket) -> None:
-        """Pass on every whole line, then that there are no more. An agent that is killed may leave half a line, which says nothing."""
+        """Pass on every whole line, then the end of the link. A killed agent may leave half a line, which is dropped."""
         try:
             with link.makefile("rb") as lines, contextlib.suppress(OSError):
                 for line in lines:
@@ -446,13 +446,13 @@ class _Named(msgspec.Struct):
 
 
 def exception_line(traceback: str) -> str:
-    """Return the type and the beginning of the text that a traceback ends with; rules and empty lines say nothing."""
+    """Return the type and the beginning of the text that a traceback ends with; horizontal rules and empty lines are left out."""
     lines = [line for line in traceback.splitlines() if any(letter.isalnum() for letter in line)]
     header = max((i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")), default=None)
-    told = lines[-1:] if header is None else lines[header + 1 :]
-    while len(told) > 1 and told[0].startswith((" ", "\t")):
-        told = told[1:]
-    if not told:
+    error = lines[-1:] if header is None else lines[header + 1 :]
+    while len(error) > 1 and error[0].startswith((" ", "\t")):
+        error = error[1:]
+    if not error:
         return "unknown"
-    first = told[0].strip()
-    return f"{first} {told[1].strip()}" if first.endswith(":") and len(told) > 1 else first.removesuffix(":")
+    first = error[0].strip()
+    return f"{first} {error[1].strip()}" if first.endswith(":") and len(error) > 1 else first.removesuffix(":")

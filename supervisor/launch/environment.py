@@ -36,7 +36,7 @@ _HYDRA = "HYDRA_FULL_ERROR"
 
 @dataclass(frozen=True, slots=True)
 class ResumeHandover:
-    """How an attempt is told what to resume from: variables to set and to remove, arguments to append, words to replace in the command."""
+    """How an attempt gets its checkpoint: variables to set and to remove, arguments to append, words to replace in the command."""
 
     variables: dict[str, str]
     removed: tuple[str, ...]
@@ -60,7 +60,7 @@ def instrumentation(environ: Mapping[str, str], shim: str) -> dict[str, str]:
 
 def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, shim: str) -> dict[str, str]:
     """Return all that an attempt's ranks find in their environment beyond the user's own, but for what hands a checkpoint over."""
-    told = {
+    ours = {
         "SUPERVISE_JOB_RUN": job.run_id,
         "SUPERVISE_JOB_ATTEMPT": str(action.attempt),
         "SUPERVISE_JOB_REASON": action.reason,
@@ -72,11 +72,11 @@ def attempt_variables(job: Job, action: BeginAttempt, applied: AttemptCommand, s
     # what a plan sets may be one of the user's variables, PYTHONPATH among them: the instrumentation goes in front of it
     traces = tracing.variables(job.environ, job.log_dir(action.attempt)) if action.trace else {}
     changed = {**gpus, **traces, **hydra, **applied.environment}
-    return changed | told | instrumentation({**job.environ, **changed}, shim)
+    return changed | ours | instrumentation({**job.environ, **changed}, shim)
 
 
-def handed(settings: Settings, command: Sequence[str], resume: CheckpointRef | None) -> ResumeHandover:
-    """Return how `resume` is handed over through the declared knob; with nothing to resume nothing of it is set.
+def resume_handover(settings: Settings, command: Sequence[str], resume: CheckpointRef | None) -> ResumeHandover:
+    """Return how the script gets `resume` through the declared knob; with nothing to resume no knob is set.
 
     `command` is the user's own. It is a template of ours only where checkpoints are declared and `{resume}` stands in it: elsewhere
     `{step}` is the script's own (a file name's template, say). A variable of the user's keeps its value while there is nothing to resume.

@@ -33,11 +33,11 @@ ORPHAN_GRACE_S = 2.0
 LOG_BYTES = 64 * 1024 * 1024  # per file; five are kept per rank
 HELLO_WITHIN_S = 10.0
 EXIT_WITHIN_S = 0.2  # its link ends with the process itself, save for the microseconds between
-NO_HELLO = f"it did not say hello within {HELLO_WITHIN_S:g} s"
-START_TRIES = 3  # a kill from outside, by the OOM killer say, may strike it before its hello as well as after
+NO_HELLO = f"it sent no hello within {HELLO_WITHIN_S:g} s"
+START_TRIES = 3  # a kill from outside, for example by the OOM killer, may come before its hello
 TERM = int(signal.SIGTERM)
 PROGRAM = Path(__file__).parent.parent / "guardian"
-#: Python itself ignores these two from its first moment; what it found before cannot be told any more.
+#: Python itself ignores these two from its first moment; what it found before can no longer be read.
 _PYTHONS_OWN = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
 
 
@@ -63,7 +63,7 @@ class GuardianClient:
         self._tails: dict[int, list[Event]] = {}
         self._hello = threading.Event()
         self._ended = threading.Event()
-        self._started = False  # its end is news
+        self._started = False  # its end is to be reported
         self._dismissed = False
         self._backlog: deque[tuple[Event, list[int]]] = deque()
         self._sending = threading.Condition()
@@ -93,7 +93,7 @@ class GuardianClient:
         while True:
             tries += 1
             guardian = cls(*_launch(options), on_event, on_died)
-            if guardian._says_hello():
+            if guardian._await_hello():
                 return guardian
             code, signum = guardian.exit_status()
             guardian._process.kill()
@@ -103,8 +103,8 @@ class GuardianClient:
             if tries == START_TRIES:
                 raise _no_start(f"signal {signum} ended it at once, {tries} times")
 
-    def _says_hello(self) -> bool:
-        """Await it. True: it lives, and from now on its end is told."""
+    def _await_hello(self) -> bool:
+        """Wait for its hello. True: it lives, and from now on its end is reported."""
         self._hello.wait(HELLO_WITHIN_S)
         with self._sending:
             self._started = self._hello.is_set() and not self._ended.is_set()
@@ -159,12 +159,12 @@ class GuardianClient:
         self._request({"do": "tails", "id": request_id, "attempt": attempt})
 
     def finish(self) -> None:
-        """Declare the run over: nothing is killed from now on. Answered by survivors; the guardian's end is no news after that."""
+        """Declare the run over: nothing is killed from now on. Answered by survivors; the guardian's end is not reported after that."""
         self._dismissed = True
         self._request({"do": "finish"})
 
     def _request(self, request: Event, fds: Sequence[int] = ()) -> None:
-        """Send at once, so that it is there before anything that is told to the agent next; later where the guardian is too busy."""
+        """Send at once, so that it arrives before any later message to the agent; later where the guardian is too busy."""
         with self._sending:
             if not self._backlog:
                 with contextlib.suppress(BlockingIOError):
@@ -179,7 +179,7 @@ class GuardianClient:
         except BlockingIOError:
             raise
         except OSError:
-            return  # it is gone, which the reader tells
+            return  # it is gone, which the reader reports
 
     def _write(self) -> None:
         while True:
@@ -198,7 +198,7 @@ class GuardianClient:
     def _read(self) -> None:
         try:
             self._receive()
-        finally:  # a failure of ours in there is the guardian's end too, and is judged as that: deaf to it we are of no use
+        finally:  # a failure of ours in there counts as the guardian's end: without its events we are of no use
             self._link_ended()
 
     def _receive(self) -> None:
@@ -218,12 +218,12 @@ class GuardianClient:
     def _link_ended(self) -> None:
         with self._sending:
             self._ended.set()
-            news = self._started
+            is_reported = self._started
             self._sending.notify()
         self._hello.set()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)  # its end of the link ends with it
-        if news and not self._dismissed:
+        if is_reported and not self._dismissed:
             self._on_died()
 
     def _take(self, event: Event) -> None:
@@ -242,7 +242,7 @@ def _launch(options: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.soc
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     argv = [sys.executable, "-I", "-S", str(PROGRAM), "--link-fd", str(theirs.fileno()), *options]
     try:
-        # what the user's shell handed down (a job server, a log on fd 3) goes on to the job
+        # the job inherits what the user's shell gave us (a job server, a log on fd 3)
         process = orphans.started(lambda: subprocess.Popen(argv, pass_fds=[theirs.fileno(), *_inheritable_fds()]))  # noqa: S603 - our own program
     except OSError as error:
         ours.close()
@@ -271,6 +271,6 @@ def _inheritable_fds() -> list[int]:
 def _no_start(cause: str) -> SuperviseError:
     return SuperviseError(
         f"the guardian does not start: {sys.executable} {PROGRAM}: {cause}",
-        hint="Run that command by hand to see why, and report what it says.",
+        hint="Run that command by hand to see why, and report its output.",
         exit_code=ExitCode.BUG,
     )

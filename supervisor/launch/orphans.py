@@ -41,10 +41,10 @@ class LeftProcess:
 
 
 class Orphans:
-    """Tells the job's processes from others' among our children. To be made before the first child is."""
+    """Tells the job's processes from others' among our children. Make it before the first child."""
 
     def __init__(self, cookie: str, *, first_process: bool | None = None) -> None:
-        """Remember who is there already. first_process: whether we are process 1; asked of the kernel where it is not told."""
+        """Remember the children that are there already. first_process: whether we are process 1; None: as the kernel reports."""
         self._me = os.getpid()
         self._cookie = f"{COOKIE}={cookie}".encode()
         self._before = {child.key for child in self._children(process_tree.snapshot())}
@@ -99,7 +99,7 @@ def started(start: Callable[[], subprocess.Popen[AnyStr]]) -> subprocess.Popen[A
 
 
 def collect_zombies() -> None:
-    """Collect the ended children that were adopted. What was started by us is its owner's to collect."""
+    """Collect the ended children that were adopted. The owner of a process that we started collects it."""
     with _starting:
         _started[:] = [process for process in _started if process.poll() is None]
         owned = {process.pid for process in _started}

@@ -2,7 +2,7 @@
 
 The command counts as rank 0. Whatever ranks it starts by itself (accelerate, deepspeed, torchrun) say hello through their heartbeats and
 leave their own error files; how they end is evidence (launched_ranks.py), and the command's end alone ends the attempt: a launcher may
-start a rank again. See launch/session.py for what goes in and out.
+start a rank again. launch/session.py lists the calls and their events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.agent.link import with_words
 from supervisor.core.events import AttemptStarted, LauncherExited, RankExited
 from supervisor.core.model import RankExit, RankInfo
-from supervisor.launch.environment import attempt_variables, handed, job_environment
+from supervisor.launch.environment import attempt_variables, job_environment, resume_handover
 from supervisor.launch.session import AttemptEnding, SessionContext
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from supervisor.core.model import Evidence
     from supervisor.knobs.knob_set import AttemptCommand
 
-#: What a killed command's other processes get between TERM and KILL once a person's deadline is over.
+#: A killed command's other processes get this time between TERM and KILL once a person's deadline is over.
 KILL_GRACE_S = 0.0
 
 
 class PlainSession:
-    """Runs the job's command anew for each attempt. `shim` says how far the instrumentation reaches: rank, launcher or off.
+    """Runs the job's command anew for each attempt. `shim`: how far the instrumentation reaches: rank, launcher or off.
 
-    `shape` makes what is run out of the user's command, as an attempt has it, and of the number of ranks (None: as the command says).
+    `shape` makes the command that is run from the attempt's form of the user's command and the number of ranks (None: as written).
     """
 
     def __init__(self, ground: SessionContext, shape: Callable[[Sequence[str], int | None], Sequence[str]], shim: str) -> None:
@@ -61,7 +61,7 @@ class PlainSession:
         ground = self._ground
         self._ending.start(action.attempt)
         self._pid = None
-        given = handed(ground.job.settings, ground.job.command, action.resume)
+        given = resume_handover(ground.job.settings, ground.job.command, action.resume)
         environ = job_environment(ground.job.environ) | attempt_variables(ground.job, action, applied, self._shim) | given.variables
         for name in given.removed:
             environ.pop(name, None)
@@ -82,7 +82,7 @@ class PlainSession:
         self._ending.refused(attempt, text, who)
 
     def stop(self, action: StopRanks) -> None:
-        """See Session. A person's TERM goes to the command alone: its loader processes end by its word, not by a signal of their own."""
+        """See Session. A person's TERM goes to the command alone: it ends its loader processes itself."""
         if action.why == "failure" or self._pid is None:
             self._ending.sweep("all", "failed" if action.why == "failure" else "stopped", action.grace_s)
             return
@@ -130,7 +130,7 @@ class PlainSession:
     def _exited(self, message: Mapping[str, Any]) -> None:
         pid, self._pid = int(message["pid"]), None
         loop, attempt = self._ground.loop, self._ending.attempt
-        self._ground.last_look()
+        self._ground.last_sample()
         if loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)
         elif message["code"] == 0 and loop.clock.at_monotonic_ns(int(message["at_ns"])) < (loop.state.attempt.over_t or math.inf):

@@ -39,7 +39,7 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """`ended`: what was proven ours and is gone now. `left`: what looks like ours, is not proven or would not go, and why."""
+    """`ended`: processes that were proven ours and are gone now. `left`: processes without proof, or that KILL did not end, and why."""
 
     ended: tuple[int, ...]
     left: tuple[LeftProcess, ...]
@@ -102,7 +102,7 @@ def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> Swe
 
 
 def _doubt(record: ProcessRecord) -> str:
-    """Say what is missing from the proof; "" if it is complete."""
+    """Return the missing part of the proof; "" if it is complete."""
     try:  # not process_tree.environment: why it cannot be read is what the user has to know
         environment = Path(f"/proc/{record.pid}/environ").read_bytes().split(b"\0")
     except OSError as error:

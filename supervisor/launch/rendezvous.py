@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _STATIC: Final = ("127.0.0.1", "29500")
 _PORTS: Final = {"c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 _OPTIONS: Final = ("standalone", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port", "node-rank")
-#: Who starts ranks tells them their numbers so.
+#: A launcher of ranks gives them their numbers in these variables.
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _LOCAL: Final = ("localhost", "::1", "")
 _LAST_PORT: Final = 65535
@@ -50,7 +50,7 @@ def _of_ranks(environ: Mapping[str, str], here: str) -> Rendezvous:
     host, port = environ.get("MASTER_ADDR", ""), _number(environ.get("MASTER_PORT", ""))
     if not host or not port or "TORCHELASTIC_RUN_ID" in environ:  # ranks of an agent, which serves already
         return NOWHERE
-    # which rank of several on this host serves, and has perhaps begun to, cannot be told without its number
+    # which rank of several on this host serves, and has perhaps begun to, cannot be known without its number
     if next((environ[name] for name in _RANKS if name in environ), "") == "0":
         return Rendezvous((), (port,))
     return _elsewhere(host, port, here)
@@ -61,17 +61,17 @@ def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: s
     if any(_abbreviates(word) for word in own):
         return NOWHERE
 
-    def told(option: str, default: str) -> str:
+    def option_or(option: str, default: str) -> str:
         flag = syntax.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
         return syntax.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or default
 
     if "--standalone" in own or environ.get("PET_STANDALONE", "0") not in {"", "0"}:
         return NOWHERE
-    backend, endpoint = told("rdzv-backend", "static"), told("rdzv-endpoint", "")
+    backend, endpoint = option_or("rdzv-backend", "static"), option_or("rdzv-endpoint", "")
     alone = torchrun.size(command, environ)[1] == 1
     if backend == "static":
-        host, port = split(endpoint) if endpoint else (told("master-addr", _STATIC[0]), _number(told("master-port", _STATIC[1])))
-        if told("node-rank", "0") == "0":
+        host, port = split(endpoint) if endpoint else (option_or("master-addr", _STATIC[0]), _number(option_or("master-port", _STATIC[1])))
+        if option_or("node-rank", "0") == "0":
             return Rendezvous((), (port,)) if port else NOWHERE
         return NOWHERE if alone else _elsewhere(host, port, here)
     if backend not in _PORTS or not endpoint or (alone and backend == "c10d"):

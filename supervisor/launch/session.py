@@ -57,17 +57,16 @@ class DecidingLoop(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What every session stands on.
+    """The rest of the supervisor, as every session uses it.
 
-    guardian: gives the living one. last_look: has the progress posted that was made until now, before a rank's end is. ended: is told that
-    no rank is left. fall_back: replaces this session where torch does not fit.
-    note: takes facts that decide nothing.
+    guardian: returns the living one. last_sample: posts the progress that was made until now, before a rank's end is posted. ended: called
+    when no rank is left. fall_back: replaces this session where torch does not fit. note: logs facts that decide nothing.
     """
 
     loop: DecidingLoop
     guardian: Callable[[], GuardianClient]
     job: Job
-    last_look: Callable[[], None]
+    last_sample: Callable[[], None]
     ended: Callable[[], None]
     fall_back: Callable[[LauncherFellBack], None]
     note: Callable[[str, Mapping[str, Any]], None]
@@ -78,7 +77,7 @@ class Session(Protocol):
 
     @property
     def facts(self) -> tuple[Evidence, ...]:
-        """What the launcher itself said about the current attempt's end."""
+        """What the launcher itself reported about the current attempt's end."""
         ...
 
     def gather(self, action: GatherNodes) -> None:
@@ -101,7 +100,7 @@ class Session(Protocol):
         ...
 
     def refuse(self, attempt: int, text: str, who: str) -> None:
-        """Begin nothing, because of what `text` says: `who` failed. Answered by LauncherExited."""
+        """Begin nothing: `who` failed, for the reason `text`. Answered by LauncherExited."""
         ...
 
     def stop(self, action: StopRanks) -> None:
@@ -113,7 +112,7 @@ class Session(Protocol):
         ...
 
     def publish(self, action: PublishDecision) -> None:
-        """Tell the other nodes."""
+        """Send the decision to the other nodes."""
         ...
 
     def leave(self, exit_code: int) -> None:
@@ -131,7 +130,7 @@ class Session(Protocol):
 
 @dataclass(slots=True)
 class AttemptEnding:
-    """The end of the session's attempt: which outcome will be posted once the guardian says that nothing is left.
+    """The end of the session's attempt: which outcome will be posted once the guardian reports that nothing is left.
 
     attempt: the one that was begun here. The state may have the next one already, which still waits for the journal.
     """
@@ -163,7 +162,7 @@ class AttemptEnding:
         self.facts.append(Evidence("launcher", "exception", f"OSError: {text}", t=self.ground.loop.clock.now()))
 
     def refused(self, attempt: int, text: str, who: str = "the making of the attempt's command") -> None:
-        """Say, as the launcher's end, that the attempt cannot be started."""
+        """Report, as the launcher's end, that the attempt cannot be started."""
         self.start(attempt)
         now = self.ground.loop.clock.now()
         self.facts.append(Evidence("launcher", "who", who))
@@ -189,6 +188,6 @@ class AttemptEnding:
         if outcome is None:
             return
         self.outcome, self.asked = None, ""
-        self.ground.last_look()
+        self.ground.last_sample()
         self.ground.ended()
         self.ground.loop.post(AttemptEnded(self.ground.loop.clock.now(), self.attempt, outcome))

@@ -1,7 +1,7 @@
 """Asks a program of the machine's (nvidia-smi, scontrol, systemctl) under a deadline, and ends it with us.
 
 A driver that is broken, or a controller that is down, holds such a program for minutes or for ever. It runs in a process group of its
-own, which is killed at the deadline and at our own end. Only a program that hears no signal (uninterruptible sleep) outlives that.
+own, which is killed at the deadline and at our own end. Only a program in uninterruptible sleep outlives that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 1 << 20
 _START_S: Final = 0.5  # how long whoever gives up waits for a start that is under way
-_NOT_RUN: Final = 127  # as a shell says it
+_NOT_RUN: Final = 127  # as a shell reports it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def run_system_command(argv: Sequence[str], deadline_s: float, environ: Mapping[
     answers: list[SystemCommandResult] = []
     running: list[subprocess.Popen[bytes]] = []
     given_up = threading.Event()
-    starting = threading.Lock()  # so that one which is being started is not missed by who ends it
+    starting = threading.Lock()  # so that the end of all commands does not miss one that is just being started
 
     def run() -> None:
         with starting:
@@ -69,7 +69,7 @@ def run_system_command(argv: Sequence[str], deadline_s: float, environ: Mapping[
         if started:
             starting.release()
 
-    thread = threading.Thread(target=run, name=argv[0], daemon=True)  # its wait may never end: D state hears no KILL
+    thread = threading.Thread(target=run, name=argv[0], daemon=True)  # its wait may never end: a process in D state ignores KILL
     try:
         atexit.register(kill)  # we may end before the deadline is
         thread.start()

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from supervisor.agent.link import Admit, AgentLink, Command, Go, Publish, ScriptArgs, Stop, parse
+from supervisor.agent.link import Admit, AgentLink, Command, Go, Publish, ScriptArgs, StopCommand, parse
 from supervisor.agent.messages import AgentFinished
 
 
@@ -19,8 +19,8 @@ from supervisor.agent.messages import AgentFinished
             {"do": "go", "attempt": 2, "env": {"A": 1}, "unset": ["B"], "args": ["-x"], "replace": {"{r}": "p"}},
             Go(2, env={"A": "1"}, unset=("B",), args=("-x",), replace={"{r}": "p"}),
         ),
-        ({"do": "stop", "attempt": 3, "signum": 15, "grace_s": 2, "then": "wait"}, Stop(3, 15, 2.0)),
-        ({"do": "stop", "attempt": 3, "signum": 2, "grace_s": 0.5, "then": "exit", "exit_code": 130}, Stop(3, 2, 0.5, leave=130)),
+        ({"do": "stop", "attempt": 3, "signum": 15, "grace_s": 2, "then": "wait"}, StopCommand(3, 15, 2.0)),
+        ({"do": "stop", "attempt": 3, "signum": 2, "grace_s": 0.5, "then": "exit", "exit_code": 130}, StopCommand(3, 2, 0.5, leave=130)),
         (
             {"do": "go", "attempt": 2, "script_args": {"from": ["--bs", "32"], "to": ["--bs", "16"]}, "nproc": 2},
             Go(2, script_args=ScriptArgs(("--bs", "32"), ("--bs", "16")), nproc=2),

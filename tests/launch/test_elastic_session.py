@@ -57,7 +57,7 @@ class Stage:
             loop=cast("Any", self),
             guardian=lambda: cast("Any", self),
             job=make_job(directory, Settings(), *COMMAND, CUDA_VISIBLE_DEVICES="0,1,2"),
-            last_look=lambda: None,
+            last_sample=lambda: None,
             ended=lambda: None,
             fall_back=self.events.append,
             note=lambda *_: None,

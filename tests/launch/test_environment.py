@@ -1,4 +1,4 @@
-"""How a checkpoint is handed over, and what of the user's own is left as it is."""
+"""How a script gets its checkpoint, and which of the user's own variables and words stay as they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from supervisor.agent.link import with_words
 from supervisor.config.settings import Checkpoints, Knobs, ResumeKnob, Settings
 from supervisor.core.model import CheckpointRef
-from supervisor.launch.environment import handed
+from supervisor.launch.environment import resume_handover
 
 FOUND = CheckpointRef("ckpt/7.pt", 7, "structure")
 DECLARED = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
@@ -27,21 +27,21 @@ DECLARED = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
 def test_a_command_that_is_no_template_of_ours_is_run_as_written(
     settings: Settings, command: list[str], resume: CheckpointRef | None
 ) -> None:
-    assert with_words(command, handed(settings, command, resume).words) == command
+    assert with_words(command, resume_handover(settings, command, resume).words) == command
 
 
 def test_a_declared_template_is_filled() -> None:
     command = ["train.py", "--resume={resume}", "--from={step}"]
-    assert with_words(command, handed(DECLARED, command, FOUND).words) == ["train.py", "--resume=ckpt/7.pt", "--from=7"]
-    assert with_words(command, handed(DECLARED, command, None).words) == ["train.py", "--resume=", "--from="]
+    assert with_words(command, resume_handover(DECLARED, command, FOUND).words) == ["train.py", "--resume=ckpt/7.pt", "--from=7"]
+    assert with_words(command, resume_handover(DECLARED, command, None).words) == ["train.py", "--resume=", "--from="]
 
 
 def test_the_declared_arguments_know_both_words_whatever_the_command() -> None:
     settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(args="--resume {resume} --from {step}")))
-    assert handed(settings, ["train.py"], FOUND).arguments == ("--resume", "ckpt/7.pt", "--from", "7")
+    assert resume_handover(settings, ["train.py"], FOUND).arguments == ("--resume", "ckpt/7.pt", "--from", "7")
 
 
 def test_a_variable_of_the_users_keeps_its_value_while_there_is_nothing_to_resume() -> None:
     settings = replace(DECLARED, knobs=Knobs(resume=ResumeKnob(env="LOAD_FROM")))
-    assert "LOAD_FROM" not in handed(settings, ["train.py"], None).removed
-    assert handed(settings, ["train.py"], FOUND).variables["LOAD_FROM"] == "ckpt/7.pt"
+    assert "LOAD_FROM" not in resume_handover(settings, ["train.py"], None).removed
+    assert resume_handover(settings, ["train.py"], FOUND).variables["LOAD_FROM"] == "ckpt/7.pt"

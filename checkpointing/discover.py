@@ -1,12 +1,12 @@
-"""Glob patterns to candidates: which files and directories are there, what they are now, and the step that their names give.
+"""Finds the files and directories that glob patterns match, what they are now, and the step that their names give.
 
-In: patterns, relative to the job's working directory. Out: a `Listing`. A directory that a format claims is one candidate, and what is
-in it is none; of another directory those directly in it are. No file of a checkpoint is read; what could not be listed is told in
-`problems`, because "could not look" is not "nothing there". A pattern whose directory does not exist matches nothing, which is how a
-job begins. Hidden names and temporary ones are passed over, symbolic links are resolved, and a file that has several names (hard
-links, latest.pt -> step_100.pt) is one candidate. FIFOs, sockets and devices are never candidates.
+A directory that a format claims is one candidate, and its content is none. In any other directory that matches, the files directly in it
+are candidates. No file of a checkpoint is read. `problems` names what could not be listed: "could not look" differs from "nothing there".
+A pattern whose directory does not exist matches nothing: so a job begins. The listing skips hidden and temporary names and resolves
+symbolic links. A file with several names (hard links, latest.pt -> step_100.pt) is one candidate. FIFOs, sockets and devices are never
+candidates.
 
-Python's glob follows links to directories in `**` and hides errors; hence the walk of our own.
+Python's glob follows links to directories in `**` and hides errors, so this walks by itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Walk:
                     yield from self.matches(entry.path, rest, entry.inode(), named=False)
 
     def candidates(self, path: str, inode: int) -> Iterable[Candidate]:
-        """Give what a matched path is."""
+        """Return what a matched path is."""
         if self._recall is None:
             return _candidates(path, self.problems)
         return self._recall.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
@@ -205,7 +205,7 @@ def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate
 
 
 def _tree(path: str) -> Candidate | None:
-    """Give a directory as a candidate, if a format claims it. Raises OSError."""
+    """Return a directory as a candidate, if a format claims it. Raises OSError."""
     if tree_format_of(Tree.names_of(path)) is None:
         return None
     tree = Tree(path)
@@ -213,7 +213,7 @@ def _tree(path: str) -> Candidate | None:
 
 
 def _encodable(path: str) -> bool:
-    """Say whether a path can stand in a journal and in JSON."""
+    """Return whether a path can stand in a journal and in JSON."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:

@@ -42,7 +42,7 @@ _WORDS: Final = {
 
 
 def word(verdict: Verdict) -> str:
-    """Give a verdict in the words of the command line: good, bad, incomplete, dangerous, unverifiable."""
+    """Return a verdict in the words of the command line: good, bad, incomplete, dangerous, unverifiable."""
     return _WORDS.get(verdict, "unverifiable")
 
 
@@ -64,7 +64,7 @@ def look(
 
 
 def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
-    """Give the paths of the checkpoints that `path` stands for: itself, or what is in it; itself where nothing is in it."""
+    """Return the paths of the checkpoints that `path` stands for: itself, or what is in it; itself where nothing is in it."""
     return list(_below(path, levels)) or [path]
 
 
@@ -138,21 +138,23 @@ def judged(path: str, interrupted: Callable[[], bool] = never) -> Verification:
 
 
 def _misnamed(found: Verification, interrupted: Callable[[], bool]) -> Verification:
-    """Call bad what says it is of another step than its name does.
+    """Call a checkpoint bad if its content has another step than its name.
 
-    Where a file beside it differs from its name in the same way, by the same factor or difference, the name counts something else (steps
-    of the optimizer, and the content micro-batches), and nothing is wrong. By one they differ wherever a script counts on before it saves.
+    If a file beside it differs from its name by the same factor or difference, the name counts something else (optimizer steps, where the
+    content counts micro-batches), and nothing is wrong. A script that counts on before it saves makes a difference of one.
     """
     named = _sure_step(found.path)
     if found.format == "lightning" and (match := _LIGHTNING.search(found.path.rpartition("/")[2])):
         named = int(match[1])  # what counts the whole run there, an epoch beside it or not
-    if named is None or found.told is None or abs(named - found.told) <= 1:
+    if named is None or found.content_step is None or abs(named - found.content_step) <= 1:
         return found
     for path in _beside(found.path):
-        other, told = _sure_step(path), verify(path, bulk=False, interrupted=interrupted).told
-        if other is not None and told is not None and (told * named == found.told * other or told - other == found.told - named):
+        other, content = _sure_step(path), verify(path, bulk=False, interrupted=interrupted).content_step
+        if other is None or content is None:
+            continue
+        if content * named == found.content_step * other or content - other == found.content_step - named:
             return found
-    reason = f"it is of step {found.told}, and its name of step {named}"
+    reason = f"it is of step {found.content_step}, and its name of step {named}"
     return replace(found, verdict=Verdict.BAD, level="", reason=reason, reasons=(reason, *found.reasons[1:]))
 
 
@@ -162,7 +164,7 @@ def _sure_step(path: str) -> int | None:
 
 
 def _beside(path: str) -> list[str]:
-    """Give some of the checkpoints in the same directory whose names tell another step."""
+    """Return some of the checkpoints in the same directory whose names tell another step."""
     parent = os.path.dirname(path.rstrip("/")) or "."  # noqa: PTH120 -- strings throughout the package
     own, suffix = _sure_step(path), step_names.suffix_of(path)
     try:
@@ -181,7 +183,7 @@ def _is_empty(path: str) -> bool:
 
 
 def _is_empty_step(path: str, tree: Tree) -> bool:
-    """Say whether a directory that is named as a step's holds nothing."""
+    """Return whether a directory that is named as a step's holds nothing."""
     return not tree.top() and step_names.step_in(f"{path}/x") is not None
 
 
@@ -209,7 +211,7 @@ def _pointer(path: str) -> pointer_files.Pointer | None:
 def _root(
     path: str, pointer: pointer_files.Pointer, found: list[str], interrupted: Callable[[], bool], started: Callable[[str], None]
 ) -> Verification:
-    """Give the verdict of a root: that of the one step in it, and what is wrong with the pointer."""
+    """Return the verdict of a root: that of the one step in it, and what is wrong with the pointer."""
     one = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
     if len(found) == 1 and found[0] != path:
         started(found[0])

@@ -11,7 +11,7 @@ give an attempt's very first save to the attempt before.
 
 `abandoned` are places from which a person removed the checkpoint before a run began: copies of what earlier runs wrote there are not used.
 
-Nothing here raises: what cannot be read or written is told by `problem`. Thread-safe. The file is of one supervisor, which has the lock.
+Nothing here raises: `problem` has what could not be read or written. Thread-safe. The file belongs to one supervisor, which has the lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_ROWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LineageRun:
     """A run that wrote checkpoints here: its attempts as (number, when it began: wall time in nanoseconds), in order."""
 
     run: str
@@ -50,7 +50,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _LineageRecord:
-    runs: tuple[Run, ...] = ()
+    runs: tuple[LineageRun, ...] = ()
     roll_backs: tuple[RollBack, ...] = ()
     abandoned: tuple[tuple[str, Lineage], ...] = ()
 
@@ -87,11 +87,11 @@ class Lineages:
                 lineage, saved_s = made.about.lineage, made.saved_ns // 10**9
                 floor = max(floor, saved_s, 0 if lineage is None else lineage.began)
                 if lineage is not None:  # the record was lost, or is of another node
-                    known = runs.get(lineage.run, Run(lineage.run, lineage.began))
+                    known = runs.get(lineage.run, LineageRun(lineage.run, lineage.began))
                     runs[lineage.run] = _with_attempt(known, lineage.attempt, saved_s * 10**9)
             is_new = run not in runs
             if is_new:
-                runs[run] = Run(run, max(int(time.time() if now_s is None else now_s), floor + 1))
+                runs[run] = LineageRun(run, max(int(time.time() if now_s is None else now_s), floor + 1))
             for number, began_ns in self._early:
                 runs[run] = _with_attempt(runs[run], number, began_ns)
             kept = tuple(sorted(runs.values(), key=lambda one: one.began))[-_MOST_RUNS:]
@@ -100,12 +100,12 @@ class Lineages:
         return is_new
 
     def raise_began(self, began: int) -> None:
-        """Have this run be later than `began`, of a checkpoint that was restored for it. Before its first attempt."""
+        """Make this run later than `began`, that of a checkpoint that was restored for it. Called before its first attempt."""
         with self._lock:
             own = self._own()
             if own.began <= began and not own.attempts:
                 others = tuple(one for one in self._record.runs if one.run != self._run)
-                self._change(runs=(*others, Run(self._run, began + 1)))
+                self._change(runs=(*others, LineageRun(self._run, began + 1)))
         self.keep()
 
     def begin_attempt(self, number: int, now_ns: int) -> None:
@@ -129,12 +129,12 @@ class Lineages:
         return self._record.roll_backs
 
     def of_attempt(self, attempt: int) -> Lineage:
-        """Give the lineage of an attempt of this run."""
+        """Return the lineage of an attempt of this run."""
         own = self._own()
         return Lineage(own.began, own.run, attempt)
 
     def at(self, t_ns: int) -> Lineage:
-        """Give the last attempt that had begun at a time; the default where none had."""
+        """Return the last attempt that had begun at a time; the default where none had."""
         found = UNKNOWN_LINEAGE
         for one in self._record.runs:
             for number, began_ns in one.attempts:
@@ -163,7 +163,7 @@ class Lineages:
         self.keep()
 
     def is_abandoned(self, manifest: Manifest) -> bool:
-        """Say whether a copy is of what a person removed before a run began."""
+        """Return whether a copy is of what a person removed before a run began."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
         return any(path == manifest.path and lineage <= last for path, last in self._record.abandoned)
 
@@ -188,13 +188,13 @@ class Lineages:
             except OSError as error:
                 self.problem = f"the order of the checkpoints could not be recorded: {self._file}: {error.strerror}"
 
-    def _own(self) -> Run:
-        return next((one for one in self._record.runs if one.run == self._run), Run(self._run, int(time.time())))
+    def _own(self) -> LineageRun:
+        return next((one for one in self._record.runs if one.run == self._run), LineageRun(self._run, int(time.time())))
 
     def _change(
         self,
         *,
-        runs: tuple[Run, ...] | None = None,
+        runs: tuple[LineageRun, ...] | None = None,
         roll_backs: tuple[RollBack, ...] | None = None,
         abandoned: tuple[tuple[str, Lineage], ...] | None = None,
     ) -> None:
@@ -207,20 +207,20 @@ class Lineages:
         )
 
 
-def _with_attempt(run: Run, number: int, began_ns: int) -> Run:
+def _with_attempt(run: LineageRun, number: int, began_ns: int) -> LineageRun:
     earlier = {attempt: began for attempt, began in run.attempts if attempt != number}
     known = min((began for attempt, began in run.attempts if attempt == number), default=began_ns)
-    return Run(run.run, run.began, tuple(sorted({**earlier, number: min(known, began_ns)}.items())))
+    return LineageRun(run.run, run.began, tuple(sorted({**earlier, number: min(known, began_ns)}.items())))
 
 
 def _read(file: Path) -> tuple[_LineageRecord, str | None, bool]:
-    """Give what is recorded, what is wrong with it, and whether it is of a later version, which is left as it is."""
+    """Return what is recorded, what is wrong with it, and whether it is of a later version, which is left as it is."""
     try:
         document: Any = json.loads(durable.read(str(file)))
         if int(document["version"]) > _VERSION:
             return _LineageRecord(), f"the order of the checkpoints could not be read: {file}: a newer supervise wrote it", True
         runs = tuple(
-            Run(str(row["run"]), int(row["began"]), tuple((int(number), int(t)) for number, t in row["attempts"]))
+            LineageRun(str(row["run"]), int(row["began"]), tuple((int(number), int(t)) for number, t in row["attempts"]))
             for row in document["runs"]
         )
         roll_backs = tuple(

@@ -117,7 +117,7 @@ class NonFinite:
     """A tensor that holds NaN or Inf: its name in the checkpoint, which of the two, and the first element of that kind.
 
     This is a note about what a training computed. It never says that the file is damaged. `was_finite`: an earlier save of the same run
-    held finite numbers there, the last one at `finite_step` (None where that save told no step).
+    held finite numbers there, the last one at `finite_step` (None if that save has no step).
     """
 
     tensor: str
@@ -137,17 +137,17 @@ class NonFinite:
 
 
 def listed(found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
-    """Give at most MOST_NON_FINITE of them in their order, the weights first."""
+    """Return at most MOST_NON_FINITE of them in their order, the weights first."""
     return tuple(sorted(found, key=lambda one: not one.is_weight)[:MOST_NON_FINITE])
 
 
 def nan_weights(found: Iterable[NonFinite]) -> frozenset[str]:
-    """Give the names of the weights that hold NaN."""
+    """Return the names of the weights that hold NaN."""
     return frozenset(one.tensor for one in found if one.is_weight and one.what == "NaN")
 
 
 def note_of(found: Iterable[NonFinite]) -> str:
-    """Say in one line which tensors hold NaN or Inf; "" for none."""
+    """Return in one line which tensors hold NaN or Inf; "" for none."""
     rows = tuple(found)
     more = f" and {len(rows) - 1} more tensors are not finite" if len(rows) > 2 else f", {rows[1]}" if len(rows) > 1 else ""  # noqa: PLR2004 -- two fit
     return f"{rows[0]}{more}" if rows else ""
@@ -161,8 +161,8 @@ class Verification:
     that. `level` says for VERIFIED what was checked, and is "" otherwise: "directory" (metadata alone), "layout" (everything that can be
     checked in a format without checksums), "structure" (every checksum as well). `reason` says why, in one line, for every verdict but
     VERIFIED, and what is worth a note there; `reasons` are all of them, it first. `format` is a row's name in `checkpointing.formats`,
-    "" where none claimed it. `files` are the members of a directory, as paths relative to it; () for a file. `told` is the step that the
-    content alone tells, where it counts the whole run as far as can be seen. `non_finite` are tensors that hold NaN or Inf, which is a note
+    "" where none claimed it. `files` are the members of a directory, as paths relative to it; () for a file. `content_step` is the step in
+    the content alone, if it seems to count the whole run. `non_finite` are tensors that hold NaN or Inf, which is a note
     among the reasons and never a verdict; None where the numbers were not looked at.
     """
 
@@ -176,5 +176,5 @@ class Verification:
     format: str = ""
     files: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
-    told: int | None = None
+    content_step: int | None = None
     non_finite: tuple[NonFinite, ...] | None = None

@@ -70,7 +70,7 @@ class RollBack:
     content: str = ""
 
     def covers(self, lineage: Lineage, step: int | None, path: str, content: str = "") -> bool:
-        """Say whether a checkpoint is of what was given up."""
+        """Return whether a checkpoint is of what was given up."""
         if lineage > self.last:
             return False
         if self.step is not None and step is not None:
@@ -86,7 +86,7 @@ class Order:
     roll_backs: tuple[RollBack, ...] = ()
 
     def of_candidate(self, candidate: Candidate, found: Verification | None) -> Age:
-        """Give the key of what a listing found. `found` None: nothing was read yet, and the name counts."""
+        """Return the key of what a listing found. `found` None: nothing was read yet, and the name counts."""
         step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
         within = found.within if found is not None else None
         lineage = self.lineage_of(candidate)
@@ -95,7 +95,7 @@ class Order:
         return age(step, within, lineage, mtime_ns=mtime_ns, distance=HERE, name=candidate.path, is_rolled_back=is_rolled_back)
 
     def of_manifest(self, manifest: Manifest, distance: int, name: str) -> Age:
-        """Give the key of what a manifest describes."""
+        """Return the key of what a manifest describes."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
         is_rolled_back = any(one.covers(lineage, manifest.step, manifest.path, manifest.id) for one in self.roll_backs)
         within, saved_ns = manifest.within, manifest.saved_ns
@@ -112,7 +112,7 @@ def age(  # noqa: PLR0913 -- the parts of a key
     name: str = "",
     is_rolled_back: bool = False,
 ) -> Age:
-    """Give the key of a checkpoint. `distance`: HERE, COPY or MIRROR."""
+    """Return the key of a checkpoint. `distance`: HERE, COPY or MIRROR."""
     if step is not None:
         kind, major, minor = _STEP, -step, 0
     elif within is not None:
@@ -150,19 +150,19 @@ class Generations:
         self._labelled = sorted((_saved_s(one), lineage) for one in listed if (lineage := _lineage(one)) is not None)
 
     def age(self, manifest: Manifest, name: str) -> Age:
-        """Give the key of one of them."""
+        """Return the key of one of them."""
         number, run = self.generation(manifest)
         attempt = _saved_s(manifest) if number in self._shared else self._lineage(manifest).attempt
         lineage = Lineage(number, "" if number in self._shared else run, attempt)
         return age(manifest.step, manifest.within, lineage, mtime_ns=manifest.saved_ns, distance=MIRROR, name=name)
 
     def generation(self, manifest: Manifest) -> tuple[int, str]:
-        """Give the number of its generation, 0 where nobody knows, and its run."""
+        """Return the number of its generation, 0 where nobody knows, and its run."""
         lineage = self._lineage(manifest)
         return self._generations.get(replace(lineage, attempt=0), 0), lineage.run
 
     def _lineage(self, manifest: Manifest) -> Lineage:
-        """Give its lineage; of what a person sent by hand, that of what had been saved last before it."""
+        """Return its lineage; of what a person sent by hand, that of what had been saved last before it."""
         own = _lineage(manifest)
         if own is not None:
             return own
@@ -175,7 +175,7 @@ def _saved_s(manifest: Manifest) -> int:
 
 
 def _lineage(manifest: Manifest) -> Lineage | None:
-    """Give what was written down, or where that is of an older version, when the run's name says that it began."""
+    """Return what was written down, or where that is of an older version, when the run's name says that it began."""
     about = manifest.about
     named = _RUN_ID.fullmatch(about.run)
     if about.lineage is not None:

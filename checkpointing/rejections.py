@@ -1,13 +1,12 @@
-"""Which files must not be resumed from: a record beside them, never a change of them.
+"""Records which files must not be resumed from. The files themselves stay untouched.
 
-Who owns the state: one `Rejections` per job and node owns `fences.json` in the state directory's `checkpoints/`. A fence holds for one
-identity of one path, so a file that is written anew is free again. Nothing is moved, renamed or deleted. What is recorded is durable
-before `add` returns: temporary file, fsync, rename, fsync of the directory. Where that fails, the fences hold in memory, and `problem`
-says why; losing the record costs one more reading of the torn file, nothing else, so an unreadable record is begun anew.
+The record is `fences.json` in the state directory's `checkpoints/`, one for each job and node. A rejection holds for one identity of one
+path, so a file that is written anew is free again. `add` returns when the record is durable. If that fails, the rejections hold in memory,
+and `problem` has the reason. Losing the record costs one more reading of each torn file, so an unreadable record is begun anew.
 
     {"version": 1, "fences": [{"path", "dev", "ino", "size", "mtime_ns", "kind", "reason", "t"}]}
 
-`kind` is torn, incomplete or dangerous; `t` wall seconds. Fences of earlier versions, which took NaN and Inf for damage, are dropped.
+`kind` is torn, incomplete or dangerous; `t` is wall seconds. Earlier versions took NaN and Inf for damage; such rows are dropped.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ class Rejections:
             self.problem = f"fences could not be read: {self._file}: {why}"
 
     def get(self, path: str, identity: Identity) -> Rejection | None:
-        """Give the fence of this identity of this path."""
+        """Return the fence of this identity of this path."""
         fence = self._fences.get(path)
         return fence if fence is not None and fence.identity == identity else None
 
     def all(self) -> tuple[Rejection, ...]:
-        """Give every fence, also those whose identity is gone."""
+        """Return every fence, also those whose identity is gone."""
         return tuple(self._fences.values())
 
     def add(self, torn: Iterable[tuple[str, Identity, str]], kind: str = "torn") -> None:

@@ -1,30 +1,26 @@
-"""Choose what to resume from: the newest checkpoint that is proven whole.
-
-In: a listing, the fences, a cache of earlier verdicts, the manifests, and what lies elsewhere (`Spare`: copies of ours, a mirror's).
-Out: a `Selection`, always; what must not be resumed from is fenced on the way. Nothing can fail but the recording of a fence, which
-`Rejections` tells itself.
+"""Chooses what to resume from: the newest checkpoint that is proven whole. What must not be resumed from is rejected on the way.
 
 Newest is what checkpointing/ordering.py says: by run, attempt and step. Three things make that more than a sort:
 
-* A name that says "step" is believed for the order; for any other name the content is looked at first (directory and data.pkl, not
-  the bulk). What the full reading then finds counts: if the content says less than the name did, the file goes back into the queue.
-* Weights that turned NaN: where `prefer_finite` is asked for, a checkpoint whose weights hold NaN gives way to the newest older one in
-  which one of those weights holds numbers. Where none is older, or all hold NaN in the same weights, the newest is taken as it is.
-* Files that tell an epoch and a step within it come after those that tell a step of the whole run: two such counts do not compare.
-  Files whose step nobody knows come after all that have one, newest modification first: an export or a "best.pt" must not win
-  against step 5000 because it was written later.
+* A name with the word "step" is believed for the order. For any other name the content is read first (directory and data.pkl, not the
+  bulk). If the full reading then finds a lower step than the name gave, the file goes back into the queue.
+* Weights that turned NaN: with `prefer_finite`, a checkpoint whose weights hold NaN gives way to the newest older one in which one of those
+  weights holds numbers. If none is older, or all hold NaN in the same weights, the newest is taken as it is.
+* Files with an epoch and a step within it come after those with a step of the whole run: two such counts do not compare. Files without a
+  step come last, newest modification first: an export or a "best.pt" must not win against step 5000 because it was written later.
 
-How far one is proven, in the order in which that is tried; `Selection.chosen.level` says which it was.
+How far one is proven, in the order of the attempts; `Selection.chosen.level` has the answer:
 
 * "digest": it has the identity that its manifest was made of, or size and modification time of it (then it moved), and every byte is
-  the one recorded. What was written anew is proven so too where its format has no checksums and its bytes happen to be those recorded.
+  the one recorded. A file that was written anew is proven so too if its format has no checksums and its bytes are those recorded.
 * "structure", "layout": it has no manifest, or was written anew since; its own format was checked in full.
 * "identity": it has the identity that was verified earlier, its directory holds, and there was no time for more.
-* "manifest": it lies in a mirror and is not here yet: whoever restores it checks every byte.
+* "manifest": it lies in a mirror and is not here yet: the restore checks every byte.
 
 How long it takes. What was never verified is read in full, because the alternatives, an older checkpoint or none, cost more than the
-reading; `limit_s` ends even that. What was verified before, and is the same by its identity, is read again as long as `budget_s` lasts,
-and believed without after that. After a failure that a checkpoint may have caused (`suspect`) nothing is believed, however long it takes.
+reading; `limit_s` ends even that. What was verified before, and is the same by its identity, is read again as long as `budget_s` lasts, and
+believed without a reading after that. After a failure that a checkpoint may have caused (`suspect`) everything is read, however long it
+takes.
 """
 
 from __future__ import annotations
@@ -317,7 +313,7 @@ def _step_of(candidate: Candidate | Spare, verified: Verification | None, cache:
 
 
 def _lower_and_later(chosen: Verification, key: Age, queue: list[_Row]) -> tuple[str, ...]:
-    """Say that the chosen one is not the one of the highest step, where that is so, and was not rolled back."""
+    """Return a note if the chosen checkpoint is not the one of the highest step, and was not rolled back."""
     higher = [row for row in queue if row[0].step is not None and key.step is not None and row[0].step > key.step]
     passed = min((row for row in higher if not row[0].is_rolled_back), key=lambda row: (row[0].major, row[0]), default=None)
     if passed is None or key.is_rolled_back:
@@ -328,18 +324,18 @@ def _lower_and_later(chosen: Verification, key: Age, queue: list[_Row]) -> tuple
 
 
 def _holds(path: str, manifest: Manifest) -> bool:
-    """Say whether a path holds, by size and time, what a manifest was made of. What we put back has the time of what it is a copy of."""
+    """Return whether a path holds, by size and time, what a manifest was made of. What we put back has the time of what it is a copy of."""
     identity = identity_of(path)
     return identity is not None and is_same(identity, manifest)
 
 
 def is_same(identity: Identity, manifest: Manifest) -> bool:
-    """Say whether a manifest is of what has an identity, which may have moved since."""
+    """Return whether a manifest is of what has an identity, which may have moved since."""
     return identity == manifest.identity or _has_moved(identity, manifest)
 
 
 def _has_moved(identity: Identity, manifest: Manifest) -> bool:
-    """Say whether another identity is that of the same content elsewhere. A directory's tells no time, so of those nobody knows."""
+    """Return whether another identity is that of the same content elsewhere. A directory's tells no time, so of those nobody knows."""
     was = manifest.identity
     return not manifest.is_tree and identity != was and (identity.size, identity.mtime_ns) == (was.size, was.mtime_ns)
 
@@ -392,7 +388,7 @@ class _CandidateReader:
         return self.at_limit() or self.clock() >= self.budget_ends
 
     def may_prove(self, candidate: Candidate, glanced: Verification) -> bool:
-        """Say whether a manifest may prove what a glance could not."""
+        """Return whether a manifest may prove what a glance could not."""
         if glanced.verdict is not Verdict.UNVERIFIABLE:
             return False
         manifest = self._manifest(candidate)
@@ -458,7 +454,7 @@ class _CandidateReader:
 
 
 def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
-    """Say what the manifest of this very identity stands for: it is made of nothing but what was verified."""
+    """Return what the manifest of this very identity stands for: it is made of nothing but what was verified."""
     return Verification(
         candidate.path,
         candidate.identity,

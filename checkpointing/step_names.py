@@ -32,22 +32,22 @@ _BARE: Final = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])", re.IGNORECASE)
 _DATE: Final = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
 # tmp-checkpoint-N: transformers 4.36 to 4.39 saved there and renamed at the end
 _TEMPORARY: Final = re.compile(r"\.tmp$|\.tmp[-.]|^\.?tmp-|\.(partial|incomplete)$")
-_SET_ASIDE: Final = re.compile(r"\.torn-\d+(\.\d+)?$")  # by setaside.py
+_SET_ASIDE: Final = re.compile(r"\.torn-\d+(\.\d+)?$")  # by retention/move_journal.py
 _MOST_DIGITS: Final = 9  # ten are a time stamp
 
 
 def is_temporary(path: str) -> bool:
-    """Say whether a name is what saves call a file or directory before it is whole: `*.tmp`, `*.tmp-77`, `.tmp-*`, `tmp-checkpoint-500`."""
+    """Return whether a name is that of an unfinished save: `*.tmp`, `*.tmp-77`, `.tmp-*`, `tmp-checkpoint-500`."""
     return _TEMPORARY.search(path.rstrip("/").rpartition("/")[2]) is not None
 
 
 def is_set_aside(path: str) -> bool:
-    """Say whether a name is what we called something torn when it was moved out of the way."""
+    """Return whether a name is that of a torn file which move_journal renamed."""
     return _SET_ASIDE.search(path.rstrip("/").rpartition("/")[2]) is not None
 
 
 def suffix_of(path: str) -> str:
-    """Give the suffix in lower case, ".pth" for "x.pth.tar" and "" for none."""
+    """Return the suffix in lower case, ".pth" for "x.pth.tar" and "" for none."""
     name = path.rpartition("/")[2]
     if match := _SUFFIX.search(name):
         return match[1].lower()
@@ -56,7 +56,7 @@ def suffix_of(path: str) -> str:
 
 
 def step_in(path: str) -> NamedStep | None:
-    """Give the step that the file's name gives, else the one that its directory's name gives."""
+    """Return the step that the file's name gives, else the one that its directory's name gives."""
     directory, _, name = path.rpartition("/")
     stem = _SUFFIX.sub("", name)
     stem = stem if stem != name else _EXTENSION.sub("", name)
@@ -83,12 +83,12 @@ def _step_in_stem(stem: str) -> NamedStep | None:
 
 
 def _of_the_run(stem: str) -> bool:
-    """Say whether the step in a name counts the whole run. Beside an epoch it may be the epoch's own, and only the content can tell."""
+    """Return whether the step in a name counts the whole run. Beside an epoch it may be the epoch's own, and only the content can tell."""
     return bool(_GLOBAL.search(stem)) or not _EPOCH.search(stem)
 
 
 def _worded(stem: str) -> int | None:
-    """Give the number beside the first of `_WORDS` that has one; the last such number, if the word stands there twice."""
+    """Return the number beside the first of `_WORDS` that has one; the last such number, if the word stands there twice."""
     for before, after in zip(_BEFORE, _AFTER, strict=True):
         found = before.findall(stem) or after.findall(stem)
         if found:

@@ -1,9 +1,8 @@
-"""One file or directory to one verdict.
+"""Gives one file or directory one verdict.
 
-In: a path. Out: a `Verification`, always: what is wrong with it, and what kept us from looking, are its verdict and reason. What
-is another than it was, or changed, while it was read is WRITING, whatever was seen in it. What is named as a save names what it has not
-finished is INCOMPLETE, however whole it looks. Nothing is kept but in a
-`Cache`, which its owner may share between threads.
+`verify` always returns: damage, and what kept it from reading, are the verdict and its reason. If the file's identity changes during the
+read, the verdict is WRITING, whatever else was found. A name that saves use for unfinished files makes it INCOMPLETE, however whole it
+looks.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
     interrupted: Callable[[], bool] = never,
     own: bool = False,
 ) -> Verification:
-    """Say whether `path` is a whole checkpoint, and which step it holds.
+    """Return whether `path` is a whole checkpoint, and which step it holds.
 
     `own`: this job is known to have written it. Then calls that are not on the list of known names (formats/pickles/policy.py) are a note;
     in any other file they are DANGEROUS.
@@ -53,9 +52,9 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
     except NotRegular as error:
         if error.what == "a directory":
             return _verify_tree(path, ReadOptions(throttle, drop_cache, interrupted), bulk=bulk, own=own)
-        return _told(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
+        return _without_content(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
-        return _told(path, identity_of(path), Verdict.UNKNOWN, _why(error))
+        return _without_content(path, identity_of(path), Verdict.UNKNOWN, _why(error))
     if path.endswith(_INDEX):  # it stands for the files beside it
         source.close()
         below = _verify_tree(os.path.dirname(path) or ".", ReadOptions(throttle, drop_cache, interrupted), bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
@@ -66,11 +65,11 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
             found = examine_file(source, path, bulk=bulk)
             now = Identity.of(source.stat_now())
         except Interrupted:
-            return _told(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
+            return _without_content(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
         except OSError as error:
-            return _told(path, identity, Verdict.UNKNOWN, _why(error))
+            return _without_content(path, identity, Verdict.UNKNOWN, _why(error))
     if now != identity or identity_of(path) != identity:
-        return _told(path, identity, Verdict.WRITING, _CHANGED, found.format)
+        return _without_content(path, identity, Verdict.WRITING, _CHANGED, found.format)
     return _conclude(path, identity, found, own=own)
 
 
@@ -81,26 +80,26 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
         identity = tree.identity
         claimant = tree_format_of(tree)
         if claimant is None:
-            return _told(path, identity, Verdict.UNVERIFIABLE, "a directory, and no format that is known here")
+            return _without_content(path, identity, Verdict.UNVERIFIABLE, "a directory, and no format that is known here")
         found = claimant[1].examine(tree, bulk=bulk)
         found = replace(found, format=found.format or claimant[0], files=found.files or tree.files)
         now = Tree(path).identity
     except Interrupted:
-        return _told(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
+        return _without_content(path, identity, Verdict.UNKNOWN, _NOT_TO_THE_END)
     except Short:
-        return _told(path, identity, Verdict.WRITING, _CHANGED)
+        return _without_content(path, identity, Verdict.WRITING, _CHANGED)
     except OSError as error:
-        return _told(path, identity, Verdict.UNKNOWN, _why(error))
+        return _without_content(path, identity, Verdict.UNKNOWN, _why(error))
     if now != identity:
-        return _told(path, identity, Verdict.WRITING, _CHANGED, found.format)
+        return _without_content(path, identity, Verdict.WRITING, _CHANGED, found.format)
     if found.verdict is Verdict.VERIFIED and (tree.truncated or tree.problems):
         why = "; ".join(f"{name}: {problem}" for name, problem in tree.problems[:3]) or "it has more names than are looked at"
-        return _told(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", found.format)
+        return _without_content(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", found.format)
     return _conclude(path, identity, found, own=own)
 
 
 def identity_of(path: str) -> Identity | None:
-    """Give the identity of a file or directory as it is now; None where it cannot be looked at."""
+    """Return the identity of a file or directory as it is now; None where it cannot be looked at."""
     try:
         st = os.stat(path)  # noqa: PTH116 -- a string in, nothing to join
         return Tree(path).identity if stat.S_ISDIR(st.st_mode) else Identity.of(st)
@@ -121,19 +120,19 @@ def _conclude(path: str, identity: Identity, found: Examination, *, own: bool) -
     if step_names.is_temporary(path) and verdict is not Verdict.DANGEROUS and verdict is not Verdict.FOREIGN:
         verdict, level, reasons = Verdict.INCOMPLETE, "", ("its name is that of a save that did not end", *reasons)
     place = found.place
-    told = place.step if place.sure or (place.epoch is None and not place.loose) else None
+    content_step = place.step if place.sure or (place.epoch is None and not place.loose) else None
     numbers = None if level in ("", "directory") else found.non_finite
     first = next(iter(reasons), "")
-    return Verification(path, identity, verdict, first, step, level, within, found.format, found.files, reasons, told, numbers)
+    return Verification(path, identity, verdict, first, step, level, within, found.format, found.files, reasons, content_step, numbers)
 
 
-def _told(path: str, identity: Identity | None, verdict: Verdict, reason: str, format_name: str = "") -> Verification:
-    """Say what stands without the content; the step is the name's."""
+def _without_content(path: str, identity: Identity | None, verdict: Verdict, reason: str, format_name: str = "") -> Verification:
+    """Return a verdict that needs no content; the step is the name's."""
     return Verification(path, identity or _NOWHERE, verdict, reason, _named(path), format=format_name, reasons=(reason,))
 
 
 def _agree(path: str, found: Examination) -> tuple[int | None, tuple[int, int] | None, str]:
-    """Give the step, else (epoch, step within it), and the reason; a disagreement of content and name is worth a note there.
+    """Return the step, else (epoch, step within it), and the reason; a disagreement of content and name is worth a note there.
 
     Content wins over the name, which can be an epoch, an index, or a copy's; but a name that is sure wins over a key that counts the
     whole run in one script and the epoch in the next (`{"epoch": 2, "step": 100}`).
@@ -181,6 +180,6 @@ class Cache:
                 del self._found[next(iter(self._found))]
 
     def get(self, path: str, identity: Identity) -> Verification | None:
-        """Give what is known about this identity of this path."""
+        """Return what is known about this identity of this path."""
         with self._lock:
             return self._found.get((path, identity))

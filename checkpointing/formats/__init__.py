@@ -64,7 +64,7 @@ class Format(Protocol):
     """What the module of a file's format offers."""
 
     def claims(self, head: bytes, tail: bytes, suffix: str) -> bool:
-        """Say whether a file is this format's by its first EDGE_BYTES, its last, and its suffix (names.suffix_of)."""
+        """Return whether a file is this format's by its first EDGE_BYTES, its last, and its suffix (names.suffix_of)."""
 
     def examine(self, source: FileReader, suffix: str, *, bulk: bool) -> Examination:
         """Look at the file; without `bulk`, at its directory and metadata only, and then VERIFIED says no more than that.
@@ -77,7 +77,7 @@ class TreeFormat(Protocol):
     """What the module of a directory's format offers."""
 
     def claims(self, tree: Tree) -> bool:
-        """Say whether a directory is this format's, by the names directly in it: often no more was listed yet (Tree.names_of)."""
+        """Return whether a directory is this format's, by the names directly in it: often no more was listed yet (Tree.names_of)."""
 
     def examine(self, tree: Tree, *, bulk: bool) -> Examination:
         """Look at all that must be there; without `bulk` as for a file. Raises OSError, Interrupted."""
@@ -105,7 +105,7 @@ TREE_FORMATS: Final = (
 
 
 def format_of(head: bytes, tail: bytes, suffix: str) -> tuple[str, Format] | None:
-    """Give name and module of the first format that claims the file; None where none does."""
+    """Return name and module of the first format that claims the file; None where none does."""
     for name, module in FORMATS:
         candidate = cast("Format", importlib.import_module(module))
         if candidate.claims(head, tail, suffix):
@@ -114,7 +114,7 @@ def format_of(head: bytes, tail: bytes, suffix: str) -> tuple[str, Format] | Non
 
 
 def tree_format_of(tree: Tree) -> tuple[str, TreeFormat] | None:
-    """Give name and module of the first format that claims the directory; None where none does."""
+    """Return name and module of the first format that claims the directory; None where none does."""
     for name, module in TREE_FORMATS:
         candidate = cast("TreeFormat", importlib.import_module(module))
         if candidate.claims(tree):
@@ -161,7 +161,7 @@ def nested(name: str, part: Examination) -> Examination:
 
 
 def prefixed(prefix: str, found: Iterable[NonFinite]) -> tuple[NonFinite, ...]:
-    """Give the same with names that tell which part of a checkpoint they are in."""
+    """Return the same with names that tell which part of a checkpoint they are in."""
     return tuple(replace(one, tensor=f"{prefix}{one.tensor}") for one in found)
 
 

@@ -1,8 +1,8 @@
 """A directory of accelerate's save_state: weights, optimizers, schedulers, random states, under FSDP with sharded states in directories.
 
-In: a `Tree`. Out: an `Examination`. Names (accelerate/checkpointing.py and utils/constants.py, 1.15): model.safetensors or shards with an
-index, pytorch_model_fsdp_N/ and optimizer_N/ (DCP), optimizer.bin, scheduler.bin, sampler.bin, scaler.pt, custom_checkpoint_N.pkl, and
-random_states_<rank>.pkl, which every rank writes last. Raises OSError and Interrupted.
+Names (accelerate/checkpointing.py and utils/constants.py, 1.15): model.safetensors or shards with an index, pytorch_model_fsdp_N/ and
+optimizer_N/ (DCP), optimizer.bin, scheduler.bin, sampler.bin, scaler.pt, custom_checkpoint_N.pkl, and random_states_<rank>.pkl, which every
+rank writes last.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def _random_states(tree: Tree) -> Iterator[Examination]:
-    """Say which rank's random states are missing. Each node may have those of its own ranks alone, so they may begin anywhere."""
+    """Return which rank's random states are missing. Each node may have those of its own ranks alone, so they may begin anywhere."""
     ranks = sorted(int(match[1]) for name in tree.top() if (match := _RANDOM.fullmatch(name)))
     if not ranks:
         yield Examination(Verdict.INCOMPLETE, "random_states_0.pkl is missing: it is written last")

@@ -1,12 +1,12 @@
 """A directory that torch.distributed.checkpoint wrote: `.metadata`, and shards `__<rank>_<n>.distcp` with one item after the other.
 
-In: a `Tree`. Out: an `Examination`. The metadata names every item, its shard, and where it lies there; an item is a file of torch.save's,
-so each has its own CRCs. Checked are: the metadata is there and whole; each shard is there; items lie within their shard, neither
-overlap nor leave gaps, and each tensor's pieces make up all of it; with `bulk` each item by itself. The metadata has no checksum, and
-nothing in a shard says which save it is of: a manifest (docs/checkpoint-format.md) does.
+The metadata names every item, its shard, and where it lies there. An item is a file of torch.save's, so each has its own CRCs. The checks:
+the metadata is whole; each shard is there; items lie within their shard without overlap or gap; each tensor's pieces make up all of it.
+With `bulk` each item is checked by itself. The metadata has no checksum, and a shard does not say which save it is of: a manifest
+(docs/checkpoint-format.md) does.
 
-DCP writes the metadata last, so a directory without it is a save that did not end. A save over an existing directory first overwrites
-the shards: what it leaves when it is killed is the old metadata with new shards, which `_of_two_saves` tells by the times of the files.
+DCP writes the metadata last, so a directory without it is a save that did not end. A save over an existing directory overwrites the shards
+first. If it is killed, the old metadata stays with new shards: `_of_two_saves` sees that by the times of the files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TEMPORARY: Final = ".metadata.tmp"
 _SHARD: Final = ".distcp"
 _HOLDERS: Final = frozenset(("train_state", "trainer", "trainer_state", "progress", "state", "extra", "meta", "metadata", "loop", "app"))
 _MOST_STEP_BYTES: Final = 1 << 16
-_MOST_TOLD: Final = 20
+_MOST_REPORTED: Final = 20
 _STEPPED: Final = re.compile(r"(^|\.)state\.(.+\.)?step$")
 _MOST_COUNTS: Final = 64
 _CLOCKS_NS: Final = 60_000_000_000  # by how much the clocks of two nodes may differ
@@ -83,7 +83,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:  # noqa: PLR0911 -- each 
 
 
 def _by_shard(metadata: Metadata) -> dict[str, list[Item]]:
-    """Give the items of each shard in the order of the file."""
+    """Return the items of each shard in the order of the file."""
     shards: dict[str, list[Item]] = {}
     for item in metadata.items:
         shards.setdefault(item.file, []).append(item)
@@ -108,7 +108,7 @@ def _missing(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]
 
 
 def _lay_out(tree: Tree, name: str, items: list[Item]) -> Iterator[Examination]:
-    """Say where the items of one shard do not fit it, or each other."""
+    """Return where the items of one shard do not fit it, or each other."""
     size, at = tree.entries[name].size, 0
     for item in items:
         if item.offset != at and not (item.length == 0 and item.offset <= at):
@@ -129,18 +129,18 @@ def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> 
     if not bulk:
         yield Examination(Verdict.VERIFIED, "", NOWHERE, "directory")
         return
-    told = 0
+    n_bad = 0
     for name, items in shards.items():
         with tree.open(name) as source:
             for item in items:
                 found = _examine_item(source, item)
-                told += found.verdict is not Verdict.VERIFIED
+                n_bad += found.verdict is not Verdict.VERIFIED
                 if found.verdict is not Verdict.VERIFIED or found.reason or found.non_finite or found.unlisted:
                     why = f"{name}: {item.name}: {found.reason}" if found.reason else ""
                     yield Examination(
                         found.verdict, why, NOWHERE, found.level, non_finite=tuple(_named(item, found.non_finite)), unlisted=found.unlisted
                     )
-                if told > _MOST_TOLD:
+                if n_bad > _MOST_REPORTED:
                     return
     yield Examination(Verdict.VERIFIED, "", NOWHERE, torch_zip.LEVEL)
 
@@ -164,7 +164,7 @@ def _examine_item(source: FileReader, item: Item) -> Examination:
 
 
 def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
-    """Tell shards that were overwritten after the metadata was written.
+    """Find shards that were overwritten after the metadata was written.
 
     The metadata is written last, so shards that are younger are of a later save. Copying can make times that look the same, and nodes
     with clocks of their own can. So it is believed in two cases: where the metadata's time is that of the original (it is older than
@@ -190,18 +190,18 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
 
 
 def _of_two_steps(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
-    """Tell shards of different saves by how often their parameters were stepped, which Adam and its like count for each.
+    """Find shards of different saves by the step counts that Adam and its like keep for each parameter.
 
     Parameters of one model can differ, so it takes two in each of two shards, the same within each and different between them.
     """
-    told: dict[float, str] = {}
+    shard_of_step: dict[float, str] = {}
     for name, items in shards.items():
         counts = [item for item in items if _STEPPED.search(item.name) and item.plain and item.length <= _MOST_STEP_BYTES]
         values = [_number(tree, item) for item in counts[:_MOST_COUNTS]]
         if len(values) > 1 and values[0] is not None and len(set(values)) == 1:
-            told.setdefault(values[0], name)
-    if len(told) > 1:
-        steps = ", ".join(f"{name} of optimizer step {value:g}" for value, name in list(told.items())[:3])
+            shard_of_step.setdefault(values[0], name)
+    if len(shard_of_step) > 1:
+        steps = ", ".join(f"{name} of optimizer step {value:g}" for value, name in list(shard_of_step.items())[:3])
         yield Examination(Verdict.BAD, f"files of two saves: {steps}")
 
 
@@ -214,12 +214,12 @@ def _notes(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examination]:
 
 
 def _files(tree: Tree, shards: dict[str, list[Item]]) -> tuple[str, ...]:
-    """Give the members; a temporary file and shards of another save are none. What else lies there is a trainer's, and belongs to it."""
+    """Return the members; a temporary file and shards of another save are none. What else lies there is a trainer's, and belongs to it."""
     return tuple(name for name in tree.files if name in shards or not (name.endswith((_SHARD, ".tmp"))))
 
 
 def _place(tree: Tree, shards: dict[str, list[Item]]) -> StepPosition:
-    """Give the step that an item under one of the well-known names holds."""
+    """Return the step that an item under one of the well-known names holds."""
     small = {item.name: item for items in shards.values() for item in items if item.length <= _MOST_STEP_BYTES and item.plain}
     for key in facts.STEP_KEYS:
         for name, item in small.items():

@@ -167,7 +167,7 @@ def _places(stored: WholeThing) -> Any:  # noqa: ANN401 -- yields (_Key, Item)
 
 
 def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
-    """Give the pieces of one item as (key, bytes), and whether they make up the whole of it."""
+    """Return the pieces of one item as (key, bytes), and whether they make up the whole of it."""
     if not isinstance(what, WholeThing):
         raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
     if not what.made_by.endswith(" TensorStorageMetadata"):
@@ -190,7 +190,7 @@ def _pieces(name: str, what: object) -> tuple[list[tuple[_Key, int]], bool]:
 
 
 def _state(thing: object) -> dict[str, Any]:
-    """Give an object's fields; (None, {...}) is how pickle writes those of a class with slots."""
+    """Return an object's fields; (None, {...}) is how pickle writes those of a class with slots."""
     state = thing.state if isinstance(thing, WholeThing) else None
     if isinstance(state, tuple) and len(state) == 2:  # noqa: PLR2004 -- a pair
         state = state[1]
@@ -198,7 +198,7 @@ def _state(thing: object) -> dict[str, Any]:
 
 
 def _numbers(size: object) -> tuple[int, ...] | None:
-    """Give a torch.Size as numbers; None for None and for what is none."""
+    """Return a torch.Size as numbers; None for None and for what is none."""
     if isinstance(size, WholeThing) and size.made_by and len(size.arguments) <= 1:
         size = size.arguments[0] if size.arguments else ()
     if isinstance(size, WholeThing) and not size.made_by:
@@ -209,7 +209,7 @@ def _numbers(size: object) -> tuple[int, ...] | None:
 
 
 def _dtype(properties: object) -> str:
-    """Give the dtype's name, "" for none. TensorProperties is written as a tuple of its values, the dtype first."""
+    """Return the dtype's name, "" for none. TensorProperties is written as a tuple of its values, the dtype first."""
     if not isinstance(properties, WholeThing):
         return ""
     found: object = _state(properties).get("dtype")

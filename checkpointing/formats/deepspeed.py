@@ -1,6 +1,6 @@
 """One step of a DeepSpeed training: `global_stepN/` with the states of the model and, under ZeRO, one optimizer shard for each rank.
 
-In: a `Tree`. Out: an `Examination`. Names (deepspeed/runtime/engine.py, _get_ckpt_name, _get_zero_ckpt_name, _get_expert_ckpt_name):
+Names (deepspeed/runtime/engine.py, _get_ckpt_name, _get_zero_ckpt_name, _get_expert_ckpt_name):
 
     mp_rank_MM_model_states.pt                       one for each model-parallel rank (stages 0 to 2)
     zero_pp_rank_D_mp_rank_MM_model_states.pt        one for each pair of ranks (stage 3)
@@ -8,8 +8,8 @@ In: a `Tree`. Out: an `Examination`. Names (deepspeed/runtime/engine.py, _get_ck
     layer_LL-model_MM-model_states.pt                one for each layer and model-parallel rank (pipeline)
     layer_L_expert_E_mp_rank_MM_model_states.pt, expp_rank_E_mp_rank_MM_optim_states.pt     experts
 
-How many there must be stands in the model's states: `dp_world_size`, `mp_world_size`; that ZeRO was on: `param_shapes` is not None. The
-file `latest` beside the directory is a pointer that is written last; `checkpointing.formats.pointer_files` reads it.
+The model's states give the numbers of files: `dp_world_size`, `mp_world_size`. ZeRO was on if `param_shapes` is not None. The file `latest`
+beside the directory is a pointer that DeepSpeed writes last; `checkpointing.formats.pointer_files` reads it.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}
     steps = {name: rank_shards.number(scan, "global_steps") for name, scan in model.items()}
     named = _STEP.fullmatch(tree.name)
-    told = {**steps, **({tree.name: int(named[1])} if named else {})}
+    all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
-    checks = (_ranks(ours, scans), rank_shards.mixed(told), rank_shards.mixed_facts(optimizer))
+    checks = (_ranks(ours, scans), rank_shards.mixed(all_steps), rank_shards.mixed_facts(optimizer))
     found = [part for group in (checks[0], rank_shards.present(checks[1:])) for part in group]
     return combine([*parts, *found], place, files=tuple(ours))
 
@@ -63,15 +63,15 @@ def _ours(name: str) -> bool:
 def _ranks(ours: list[str], scans: dict[str, PickleScan | None]) -> list[Examination]:
     """Compare the ranks that there are files of with the ranks that there were."""
     states = [scan for name, scan in scans.items() if scan is not None and (_MODEL.fullmatch(name) or _MODEL3.fullmatch(name))]
-    told_dp = next((size for scan in states if (size := rank_shards.number(scan, "dp_world_size"))), None)
-    told_mp = next((size for scan in states if (size := rank_shards.number(scan, "mp_world_size"))), None)
+    saved_dp = next((size for scan in states if (size := rank_shards.number(scan, "dp_world_size"))), None)
+    saved_mp = next((size for scan in states if (size := rank_shards.number(scan, "mp_world_size"))), None)
     zero = any("param_shapes" in scan.keys and "param_shapes" not in scan.nones for scan in states)
     pairs = {(int(match[2]), int(match[3])): name for name in ours if (match := _OPTIMIZER.fullmatch(name))}
     pairs3 = {(int(match[1]), int(match[2])): name for name in ours if (match := _MODEL3.fullmatch(name))}
     singles = {int(match[1]): name for name in ours if (match := _MODEL.fullmatch(name))}
     seen_mp = 1 + max((*singles, *(mp for _, mp in (*pairs, *pairs3))), default=0)
     seen_dp = 1 + max((dp for dp, _ in (*pairs, *pairs3)), default=0)
-    mp_size, dp_size = max(told_mp or 1, seen_mp), told_dp or seen_dp
+    mp_size, dp_size = max(saved_mp or 1, seen_mp), saved_dp or seen_dp
     if mp_size * max(dp_size, seen_dp) > _MOST_RANKS:
         return rank_shards.present([rank_shards.left_over(ours[-1:], "no training has so many ranks")])
     prefix = next((one for one in ("bf16_", "fp16_") if any(name.startswith(one) for name in pairs.values())), "")

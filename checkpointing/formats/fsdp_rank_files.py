@@ -1,8 +1,7 @@
 """A directory with one torch file for each rank: what a script under FSDP writes that saves its local state.
 
-In: a `Tree`. Out: an `Examination`. Names: anything with `rank_3`, `rank3` or `rank-3` in it before the suffix, and the number of ranks
-where the name tells it (`model_world_size_4_rank_3.pt`). Files that differ in nothing but the rank are one row; all rows have the same
-ranks. Raises OSError and Interrupted.
+Names: `rank_3`, `rank3` or `rank-3` somewhere before the suffix, and the number of ranks where the name gives it
+(`model_world_size_4_rank_3.pt`). Files whose names differ only in the rank are one row; all rows have the same ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MOST_RANKS: Final = 100_000
 def claims(tree: Tree) -> bool:
     """Claim files of at least two ranks, or of one that says how many there are, if all are of one step."""
     rows = _rows(tree)
-    several = any(len(ranks) > 1 or _told(row) for row, ranks in rows.items())
+    several = any(len(ranks) > 1 or _world_in_name(row) for row, ranks in rows.items())
     return several and len({named.step if (named := step_names.step_in(before)) else None for before, _ in rows}) == 1
 
 
@@ -37,7 +36,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     """Look at each file, and compare those of different ranks. Raises OSError and Interrupted."""
     rows = _rows(tree)
     parts = [examine_member(tree, name, bulk=bulk) for ranks in rows.values() for name in sorted(ranks.values())]
-    world = max([1 + rank for ranks in rows.values() for rank in ranks] + [_told(row) for row in rows])
+    world = max([1 + rank for ranks in rows.values() for rank in ranks] + [_world_in_name(row) for row in rows])
     parts += _missing(rows, min(world, _MOST_RANKS))
     for ranks in rows.values():
         mixed = rank_shards.mixed_facts({name: rank_shards.scan_of(tree, name) for name in sorted(ranks.values())})
@@ -47,7 +46,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def _rows(tree: Tree) -> dict[tuple[str, str], dict[int, str]]:
-    """Give the file of each rank, by what its name has before and after the rank."""
+    """Return the file of each rank, by what its name has before and after the rank."""
     rows: dict[tuple[str, str], dict[int, str]] = {}
     for name in sorted(tree.entries):
         match = _FILE.fullmatch(name) if "/" not in name else None
@@ -56,8 +55,8 @@ def _rows(tree: Tree) -> dict[tuple[str, str], dict[int, str]]:
     return rows
 
 
-def _told(row: tuple[str, str]) -> int:
-    """Give the number of ranks that a row's name tells, 0 for none."""
+def _world_in_name(row: tuple[str, str]) -> int:
+    """Return the number of ranks that a row's name tells, 0 for none."""
     match = _WORLD.search(row[0]) or re.search(r"of[-_](\d+)", row[1])
     return int(match[1]) if match else 0
 

@@ -1,6 +1,6 @@
 """A `checkpoint-N/` of transformers' Trainer: the model's weights, and what a resumed training needs beside them.
 
-In: a `Tree`. Out: an `Examination`. Names (transformers/trainer.py, 4.36 to 5.23, _save_checkpoint; trainer_state.json is written last):
+Names (transformers/trainer.py, 4.36 to 5.23, _save_checkpoint; trainer_state.json is written last):
 
     model.safetensors, shards with an index, or pytorch_model.bin; adapter_model.*       the weights; under FSDP pytorch_model_fsdp_N/,
                                                                                          under DeepSpeed global_stepN/
@@ -8,8 +8,6 @@ In: a `Tree`. Out: an `Examination`. Names (transformers/trainer.py, 4.36 to 5.2
                                                                                          rng_state_<rank>.pth with several ranks
     trainer_state.json                                                                   its global_step is that of the directory's name
     training_args.bin, config.json and others                                            must be whole where they are there
-
-Raises OSError and Interrupted.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
-    """Give step and epoch of the trainer's state, and what is wrong with it."""
+    """Return step and epoch of the trainer's state, and what is wrong with it."""
     if tree.file(_STATE) is None:
         found = examine_member(tree, _STATE, bulk=False)
         why = f"{_STATE} is missing: the save did not end" if found.verdict is Verdict.INCOMPLETE else found.reason
@@ -81,7 +79,7 @@ def _read_state(tree: Tree) -> tuple[int | None, int | None, list[Examination]]:
 
 
 def _json(tree: Tree, name: str) -> tuple[Any, Examination | None]:
-    """Give what a JSON file says, and what is wrong with it."""
+    """Return what a JSON file says, and what is wrong with it."""
     entry = tree.entries[name]
     if not entry.size:
         return None, Examination(Verdict.BAD, f"{name}: torn: it is empty")
@@ -106,7 +104,7 @@ def _weights(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
 
 
 def _beside(tree: Tree) -> Iterator[Examination]:
-    """Say what a resumed training needs and does not find. Each node has the random states of its own ranks, so they may begin anywhere."""
+    """Return what a resumed training would miss. Each node has the random states of its own ranks, so they may begin anywhere."""
     top = tree.top()
     optimizer = any(_OPTIMIZER.fullmatch(name) or _DEEPSPEED.fullmatch(name) for name in top)
     scheduler = any(_SCHEDULER.fullmatch(name) for name in top)
@@ -155,7 +153,7 @@ def _deepspeed(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
 
 
 def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
-    """Tell a scheduler that is ahead of the trainer. Behind it may be: it does not step where an optimizer step was skipped."""
+    """Find a scheduler that is ahead of the trainer. It may be behind: it makes no step where an optimizer step was skipped."""
     if step is None or tree.file("scheduler.pt") is None:
         return
     last = rank_shards.number(rank_shards.scan_of(tree, "scheduler.pt"), "last_epoch")
@@ -169,7 +167,7 @@ def _scheduler(tree: Tree, step: int | None) -> Iterator[Examination]:
 
 
 def _was_saved(tree: Tree, step: int) -> bool:
-    """Say whether the trainer saves at this step: its own interval tells, or the directory of that save."""
+    """Return whether the trainer saves at this step: its own interval tells, or the directory of that save."""
     beside = os.path.join(os.path.dirname(os.path.abspath(tree.path)), f"checkpoint-{step}")  # noqa: PTH100, PTH118, PTH120 -- strings throughout the package
     if os.path.isdir(beside):  # noqa: PTH112 -- as above
         return True

@@ -1,14 +1,13 @@
 """One iteration of a Megatron-LM training: `iter_NNNNNNN/` (or `release/`) with a directory for each pair of model-parallel ranks.
 
-In: a `Tree`. Out: an `Examination`. Names (megatron/training/checkpointing.py, get_checkpoint_name):
+Names (megatron/training/checkpointing.py, get_checkpoint_name):
 
     mp_rank_TT[_PPP[_EEE]]/model_optim_rng.pt    with PPP where the pipeline has more than one stage, EEE with expert parallelism
     mp_rank_TT[_PPP[_EEE]]/distrib_optim.pt      the distributed optimizer's, in each of them or in none
 
-The sizes stand in the saved arguments (`tensor_model_parallel_size`, `pipeline_model_parallel_size`), the iteration under `iteration`.
-Newer trainings save with torch.distributed.checkpoint into the same directories (`.metadata`, `common.pt`, `metadata.json`): then the
-shards are its format's, and `common.pt` is looked at beside. `latest_checkpointed_iteration.txt` is a pointer:
-`checkpointing.formats.pointer_files`.
+The saved arguments give the sizes (`tensor_model_parallel_size`, `pipeline_model_parallel_size`) and the `iteration`. Newer trainings save
+with torch.distributed.checkpoint into the same directories (`.metadata`, `common.pt`, `metadata.json`): then dcp.py checks the shards, and
+this file checks `common.pt`. `latest_checkpointed_iteration.txt` is a pointer: `checkpointing.formats.pointer_files`.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
     scans = {name: rank_shards.scan_of(tree, name) for name in there}
     named = _ITERATION.fullmatch(tree.name)
     steps = {name: rank_shards.number(scan, "iteration") for name, scan in scans.items()}
-    told = {**steps, **({tree.name: int(named[1])} if named else {})}
+    all_steps = {**steps, **({tree.name: int(named[1])} if named else {})}
     step = next((one for one in steps.values() if one is not None), None)
     place = NOWHERE if step is None else StepPosition(step, sure=True)
-    checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(told, "iterations")]
+    checks = [_layout(ranks, scans), _files(ranks, set(there)), rank_shards.mixed(all_steps, "iterations")]
     return combine([*parts, *rank_shards.present(checks)], place, files=tuple(there))
 
 
@@ -78,7 +77,7 @@ def _described(tree: Tree) -> Examination | None:
     """Look at the file by which Megatron's reader knows how the shards are stored."""
     entry = tree.entries.get(_METADATA)
     if entry is None:
-        return None  # which is told elsewhere
+        return None  # another check reports it
     if entry.what:
         return Examination(Verdict.UNVERIFIABLE, f"{_METADATA} is {entry.what}: it was not read")
     try:
@@ -108,9 +107,9 @@ def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examinatio
     odd = [rank for place, rank in places.items() if len(place) != width]
     if odd:
         return rank_shards.left_over(odd, "the others are numbered in another way")
-    told = [_told(scans, key) for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
+    saved = [_saved_size(scans, key) for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size")]
     sizes = [1 + max(place[axis] for place in places) for axis in range(width)]
-    for axis, size in enumerate(told[:width]):
+    for axis, size in enumerate(saved[:width]):
         if size is None:
             continue
         beyond = [rank for place, rank in places.items() if place[axis] >= size]
@@ -125,7 +124,7 @@ def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examinatio
     return rank_shards.missing([_name(place) for place in wanted], set(ranks))
 
 
-def _told(scans: dict[str, PickleScan | None], key: str) -> int | None:
+def _saved_size(scans: dict[str, PickleScan | None], key: str) -> int | None:
     return next((size for scan in scans.values() if (size := rank_shards.fact(scan, key))), None)
 
 

@@ -71,7 +71,7 @@ _MASK: Final = frozenset((0.0, 1.0))
 
 
 def kind_of(name: str) -> str | None:
-    """Give the kind of what safetensors or torch call so ("BF16", "torch.bfloat16", "torch HalfStorage"); None where it is not floating."""
+    """Return the kind of a name of safetensors or torch ("BF16", "torch.bfloat16", "torch HalfStorage"); None if it is not floating."""
     short = name.replace(" ", ".").rpartition(".")[2]
     return short if short in _KINDS else "F32" if short == "C64" else _TORCH.get(short)
 
@@ -98,7 +98,7 @@ class NumericsScan:
         self._finite: set[float] | None = set()  # its finite values, as long as it may be a mask
 
     def found(self, tensor: str) -> NonFinite | None:
-        """Give what is not finite in the tensor of that name; None for nothing."""
+        """Return what is not finite in the tensor of that name; None for nothing."""
         if self._nan is not None:
             return NonFinite(tensor, "NaN", self._nan)
         if self._inf is not None and (self._finite is None or not (len(self._finite) <= 1 or self._finite <= _MASK)):

@@ -1,7 +1,6 @@
-"""The small files in which a framework writes down which of its checkpoints is the latest, and what to make of them.
+"""Reads the small files in which a framework names its latest checkpoint, and judges them.
 
-In: the directory that holds the checkpoints. Out: a `Pointer`; None where there is none. Such a file is what the framework's own loader
-believes, so one that leads nowhere breaks a resume however sound the checkpoints are. It can fail with OSError and Interrupted.
+The framework's own loader believes such a file. A pointer that leads nowhere breaks a resume, however sound the checkpoints are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What DeepSpeed's and Megatron's directories have in common: torch files, one for each rank, that must agree with one another.
-
-In: a `Tree` and the names in it. Out: an `Examination` of each member, and the `PickleScan` of its pickle where there is one. Pure rules on
-top: which numbers of a row are missing, and whether shards were saved at different steps. Raises OSError and Interrupted.
-"""
+"""Checks that DeepSpeed and Megatron share: torch files, one for each rank, that must agree with one another."""
 
 from __future__ import annotations
 
@@ -35,47 +31,49 @@ def scan_of(tree: Tree, name: str) -> PickleScan | None:
 
 
 def fact(scan: PickleScan | None, key: str) -> int | None:
-    """Give the integer that stands under `key` in a pickle's dictionaries, if it is the same wherever it stands."""
+    """Return the integer that stands under `key` in a pickle's dictionaries, if it is the same wherever it stands."""
     values = dict(scan.facts).get(key, frozenset()) if scan is not None else frozenset()
     return next(iter(values)) if len(values) == 1 else None
 
 
 def number(scan: PickleScan | None, key: str) -> int | None:
-    """Give the integer under `key` in the outermost dictionary."""
+    """Return the integer under `key` in the outermost dictionary."""
     return dict(scan.numbers).get(key) if scan is not None else None
 
 
 def missing(wanted: Iterable[str], there: Collection[str]) -> Examination | None:
-    """Say which files must be there and are not."""
+    """Return which files must be there and are not."""
     absent = [name for name in wanted if name not in there]
     return Examination(Verdict.INCOMPLETE, f"missing: {_some(absent)}") if absent else None
 
 
 def left_over(names: Iterable[str], why: str) -> Examination | None:
-    """Say which files are there and must not be."""
+    """Return which files are there and must not be."""
     found = list(names)
     return Examination(Verdict.BAD, f"of another save: {_some(found)}: {why}") if found else None
 
 
 def mixed(steps: Mapping[str, int | None], what: str = "steps") -> Examination | None:
-    """Say that files of one checkpoint tell different steps."""
-    told: dict[int, str] = {}
+    """Return what is wrong if files of one checkpoint have different steps."""
+    file_of_step: dict[int, str] = {}
     for name, step in steps.items():
         if step is not None:
-            told.setdefault(step, name)
-    if len(told) < 2:  # noqa: PLR2004 -- two that differ
+            file_of_step.setdefault(step, name)
+    if len(file_of_step) < 2:  # noqa: PLR2004 -- two that differ
         return None
-    return Examination(Verdict.BAD, f"its files are of different {what}: {', '.join(f'{name} of {step}' for step, name in told.items())}")
+    return Examination(
+        Verdict.BAD, f"its files are of different {what}: {', '.join(f'{name} of {step}' for step, name in file_of_step.items())}"
+    )
 
 
 def mixed_facts(scans: Mapping[str, PickleScan | None]) -> Examination | None:
     """Compare the steps that stand anywhere within shards: all that tell any tell the same ones."""
-    told: dict[str, dict[frozenset[int], str]] = {}
+    found: dict[str, dict[frozenset[int], str]] = {}
     for name, scan in scans.items():
         for key, values in scan.facts if scan is not None else ():
             if key in (*facts.STEP_KEYS, facts.COUNTED):
-                told.setdefault(key, {}).setdefault(values, name)
-    for names in told.values():
+                found.setdefault(key, {}).setdefault(values, name)
+    for names in found.values():
         if len(names) > 1:
             return Examination(Verdict.BAD, f"its files were saved at different steps: {_some(list(names.values()))}")
     return None

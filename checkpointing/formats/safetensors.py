@@ -1,11 +1,11 @@
 """A safetensors file: 8 bytes of length, a JSON header, and the tensors one after the other without a gap.
 
-In: a `FileReader`. Out: an `Examination`. There is no checksum in it, so what can be proven is that the header is right, that the tensors
-lie in the file without gap or overlap, as long as their shapes say, and that the file ends with them. With `bulk` the numbers are looked
-at as well: NaN, Inf, and zeros that were never written. The library's own reader proves no more than the first half of it. The layout
-is that of https://github.com/huggingface/safetensors (README and safetensors/src/tensor.rs, 0.8).
+The file has no checksum. The checks prove that the header is right, that the tensors lie in the file without gap or overlap and are as long
+as their shapes say, and that the file ends with them. With `bulk` they read the numbers too: NaN, Inf, and zeros that were never written.
+The library's own reader proves only the first half. Layout: https://github.com/huggingface/safetensors (README and
+safetensors/src/tensor.rs, 0.8).
 
-A flipped bit in a number cannot be seen here; a manifest (docs/checkpoint-format.md) shows it.
+A flipped bit in a number stays unseen here; a manifest (docs/checkpoint-format.md) shows it.
 """
 
 from __future__ import annotations

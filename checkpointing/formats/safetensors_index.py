@@ -1,7 +1,4 @@
-"""A directory with weights that an index names, or with a model as transformers' save_pretrained writes it.
-
-In: a `Tree`. Out: an `Examination`. What is checked between the files is said in `weights`. Raises OSError and Interrupted.
-"""
+"""A directory with weights that an index names, or with a model as transformers' save_pretrained writes it (checks: weights.py)."""
 
 from __future__ import annotations
 

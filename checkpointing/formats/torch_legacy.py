@@ -120,7 +120,7 @@ def _keys_in(data: bytes, at: int) -> tuple[list[str], int]:
 
 
 def _lay_out(source: FileReader, keys: list[str], scan: PickleScan, at: int) -> dict[str, tuple[int, int]]:
-    """Give offset and bytes of each storage, all of them compared with what the object's pickle says. Raises _Torn."""
+    """Return offset and bytes of each storage, all of them compared with what the object's pickle says. Raises _Torn."""
     referred = {storage.key: storage for storage in scan.storages}
     if set(keys) != set(referred) or len(keys) != len(referred):
         raise _Torn(f"its list names {len(keys)} storages where its objects refer to {len(referred)}")

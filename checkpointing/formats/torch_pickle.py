@@ -23,48 +23,48 @@ _ITEM_BYTES: Final = {
     "Untyped": 1,
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
 }
-_MOST_TOLD: Final = 3
+_MOST_NAMED: Final = 3
 _LIGHTNING: Final = "pytorch-lightning_version"
 
 
 def item_bytes(kind: str) -> int:
-    """Give the bytes of one element of a storage type ("torch FloatStorage"); 0 for one that is not known."""
+    """Return the bytes of one element of a storage type ("torch FloatStorage"); 0 for one that is not known."""
     return _ITEM_BYTES.get(_short(kind), 0)
 
 
 def span(storage: Storage) -> tuple[int, int]:
-    """Give offset and length, in bytes of its record, of what tensors use of a storage."""
+    """Return offset and length, in bytes of its record, of what tensors use of a storage."""
     size = item_bytes(storage.kind)
     return storage.begin * size, (storage.end - storage.begin) * size
 
 
 def name_of(storage: Storage) -> str:
-    """Give a name for the storage's tensor: what the pickle calls it ("model.head.weight"), else the key of its record."""
+    """Return a name for the storage's tensor: what the pickle calls it ("model.head.weight"), else the key of its record."""
     return storage.name or f"data/{storage.key}"
 
 
 def place(scan: PickleScan) -> StepPosition:
-    """Give the step and the epoch that the outermost dictionary tells."""
+    """Return the step and the epoch that the outermost dictionary tells."""
     key, step = scan.steps[0] if scan.steps else ("", None)
     return StepPosition(step, scan.epoch, sure=key in facts.RUN_KEYS, loose=key in facts.LOOSE_KEYS)
 
 
 def framework(scan: PickleScan) -> str:
-    """Give the format's name where the outermost dictionary is a framework's own; "" otherwise."""
+    """Return the format's name where the outermost dictionary is a framework's own; "" otherwise."""
     return "lightning" if _LIGHTNING in scan.keys else ""
 
 
 def dangerous(dangers: Iterable[str]) -> Examination | None:
     """Refuse a pickle that would run code; None for one that would not."""
-    told = tuple(dict.fromkeys(dangers))
-    if not told:
+    calls = tuple(dict.fromkeys(dangers))
+    if not calls:
         return None
-    return Examination(Verdict.DANGEROUS, f"loading it would run code: its pickle calls {', '.join(told[:_MOST_TOLD])}")
+    return Examination(Verdict.DANGEROUS, f"loading it would run code: its pickle calls {', '.join(calls[:_MOST_NAMED])}")
 
 
 def note(scan: PickleScan) -> str:
-    """Say which names a file holds that are on no list, such as classes of the user's own; "" for none."""
-    return f"it needs names that are not listed to be loaded: {', '.join(scan.unknown[:_MOST_TOLD])}" if scan.unknown else ""
+    """Return which names a file holds that are on no list, such as classes of the user's own; "" for none."""
+    return f"it needs names that are not listed to be loaded: {', '.join(scan.unknown[:_MOST_NAMED])}" if scan.unknown else ""
 
 
 def _short(kind: str) -> str:

@@ -1,10 +1,9 @@
 """torch.save's format since torch 1.6: a zip with `<name>/data.pkl` for the objects and `<name>/data/<key>` for each storage.
 
-In: a `FileReader`. Out: an `Examination`. Structure is all that the file itself can prove, and all of it is used: the zip directory
-against every local header, every record's CRC, the members that torch.load needs, and for each storage that data.pkl refers to a
-record that is long enough. data.pkl is read opcode by opcode, never unpickled; where it would call what `pickle_danger` refuses, the
-file is DANGEROUS, whatever else is right or wrong with it. Measured on 141 files (docs/checkpoints.md): the CRCs
-alone miss bytes before and after the zip, a missing and a shortened record.
+The file itself can prove its structure alone, and all of it is checked: the zip directory against every local header, every record's
+CRC, the members that torch.load needs, and a record that is long enough for each storage that data.pkl refers to. data.pkl is read opcode
+by opcode, never unpickled. If it would call what pickles/policy.py refuses, the file is DANGEROUS, whatever else is right or wrong with it.
+Measured on 141 files (docs/checkpoints.md): the CRCs alone miss bytes before and after the zip, a missing and a shortened record.
 
 `torch.serialization.set_crc32_options(False)` stores a CRC of zero in every record: then nothing can be proven, and nothing is wrong.
 """
@@ -80,7 +79,7 @@ def scan_of(source: FileReader) -> PickleScan | None:
 def _counted(
     source: FileReader, records: dict[bytes, ZipRecord], pickled: ZipRecord, scan: PickleScan
 ) -> Iterator[tuple[str, frozenset[int]]]:
-    """Give the largest of the optimizer's counts of steps: a parameter that is trained now and then counts fewer. Raises Short."""
+    """Return the largest of the optimizer's counts of steps: a parameter that is trained now and then counts fewer. Raises Short."""
     kinds = {storage.key: storage.kind for storage in scan.storages}
     found: list[float] = []
     for number in scan.counts:
@@ -96,7 +95,7 @@ def _counted(
 
 
 def _begins_as_torch(source: FileReader) -> bool:
-    """Say whether the first record is torch's: torch.save writes data.pkl first."""
+    """Return whether the first record is torch's: torch.save writes data.pkl first."""
     head = source.read(0, min(EDGE_BYTES, source.size))
     return head.startswith(zip_layout.LOCAL_MAGIC) and zip_layout.first_name(head).endswith(b"/data.pkl")
 
@@ -144,7 +143,7 @@ def _prove(  # noqa: PLR0913 -- the file, what is in it, and what to look at
 
 
 def _foreign(records: dict[bytes, ZipRecord], prefix: bytes) -> str:
-    """Say what a zip is that is no checkpoint; "" for one that is, or was before it lost a record."""
+    """Return what a zip is that is no checkpoint; "" for one that is, or was before it lost a record."""
     if prefix + b"/constants.pkl" in records:
         return "a TorchScript export: not a checkpoint"
     torch_made = prefix + b"/version" in records and prefix + b"/data/0" in records
@@ -171,7 +170,7 @@ def _read_objects(source: FileReader, pickled: ZipRecord, *, has_crcs: bool) -> 
 
 
 def _check_storages(scan: PickleScan, records: dict[bytes, ZipRecord], prefix: bytes) -> dict[bytes, Storage]:
-    """Give the storage that each record holds. Raises Damaged where one is missing or short."""
+    """Return the storage that each record holds. Raises Damaged where one is missing or short."""
     found: dict[bytes, Storage] = {}
     for storage in scan.storages:
         name = prefix + b"/data/" + storage.key.encode()

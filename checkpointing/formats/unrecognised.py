@@ -1,7 +1,7 @@
-"""What is named like a checkpoint and is of no format that is known here.
+"""A file that is named like a checkpoint and is of no known format: BAD if it is empty or begins with zeros, else UNVERIFIABLE.
 
-In: the first bytes. Out: BAD where the file is empty or all zeros at its beginning (a file whose blocks were allocated and never written
-reads so after a crash), UNVERIFIABLE otherwise. `.bin` is a name that everybody uses, so of these only the empty and the zeroed are meant.
+A file whose blocks were allocated and never written reads as zeros after a crash. `.bin` is a name that everybody uses, so among files of
+that name only the empty and the zeroed ones count as checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- th
 
 
 def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format; there is nothing to read in bulk
-    """Say what it is and that nothing can prove it. Raises OSError and Interrupted."""
+    """Return what it is and that nothing can prove it. Raises OSError and Interrupted."""
     head = source.read(0, min(EDGE_BYTES, source.size))
     if not head:
         return Examination(Verdict.BAD, "torn: the file is empty")

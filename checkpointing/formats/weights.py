@@ -1,7 +1,7 @@
 """The weights of a model in a directory: one file, or several that an index names. What transformers and accelerate write.
 
-In: a `Tree`. Out: an `Examination` of each file, and what is wrong between them: files that the index names and that are missing, tensors
-that are not where it says. Raises OSError and Interrupted. The layout is huggingface_hub's:
+Between the files it finds those that the index names and that are missing, and tensors that are not where the index says. The layout is
+huggingface_hub's:
 
     model-00001-of-00003.safetensors …   model.safetensors.index.json: {"metadata": {"total_size"}, "weight_map": {tensor: file}}
 """
@@ -32,17 +32,17 @@ _MOST_TOLD: Final = 5
 
 
 def indexes(tree: Tree) -> list[str]:
-    """Give the indexes of weights directly in a directory."""
+    """Return the indexes of weights directly in a directory."""
     return sorted(name for name in tree.top() if name.endswith((".safetensors" + INDEX, ".bin" + INDEX)))
 
 
 def shards(tree: Tree) -> list[str]:
-    """Give the files whose names say that they are one of several."""
+    """Return the files whose names say that they are one of several."""
     return sorted(name for name in tree.top() if _SHARD.fullmatch(name))
 
 
 def singles(tree: Tree) -> list[str]:
-    """Give the files that hold a model's weights by themselves."""
+    """Return the files that hold a model's weights by themselves."""
     return sorted(name for name in tree.top() if SINGLE.fullmatch(name) and not _SHARD.fullmatch(name) and name in tree.entries)
 
 
@@ -81,7 +81,7 @@ def _examine_index(tree: Tree, index: str, *, bulk: bool) -> tuple[list[Examinat
 
 
 def _files_of(weight_map: Any) -> dict[str, set[str]]:  # noqa: ANN401 -- whatever stands in the JSON
-    """Give the tensors of each file. Raises ValueError, TypeError for what is no such map."""
+    """Return the tensors of each file. Raises ValueError, TypeError for what is no such map."""
     if not isinstance(weight_map, dict) or not weight_map:
         raise TypeError
     files: dict[str, set[str]] = {}

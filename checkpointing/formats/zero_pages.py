@@ -1,7 +1,4 @@
-"""Zeros where a crash left blocks unwritten, in formats that have no checksum.
-
-In: where each tensor lies in a file, and the file's bytes in order. Out: one line about the first hole, or "". Nothing can fail; the
-state is a `ZeroPageScan`, one per file, which its caller owns.
+"""Finds zeros where a crash left blocks unwritten, in formats that have no checksum.
 
 A file system that lost power shows zeros where the data of a grown file never reached the disk: whole sectors, pages, or the rest of
 the file. Trained weights hold zeros too, in whole rows (words that never occurred, padding of a vocabulary) or whole tensors (a fresh
@@ -11,8 +8,8 @@ bias), so only these count, in tensors of floating numbers:
 * zeros that begin and end at borders of sectors, and begin within a row;
 * in a tensor of several dimensions, zeros that begin within one row, cover at least one, and end within a third.
 
-A tensor with more than `_MOST_RUNS` stretches of that kind is sparse by itself and says nothing. This is evidence of probability, not
-proof: a manifest (docs/checkpoint-format.md) is that.
+A tensor with more than `_MOST_RUNS` such stretches is sparse by itself and counts for nothing. The result is probable, not proven: a
+manifest (docs/checkpoint-format.md) proves.
 """
 
 from __future__ import annotations
@@ -108,7 +105,7 @@ class ZeroPageScan:
             self._found.setdefault(span.name, []).append(f"{span.name}: zeros {length} from byte {start} on: they were never written")
 
     def _wraps(self, span: Span, start: int, end: int) -> bool:
-        """Say whether zeros of one tensor begin within a row, cover at least one whole, and end within another."""
+        """Return whether zeros of one tensor begin within a row, cover at least one whole, and end within another."""
         end -= (end - span.begin) % span.item
         if end >= span.end or span.row >= span.end - span.begin or span.row < _TAIL_BYTES:
             return False
@@ -116,12 +113,12 @@ class ZeroPageScan:
 
 
 def _at_sector(start: int, item: int) -> bool:
-    """Say whether a sector begins at `start`, or within the number before it."""
+    """Return whether a sector begins at `start`, or within the number before it."""
     return -start % _SECTOR < item or start % _SECTOR < item
 
 
 def _first_not_zero(data: bytes, at: int) -> int | None:
-    """Give where the zeros that begin at `at` end; None where they do not."""
+    """Return where the zeros that begin at `at` end; None where they do not."""
     for begin in range(at, len(data), _STRIDE):
         if any(data[begin : begin + 8]) or data.count(0, begin, begin + _STRIDE) < min(_STRIDE, len(data) - begin):
             found = _NOT_ZERO.search(data, begin)

@@ -1,10 +1,7 @@
-"""The layout of a zip file, read strictly: every structure must be where the others say it is.
+"""Reads the layout of a zip file strictly: every structure must be where the others say it is.
 
-In: a `FileReader`. Out: the records in the order of the file, each with where its bytes are. Raises `ZipDamaged` with the reason where two
-structures disagree, and `NotZip` where there is no sign of a zip at all. Nothing is kept open and nothing is executed.
-
-Python's zipfile is made to read what it can: it accepts bytes before and after the archive and never compares the local headers with
-the directory. A torn checkpoint is exactly a file in which these disagree. Layout and names: PKWARE APPNOTE 6.3.10, sections 4.3 to 4.5.
+Python's zipfile reads as much as it can: it accepts bytes before and after the archive and never compares the local headers with the
+directory. A torn checkpoint is exactly a file in which these disagree. Layout and names: PKWARE APPNOTE 6.3.10, sections 4.3 to 4.5.
 
     [local header | name | extra | data | (data descriptor)]*  directory  (zip64 end record  zip64 locator)  end record (comment)
 """
@@ -88,7 +85,7 @@ class _End:
 
 
 def read_records(source: FileReader) -> tuple[ZipRecord, ...]:
-    """Give every record in the order of the file, all headers compared. Raises ZipDamaged, NotZip, Unsupported, Interrupted, OSError."""
+    """Return every record in the order of the file, all headers compared. Raises ZipDamaged, NotZip, Unsupported, Interrupted, OSError."""
     try:
         end = _find_end(source)
         records = sorted(_read_directory(source, end), key=lambda record: record.offset)
@@ -103,13 +100,13 @@ def read_records(source: FileReader) -> tuple[ZipRecord, ...]:
 
 
 def ends_as_zip(tail: bytes) -> bool:
-    """Say whether the last bytes of a file are a zip's end record without a comment, or with a short one."""
+    """Return whether the last bytes of a file are a zip's end record without a comment, or with a short one."""
     at = tail.rfind(_END_MAGIC)
     return at >= 0 and at + _END.size <= len(tail) and at + _END.size + _END.unpack_from(tail, at)[7] == len(tail)
 
 
 def first_name(head: bytes) -> bytes:
-    """Give the name in the local header at the beginning of `head`, as much of it as is there."""
+    """Return the name in the local header at the beginning of `head`, as much of it as is there."""
     length = int.from_bytes(head[26:28], "little")
     return head[_LOCAL.size : _LOCAL.size + length]
 

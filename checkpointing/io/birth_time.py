@@ -1,8 +1,4 @@
-"""When a file came to be, which Python's os.stat does not tell on Linux.
-
-In: a path. Out: nanoseconds of wall time, or None where kernel, C library or file system keep no such time. Nothing can fail.
-Layout: struct statx in linux/stat.h, the same on every architecture.
-"""
+"""Reads when a file was made, which Python's os.stat does not give on Linux. Layout: struct statx in linux/stat.h, the same everywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ _BYTES: Final = 256
 
 
 def born_ns(path: str) -> int | None:
-    """Give a file's time of birth."""
+    """Return a file's time of birth."""
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     if statx is None:  # a C library older than glibc 2.28
         return None

@@ -22,7 +22,7 @@ TAG_DIGITS: Final = 8
 
 @functools.cache
 def tag() -> str:
-    """Give eight hexadecimal digits for this node since it was started: for the kernel, which all its containers' locks share."""
+    """Return eight hexadecimal digits for this node since it was started: for the kernel, which all its containers' locks share."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # noqa: PTH123 -- strings throughout the package
             boot = file.read().strip()
@@ -32,7 +32,7 @@ def tag() -> str:
 
 
 def now_s(directory: str) -> float:
-    """Give the time by the clock of the file system that holds a directory. Raises OSError where nothing can be made there."""
+    """Return the time by the clock of the file system that holds a directory. Raises OSError where nothing can be made there."""
     try:
         fd = os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
     except OSError:  # NFS and FUSE know no files without a name
@@ -46,12 +46,12 @@ def now_s(directory: str) -> float:
 
 
 def is_old(path: str, node: str, now: float) -> bool:
-    """Say whether it is old enough to be looked at further. `node`: the tag in its name, "" where there is none. Raises OSError."""
+    """Return whether it is old enough to be looked at further. `node`: the tag in its name, "" where there is none. Raises OSError."""
     return now - _last_written(path) >= (YOUNG_S if node == tag() else OTHERS_S)
 
 
 def _last_written(path: str) -> float:
-    """Give the newest modification: a directory's own time stands still once its files are created."""
+    """Return the newest modification: a directory's own time stands still once its files are created."""
     st = os.lstat(path)
     newest = st.st_mtime
     if stat.S_ISDIR(st.st_mode):

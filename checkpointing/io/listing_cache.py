@@ -57,7 +57,7 @@ class ListingCache:
         self._is_first = True  # of what was there before us the times are believed: nobody is writing it
 
     def entries(self, directory: str, scan: Callable[[str], list[os.DirEntry[str]]]) -> list[os.DirEntry[str]]:
-        """Give the names in a directory, from `scan` unless they are known. Raises OSError."""
+        """Return the names in a directory, from `scan` unless they are known. Raises OSError."""
         now, mtime_ns = self._clock(), os.stat(directory).st_mtime_ns  # noqa: PTH116 -- strings throughout the package
         self._used.add(directory)
         known = self._listed.get(directory)
@@ -69,7 +69,7 @@ class ListingCache:
         return found
 
     def candidates(self, path: str, inode: int, look: Callable[[], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
-        """Give what a matched path is, from `look` unless that is known and need not be looked at yet."""
+        """Return what a matched path is, from `look` unless that is known and need not be looked at yet."""
         now, known = self._clock(), self._looked.get(path)
         self._used.add(path)
         mtime_ns = _directory_mtime_ns(path) if known is None or known.mtime_ns else 0

@@ -7,7 +7,7 @@ import os
 
 
 def room_bytes(directory: str) -> tuple[int, str]:
-    """Give how much may be put into a directory in memory, and what limits it: the file system, the machine's memory, or our cgroup's."""
+    """Return how much may be put into a directory in memory, and what limits it: the file system, the machine's memory, or our cgroup's."""
     try:
         st = os.statvfs(directory)
     except FileNotFoundError:
@@ -22,7 +22,7 @@ def _available() -> int:
 
 
 def _cgroup_rows() -> list[tuple[int, str]]:
-    """Give what each cgroup above us (version 2) leaves: beyond it the kernel would not refuse but kill."""
+    """Return what each cgroup above us (version 2) leaves: beyond it the kernel would not refuse but kill."""
     rows = []
     with contextlib.suppress(OSError, StopIteration, ValueError):
         with open("/proc/self/cgroup", encoding="utf-8") as file:  # noqa: PTH123 -- strings throughout the package

@@ -1,9 +1,8 @@
-"""Reading a file that may be torn, huge, hung or no file at all, without hurting anybody else.
+"""Reads a file that may be torn, huge, hung or no file at all, without harm to others.
 
-In: a path. Out: `FileReader`, which reads at offsets in pieces of at most `CHUNK_BYTES`, never faster than its throttle allows, and gives
-the page cache back where asked. It can fail with OSError (we could not look), `Interrupted` (we were told to stop, or time was up)
-and `Short` (the file ends earlier than it should). A FIFO or device is never opened: a reader on a FIFO would let its writer go on
-and then kill it with SIGPIPE. The caller owns the source and closes it; one source belongs to one thread.
+`FileReader` reads in pieces of at most `CHUNK_BYTES`, never faster than its throttle allows, and gives the page cache back if asked to. It
+never opens a FIFO or a device: a reader on a FIFO would let its writer go on and then kill it with SIGPIPE. One reader belongs to one
+thread.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class FileReader:
         self._undropped = 0
 
     def __enter__(self) -> Self:
-        """Give the source itself."""
+        """Return the source itself."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -132,7 +131,7 @@ class FileReader:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back, and the page cache where asked."""
+        """Return the descriptor back, and the page cache where asked."""
         if self._undropped:
             self._drop()
         os.close(self._fd)
@@ -142,7 +141,7 @@ class FileReader:
         return os.fstat(self._fd)
 
     def window(self, offset: int, length: int) -> FileReader:
-        """Give a part of the file as if it were a file of its own. It borrows the descriptor: it is not closed, nor outlives this."""
+        """Return a part of the file as if it were a file of its own. It borrows the descriptor: it is not closed, nor outlives this."""
         part = copy.copy(self)
         part._begin = self._begin + offset  # noqa: SLF001 -- one of our own kind
         part.size = max(0, min(length, self.size - offset))

@@ -1,9 +1,8 @@
-"""Holding on to a file's content while it is uploaded, without copying it and without touching it.
+"""Holds a file's content while it is uploaded: by a reflink, else by a hard link, else only by its path.
 
-In: a file, and a name in our own directory. Out: how firmly it is held. A reflink shares the blocks and is a file of its own: nothing
-that happens to the original reaches it. A hard link keeps the content from being removed, but not from being overwritten in place. On
-another file system than our directory's there is neither, and only the path is known. In the last two cases a change is found by the
-identity, and by the checksum of each part as it is sent. Raises OSError where the file cannot be opened.
+A reflink shares the blocks and is a file of its own: nothing that happens to the original reaches it. A hard link survives the removal of
+the original, but a write in place reaches it. On another file system than our directory's only the path is known. In the last two cases
+the file's identity shows a change, and so does the checksum of each part as it is sent.
 """
 
 from __future__ import annotations

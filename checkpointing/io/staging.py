@@ -104,7 +104,7 @@ def put(place: Staged, *, is_replacing: bool = True) -> None:
 
 
 def bring_back(directory: str) -> list[str]:
-    """Give a directory its name back if its writer was killed after moving it aside; return the paths. Never raises."""
+    """Return a directory its name back if its writer was killed after moving it aside; return the paths. Never raises."""
     back = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(directory)):  # noqa: PTH208 -- as above
@@ -162,7 +162,7 @@ def _temporary_file(final: str, mode: int) -> Iterator[Staged]:
 
 
 def _replace_in_two_steps(place: Staged) -> str:
-    """Give a directory the name of another one, and return the other one's new path."""
+    """Return a directory the name of another one, and return the other one's new path."""
     while True:
         aside = temporary_for(place.final, "old")
         os.rename(place.final, aside)  # noqa: PTH104 -- as above

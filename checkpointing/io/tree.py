@@ -1,9 +1,8 @@
-"""A directory that may be a checkpoint: what is in it, listed once, and its files opened with the reader's own caution.
+"""Lists a directory that may be a checkpoint, once, and opens its files with FileReader.
 
-In: a path. Out: `Tree`, which knows every name below it by its path relative to it, and what stands there: a file, a directory, or what
-else it is. Nothing outside the directory is ever read: a link that leads out, one that leads in a circle, a FIFO and a device are listed
-as what they are. The listing is bounded in entries and depth; `truncated` says that it was cut. It can fail with OSError (the directory
-itself cannot be listed); what cannot be listed below it is in `problems`. The caller owns the tree; one tree belongs to one thread.
+Nothing outside the directory is ever read. A link that leads out, a link that leads in a circle, a FIFO and a device are listed as what
+they are. The listing is bounded in entries and depth: `truncated` says that it was cut, `problems` names directories below that could not
+be listed. One tree belongs to one thread.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class Tree:
         return frozenset(name for name in (*self.entries, *self.directories) if "/" not in name)
 
     def file(self, name: str) -> TreeEntry | None:
-        """Give the entry of a regular file; None where there is none, or something else stands."""
+        """Return the entry of a regular file; None where there is none, or something else stands."""
         entry = self.entries.get(name)
         return entry if entry is not None and not entry.what else None
 
@@ -120,7 +119,7 @@ class Tree:
             return source.read(0, min(source.size, limit))
 
     def sub(self, name: str) -> Tree:
-        """Give a directory of this tree as a tree of its own, without listing it again."""
+        """Return a directory of this tree as a tree of its own, without listing it again."""
         below = object.__new__(Tree)
         below.path, below.name = f"{self.path.rstrip('/')}/{name}", name.rpartition("/")[2]
         below.stat = self.directories[name]

@@ -1,8 +1,7 @@
-"""A checkpoint's bytes to a manifest, and a checkpoint held against one.
+"""Builds the manifest of a checkpoint, and checks a checkpoint against a manifest.
 
-In: a `Verification` (what was found, and of which identity), or a manifest and a place. Out: a `Manifest`, or a `Verification` of the
-level "digest". Every file is read once, in order, through `FileReader`, so that throttle and page cache are the caller's to say.
-Building can fail with `CheckpointChanged`, Interrupted and OSError; checking cannot fail: what kept it is the verdict UNKNOWN.
+Both read every file once, in order, through FileReader: the caller decides about throttle and page cache. Building may raise
+CheckpointChanged, Interrupted and OSError. Checking raises nothing: if it cannot read, the verdict is UNKNOWN.
 """
 
 from __future__ import annotations

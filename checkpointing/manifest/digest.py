@@ -1,8 +1,8 @@
-"""Bytes to a digest, once over them: CRC-64/NVME of the whole and of each part, and SHA-256 where it is asked for.
+"""Computes a digest in one pass: CRC-64/NVME of the whole and of each part, and SHA-256 if asked for.
 
-In: pieces, in order. Out: `Digest`. A CRC detects accidents, never an adversary, who can make any content fit: SHA-256 is for that,
-at a seventh of the speed. CRCs are linear: those of the parts of a file combine into that of the file without its bytes, so that
-what was uploaded in parts, or read by several threads, needs no second reading.
+A CRC detects accidents, never an adversary, who can make any content fit: SHA-256 is for that, at a seventh of the speed. CRCs are linear:
+those of the parts of a file combine into that of the file without its bytes. So what was uploaded in parts, or read by several threads,
+needs no second reading.
 
 CRC-64/NVME is what S3 calls CRC64NVME: polynomial 0xAD93D23594C93659, reflected, begun and ended with all ones; the check value of
 "123456789" is ae8b14860a799888. It is written here as 16 hexadecimal digits, in S3's headers as base64 of its 8 bytes, big-endian.
@@ -62,7 +62,7 @@ class Hasher:
             self._left -= len(piece)
 
     def digest(self) -> Digest:
-        """Give the digest of what was taken so far."""
+        """Return the digest of what was taken so far."""
         unfinished = self._left < self._part_bytes
         parts = (*self._parts, self._part) if unfinished else tuple(self._parts)
         whole = combine(parts, self._n_bytes, self._part_bytes)
@@ -78,7 +78,7 @@ def of_source(source: FileReader, *, part_bytes: int = PART_BYTES, sha256: bool 
 
 
 def of_range(source: FileReader, offset: int, n_bytes: int) -> int:
-    """Give the CRC of a range of a file. Raises Short, Interrupted, OSError."""
+    """Return the CRC of a range of a file. Raises Short, Interrupted, OSError."""
     crc = 0
     for piece in source.stream(offset, n_bytes):
         crc = _crc(piece, crc)
@@ -86,12 +86,12 @@ def of_range(source: FileReader, offset: int, n_bytes: int) -> int:
 
 
 def of_bytes(content: bytes | memoryview, before: int = 0) -> int:
-    """Give the CRC of bytes in memory; of what comes after bytes whose CRC is `before`, that of both."""
+    """Return the CRC of bytes in memory; of what comes after bytes whose CRC is `before`, that of both."""
     return _crc(content, before)
 
 
 def combine(parts: Sequence[int], n_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """Give the CRC of a whole of `n_bytes` from those of its parts of `part_bytes`, the last one shorter."""
+    """Return the CRC of a whole of `n_bytes` from those of its parts of `part_bytes`, the last one shorter."""
     whole = 0
     for number, part in enumerate(parts):
         length = min(part_bytes, n_bytes - number * part_bytes)

@@ -113,7 +113,7 @@ class Manifest:
 
 
 def plain(name: str) -> str:
-    """Give what people know a name by, as a part of a file name: short, and ASCII."""
+    """Return what people know a name by, as a part of a file name: short, and ASCII."""
     return _UNSAFE.sub("_", name)[:80]
 
 
@@ -162,8 +162,8 @@ def decode(raw: bytes) -> Manifest:
             raise ManifestDamaged("it is no manifest of a checkpoint")
         if _count(document["reader"]) > VERSION:
             raise Newer(f"it needs version {document['reader']} of the format and this is version {VERSION}")
-        told = document.pop("digest")
-        if told != _own_digest(document):
+        recorded = document.pop("digest")
+        if recorded != _own_digest(document):
             raise ManifestDamaged("its own digest does not fit: it was changed or is damaged")
         return _manifest(document)
     except RecursionError:
@@ -308,7 +308,7 @@ class Manifests:
         self.problem: str | None = None
 
     def get(self, path: str) -> Manifest | None:
-        """Give what was last recorded about a path, whatever is there now."""
+        """Return what was last recorded about a path, whatever is there now."""
         try:
             found = read(self.file_of(path))
         except FileNotFoundError:
@@ -368,7 +368,7 @@ class Manifests:
         return True
 
     def file_of(self, path: str) -> str:
-        """Give the file in which the manifest of a path is, or would be."""
+        """Return the file in which the manifest of a path is, or would be."""
         name = plain(path.rstrip("/").rpartition("/")[2])
         mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         return f"{self._directory}/{name}-{mark}.json"

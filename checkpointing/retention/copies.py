@@ -1,13 +1,12 @@
-"""Copies of our own of the job's checkpoints, for scripts that write one file again and again, in place.
+"""Keeps copies of the job's checkpoints, for scripts that write one file again and again, in place.
 
-In: a manifest of what was verified, and where it lies. Out: `KeptCopy`, or why not. A copy shares the blocks of the original where the file
-system can do that (reflink), and is read through once in any case: what is kept has the digests of the manifest, or is not kept. It
-appears all at once: data, then manifest, synced, under a hidden name, then renamed. Who owns the state: one `Copies` per job and node
-owns `copies/` in the state directory's `checkpoints/`; commands of other processes may use it at the same time.
+A copy shares the blocks of the original where the file system can do that (reflink). It is read through once in any case: a copy is kept
+only with the digests of its manifest. It appears all at once (io/staging.py). There is one `copies/` for each job and node, in the state
+directory's `checkpoints/`; commands of other processes may use it at the same time.
 
-What is kept by number is kept of each path; the cap is on what stays of all together. While a new copy is made, the one that it replaces
-is still there, so that at most the size of one is held besides; and none is made that would not leave the disk room for two more saves of
-that size. Nothing fails with an exception but being interrupted: Interrupted.
+The policy counts the copies of each path; the cap holds for all together. While a new copy is made, the one that it replaces is still
+there, so the copies may exceed the cap by the size of one. No copy is made that would leave the disk without room for two more saves of
+that size.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Copies:
         self.problem: str | None = None
 
     def all(self) -> tuple[Copy, ...]:
-        """Give every copy, the one made first first. One whose manifest is damaged is none, and the problem is told."""
+        """Return every copy, oldest first. A copy with a damaged manifest is left out, and `problem` names it."""
         found: list[Copy] = []
         for name in _names(self._directory):
             directory = f"{self._directory}/{name}"
@@ -111,13 +110,13 @@ class Copies:
         return tuple(sorted(found, key=lambda copy: (copy.made_ns, copy.directory)))
 
     def newest_for(self, path: str) -> Copy | None:
-        """Give the newest copy of a path."""
+        """Return the newest copy of a path."""
         order = self._order()
         of_path = [copy for copy in self.all() if copy.manifest.path == path and not self._is_abandoned(copy.manifest)]
         return min(of_path, key=lambda copy: _age(copy, order), default=None)
 
     def spares(self) -> tuple[Spare, ...]:
-        """Give them as what select.newest may choose."""
+        """Return them as what select.newest may choose."""
         usable = (copy for copy in self.all() if not self._is_abandoned(copy.manifest))
         return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in usable)
 
@@ -216,7 +215,7 @@ class Copies:
         staging.sweep(self._directory)
 
     def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: rules.RetentionPolicy, needed: Needed) -> tuple[Copy, ...] | None:
-        """Give what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
+        """Return what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
         order = self._order()
         new = rules.RetainedItem("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
@@ -256,7 +255,7 @@ class Copies:
 
 
 def _by_path(held: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.RetainedItem]]:
-    """Give the rows of each path by themselves: a model's file and its optimizer's are each torn by themselves."""
+    """Return the rows of each path by themselves: a model's file and its optimizer's are each torn by themselves."""
     rows: dict[str, list[rules.RetainedItem]] = {}
     for copy in held:
         rows.setdefault(copy.manifest.path, []).append(_row(copy, order, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
@@ -282,7 +281,7 @@ def _names(directory: str) -> list[str]:
 def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
     source: str, target: str, made: Manifest, reading: ReadOptions, *, saves_left: int = 0, may_link: bool = False
 ) -> str:
-    """Have `target` hold what a manifest says, from `source`; "" or why not. What is incomplete at `target` is the caller's to remove.
+    """Copy what a manifest describes from `source` to `target`; return "" or why not. The caller removes an incomplete `target`.
 
     Raises _Changed where `source` is not what the manifest was made of.
     """
@@ -350,7 +349,7 @@ def _write(opened: FileReader, out: FileIO, part_bytes: int) -> digest.Digest:
 
 
 def _like(fd: int, st: os.stat_result) -> None:
-    """Give an open file the owner, mode and times of another, as far as we may."""
+    """Return an open file the owner, mode and times of another, as far as we may."""
     with contextlib.suppress(PermissionError):
         os.fchown(fd, st.st_uid, st.st_gid)
     os.fchmod(fd, st.st_mode & 0o777)

@@ -57,18 +57,18 @@ class Forecast:
 
 
 def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forecast:
-    """Say whether `saves` more of `save_bytes` each fit into `directory`, as far as can be read. Changes nothing."""
+    """Return whether `saves` more of `save_bytes` each fit into `directory`, as far as can be read. Changes nothing."""
     try:
-        told, device = os.statvfs(directory), os.stat(directory).st_dev  # noqa: PTH116 -- strings throughout the package
+        disk, device = os.statvfs(directory), os.stat(directory).st_dev  # noqa: PTH116 -- strings throughout the package
     except OSError as error:
         return Forecast(directory, Room.UNKNOWN, save_bytes, None, 0, f"it could not be looked at: {error.strerror}")
-    rows = [(told.f_bavail * told.f_frsize, "{free} are free")]
+    rows = [(disk.f_bavail * disk.f_frsize, "{free} are free")]
     if _file_system(device) in _IN_MEMORY:
         free, what = memory_room.room_bytes(directory)
         rows.append((free, f"it is in memory, and {what} leaves {{free}}"))
     rows += [(left, f"the quota of the {whose} leaves {{free}}") for left, whose in _quotas(directory)]
     free, reason = min(rows)
-    if told.f_files and not told.f_favail:
+    if disk.f_files and not disk.f_favail:
         return Forecast(directory, Room.SHORT, save_bytes, 0, free, "no more files fit: the disk has no inodes left")
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if largest != resource.RLIM_INFINITY and largest < save_bytes:
@@ -79,7 +79,7 @@ def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forec
 
 
 def _file_system(device: int) -> str:
-    """Give the kind of file system that a device number belongs to, "" where the kernel does not say."""
+    """Return the kind of file system that a device number belongs to, "" where the kernel does not say."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError, ValueError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 -- as above
         for line in file:
@@ -90,7 +90,7 @@ def _file_system(device: int) -> str:
 
 
 def _quotas(directory: str) -> list[tuple[int, str]]:
-    """Give what the quotas of this user and group leave, in bytes; nothing where the file system keeps none, or the kernel is older."""
+    """Return what the quotas of this user and group leave, in bytes; nothing where the file system keeps none, or the kernel is older."""
     found = []
     libc = ctypes.CDLL(None, use_errno=True)
     try:

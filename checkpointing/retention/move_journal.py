@@ -1,9 +1,8 @@
-"""Moving a torn file of the user's out of the way of a script that resumes by itself, so that it can be moved back.
+"""Renames a torn file of the user's, out of the way of a script that resumes by itself, so that it can be moved back.
 
-In: what was found, and what the ownership rule needs. Out: `MovedFile`. Each change is written down and synced before it is made
-(docs/checkpoint-format.md, "The journal of what was moved"), replaces nothing, and `undo` reverses it. Who owns the state: one
-`MoveJournal` per job and node owns `setaside.jsonl` in the state directory's `checkpoints/`; a command of another process may use it at
-the same time, under the file's lock. Fails with OSError where the journal cannot be written: then nothing was changed.
+Each change is written down and synced before it is made (docs/checkpoint-format.md, "The journal of what was moved"), replaces nothing,
+and `undo` reverses it. There is one `setaside.jsonl` for each job and node, in the state directory's `checkpoints/`; a command of another
+process may use it at the same time, under the file's lock. If the journal cannot be written, OSError is raised and nothing was changed.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ class MoveJournal:
         return MovedFile(to)
 
     def put(self, temporary: str, path: str, copy: str, attempt: int, reason: str) -> str:
-        """Give what lies under a temporary name beside `path` that name, where nothing is; "" or why not. Written down like a move."""
+        """Return what lies under a temporary name beside `path` that name, where nothing is; "" or why not. Written down like a move."""
         identity = identity_of(temporary)
         if identity is None:
             return "what was to be put there is gone"
@@ -110,7 +109,7 @@ class MoveJournal:
         return ""
 
     def changes(self) -> tuple[MoveChange, ...]:
-        """Give every change that was written down, oldest first, each in its last phase."""
+        """Return every change that was written down, oldest first, each in its last phase."""
         try:
             with os.fdopen(durable.open_regular(self._file), "rb") as journal:
                 return tuple(_read(journal).values())
@@ -193,7 +192,7 @@ def _reverse_put(change: MoveChange) -> str:
 
 
 def _free_name(name: str) -> str | None:
-    """Give `name`, or the first of `name`.2, `name`.3, … that is free."""
+    """Return `name`, or the first of `name`.2, `name`.3, … that is free."""
     for number in range(1, _MOST_NAMES):
         candidate = name if number == 1 else f"{name}.{number}"
         if not os.path.lexists(candidate):
@@ -208,7 +207,7 @@ def _append(journal: BinaryIO, change: MoveChange) -> None:
 
 
 def _read(journal: BinaryIO) -> dict[int, MoveChange]:
-    """Give the changes by id, each in its last phase; lines that cannot be read are passed over."""
+    """Return the changes by id, each in its last phase; lines that cannot be read are passed over."""
     journal.seek(0)
     found: dict[int, MoveChange] = {}
     for line in journal:

@@ -1,9 +1,8 @@
-"""The rule that says whether a file of the user's may be moved or replaced. It is the only one, and it says no wherever it cannot know.
+"""Decides whether a file of the user's may be moved or replaced. It is the only such rule, and its answer is no wherever it cannot know.
 
-In: what was found about a checkpoint, what the job was seen to write in this run, and whether a rank is alive. Out: why it must not be
-touched, "" where it may. All of these must hold: every file of it was written by this job in this run and is, by device, inode, size and
-modification time, what was noted then; no rank is alive, which might be writing; the verdict is bad or incomplete, and of what is there
-now. What cannot be proven, could not be read, or is dangerous is left where it is.
+All of these must hold: this job wrote every file of the checkpoint in this run; each file still has the device, inode, size and
+modification time that were noted then; no rank is alive, which might be writing; the verdict is bad or incomplete, and of the content now.
+What cannot be proven, could not be read, or is dangerous stays where it is.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ OURS_TO_MOVE: Final = (Verdict.BAD, Verdict.INCOMPLETE)
 
 
 def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: bool) -> str:
-    """Say why what was found must not be moved or replaced; "" where it may be.
+    """Return why a checkpoint must not be moved or replaced; "" if it may be.
 
     `seen`: by path, the identity of each file that this job wrote in this run, noted when its writing was seen; for a directory those of
     the files in it. `ranks_alive`: on any node that reaches the file. It is looked at anew here; between this and the rename nobody but
@@ -38,7 +37,7 @@ def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: b
 
 
 def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> str:
-    """Say why a checkpoint is not, as it is now, what this job was seen to write; "" where it is `identity` and each file is the job's."""
+    """Return why a checkpoint is not what this job was seen to write; "" if it still has `identity` and each file is the job's."""
     try:
         now, members = _look(path)
     except OSError as error:
@@ -49,7 +48,7 @@ def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> 
 
 
 def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> str:
-    """Say which file is not, as it is now, this job's; "" where all are."""
+    """Return which file is not, as it is now, this job's; "" where all are."""
     for path, identity in members.items():
         noted = seen.get(path)
         if noted is None:
@@ -60,7 +59,7 @@ def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> s
 
 
 def _look(path: str) -> tuple[Identity, dict[str, Identity] | str]:
-    """Give the identity of a checkpoint and of each file in it, or why they do not tell all. Raises OSError."""
+    """Return the identity of a checkpoint and of each file in it, or why they do not tell all. Raises OSError."""
     st = os.lstat(path)
     if stat.S_ISREG(st.st_mode):
         return Identity.of(st), {path: Identity.of(st)}

@@ -1,10 +1,9 @@
-"""Removing the user's own older checkpoints, which happens only where a person asked for it (`checkpoints.keep`).
+"""Removes the user's own older checkpoints, only if a person asked for it (`checkpoints.keep`).
 
-In: what is known of each checkpoint of one place, a policy, and the one that was proven just now. Out: what was removed. A file goes only
-if all of these hold: the policy does not keep it; it is, as it is now, what was verified; this job was seen to write each file of it in
-this run; nothing uses it, uploads it, or leads to it; and the one that was proven just now stays. Each removal is written down and synced
-in `pruned.jsonl` before it is made, and goes over a rename to a hidden name: what somebody wrote in the meantime is renamed back. The
-next one ends what a kill cut short. Who owns the state: one `Pruner` per job and node. Never fails: what stays has its reason.
+A checkpoint goes only if all of these hold: the policy does not keep it; it still is what was verified; this job wrote each file of it in
+this run; no rank uses it, no upload needs it, no link leads to it; and the one that was proven just now stays. Each removal is written down
+and synced in `pruned.jsonl`, then made by a rename to a hidden name. If the file was written anew in the meantime, it is renamed back. The
+next call completes what a kill cut short. Nothing is raised: what stays has its reason.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Pruned:
 
 
 def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, order: Order = Order()) -> tuple[tuple[PruneRow, str], ...]:  # noqa: B008 -- a frozen value
-    """Give those that the policy does not keep, the oldest first, and why each stays all the same, "" where it may go. Changes nothing."""
+    """Return those that the policy does not keep, oldest first, and why each stays all the same, "" if it may go. Changes nothing."""
     held = [
         rules.RetainedItem(
             row.manifest.path,
@@ -105,7 +104,7 @@ class Pruner:
         """Remove what a policy does not keep. `proven`: the path of the one that was read through just now."""
         self.finish()
         planned = plan(rows, policy, proven, order)
-        return tuple(_told(row, why or self._remove(row.manifest)) for row, why in planned)
+        return tuple(_outcome(row, why or self._remove(row.manifest)) for row, why in planned)
 
     def finish(self) -> None:
         """Remove what was given its hidden name, and was not removed any more: we were killed in between."""
@@ -166,7 +165,7 @@ class Pruner:
         return found
 
 
-def _told(row: PruneRow, reason: str) -> Pruned:
+def _outcome(row: PruneRow, reason: str) -> Pruned:
     return Pruned(row.manifest.path, row.manifest.step, row.manifest.n_bytes, reason)
 
 

@@ -1,8 +1,7 @@
-"""Which of our own copies may go: pure, so that the rule can be read and tested by itself.
+"""Decides which copies or checkpoints may go. Pure, so that the rule can be read and tested by itself.
 
-In: what is held, and a policy. Out: what may be removed, in the order in which it should be. Nothing else is ever removed: not what is
-in use, being uploaded, or of a verdict that is none (unknown, being written, unverifiable); and at least one that is verified stays,
-whatever the policy says.
+Four kinds never go: what is in use, what is being uploaded, what has no judgement yet (unknown, being written, unverifiable), and the last
+verified one, whatever the policy says.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class RetentionPolicy:
 
 
 def may_go(held: Iterable[RetainedItem], policy: RetentionPolicy, made: str | None = None) -> tuple[RetainedItem, ...]:
-    """Give what may be removed: the damaged ones first, then the verified, oldest first. Never `made`, which was made just now.
+    """Return what may be removed: the damaged ones first, then the verified, oldest first. Never `made`, which was made just now.
 
     Of every `every` steps the first of each run stays (steps 0 to every - 1, every to 2 * every - 1, …): what stays once stays after others
     went. What was rolled back is no such first one.
@@ -57,7 +56,7 @@ def may_go(held: Iterable[RetainedItem], policy: RetentionPolicy, made: str | No
 
 
 def _milestones(verified: Sequence[RetainedItem], every: int) -> set[str]:
-    """Give the first of each `every` steps of each run; `verified` is sorted, the oldest first."""
+    """Return the first of each `every` steps of each run; `verified` is sorted, the oldest first."""
     first: dict[tuple[int, str, int], str] = {}
     for one in verified:
         if one.age.step is not None and not one.age.is_rolled_back:

@@ -1,15 +1,15 @@
-"""Loading the newest checkpoint that is proven whole, the same one on every rank.
+"""Loads the newest checkpoint that is proven whole, the same one on every rank.
 
     found = load_latest("ckpt", map_location=device)
     if found is not None:
         model.load_state_dict(found.state["model"])
 
-In: a directory; a checkpoint itself is taken as if it were alone in one. Out: a `Loaded`, or None where there is no checkpoint at all.
-Rank 0 proposes the newest that it can verify; a rank for which it is another file (a disk of the node's own) verifies it there too; what
-any rank lacks is passed over by all. Where there is something and nothing of it is good, that is a CheckpointingError with the list:
-never a start from scratch in silence. First of all, what a killed trainer left in shared memory for this directory
-(checkpointing/training/snapshot.py) is written to it. Under the supervisor, which hands out a checkpoint that it verified, that one is
-proposed first where it is of this directory, and nothing newer than it. Nothing is kept.
+Rank 0 proposes the newest that it can verify. A rank that sees another file there (a disk of the node's own) verifies it too. All ranks
+pass over a checkpoint that one of them lacks. If there are checkpoints and none is good, CheckpointingError lists them: training never
+starts from scratch in silence.
+
+First of all, what a killed trainer left in shared memory for this directory (checkpointing/training/snapshot.py) is written to it. The
+supervisor hands out a checkpoint that it verified. If that is of this directory, it is proposed first, and nothing newer than it.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def load_latest(  # noqa: PLR0913 -- each is a choice of its own, and all but on
 def _agree(
     proposer: _Proposer, together: Ranks, problems: list[tuple[str, str]], lacking: list[tuple[str, str]]
 ) -> tuple[_Proposal | None, tuple[tuple[str, str], ...]]:
-    """Have rank 0 propose, newest first, until all ranks have what is proposed; what one of them has not is added to `lacking`."""
+    """Let rank 0 propose, newest first, until all ranks have the proposed one; add what a rank does not have to `lacking`."""
     while True:
-        told = ""
+        message = ""
         if together.rank == 0:
             proposed = proposer.next([path for path, _ in lacking])
-            told = json.dumps([proposed and [proposed.path, proposed.step, proposed.whole], [*problems, *proposer.passed_over]])
-        told = together.meet(value=told).value
-        found, passed_over = json.loads(told)
+            message = json.dumps([proposed and [proposed.path, proposed.step, proposed.whole], [*problems, *proposer.passed_over]])
+        message = together.meet(value=message).value
+        found, passed_over = json.loads(message)
         why = tuple((path, reason) for path, reason in [*lacking, *passed_over])
         if found is None:
             return None, why
@@ -145,7 +145,7 @@ class _Proposer:
         self.passed_over: list[tuple[str, str]] = []
 
     def next(self, lacking: list[str]) -> _Proposal | None:
-        """Give the newest that is whole and not lacking anywhere; `passed_over` says then what stands against newer ones."""
+        """Return the newest that is whole and not lacking anywhere; `passed_over` says then what stands against newer ones."""
         if self._handed is not None:
             handed = self._tried = os.path.abspath(self._handed)  # noqa: PTH100 -- as above
             self._handed = None
@@ -194,7 +194,7 @@ class _Proposer:
         return discover.Listing(tuple(one for one in listing.candidates if self._allowed(one.path)), listing.problems)
 
     def _allowed(self, path: str) -> bool:
-        """Say whether it may be proposed: what the supervisor hands out was tried before, and if it stepped back, it did so on purpose."""
+        """Return whether a checkpoint may be proposed: not one newer than what the supervisor hands out, which stepped back on purpose."""
         if path == self._tried:
             return False
         named = step_names.step_in(path)
@@ -207,7 +207,7 @@ def _is_guarded(_path: str) -> bool:
 
 
 def _is_of(directory: str, handed: str) -> bool:
-    """Say whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
+    """Return whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
     homes = [handed]
     with contextlib.suppress(OSError, documents.ManifestDamaged):
         homes.append(documents.read(f"{os.path.dirname(os.path.dirname(handed))}/{documents.FILE_NAME}").path)  # noqa: PTH120 -- as above
@@ -216,7 +216,7 @@ def _is_of(directory: str, handed: str) -> bool:
 
 
 def _have(proposal: _Proposal) -> bool:
-    """Say whether this rank sees the same file, or has a whole one of the same size on a disk of its node's own."""
+    """Return whether this rank sees the same file, or has a whole one of the same size on a disk of its node's own."""
     here = identity_of(proposal.path)
     if here is None:
         return False
@@ -227,7 +227,7 @@ def _have(proposal: _Proposal) -> bool:
 
 
 def _whole(identity: Identity) -> tuple[int, int]:
-    """Give what all nodes see alike. An inode number is none of it: some shared file systems give each mount its own."""
+    """Return what all nodes see alike. An inode number is none of it: some shared file systems give each mount its own."""
     return (identity.size, identity.mtime_ns)
 
 
@@ -239,7 +239,7 @@ def _number(name: str) -> int | None:
 
 
 def _first_of_node(together: Ranks) -> bool:
-    """Say whether this process is the one of its node that looks into the node's shared memory."""
+    """Return whether this process is the one of its node that looks into the node's shared memory."""
     return together.store is None or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
@@ -254,7 +254,7 @@ def _load(path: str, into: Mapping[str, Any] | None, map_location: Any, together
 
 
 def _load_sharded(path: str, into: Mapping[str, Any] | None, together: Ranks) -> Any:  # noqa: ANN401 -- torch.load's
-    """Have DCP fill `into`. Its reader unpickles .metadata as it is: `verify` has looked at that one's opcodes before."""
+    """Let DCP fill `into`. Its reader unpickles .metadata as it is: `verify` has read that one's opcodes before."""
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 -- a second of import
     from torch.distributed.checkpoint.state_dict_loader import load as dcp_load  # noqa: PLC0415 -- as above
 

@@ -1,8 +1,7 @@
-"""The ranks of a training come together: all go on, or all raise.
+"""The ranks of a training meet: all go on, or all raise.
 
-In: what one rank has to say (that it is there, yes or no, its error, a value of rank 0). Out: the same answer on every rank. It goes
-through the store of torch's process group, not through a collective: so it needs no GPU, works for every backend, has a time limit of
-its own, and a rank that fails says so without waiting for anybody. Outside torch.distributed there is one rank, and nothing is asked.
+The meeting goes through the store of torch's process group, without a collective: it needs no GPU, works for every backend and has a time
+limit of its own, and a rank that fails reports it without waiting. Outside torch.distributed there is one rank, and nothing is asked.
 
 One meeting, keys under `checkpointing/meeting/<number>/`:
 
@@ -14,8 +13,8 @@ One meeting, keys under `checkpointing/meeting/<number>/`:
 The numbers count the meetings of this process, which is the one state here: every rank goes through the same ones in the same order, also
 through one that failed, so that a training which catches the error can go on. The last to leave removes the keys of one that did not fail.
 
-Raised: the rank's own error as it was, on that rank; CheckpointingError, which names the first rank that failed, on all others, and on
-all where not everybody came in time.
+A rank that fails raises its own error. All others raise CheckpointingError with the first failed rank's number, and so do all ranks if one
+does not come in time.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ class Ranks:
         outcome = self._outcome(keys)
         if outcome not in ("yes", "no"):
             self._failed = True  # everybody has heard of it, or will, by this one meeting
-            told = outcome.removeprefix("error: ")
-            raise CheckpointingError(f"{self.what}: {told}", hint=_NOT_ALL_CAME if told.startswith(_ONLY) else _AS_NAMED)
+            cause = outcome.removeprefix("error: ")
+            raise CheckpointingError(f"{self.what}: {cause}", hint=_NOT_ALL_CAME if cause.startswith(_ONLY) else _AS_NAMED)
         answer = RankAnswer(outcome == "yes", self.store.get(f"{keys}/value").decode())
         if self.store.add(f"{keys}/left", 1) == self.world:
             for key in ("came", "no", "value", "outcome", "left"):
@@ -89,7 +88,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Tell the others of an error that is raised inside; they raise at their next meeting."""
+        """Report an error that is raised inside to the others, which raise at their next meeting."""
         try:
             yield
         except BaseException as error:  # DCP's CheckpointException is no Exception; a KeyboardInterrupt leaves the others waiting as well
@@ -97,8 +96,8 @@ class Ranks:
                 self._failed = True
                 text = " ".join(str(error).split())[:_MOST_OF_AN_ERROR]
                 with contextlib.suppress(Exception):  # with the store gone the others hear of that
-                    told = f"error: rank {self.rank}: {type(error).__name__}: {text}"
-                    self._conclude(f"checkpointing/meeting/{next(_numbers)}", told)
+                    outcome = f"error: rank {self.rank}: {type(error).__name__}: {text}"
+                    self._conclude(f"checkpointing/meeting/{next(_numbers)}", outcome)
             raise
 
     def _conclude(self, keys: str, outcome: str) -> None:
@@ -119,7 +118,7 @@ class Ranks:
 
 
 def ranks(what: str, timeout_s: float = TIMEOUT_S) -> Ranks:
-    """Give the ranks of torch.distributed, where this process is in a group; else itself alone. Imports nothing."""
+    """Return the ranks of torch.distributed, where this process is in a group; else itself alone. Imports nothing."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not c10d.is_initialized() or c10d.get_world_size() == 1:
         return Ranks(what)

@@ -1,13 +1,12 @@
-"""Saving so that a kill at any moment leaves the checkpoint that was there, or the new one, and never half of one.
+"""Saves so that a kill at any moment leaves the old checkpoint or the new one, whole.
 
     save(state, "ckpt", step=step)                   ckpt/step-00000100.pt, written by rank 0
     save(state, "ckpt", step=step, sharded=True)     ckpt/step-00000100/, every rank's own part, through torch.distributed.checkpoint
     save(state, "ckpt/last.pt")                      exactly this file
 
-In: a state that torch.save (DCP) can save. Out: the path, the same on every rank, once the checkpoint is durable under its name. In
-torch.distributed every rank must call it at the same place; outside, each process that calls it saves. What fails on one rank is raised on
-all of them (checkpointing/training/ranks.py): there as it was, elsewhere, and for what the disk says, as CheckpointingError. Nothing is
-kept.
+In torch.distributed every rank must call it at the same place; outside, each process that calls it saves. What fails on one rank is raised
+on all (checkpointing/training/ranks.py): there as it was, elsewhere as CheckpointingError. An error of the disk is a CheckpointingError
+everywhere.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def save(  # noqa: PLR0913 -- each is a choice of its own, and all but two have 
 
 
 def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
-    """Give the absolute path that a save with these arguments writes."""
+    """Return the absolute path that a save with these arguments writes."""
     path = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 -- as above
     if step is None:
         return path
@@ -93,7 +92,7 @@ def target_of(path: str, step: int | None, *, sharded: bool = False) -> str:
 
 
 def step_of(step: Any, what: str) -> int:  # noqa: ANN401 -- whatever a script counts with
-    """Give a step that a name has room for, from whatever counts as an integer. Raises CheckpointingError, which says `what` failed."""
+    """Return a step that a name has room for, from whatever counts as an integer. Raises CheckpointingError, which says `what` failed."""
     try:
         number = operator.index(step)
     except TypeError:
@@ -147,11 +146,11 @@ def _hint(error: OSError) -> str:
 
 
 def _write(state: Any, place: Staged) -> None:  # noqa: ANN401 -- as in save
-    """Have torch write the file: by its name, for through an open file it takes three times the CPU. Raises what the disk says."""
+    """Let torch write the file by its name: through an open file it takes three times the CPU. Raises what torch or the disk says."""
     try:
         torch.save(state, place.path)
     except RuntimeError:
-        # torch's writer says "unexpected pos" for whatever the disk told it: ask the disk again
+        # torch's writer says "unexpected pos" for any error of the disk: ask the disk again
         os.lseek(place.fd, 0, os.SEEK_END)
         for _ in range(2):
             os.write(place.fd, bytes(_PROBE_BYTES))
@@ -175,13 +174,13 @@ def _save_sharded(state: Any, final: str, together: Ranks) -> None:  # noqa: ANN
 
 
 def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> None:  # noqa: ANN401 -- as in save
-    """Have every rank write its part, which DCP syncs, and come back when all have."""
+    """Let every rank write its part, which DCP syncs, and return when all have."""
     # a second of import that a whole save does not need
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save  # noqa: PLC0415
     from torch.distributed.checkpoint.stateful import Stateful  # noqa: PLC0415
 
-    # DCP would ask for these where the others wait for it without being told of an error
+    # DCP would ask for these where the others wait for it without learning of an error
     parts = {name: part.state_dict() if isinstance(part, Stateful) else part for name, part in state.items()}
     # DCP makes the directory where it is missing: a rank on a disk of its own would save its part where nobody looks for it
     sees_it = os.path.isdir(temporary)  # noqa: PTH112 -- as above
@@ -193,10 +192,10 @@ def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> No
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as asked for
             dcp_save(parts, checkpoint_id=temporary, no_dist=together.store is None)
     except CheckpointException as error:  # a BaseException, raised on all ranks where one failed
-        told = "; ".join(f"rank {rank}: {type(found[0]).__name__}: {found[0]}" for rank, found in _first_few(error))
+        cause = "; ".join(f"rank {rank}: {type(found[0]).__name__}: {found[0]}" for rank, found in _first_few(error))
         left = os.statvfs(os.path.dirname(final))  # noqa: PTH120 -- as above
-        told += f" ({left.f_bavail * left.f_frsize >> 20} MiB are left there)"  # DCP's words for a full disk do not say that
-        raise CheckpointingError(f"checkpoint was not saved: {final}: {told}", hint=_FREE_SPACE) from error
+        cause += f" ({left.f_bavail * left.f_frsize >> 20} MiB are left there)"  # DCP's words for a full disk do not say that
+        raise CheckpointingError(f"checkpoint was not saved: {final}: {cause}", hint=_FREE_SPACE) from error
     together.meet()
 
 

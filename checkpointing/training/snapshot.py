@@ -5,18 +5,16 @@
             ...
             snapshotter.snapshot({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step=step)
 
-In: what torch.save takes; tensors on CPU or GPU. Out: one of two slots of a segment (checkpointing/training/snapshot_layout.py), and every
-`persist_every`-th time a file on disk, written by a process of its own (checkpointing/training/snapshot_writer.py),
-`<directory>/step-00000100.snapshot.pt`.
-Of a trainer that was killed, `load_latest`, the supervisor or `python -m checkpointing.training.snapshot_writer` write the newest whole
-slot to disk. CheckpointingError where there is no room in shared memory; OSError where the directory cannot be made.
+A snapshot fills one of two slots of a segment (checkpointing/training/snapshot_layout.py). Every `persist_every`-th one is also written to
+disk, to `<directory>/step-00000100.snapshot.pt`, by a process of its own (checkpointing/training/snapshot_writer.py). After a kill of the
+trainer, `load_latest`, the supervisor or `python -m checkpointing.training.snapshot_writer` write the newest whole slot to disk.
 
-In torch.distributed rank 0 alone takes snapshots, for replicas are equal; on other ranks every call does nothing. Not for several threads:
-the training loop calls; in a forked child every call does nothing. A thread of ours, of low priority, computes the CRCs and starts the
+In torch.distributed rank 0 alone takes snapshots, for replicas are equal; on other ranks every call does nothing. It is made for one
+thread: the training loop calls; in a forked child every call does nothing. A thread of low priority computes the CRCs and starts the
 writer; the lock is between those two.
 
-The memory goes when the training ends as it should: at the end of the `with`, by `close()`, or at the exit of the interpreter, where what
-is not on disk yet is written first. An exception leaves it for the next start. The process's death does so by itself.
+The memory goes when the training ends as it should: at the end of the `with`, by `close()`, or at the exit of the interpreter. What is not
+on disk yet is written first. An exception or the process's death leaves it for the next start.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class _Memory:
     pinned_at: int = 0  # where CUDA knows it, the address of the mapping
 
     def free(self) -> None:
-        """Give everything back. What still looks into the mapping keeps it until it lets go."""
+        """Return everything back. What still looks into the mapping keeps it until it lets go."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)  # noqa: PTH108 -- paths are plain strings throughout the package
         if self.pinned_at:
@@ -116,7 +114,7 @@ class Snapshotter:
             atexit.register(self._at_exit)
 
     def __enter__(self) -> Self:
-        """Give the snapshotter itself."""
+        """Return the snapshotter itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
@@ -179,7 +177,7 @@ class Snapshotter:
     # memory
 
     def _room_for(self, pickled: _Pickled) -> _Memory:
-        """Give a segment that this state fits into; a new one takes the old one's place when it holds a snapshot itself."""
+        """Return a segment that this state fits into; a new one takes the old one's place when it holds a snapshot itself."""
         old = self._memory
         meta_bytes = len(snapshot_layout.encode_meta(list(pickled.records), pickled.data))
         if old is not None:
@@ -240,7 +238,7 @@ class Snapshotter:
         return snapshot_layout.seq_of(memory.view, memory.layout.slots[index]) == seq
 
     def _write(self, memory: _Memory, index: int, seq: int) -> None:
-        """Have a process write this slot to disk, once the one before has ended; not where the slot is replaced, or a newer one waits."""
+        """Start a process that writes this slot to disk when the one before has ended, unless the slot is replaced or a newer one waits."""
         while seq == self._taken:
             with self._lock:
                 self._poll()
@@ -256,8 +254,8 @@ class Snapshotter:
         """Called with the lock."""
         home = str(Path(__file__).parents[2])
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}
-        told = (memory.path, str(index), str(seq), str(_NICE), str(self._keep))
-        words = [sys.executable, "-P", "-m", "checkpointing.training.snapshot_writer", "--segment", *told]
+        arguments = (memory.path, str(index), str(seq), str(_NICE), str(self._keep))
+        words = [sys.executable, "-P", "-m", "checkpointing.training.snapshot_writer", "--segment", *arguments]
         try:
             process = subprocess.Popen(  # noqa: S603 -- ourselves
                 words, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -392,7 +390,7 @@ def _allocate(layout: Layout, shm: str) -> _Memory:
 
 
 def _fits_beside(layout: Layout, old: _Memory, shm: str) -> bool:
-    """Say whether there is room for a new segment with the old one still there. Raises CheckpointingError where not even without it."""
+    """Return whether there is room for a new segment with the old one still there. Raises CheckpointingError where not even without it."""
     room, limit = memory_room.room_bytes(shm)
     if layout.size > room + old.layout.size:
         raise _no_room(layout, f"{limit} has {(room + old.layout.size) / 2**30:.2f} GiB left, with the smaller two given back")
@@ -407,7 +405,7 @@ def _no_room(layout: Layout, cause: str) -> CheckpointingError:
 
 
 def _pin(memory: _Memory) -> None:
-    """Tell CUDA of the memory; where it refuses, copies are slower and nothing else."""
+    """Register the memory with CUDA; if CUDA refuses, copies are slower and nothing else."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory.map))
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(runtime.cudaHostRegister(address, memory.layout.size, 0)) == 0:

@@ -79,14 +79,14 @@ class Layout:
         return cls(directory, _place(directory), (PAGE * 2, PAGE * 2 + slot), PAGE, meta, data, data_bytes, PAGE * 2 + 2 * slot)
 
     def is_target(self) -> bool:
-        """Say whether the directory is there. Raises OSError where that cannot be known: a file system that does not answer."""
+        """Return whether the directory is there. Raises OSError where that cannot be known: a file system that does not answer."""
         try:
             return _place(self.directory) == self.place
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def encode(self) -> bytes:
-        """Give the head of the file."""
+        """Return the head of the file."""
         text = json.dumps(asdict(self)).encode()
         return _HEAD.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
 
@@ -125,7 +125,7 @@ def up(number: int, to: int) -> int:
 
 
 def seq_of(view: memoryview, at: int) -> int:
-    """Give the number of the snapshot that the slot at `at` holds; 0 while it is being written."""
+    """Return the number of the snapshot that the slot at `at` holds; 0 while it is being written."""
     number: int = _VALID.unpack_from(view, at)[0]
     return number
 
@@ -169,7 +169,7 @@ def read_slot(view: memoryview, layout: Layout, index: int) -> Slot | None:
 
 
 def encode_meta(records: list[tuple[str, int, int]], pickled: bytes) -> bytes:
-    """Give a slot's meta: what it holds, and the pickle."""
+    """Return a slot's meta: what it holds, and the pickle."""
     return json.dumps(records).encode() + b"\0" + pickled
 
 
@@ -177,12 +177,12 @@ def encode_meta(records: list[tuple[str, int, int]], pickled: bytes) -> bytes:
 
 
 def new_path(directory: str, shm: str = SHM) -> str:
-    """Give the path of a new segment of this process for a target directory."""
+    """Return the path of a new segment of this process for a target directory."""
     return f"{shm}/{_stem(directory)}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def find(directory: str | None, shm: str = SHM) -> Iterator[str]:
-    """Give the paths of segments for this directory, or for any, that belong to this user and not to this process."""
+    """Return the paths of segments for this directory, or for any, that belong to this user and not to this process."""
     stem = _stem(directory) if directory is not None else f"{_PREFIX}-{os.geteuid()}"
     with contextlib.suppress(OSError), os.scandir(shm) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
@@ -206,7 +206,7 @@ def _place(directory: str) -> tuple[int, int]:
 
 
 def _is_own(path: str) -> bool:
-    """Say whether it is this process's: its number alone does not tell, for in each container they begin at 1."""
+    """Return whether it is this process's: its number alone does not tell, for in each container they begin at 1."""
     if not path.rpartition("-")[0].endswith(f"-{os.getpid()}"):
         return False
     st = os.stat(path)  # noqa: PTH116 -- as above

@@ -1,11 +1,9 @@
-"""What a trainer left in shared memory becomes a checkpoint on disk, whether or not the trainer lives.
+"""Makes checkpoints on disk of what trainers left in shared memory, whether or not the trainer lives.
 
     python -P -m checkpointing.training.snapshot_writer [--discard] [DIRECTORY]        what dead trainers left for a directory, or for any
 
-In: segments (checkpointing/training/snapshot_layout.py). Out: `<directory>/step-00000100.snapshot.pt`, a file as torch.save writes it,
-made without torch
-and without unpickling anything: the pickle in the segment is torch's own, and is copied. What is wrong with a segment is data
-(`Rescued.problem`), never an exception; a segment goes once its content is durable on disk. Nothing is kept.
+It needs no torch and unpickles nothing: the pickle in the segment is torch's own, and is copied into a file as torch.save writes it. A
+segment goes once its content is durable on disk. What is wrong with a segment is data (`Rescued.problem`), never an exception.
 """
 
 from __future__ import annotations
@@ -155,7 +153,7 @@ def _usable(view: memoryview, path: str) -> Layout | Rescued:
 
 
 def _was_taken_away(directory: str, since_ns: int | None) -> bool:
-    """Say whether a directory that is not there any more, or is another one, may have been removed since then (ns of wall time).
+    """Return whether a directory that is not there any more, or is another one, may have been removed since then (ns of wall time).
 
     Who removes it or gives its name to another changes the time of the directory above. Where that is older, nobody did: what was there
     was a file system that is not mounted now.
@@ -167,7 +165,7 @@ def _was_taken_away(directory: str, since_ns: int | None) -> bool:
 
 
 def _is_on_disk(final: str, slot: Slot) -> bool:
-    """Say whether a slot was written to `final` before: a whole one of this step may also be that of an earlier run that came as far."""
+    """Return whether a slot was written to `final` before: a whole one of this step may also be that of an earlier run that came as far."""
     try:
         is_later = os.stat(final).st_mtime >= slot.t  # noqa: PTH116 -- as above
     except OSError:
@@ -176,7 +174,7 @@ def _is_on_disk(final: str, slot: Slot) -> bool:
 
 
 def _good_slots(view: memoryview, layout: Layout, slot: int | None, seq: int | None) -> list[Slot]:
-    """Give the good slots, the newest first."""
+    """Return the good slots, the newest first."""
     found = [one for index in (0, 1) if slot in (None, index) and (one := snapshot_layout.read_slot(view, layout, index)) is not None]
     return sorted((one for one in found if seq in (None, one.seq)), key=lambda one: -one.seq)
 

@@ -19,9 +19,9 @@ COUNTED: Final = "optimizer's step"  # a fact that is read from the numbers, by 
 class Storage:
     """A tensor's storage: the key of its record, its type as "module name", and how many elements it has.
 
-    `begin` and `end`: which elements tensors use, as far as it can be told; the others may be whatever memory held. `row`: how many
+    `begin` and `end`: which elements tensors use, as far as the pickle shows; the others may hold anything. `row`: how many
     elements the last dimension of one of them has. `name`: where the first of them stands in the outermost object ("model.head.weight"),
-    "" where that cannot be told.
+    "" where that is unknown.
     """
 
     key: str

@@ -114,7 +114,7 @@ _OPAQUE: Final = object()
 
 
 def is_count(value: object) -> bool:
-    """Say whether a value can be a step or a size."""
+    """Return whether a value can be a step or a size."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_STEP
 
 

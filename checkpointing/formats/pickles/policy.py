@@ -1,21 +1,20 @@
-"""Which callables a checkpoint's pickle may name, which it must not, and which are simply not ours to know.
+"""Judges the names that a checkpoint's pickle refers to: known, dangerous, unlisted or unknown. Pure tables over text; it imports nothing.
 
-In: the module and the name of a global that a pickle refers to. Out: a `Judgement`. Pure tables and rules over text; nothing is
-imported. The rule, which docs/checkpoints.md states for users:
+The rule, as docs/checkpoints.md states it for users:
 
 * KNOWN: what torch, numpy and the frameworks around them write, and the plain value types of the standard library.
 * DANGEROUS: whatever runs code, starts a process, opens a file or a connection, imports or reaches into a module: modules of the
   standard library that do so, known gadgets of torch and numpy, and any name that reaches one of these through another module.
-* UNLISTED: the rest of the standard library (`string.Template`, `os.stat_result`). It is accepted where a call that is not listed is.
-* UNKNOWN: everything else. A training script's own class is such a one, and a checkpoint may hold it.
+* UNLISTED: the rest of the standard library (`string.Template`, `os.stat_result`). It is accepted where an unlisted call is accepted.
+* UNKNOWN: everything else, such as a training script's own class. A checkpoint may hold it.
 
-That is about names, which a checkpoint may hold (an activation function in a module). What may be *called* is a closed list
+This is about names, which a checkpoint may hold (an activation function in a module). What a pickle may *call* is a closed list
 (`may_be_called`): the values above, classes of the known packages, and the functions that rebuild their objects, one by one. Among a
-package's other functions there is always one that loads a library or evaluates a text. Whether a call that is not listed is accepted
-depends on who wrote the file, which `verify` is told. To call what an earlier call returned, or a method of a class of a known package
-(`is_method`), is DANGEROUS whoever wrote it.
+package's other functions there is always one that loads a library or evaluates a text. Whether an unlisted call is accepted depends on the
+file's writer, which the caller of `verify` knows. Two calls are DANGEROUS whoever wrote them: of the result of another call, and of a
+method of a known package's class (`is_method`).
 
-The metadata of torch.distributed.checkpoint has a list of its own (`dcp_metadata`), for torch unpickles that file without any guard.
+The metadata of torch.distributed.checkpoint has a list of its own (dcp_metadata.py), for torch unpickles that file without any guard.
 """
 
 from __future__ import annotations
@@ -292,13 +291,13 @@ _DTYPE: Final = re.compile(r"(float|bfloat|int|uint|complex|bool|half|double|qui
 
 
 def is_dtype(module: str, name: str) -> bool:
-    """Say whether a global is one of torch's types of numbers ("torch bfloat16"), which nobody can call."""
+    """Return whether a global is one of torch's types of numbers ("torch bfloat16"), which nobody can call."""
     return module == "torch" and _DTYPE.fullmatch(name) is not None
 
 
 @functools.lru_cache(_CACHED)
 def may_be_called(module: str, name: str) -> bool:
-    """Say whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it. What `judge` refuses is not."""
+    """Return whether a global is on the list of what a checkpoint's pickle may call, whoever wrote it. What `judge` refuses is not."""
     module = _today(module, name)
     if judge(module, name) is not Judgement.KNOWN:
         return False
@@ -323,7 +322,7 @@ def _holds_classes(module: str) -> bool:
 
 @functools.lru_cache(_CACHED)
 def judge(module: str, name: str) -> Judgement:
-    """Say what the global `name` of `module` is to us; `name` may be dotted, as pickle's protocol 4 allows."""
+    """Return what the global `name` of `module` is to us; `name` may be dotted, as pickle's protocol 4 allows."""
     module = _today(module, name)
     root, _, _ = module.partition(".")
     parts = name.split(".")
@@ -342,23 +341,23 @@ def judge(module: str, name: str) -> Judgement:
 
 
 def _today(module: str, name: str) -> str:
-    """Give the module that holds a global today."""
+    """Return the module that holds a global today."""
     return _OLD_NAMES.get((module, name)) or _OLD.get(module, module)
 
 
 def _runs_code(root: str, name: str) -> bool:
-    """Say whether a name of the standard library that is on no list may run code. A method is such a name: `Path.touch`."""
+    """Return whether a name of the standard library that is on no list may run code. A method is such a name: `Path.touch`."""
     return "." in name or (root in (_REACHED | _RUNS_CODE) and _STRUCT.fullmatch(name) is None)
 
 
 def is_plain_unknown(module: str, name: str) -> bool:
-    """Say whether a global is a name that is not ours to know and reaches nothing through another: a training script's own class."""
+    """Return whether a global is a name that is not ours to know and reaches nothing through another: a training script's own class."""
     return "." not in name and judge(module, name) is Judgement.UNKNOWN
 
 
 @functools.lru_cache(_CACHED)
 def is_method(module: str, name: str) -> bool:
-    """Say whether a global is a method of a class of a known package: `Class.method`."""
+    """Return whether a global is a method of a class of a known package: `Class.method`."""
     parts = [part.lstrip("_") for part in name.split(".")]
     of_class = any(part[:1].isupper() for part in parts[:-1])
     return of_class and parts[-1][:1].islower() and module.partition(".")[0] in _KNOWN_PACKAGES
@@ -373,7 +372,7 @@ def _is_exception(name: str) -> bool:
 
 
 def _reaches(parts: list[str]) -> bool:
-    """Say whether a name leads to a module, to what runs code, or into the machinery of objects."""
+    """Return whether a name leads to a module, to what runs code, or into the machinery of objects."""
     return any(part in _REACHED or part in _BAD_NAMES or (part.startswith("__") and part.endswith("__")) for part in parts)
 
 

@@ -107,7 +107,7 @@ def inner(data: bytes, depth: int) -> Iterator[PickleScan]:
 
 
 def _named(top: object, storages: dict[str, Storage]) -> tuple[Storage, ...]:
-    """Give the storages with the names that lead to their first tensors. Everything is visited once, however often it is held."""
+    """Return the storages with the names that lead to their first tensors. Everything is visited once, however often it is held."""
     names: dict[str, str] = {}
     seen = {id(top)}
     waiting: deque[tuple[str, object]] = deque([("", top)])

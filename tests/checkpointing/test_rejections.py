@@ -50,7 +50,7 @@ def test_the_record_is_durable_before_add_returns(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", recorded)
     Rejections(tmp_path).add([("/a.pt", ONE, "torn")])
-    assert [re.sub(r"\.tmp-[0-9a-f]{12}$", "", path) for path in synced] == [f"{tmp_path}/.fences.json", str(tmp_path)]
+    assert [re.sub(r"\.tmp-[0-9a-f]{20}$", "", path) for path in synced] == [f"{tmp_path}/.fences.json", str(tmp_path)]
     synced.clear()
     Rejections(tmp_path).add([("/a.pt", ONE, "torn")])
     assert synced == []  # nothing new, nothing written

@@ -13,7 +13,6 @@ Everything else is not confirmed: a checkpoint may be loaded by C++ code or from
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from supervisor.core.actions import Alert, CloseIncident, ReportResume
@@ -36,21 +35,24 @@ OWN = "a checkpoint of its own"
 
 
 def judged(state: JobState) -> ReportResume:
-    """Return how this attempt began, as far as it is known now."""
-    number = state.run.incident.number if state.run.incident else 0
-    handed, first, loaded = state.attempt.resume, state.attempt.first_step, state.attempt.loaded
-    path = handed.path if handed is not None else None
-    begun = ReportResume(number, state.attempt.number, None, None, confirmed=False, resume_from=path)
-    if loaded is not None:
+    """Return how this attempt began, as far as it is known now. Called at every step until a resume is seen, so it makes one value only."""
+    attempt, resume = state.attempt, state.attempt.resume
+    step: int | None = None
+    path: str | None = None
+    reason = ""
+    if attempt.loaded is not None:
         known = loaded_step(state)
-        return replace(begun, step=first if known is None else known, path=loaded, confirmed=True)
-    if first is not None and first > SCRATCH_STEP:
-        reached = handed is not None and (handed.step is None or first >= handed.step - 1)
-        return replace(begun, step=first, path=path if reached else OWN, confirmed=True)
-    because = _from_scratch(state)
-    known = because not in {"", _NOTHING_SEEN}
-    ways = "; ".join(str(one) for one in state.run.unused) if known and handed is None else ""
-    return replace(begun, confirmed=known, reason=f"{because}; {ways}" if ways else because)
+        step, path, confirmed = attempt.first_step if known is None else known, attempt.loaded, True
+    elif attempt.first_step is not None and attempt.first_step > SCRATCH_STEP:
+        reached = resume is not None and (resume.step is None or attempt.first_step >= resume.step - 1)
+        step, path, confirmed = attempt.first_step, resume.path if resume is not None and reached else OWN, True
+    else:
+        reason = _from_scratch(state)
+        confirmed = reason not in {"", _NOTHING_SEEN}
+        if confirmed and resume is None and state.run.unused:
+            reason = "; ".join((reason, *map(str, state.run.unused)))
+    number = state.run.incident.number if state.run.incident else 0
+    return ReportResume(number, attempt.number, step, path, confirmed, resume.path if resume is not None else None, reason)
 
 
 def _from_scratch(state: JobState) -> str:

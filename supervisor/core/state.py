@@ -218,11 +218,12 @@ class JobState:
 if TYPE_CHECKING:
     from dataclasses import replace as changed
 else:
+    _new, _set = object.__new__, object.__setattr__
 
     def changed(value: JobState | Run | Attempt, **changes: Any) -> JobState | Run | Attempt:  # noqa: ANN401 (any field's value; checked as dataclasses.replace is)
         """Return the value with these fields changed: dataclasses.replace, but for the time that it takes."""
-        made = object.__new__(type(value))
-        object.__setattr__(made, "__dict__", value.__dict__ | changes)
+        made = _new(value.__class__)
+        _set(made, "__dict__", value.__dict__ | changes)
         return made
 
 

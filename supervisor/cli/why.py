@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from supervisor.config.settings import Settings
-    from supervisor.journal.reader import History, Incident
+    from supervisor.journal.reader import History, RecordedIncident
 
 
 @click.command()
@@ -64,7 +64,7 @@ def _print_restored(history: History) -> None:
         print_text(f"from the mirror, before the first attempt: {clean(history.restored)}")
 
 
-def _incidents(place: JobFiles, history: History) -> Iterator[Incident]:
+def _incidents(place: JobFiles, history: History) -> Iterator[RecordedIncident]:
     """Yield the job's incidents, the last one first, those of earlier runs whose journals are kept included."""
     yield from reversed(history.incidents)
     for before in earlier_histories(place):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         SupervisorStarted,
     )
     from supervisor.core.model import Failure, Policy
-    from supervisor.core.state import Stop
+    from supervisor.core.state import StopRequest
 
     Step = tuple[JobState, tuple[Action, ...]]
 
@@ -320,13 +320,13 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     return changed(state, stage=Stage.ENDED, run=changed(state.run, incident=None, exit_code=code)), (*closing, Finish(code, reason))
 
 
-def _may_have_saved(state: JobState, stop: Stop, outcome: str) -> bool:
+def _may_have_saved(state: JobState, stop: StopRequest, outcome: str) -> bool:
     """Whether the disk can tell more than the ranks did: a script that saves when it is told may save by itself when it gets TERM too."""
     saves = state.attempt.save_on_request and stop.signum != SIGINT and (stop.save_requested or state.attempt.awaits_own_signal)
     return saves and not state.attempt.saved and outcome != "succeeded" and not stop.save_search
 
 
-def _find_save(state: JobState, stop: Stop) -> Step:
+def _find_save(state: JobState, stop: StopRequest) -> Step:
     over_t = stop.first_t if state.attempt.over_t is None else state.attempt.over_t
     left_s = state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s
     left_s -= max(0.0, over_t - (stop.left_from_t or stop.first_t))

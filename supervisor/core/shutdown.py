@@ -34,7 +34,7 @@ from supervisor.core.actions import (
 )
 from supervisor.core.events import SaveSearched, StopRequested, TimeLeft
 from supervisor.core.model import Cause, Plan, PlanKind, Verdict
-from supervisor.core.state import NOTICES, Incident, JobState, Stage, Stop, changed
+from supervisor.core.state import NOTICES, Incident, JobState, Stage, StopRequest, changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ LEAST_SAVE_S = 1.0
 NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})
 
 
-def _with_stop(state: JobState, stop: Stop) -> JobState:
+def _with_stop(state: JobState, stop: StopRequest) -> JobState:
     return changed(state, run=changed(state.run, stop=stop))
 
 
@@ -91,7 +91,7 @@ def _first(state: JobState, event: StopRequested) -> Step:
     nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.attempt.ended)
     starts = state.stage is Stage.STARTING
     trains = state.stage is Stage.RUNNING or (starts and state.attempt.save_on_request)
-    state = _with_stop(state, Stop(event.signum, 1, event.t, first_t=event.t))
+    state = _with_stop(state, StopRequest(event.signum, 1, event.t, first_t=event.t))
     state = changed(state, stage=Stage.STOPPING, token=state.token + 1)
     if nothing_runs:
         return lifecycle.finish_stopped(state)

@@ -54,7 +54,7 @@ NOTICES = frozenset({10, 12})
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRequest:
     """A request to stop: the first signal, how many came, and when the last one counted.
 
     left_s: what the environment left at left_from_t, None where nobody knows. first_t: when the first signal came. save_requested: the
@@ -108,7 +108,7 @@ class Run:
     id: str = ""
     policy: Policy = Policy()
     reason: str = "start"  # why the newest attempt begins, or the next one: start, failure, membership or takeover
-    stop: Stop | None = None
+    stop: StopRequest | None = None
     exit_code: int | None = None
     # failures
     failures: tuple[Failure, ...] = ()  # the newest, as far back as a rule looks
@@ -227,4 +227,4 @@ else:
         return made
 
 
-__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Run", "SavedSteps", "Stage", "Stop", "changed"]
+__all__ = ["NOTICES", "Attempt", "Incident", "JobState", "Run", "SavedSteps", "Stage", "StopRequest", "changed"]

@@ -1,8 +1,6 @@
 """Which job this is, whether its run goes on, on which node, and where its files are.
 
-In: settings, the environment, the working directory, the command. Out: names, and directories that exist and are ours alone.
-What can fail is told with the flag that helps: a name that cannot name a directory, a state directory that cannot be had
-(unwritable, a file in the way, another user's). Nothing is kept: directories belong to the job, and outlive the process.
+A name or a state directory that cannot be used is reported with the option that helps.
 
     <state_dir>/<job>/nodes/<hostname>/      what is kept (node_state)
     /dev/shm/supervise-<uid>-<digest>/       what may be lost: heartbeats, stacks, error files (job_dir)

@@ -1,12 +1,10 @@
-"""Tells systemd how we are: ready, alive, stopping, and one line of status (sd_notify(3)).
+"""Reports our condition to systemd: ready, alive, stopping, and one line of status (sd_notify(3)).
 
-In: the environment that we were started with, once. Out: datagrams to $NOTIFY_SOCKET, sent without waiting; where it is not set every
-call does nothing. Nothing here raises: a manager that does not read must not cost the job anything, so a datagram that cannot be sent
-is dropped, and the next one tells the same. The watchdog is pulled, not run by a thread: the deciding loop calls `ping` at least every
-`watchdog_interval_s()`, so that systemd sees that loop hang and not merely the process live.
+A datagram that cannot be sent is dropped, because a manager that does not read must not cost the job anything. No thread pings the
+watchdog: the deciding loop calls `ping` at least every `watchdog_interval_s()`, so that systemd sees when that loop hangs.
 
-The variables are ours alone: `strip` takes them out of what the job is started with, else a script that speaks sd_notify (or a
-nested service) would report for us. No state but one socket.
+Only we use the variables. `strip` takes them out of the job's environment; else a script that speaks sd_notify (or a nested service)
+would report for us.
 """
 
 from __future__ import annotations

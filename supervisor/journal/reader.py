@@ -60,7 +60,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class Incident:
+class RecordedIncident:
     """One incident. `progress` is what was last seen before it; `died_t` is the last word of a supervisor that died within it."""
 
     number: int
@@ -90,7 +90,7 @@ class History:
     ranks: tuple[RankInfo, ...] = ()
     world_size: int = 0  # of the current attempt, or the last one
     progress: Progress = field(default_factory=Progress)
-    incidents: list[Incident] = field(default_factory=list)
+    incidents: list[RecordedIncident] = field(default_factory=list)
     first_deaths: dict[int, int] = field(default_factory=dict)
     last_t: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class History:
     restored: str = ""  # what a mirror gave before the first attempt of the last run, and what was passed over
 
     @property
-    def open_incident(self) -> Incident | None:
+    def open_incident(self) -> RecordedIncident | None:
         """The incident that is not closed; at most the last one can be."""
         last = self.incidents[-1] if self.incidents else None
         return last if last is not None and last.closed_t is None else None
@@ -110,7 +110,7 @@ class History:
         incident = self.open_incident
         if incident is None:
             number = (self.incidents[-1].number if self.incidents else self.incidents_before) + 1
-            incident = Incident(number, self.run.run_id, self.last_t, None, _DIED, self.progress, [Round(self.attempt)])
+            incident = RecordedIncident(number, self.run.run_id, self.last_t, None, _DIED, self.progress, [Round(self.attempt)])
             self.incidents.append(incident)
         incident.died_t = self.last_t
         incident.outcome = "supervise died"
@@ -225,7 +225,7 @@ class _Reading:
         run_id = self.history.run.run_id if self.history.run else ""
         first = Round(action.attempt)
         self.history.incidents.append(
-            Incident(action.incident, run_id, t, action.rank, action.summary, self.history.progress, [first]),
+            RecordedIncident(action.incident, run_id, t, action.rank, action.summary, self.history.progress, [first]),
         )
 
     def round(self, attempt: int) -> Round:

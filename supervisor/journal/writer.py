@@ -63,7 +63,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class JournalHealth:
     """How the journal does. `lost` counts records that memory had no room for; `trouble` is empty where the disk answers."""
 
     trouble: str
@@ -137,11 +137,11 @@ class Journal:
             self._recorded = state if self._shared.lost == lost else None
             return seq
 
-    def health(self) -> Health:
+    def health(self) -> JournalHealth:
         """Return how the journal does."""
         with self._changed:
             shared = self._shared
-            return Health(shared.trouble, shared.synced_seq, len(shared.waiting), shared.waiting_bytes, shared.lost)
+            return JournalHealth(shared.trouble, shared.synced_seq, len(shared.waiting), shared.waiting_bytes, shared.lost)
 
     def close(self, deadline_s: float) -> bool:
         """Bring everything to the disk, at most until the deadline. True: all that was ever taken is durable."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import ReportDecision, ReportResume
     from supervisor.core.model import Change, Evidence, Plan, Verdict
     from supervisor.core.state import JobState
-    from supervisor.journal.reader import Incident, Round
+    from supervisor.journal.reader import RecordedIncident, Round
 
 CARD_WIDTH = WIDTH - len("supervise: ")
 CARD_LINES = 12
@@ -103,7 +103,7 @@ def card(  # noqa: PLR0913 (all that the card names)
     return _laid_out(f"incident {decision.incident} of job {job}", [(label, "", text) for label, text in rows], CARD_WIDTH, CARD_LINES)
 
 
-def why_text(job: str, node: str, incident: Incident, address: str, *, since: str = "") -> str:
+def why_text(job: str, node: str, incident: RecordedIncident, address: str, *, since: str = "") -> str:
     """Return the six hops of an incident: seen, stopped, evidence, verdict, plan, resumed.
 
     `since`: the job's last run, which is named where the incident is not one of it.
@@ -322,7 +322,7 @@ def _resumed(resume: ReportResume) -> str:
     return f"attempt {resume.attempt}{colon} {beginning(resume)}"
 
 
-def _where(incident: Incident, last: Round, node: str) -> str:
+def _where(incident: RecordedIncident, last: Round, node: str) -> str:
     decision = last.decision
     rank = decision.verdict.rank if decision and decision.verdict.rank is not None else incident.rank
     step = decision.step if decision and decision.step is not None else incident.progress.step
@@ -339,7 +339,7 @@ def _where(incident: Incident, last: Round, node: str) -> str:
     return f"{whose}on {node}, attempt {last.attempt}, {_step(step, relative=relative, at_least=at_least)}, phase {phase}{ended}"
 
 
-def _failed(incident: Incident, last: Round) -> tuple[str, float | None, str]:
+def _failed(incident: RecordedIncident, last: Round) -> tuple[str, float | None, str]:
     """Return what failed: of several failures the last one, which the rows below it describe."""
     if last is incident.rounds[0]:
         return "failed", incident.opened_t, incident.summary
@@ -388,7 +388,7 @@ def _first_of(repairs: Sequence[tuple[str, str]]) -> str:
     return f"{path}: {what}{more}"
 
 
-def _ending(incident: Incident, last: Round) -> list[tuple[str, float | None, str]]:
+def _ending(incident: RecordedIncident, last: Round) -> list[tuple[str, float | None, str]]:
     rows: list[tuple[str, float | None, str]] = []
     if incident.resumed is not None:
         which = "first " if len(incident.rounds) > 1 else ""
@@ -403,7 +403,7 @@ def _ending(incident: Incident, last: Round) -> list[tuple[str, float | None, st
     return rows
 
 
-def _look(address: str, incident: Incident, last: Round) -> str:
+def _look(address: str, incident: RecordedIncident, last: Round) -> str:
     rank = last.decision.verdict.rank if last.decision else incident.rank
     return f"supervise logs {address} --attempt {last.attempt}" + ("" if rank is None else f" --rank {rank}")
 

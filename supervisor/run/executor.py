@@ -1,8 +1,7 @@
-"""The hands: one function for each action of the core (core/actions.py).
+"""Carries out the core's actions, one function for each (core/actions.py). The answers come back as events.
 
-In: actions, from the loop's thread. Out: calls to the session, the guardian, the observers, the checkpoint selection and the reporter;
-what they answer comes back as events. Whatever can wait for a disk runs in a worker thread. Owns the guardian's handle, the session and
-the current attempt's bookkeeping; decides nothing. What is done about the node and its GPUs is in nodecare.py.
+What can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that go on
+running.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from supervisor.observe.attempt_watch import ANSWER_S, AttemptWatch, LauncherFac
 from supervisor.observe.launched_ranks import with_found
 from supervisor.observe.progress_sampler import ProgressSampler
 from supervisor.observe.reconcile import reconciled
-from supervisor.run.node_requests import NodeCare
+from supervisor.run.node_requests import NodeRequests
 from supervisor.run.rank_requests import RankRequests, wall_t
 from supervisor.run.threads import Threads
 
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from supervisor.launch.session import Session
     from supervisor.observe.heartbeats import RankHeartbeat
     from supervisor.report.reporter import Reporter
-    from supervisor.run.factory import Workshop
+    from supervisor.run.factory import JobFactory
     from supervisor.run.loop import Loop
 
 #: Heartbeat slots where the number of local ranks is not known beforehand (accelerate, deepspeed).
@@ -82,15 +81,15 @@ AGREE_LOOK_S = 0.5
 class Executor:
     """Carries actions out for one job. Its public methods are called on the loop's thread."""
 
-    def __init__(self, job: Job, loop: Loop, reporter: Reporter, sampler: ProgressSampler, workshop: Workshop) -> None:
+    def __init__(self, job: Job, loop: Loop, reporter: Reporter, sampler: ProgressSampler, factory: JobFactory) -> None:
         self._job = job
         self._loop = loop
         self._reporter = reporter
         self._sampler = sampler
-        self._workshop = workshop
-        self.watch = AttemptWatch(job, workshop.signatures, loop.clock)
+        self._factory = factory
+        self.watch = AttemptWatch(job, factory.signatures, loop.clock)
         self.threads = Threads(loop, lambda text: reporter.print_message(act.PrintMessage("warning", text)))
-        self.node = NodeCare(job, loop, reporter, workshop, self.threads)
+        self.node = NodeRequests(job, loop, reporter, factory, self.threads)
         self._guardian: GuardianClient | None = None
         self._session: Session | None = None
         # What the session was given. The state has what was ordered, which may still wait for the journal or for the user's disk.
@@ -104,7 +103,7 @@ class Executor:
         self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
         self._finish_asked: act.Finish | None = None
         self._told_problems: set[str] = set()  # of the checkpoints, each told once
-        self._rank_requests = RankRequests(job, loop, reporter, self.threads, workshop.checkpoints.saved_since)
+        self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
             act.GatherNodes: self._begin,
@@ -157,7 +156,7 @@ class Executor:
     def guardian(self) -> GuardianClient:
         """Return the guardian, starting one where none lives."""
         if self._guardian is None:
-            self._guardian = self._workshop.start_guardian(
+            self._guardian = self._factory.start_guardian(
                 lambda message: self._loop.call_soon(lambda: self._on_guardian(message)),
                 lambda: self._loop.call_soon(self._on_guardian_died),
             )
@@ -190,7 +189,7 @@ class Executor:
         if is_gone(self._job.cwd):
             refused = f"FileNotFoundError: the working directory {self._job.cwd} was deleted", "the start of the attempt"
         elif isinstance(action, act.BeginAttempt):
-            world_size = self._workshop.world_size(action.nproc)
+            world_size = self._factory.world_size(action.nproc)
             try:
                 applied = self._job.knobs.apply(self._job.command, action.overrides, directory, world_size)
             except (SuperviseError, OSError) as error:
@@ -219,9 +218,9 @@ class Executor:
         self.watch.begin(action.attempt, plain=self._loop.state.run.policy.launcher is not Launcher.ELASTIC)
         self.node.health.begin()
         if self._session is None:
-            self._session = self._workshop.session(self._ground())
+            self._session = self._factory.session(self._ground())
         if isinstance(action, act.BeginAttempt):
-            self._workshop.checkpoints.began(action.attempt)
+            self._factory.checkpoints.began(action.attempt)
             self._reporter.beginning(action)
         else:
             self._reporter.gathering(action)
@@ -237,7 +236,7 @@ class Executor:
         if self._given is None or not self._loop.state.awaits_ranks(self._given.attempt):
             return  # a stop came first: the session that is being ended answers for the attempt
         self._loop.feed(event)
-        self._session = self._workshop.stock_session(self._ground())
+        self._session = self._factory.stock_session(self._ground())
         if self._command is not None and isinstance(self._given, act.BeginAttempt):  # one whose nodes were to meet is begun anew
             self._session.begin(self._given, self._command)
 
@@ -251,7 +250,7 @@ class Executor:
         if not heartbeats.read(directory / "heartbeat"):
             return False
         found: list[Event] = []
-        looker = ProgressSampler(found.append, math.inf, self._workshop.checkpoints.belongs_to_job)
+        looker = ProgressSampler(found.append, math.inf, self._factory.checkpoints.belongs_to_job)
         looker.watch(state.attempt.number, directory, state.attempt.began_t, state.attempt.resume)
         looker.look(self._loop.clock.now(), (), last=True)
         for event in found:
@@ -302,7 +301,7 @@ class Executor:
             guardian.kill()
 
     def _sweep_without_guardian(self, attempt: int) -> None:
-        left = self._workshop.sweep_descendants()
+        left = self._factory.sweep_descendants()
         if left:
             said = act.PrintMessage("warning", f"still there after the guardian's death: {', '.join(f'{p.pid} ({p.why})' for p in left)}")
             self._loop.call_soon(lambda: self._reporter.print_message(said))
@@ -311,7 +310,7 @@ class Executor:
 
     def ended(self) -> None:
         """No rank is left: whoever waits for the attempt's last words need not wait longer."""
-        self._workshop.checkpoints.ended()
+        self._factory.checkpoints.ended()
         self._gone.set()
 
     def _publish(self, action: act.PublishDecision) -> None:
@@ -377,7 +376,7 @@ class Executor:
         since_t = self._loop.state.run.mixed_from_t
         if since_t is not None:
             with contextlib.suppress(CheckpointingError, OSError):
-                self._workshop.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
+                self._factory.checkpoints.node_offer.reject_mixed(wall_t(self._loop.clock, since_t))
 
     def _tails(self, action: act.CollectEvidence) -> list[Mapping[str, Any]]:
         """Ask the guardian for the ranks' last lines, and wait for them. In a thread of the collection's."""
@@ -411,7 +410,7 @@ class Executor:
         self._loop.feed(event)
 
     def _select(self, action: act.SelectCheckpoint) -> None:
-        checkpoints = self._workshop.checkpoints
+        checkpoints = self._factory.checkpoints
         incident = self._loop.state.run.incident
         suspect = incident is not None and incident.verdict is not None and incident.verdict.cause in SUSPECTS
         if action.nodes:
@@ -463,7 +462,7 @@ class Executor:
             action = replace(action, mixed_from_t=wall_t(self._loop.clock, action.mixed_from_t))
         try:
             event = node_agreement.agree(
-                action, self._workshop.checkpoints.node_offer, all_gather, permission, host=host, suspect=suspect, t=t
+                action, self._factory.checkpoints.node_offer, all_gather, permission, host=host, suspect=suspect, t=t
             )
         except node_agreement.AgreementCancelled:
             return

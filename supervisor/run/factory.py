@@ -1,8 +1,4 @@
-"""Makes the parts that an executor works with: guardians, sessions, selections. The one place that knows which class does what.
-
-In: the job. Out: parts, each owned by who asked for it. What can fail is each part's own (a guardian that does not start is a
-SuperviseError).
-"""
+"""Makes the parts that an executor works with: guardians, sessions, selections. Only this file knows which class does what."""
 
 from __future__ import annotations
 
@@ -47,7 +43,7 @@ SWEEP_GRACE_S = 1.0
 PROCESSES = "processes.jsonl"
 
 
-class Workshop:
+class JobFactory:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
     `warn` tells the person something, from any thread. `report` gets what is found of the checkpoints, from worker threads.

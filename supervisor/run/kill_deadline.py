@@ -1,8 +1,7 @@
-"""How much time the environment leaves between a signal and the KILL that follows, where it can be known.
+"""How much time the environment leaves between a signal and the KILL that follows, if that can be known.
 
-In: the signal, our own environment variables, the settings. Out: seconds, or None where nobody knows; then the stop deadline holds. What
-can fail: nothing; a tool that is missing, slow or answers in another form is no answer. Owns no state. `left_s` may wait ANSWER_S for
-`scontrol` or `systemctl`, which end with us, where `must_ask` says so: not on the loop's thread then, and never in a signal handler.
+Where nobody knows, the stop deadline holds. A tool that is missing, slow or answers in another form is no answer. Where `must_ask` is
+true, `left_s` waits up to ANSWER_S for `scontrol` or `systemctl`: not on the loop's thread then, and never in a signal handler.
 
 What is believed, in this order:
 

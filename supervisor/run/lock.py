@@ -1,8 +1,8 @@
 """One supervisor for a job on a node: a lock file that says who holds it, taken without flock so that it works over NFS.
 
-In: the state directory, who we are. Out: a `Lock`, or SuperviseError naming the holder and the command that helps (within two
-seconds where the holder is on this host). The holder owns the file; it must call `refresh` at least every LEASE_S / 4, and end its
-ranks when that answers False. All calls do IO on the state directory and can block as long as that does: not for the deciding thread.
+The holder must call `refresh` at least every LEASE_S / 4, and end its ranks when that returns False. If another process on this host
+holds the lock, `acquire` raises within two seconds and names it. All calls do IO on the state directory and block as long as that does:
+not for the deciding thread.
 
 The rules
 ---------
@@ -47,7 +47,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LockRecord:
     """What a lock file holds. `since` is wall time; `released` marks the record that an owner links behind itself when it leaves."""
 
     token: str
@@ -65,7 +65,7 @@ class _Seen:
     """
 
     path: Path
-    record: Record | None
+    record: LockRecord | None
     key: str
     stamp: int
     passed: tuple[Path, ...]
@@ -79,7 +79,7 @@ class Lock:
     """
 
     path: Path
-    record: Record
+    record: LockRecord
     left: float | None = None
 
     def refresh(self) -> bool:
@@ -121,7 +121,7 @@ def acquire(  # noqa: PLR0913  who asks, for what, and how hard
     me = this_process()
     try:
         while True:
-            mine = Record(secrets.token_hex(8), me, run, time.time())
+            mine = LockRecord(secrets.token_hex(8), me, run, time.time())
             tail = _wait_free(path, me, job, address, takeover=takeover, lease_s=lease_s, say=say)
             if _link(path, mine) if tail is None else _succeed(path, tail, mine):
                 return Lock(path, mine, None if tail is None or (tail.record and tail.record.released) else tail.stamp / 1e9)
@@ -132,7 +132,7 @@ def acquire(  # noqa: PLR0913  who asks, for what, and how hard
         ) from error
 
 
-def holder(path: Path) -> Record | None:
+def holder(path: Path) -> LockRecord | None:
     """Return the record of the owner as the files have it, alive or not; None where nobody holds the lock. For commands that read.
 
     Raises SuperviseError where the lock cannot be read.
@@ -147,7 +147,7 @@ def holder(path: Path) -> Record | None:
     return None if tail is None or tail.record is None or tail.record.released else tail.record
 
 
-def is_alive(record: Record) -> bool | None:
+def is_alive(record: LockRecord) -> bool | None:
     """Tell whether the record's process lives; None where that cannot be seen from here."""
     return {"held": True, "stale": False, "unseen": None}[_state(record, this_process())]
 
@@ -178,7 +178,7 @@ def _wait_free(  # noqa: PLR0913  as acquire
     return None
 
 
-def _succeed(path: Path, tail: _Seen, mine: Record) -> bool:
+def _succeed(path: Path, tail: _Seen, mine: LockRecord) -> bool:
     """Become the owner after `tail`, whose process is gone. False: somebody else did, or the chain went on meanwhile."""
     link = _link_path(path, tail.key)
     if not _link(link, mine):
@@ -227,13 +227,13 @@ def _read(path: Path, passed: tuple[Path, ...]) -> _Seen | None:
             pid=int(fields["pid"]),
             start_ticks=int(fields["start_ticks"]),
         )
-        record = Record(str(fields["token"]), process, str(fields["run"]), float(fields["since"]), bool(fields["released"]))
+        record = LockRecord(str(fields["token"]), process, str(fields["run"]), float(fields["since"]), bool(fields["released"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return _Seen(path, None, f"inode-{status.st_ino}", status.st_mtime_ns, passed)
     return _Seen(path, record, record.token, status.st_mtime_ns, passed)
 
 
-def _link(path: Path, record: Record, *, durable: bool = True) -> bool:
+def _link(path: Path, record: LockRecord, *, durable: bool = True) -> bool:
     """Make `path` hold `record`, whole and at once. False: there is such a file already."""
     fields = asdict(record)
     content = json.dumps({**fields.pop("process"), **fields}).encode() + b"\n"
@@ -274,7 +274,7 @@ def _link_path(path: Path, key: str) -> Path:
     return path.with_name(f"{path.name}.{key}")
 
 
-def _state(record: Record | None, me: ProcessId) -> Literal["held", "stale", "unseen"]:
+def _state(record: LockRecord | None, me: ProcessId) -> Literal["held", "stale", "unseen"]:
     """Tell whether the record's process is there, gone, or not to be seen from here."""
     if record is None or not me.start_ticks:  # without /proc nothing can be seen, ourselves included
         return "unseen"
@@ -289,14 +289,14 @@ def _state(record: Record | None, me: ProcessId) -> Literal["held", "stale", "un
     return "held" if start_ticks(other.pid) == other.start_ticks else "stale"
 
 
-def _name(record: Record | None) -> str:
+def _name(record: LockRecord | None) -> str:
     if record is None:
         return "a supervisor whose record cannot be read"
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
     return f"pid {record.process.pid} on {record.process.hostname} since {since}" + (f" (run {record.run})" if record.run else "")
 
 
-def _held(path: Path, job: str, address: str, record: Record | None, *, here: bool) -> SuperviseError:
+def _held(path: Path, job: str, address: str, record: LockRecord | None, *, here: bool) -> SuperviseError:
     if here and record is not None:
         watch = f"Watch it with `supervise status {address or f'--job {job}'}`"
         hint = f"{watch}, end it with `kill {record.process.pid}`, or name another job with --job."

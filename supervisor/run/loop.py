@@ -1,10 +1,9 @@
 """The deciding loop: one thread takes events out of one inbox, calls `decide`, and has the actions carried out.
 
-In: events (core/events.py) from any thread, by `post`; calls that belong on this thread (a timer, a session's message), by `call_soon`
-and `call_later`. Out: the exit code. Owns the state of the job and nothing else: the journal has its own thread, every process is
-the guardian's, and nothing in here waits for a disk, a socket or a child.
+Any thread may `post` an event. What belongs on the loop's thread (a timer, a session's message) comes by `call_soon` and `call_later`. The
+loop owns the state of the job. Nothing in here waits for a disk, a socket or a child.
 
-The start of an attempt waits until the decision that ordered it is on disk. The journal alone has a clock for that: once it says that
+The start of an attempt waits until the decision that ordered it is on disk. Only the journal has a clock for that: once it reports that
 the disk does not answer (JournalDegraded), nothing waits until it has recovered. Stopping ranks never waits.
 """
 

@@ -1,8 +1,7 @@
 """`supervise -- CMD`: puts one job's parts together, runs its loop, and leaves the place tidy.
 
-In: settings and the command. Out: the exit code (docs/exit-codes.md). What can fail here is told before anything was started: no such
-command, no state directory, another supervisor that holds the job, a journal of a newer version, a webhook's URL. Owns the order of things:
-lock before journal, journal before guardian, guardian before the job; and back again.
+The order matters: the lock before the journal, the journal before the guardian, the guardian before the job; and back again at the end.
+What is wrong from the beginning (no such command, a held lock, a newer journal, a bad webhook URL) is reported before anything starts.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from supervisor.report.start_plan import opening_lines
 from supervisor.report.terminal import TerminalWriter
 from supervisor.run import kill_deadline, lock, previous_runs
 from supervisor.run.executor import Executor
-from supervisor.run.factory import Workshop
+from supervisor.run.factory import JobFactory
 from supervisor.run.loop import Loop
 
 if TYPE_CHECKING:
@@ -158,9 +157,9 @@ class _Run:
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident)
-        self.workshop = Workshop(job, ignored, lambda text: terminal.say(text, "warning"), self._checkpoint_report)
-        self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.workshop.checkpoints.belongs_to_job)
-        self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.workshop)
+        self.factory = JobFactory(job, ignored, lambda text: terminal.say(text, "warning"), self._checkpoint_report)
+        self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.factory.checkpoints.belongs_to_job)
+        self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.factory)
         self.loop.perform = self.executor.perform
         self.loop.tick = self.tick
         self.mirror: MirrorLink | None = None
@@ -189,7 +188,7 @@ class _Run:
         self._tidy_up()
         self._catch_signals()
         self._restore()
-        checkpoints = self.workshop.checkpoints
+        checkpoints = self.factory.checkpoints
         feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
         watcher = checkpoints.watcher(feed, self._has_rank_0)
         if self.mirror is not None:
@@ -203,11 +202,11 @@ class _Run:
         try:
             policy = to_policy(
                 self.job.settings,
-                self.workshop.launcher,
+                self.factory.launcher,
                 self.job.knobs.knobs,
                 self.job.knobs.allocator,
                 health=self.executor.node.health.enabled,
-                nodes=self.workshop.most_nodes(),
+                nodes=self.factory.most_nodes(),
             )
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")
@@ -234,7 +233,7 @@ class _Run:
             self.loop.call_soon(lambda: self.terminal.say(told, "error"))
 
     def _has_rank_0(self) -> bool | None:
-        return mirror.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.workshop.torchrun is not None)
+        return mirror.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.factory.torchrun is not None)
 
     def _checkpoint_report(self, report: CheckpointReport) -> None:
         """Pass on what is found of the checkpoints, from a worker thread to the loop's."""
@@ -296,7 +295,7 @@ class _Run:
         guardian = self.executor.guardian_pid
         with contextlib.suppress(OSError):
             if guardian is not None:
-                self.executor.watch.learn(self.workshop.record_descendants(guardian))
+                self.executor.watch.learn(self.factory.record_descendants(guardian))
 
     def _refresh_lock(self) -> None:
         with contextlib.suppress(OSError):
@@ -331,17 +330,17 @@ class _Run:
     def _tidy_up(self) -> None:
         """Deal with what an earlier supervisor left: processes that are proven its, and the logs of an earlier run."""
         with contextlib.suppress(OSError):
-            swept = self.workshop.sweep_predecessors()
+            swept = self.factory.sweep_predecessors()
             for left in swept.left:
                 self.terminal.say(f"process {left.pid} looks like ours and is left alone: {left.why}", "warning")
-            self.workshop.clear_scratch(keep_attempts=self.continues)
+            self.factory.clear_scratch(keep_attempts=self.continues)
         if not self.continues and self.past.last_run is not None:
             with contextlib.suppress(OSError):
                 previous_runs.put_aside(self.job.state, self.past.last_run.run_id)
 
     def _restore(self) -> None:
         """Bring the newest checkpoint here from the mirrors, where none on this disk is good. Raises SuperviseError where that must be."""
-        checkpoints = self.workshop.checkpoints
+        checkpoints = self.factory.checkpoints
         if self.mirror is None:
             return
 
@@ -425,7 +424,7 @@ class _Run:
         self.reporter.alerts = sender.start(self.job.state / "outbox", webhook.url, secret, webhook.deadline_s, log)
 
     def _opening_lines(self) -> list[str]:
-        elastic = self.workshop.launcher is Launcher.ELASTIC
+        elastic = self.factory.launcher is Launcher.ELASTIC
         how = "torchrun's agent, asked before each restart" if elastic else "a plain command, restarted from outside"
         settings = self.job.settings
         patterns = ", ".join(settings.checkpoints.paths)
@@ -450,7 +449,7 @@ class _Run:
             *of_knobs,
             *([self.anew] if self.anew else []),
             resume,
-            *(mirror.opening_lines(self.job, several_nodes=self.workshop.has_several_nodes) if self.mirror is not None else ()),
+            *(mirror.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
 
@@ -465,7 +464,7 @@ class _Run:
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         spool = self.job.state / "spool"
         is_read = mirror.finish(self.mirror, watcher, left_s, lambda text: self.terminal.say(text, "warning"), spool)
-        last = self.workshop.checkpoints.last_recorded()
+        last = self.factory.checkpoints.last_recorded()
         if last is not None and is_read:
             step = "" if last.step is None else f" of step {last.step}"
             self.terminal.say(f"the last checkpoint is verified: {last.path}{step}")
@@ -476,21 +475,21 @@ class _Run:
 
     def _end(self, end: Finish) -> None:
         code = end.exit_code
-        if numbers := self.workshop.checkpoints.numbers():
+        if numbers := self.factory.checkpoints.numbers():
             self.terminal.say(f"{numbers}: look at the loss before you use the result", "warning")
         state = self.loop.state
         if state.run.stop is not None and state.attempt.number and code != 0:
             self.terminal.say(cards.stopped_text(state))
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)
-        self.workshop.close()
+        self.factory.close()
         self.journal.append(Ended(exit_code=code, reason=end.reason), t=self.clock.now(), durable=True)
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code)
         durable = self.journal.close(CLOSE_DEADLINE_S)
         if not durable:
             self.terminal.say("the journal's last records did not reach the disk", "warning")
         if not self.executor.node.settle(CLOSE_DEADLINE_S):
-            self.terminal.say(f"the ledger of GPUs does not answer: {self.workshop.ledger.path}", "warning")
+            self.terminal.say(f"the ledger of GPUs does not answer: {self.factory.ledger.path}", "warning")
         self.reporter.close(CLOSE_DEADLINE_S)
         self.reporter.close_alerts(CLOSE_DEADLINE_S)
         self.log.close()

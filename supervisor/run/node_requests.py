@@ -1,8 +1,6 @@
-"""This node and its GPUs: looked at before an attempt and while it runs, listed once, put out of use where they fail.
+"""This node and its GPUs: examined before an attempt and while it runs, listed once, taken out of use if they fail.
 
-In: the core's requests (CheckHealth, Quarantine), from the loop's thread. Out: events (HealthChecked, HealthChanged, GpusListed), lines for
-people, entries in the ledger of GPUs. Whatever waits for a driver or a disk runs in a worker thread, and what goes wrong with a look holds
-nothing back. Owns the health watch, and which writes to the ledger are still under way; decides nothing.
+What waits for a driver or a disk runs in a worker thread. An examination that goes wrong does not hold back an attempt.
 """
 
 from __future__ import annotations
@@ -22,21 +20,21 @@ if TYPE_CHECKING:
     from supervisor.core.model import Finding, RankInfo
     from supervisor.job.job import Job
     from supervisor.report.reporter import Reporter
-    from supervisor.run.factory import Workshop
+    from supervisor.run.factory import JobFactory
     from supervisor.run.loop import Loop
     from supervisor.run.threads import Threads
 
 
-class NodeCare:
+class NodeRequests:
     """What is done about one node for one job. Its public methods are called on the loop's thread, or before the loop runs."""
 
-    def __init__(self, job: Job, loop: Loop, reporter: Reporter, workshop: Workshop, threads: Threads) -> None:
+    def __init__(self, job: Job, loop: Loop, reporter: Reporter, factory: JobFactory, threads: Threads) -> None:
         self._job = job
         self._loop = loop
         self._reporter = reporter
-        self._workshop = workshop
+        self._factory = factory
         self._threads = threads
-        self.health = HealthWatch(job, workshop.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
+        self.health = HealthWatch(job, factory.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
         self._gpus_listed = False
         self._ledger: list[threading.Event] = []  # writes to it, each set when done
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
@@ -45,7 +43,7 @@ class NodeCare:
         """Look at this node. Whatever goes wrong with that holds nothing back: the answer comes, or its timer."""
 
         def look() -> tuple[tuple[Finding, ...], str]:
-            looked = self.health.look(*self._workshop.health_paths())
+            looked = self.health.look(*self._factory.health_paths())
             return shown(looked.findings, self._job.environ, self._list_by(looked)), looked.problem
 
         def work() -> None:
@@ -57,7 +55,7 @@ class NodeCare:
                 self._loop.call_soon(lambda: self._warn(f"health: {problem}"))
             now, late = self._loop.clock.now(), self._loop.state.attempt.number != action.attempt  # the attempt began without it
             self._loop.post(
-                HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, self._workshop.command_nproc)
+                HealthChanged(now, findings) if late else HealthChecked(now, action.attempt, findings, self._factory.command_nproc)
             )
 
         self._threads.start("health-check", work)
@@ -69,9 +67,9 @@ class NodeCare:
         if not self._gpus_listed:  # once: a GPU that is lost later would move the numbers of the others
             self._gpus_listed = True
             with contextlib.suppress(OSError):  # of the ledger: told by list_gpus
-                for entry in self._workshop.release(looked.readings):
+                for entry in self._factory.release(looked.readings):
                     self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
-                found = self._workshop.gpus_of(looked.readings) or self._workshop.gpus()
+                found = self._factory.gpus_of(looked.readings) or self._factory.gpus()
                 if found:
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
                     return tuple(gpu.uuid for gpu in found)
@@ -80,9 +78,9 @@ class NodeCare:
     def list_gpus(self) -> None:
         """Have the GPUs listed: before the first attempt where one is out of use, beside it where none is, which is nearly always."""
         try:
-            held = self._workshop.held_gpus()
+            held = self._factory.held_gpus()
         except OSError as error:
-            self._warn(f"the ledger of GPUs cannot be read, so none is left out: {self._workshop.ledger.path}: {error}")
+            self._warn(f"the ledger of GPUs cannot be read, so none is left out: {self._factory.ledger.path}: {error}")
             held = ()
         if self.health.has_gpus:
             return  # they are listed by the look before the first attempt
@@ -90,7 +88,7 @@ class NodeCare:
             self._threads.start("gpus", self._list, awaited=False)
             return
         with contextlib.suppress(OSError):
-            found = self._workshop.gpus()
+            found = self._factory.gpus()
             self._loop.post(GpusListed(self._loop.clock.now(), found))
             if not found:
                 names = ", ".join(entry.name for entry in held)
@@ -98,7 +96,7 @@ class NodeCare:
 
     def _list(self) -> None:
         with contextlib.suppress(OSError):  # of the ledger, which was read a moment ago
-            found = self._workshop.gpus()
+            found = self._factory.gpus()
             if found:
                 self._loop.post(GpusListed(self._loop.clock.now(), found))
 
@@ -114,12 +112,12 @@ class NodeCare:
         def work() -> None:
             try:
                 errors = self.health.uncorrected(action.gpu.uuid)
-                found = self._workshop.quarantine(action, -1 if errors is None else errors)
+                found = self._factory.quarantine(action, -1 if errors is None else errors)
                 if found:  # where none were listed the core's own list stays
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
             except OSError as error:
                 name = action.gpu.uuid or action.gpu.pci
-                text = f"GPU {name} is out of use for this run only: {self._workshop.ledger.path} could not be written: {error}"
+                text = f"GPU {name} is out of use for this run only: {self._factory.ledger.path} could not be written: {error}"
                 self._unwritten.put(act.PrintMessage("warning", text))
                 self._loop.call_soon(self._say_unwritten)
             finally:

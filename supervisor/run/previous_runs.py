@@ -1,7 +1,4 @@
-"""What a start makes of the job's earlier runs: whether it goes on with the last one, and where the logs of the others go.
-
-In: what the journal holds, the job. Out: an answer, and directories renamed below the state directory; OSError where that fails.
-"""
+"""What a start makes of the job's earlier runs: whether it goes on with the last one, and where the logs of the others go."""
 
 from __future__ import annotations
 

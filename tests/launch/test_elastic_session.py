@@ -19,7 +19,7 @@ from supervisor.config.settings import Settings
 from supervisor.core.actions import BeginAttempt, GatherNodes, PublishDecision, StopRanks
 from supervisor.core.events import AttemptEnded, LauncherExited, LauncherFellBack, LauncherStarted, NodesGathered, PeerDecided, RankExited
 from supervisor.core.model import Cause, CheckpointRef, Failure, FirstCause
-from supervisor.core.state import Attempt, JobState, Run, Stop
+from supervisor.core.state import Attempt, JobState, Run, StopRequest
 from supervisor.core.state import Stage as JobStage
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.elastic_session import ElasticSession, decode, exception_line
@@ -322,7 +322,7 @@ def test_a_node_that_leaves_changes_nothing_of_what_the_others_run_with(stage: S
 
 
 def test_a_stop_before_the_agents_first_word_kills_it_at_once_and_a_late_word_starts_nothing(stage: Stage) -> None:
-    stage.state = JobState(stage=JobStage.STOPPING, attempt=Attempt(number=1), run=Run(stop=Stop(15, 1, 0.0)))
+    stage.state = JobState(stage=JobStage.STOPPING, attempt=Attempt(number=1), run=Run(stop=StopRequest(15, 1, 0.0)))
     stage.session.stop(StopRanks(1, 15, 30.0, "stop"))
     assert (stage.ended, stage.graces) == (["all"], [0.0])
     stage.says(HELLO)

@@ -14,7 +14,7 @@ from supervisor.checkpoints.repair_permission import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import LauncherFellBack
 from supervisor.core.model import Launcher
-from supervisor.core.state import Attempt, JobState, Run, Stage, Stop
+from supervisor.core.state import Attempt, JobState, Run, Stage, StopRequest
 from supervisor.job.clock import Clock
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.run.executor import Executor
@@ -22,9 +22,9 @@ from tests.support.waiting import wait_for
 
 
 def test_the_world_size_reaches_what_is_written_into_files(tmp_path: Path) -> None:
-    job, loop, workshop = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
-    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)  # type: ignore[arg-type]  # a loop that keeps its state
-    workshop.world_size = lambda nproc: {3: 3}[nproc]
+    job, loop, factory = MagicMock(), SimpleNamespace(clock=Clock.start()), MagicMock()
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), factory)  # type: ignore[arg-type]  # a loop that keeps its state
+    factory.world_size = lambda nproc: {3: 3}[nproc]
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=2))
     loop.call_soon = lambda _call: None
     job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
@@ -41,18 +41,18 @@ def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_
 
 
 def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> None:
-    loop, workshop = MagicMock(), MagicMock()
-    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
+    loop, factory = MagicMock(), MagicMock()
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), factory)
     loop.state = JobState(attempt=Attempt(1), stage=Stage.STARTING)
     executor._prepared(act.BeginAttempt(1, "start", None), "", None, AttemptCommand(("torchrun", "train.py"), {}))  # noqa: SLF001  its worker's answer
-    loop.state = JobState(attempt=Attempt(1), stage=Stage.STOPPING, run=Run(stop=Stop(15, 1, 0.0)))
+    loop.state = JobState(attempt=Attempt(1), stage=Stage.STOPPING, run=Run(stop=StopRequest(15, 1, 0.0)))
     executor.fall_back(LauncherFellBack(0.0, Launcher.STOCK, "torch does not fit"))
-    workshop.stock_session.assert_not_called()
+    factory.stock_session.assert_not_called()
 
 
 def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows_it(tmp_path: Path) -> None:
     """A selection that was given up comes back from a disk that hung, just when the next attempt begins."""
-    loop, workshop, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[RepairPermission]()
+    loop, factory, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[RepairPermission]()
     job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
     moves, moved = threading.Event(), threading.Event()
 
@@ -63,9 +63,9 @@ def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows
             moves.set()
             moved.wait(10)
 
-    workshop.checkpoints.select, workshop.checkpoints.problems = select, ()
+    factory.checkpoints.select, factory.checkpoints.problems = select, ()
     loop.state = JobState(stage=Stage.SELECTING)
-    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), workshop)
+    executor: Any = Executor(job, loop, MagicMock(), MagicMock(), factory)
     executor.perform(act.SelectCheckpoint(0))
     assert moves.wait(10)
     loop.state = JobState(stage=Stage.STARTING, attempt=Attempt(number=1))
@@ -90,10 +90,10 @@ def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_t
 
 def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_since() -> None:
     """The times of files follow the wall clock; the loop's clock takes no notice of who sets it."""
-    loop, workshop = MagicMock(), MagicMock()
+    loop, factory = MagicMock(), MagicMock()
     an_hour_ahead = Clock(time.time() + 3600.0, time.monotonic())
     loop.clock, loop.state = an_hour_ahead, JobState(run=Run(mixed_from_t=an_hour_ahead.now() - 60.0))
-    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), workshop)
+    executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock(), factory)
     executor._distrust()  # noqa: SLF001  in a thread of the collection's
-    (since_t,) = workshop.checkpoints.node_offer.reject_mixed.call_args.args
+    (since_t,) = factory.checkpoints.node_offer.reject_mixed.call_args.args
     assert abs(since_t - (time.time() - 60.0)) < 1.0

@@ -1,4 +1,4 @@
-"""What the workshop does beyond making parts: a tidy scratch directory, and fences that tell when they cannot be kept."""
+"""What the factory does beyond making parts: a tidy scratch directory, and fences that tell when they cannot be kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu
 from supervisor.job.job import Job
-from supervisor.run.factory import Workshop
+from supervisor.run.factory import JobFactory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def test_what_a_killed_supervisor_left_in_memory_is_not_taken_for_ours(job: Job,
         (job.scratch / name).touch()
     job.attempt_dir(1).mkdir()
     (job.attempt_dir(1) / "loads-0.jsonl").write_text('{"path": "old.pt"}\n')
-    Workshop(job, (), print, print).clear_scratch(keep_attempts=continues)
+    JobFactory(job, (), print, print).clear_scratch(keep_attempts=continues)
     assert sorted(path.name for path in job.scratch.iterdir()) == (["attempt-0001"] if continues else [])
 
 
@@ -80,10 +80,10 @@ def test_a_gpu_that_is_put_out_of_use_is_told_as_such_from_then_on_by_every_job_
     program.write_text("#!/bin/sh\necho '0, GPU-a, 00000000:3B:00.0, T4'\necho '1, GPU-b, 00000000:5E:00.0, T4'\n")
     program.chmod(0o755)
 
-    def of(name: str) -> Workshop:
+    def of(name: str) -> JobFactory:
         state = tmp_path / "state" / name / "nodes" / "node"
         environ = {"PATH": f"{program.parent}:/usr/bin:/bin"}
-        return Workshop(Job(name, "r", "node", ("true",), tmp_path, environ, Settings(), state, tmp_path, "cookie"), (), print, print)
+        return JobFactory(Job(name, "r", "node", ("true",), tmp_path, environ, Settings(), state, tmp_path, "cookie"), (), print, print)
 
     one = of("one")
     first, second = Gpu(0, "GPU-a", "0000:3b:00.0"), Gpu(1, "GPU-b", "0000:5e:00.0")
@@ -94,9 +94,9 @@ def test_a_gpu_that_is_put_out_of_use_is_told_as_such_from_then_on_by_every_job_
 
 
 def test_where_no_gpu_could_be_listed_none_is_told_to_be_there_when_one_is_put_out_of_use(job: Job) -> None:
-    workshop = Workshop(job, (), print, print)  # a takeover, whose nvidia-smi did not answer
-    assert workshop.quarantine(Quarantine(1, Gpu(1, "GPU-b", ""), "xid 79", "NVRM")) == ()
-    assert [entry.uuid for entry in workshop.held_gpus()] == ["GPU-b"]
+    factory = JobFactory(job, (), print, print)  # a takeover, whose nvidia-smi did not answer
+    assert factory.quarantine(Quarantine(1, Gpu(1, "GPU-b", ""), "xid 79", "NVRM")) == ()
+    assert [entry.uuid for entry in factory.held_gpus()] == ["GPU-b"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_where_no_gpu_could_be_listed_none_is_told_to_be_there_when_one_is_put_o
     ],
 )
 def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job: Job, command: str, nproc: int | None, world: int) -> None:
-    assert Workshop(replace(job, command=tuple(command.split())), (), print, print).world_size(nproc) == world
+    assert JobFactory(replace(job, command=tuple(command.split())), (), print, print).world_size(nproc) == world
 
 
 def test_a_disk_without_room_for_the_next_checkpoints_is_told_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

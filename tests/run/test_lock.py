@@ -209,7 +209,7 @@ def test_one_who_comes_late_with_an_old_view_takes_nothing(path: Path, gone: int
     old_view = lock._tail(path)  # noqa: SLF001  the race itself, without the luck
     assert old_view is not None
     owner = lock.acquire(path, job="j")
-    late = lock.Record("late", this_process(), "", 0.0)
+    late = lock.LockRecord("late", this_process(), "", 0.0)
     assert not lock._succeed(path, old_view, late)  # noqa: SLF001
     assert owner.refresh()
     assert [entry.name for entry in path.parent.iterdir()] == ["lock"]

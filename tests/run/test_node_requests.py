@@ -13,7 +13,7 @@ from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Finding, Gpu
 from supervisor.job.clock import Clock
-from supervisor.run.node_requests import NodeCare
+from supervisor.run.node_requests import NodeRequests
 from supervisor.run.threads import Threads
 from tests.support.waiting import wait_for
 
@@ -33,9 +33,9 @@ class _Parts:
         loop: Any = SimpleNamespace(clock=Clock.start(), call_soon=self.soon.append, post=self.posted.append)
         reporter: Any = MagicMock()
         reporter.print_message = lambda action: self.said.append((threading.current_thread().name, action.text))
-        workshop: Any = MagicMock()
-        workshop.quarantine = quarantine
-        self.node = NodeCare(MagicMock(), loop, reporter, workshop, Threads(loop, lambda _text: None))
+        factory: Any = MagicMock()
+        factory.quarantine = quarantine
+        self.node = NodeRequests(MagicMock(), loop, reporter, factory, Threads(loop, lambda _text: None))
         self.node.quarantine(act.Quarantine(1, GPU, "xid 79", "NVRM"))
 
 
@@ -70,7 +70,7 @@ def test_what_a_look_found_is_told_also_where_it_came_too_late(attempt: int, eve
     node: Any = parts.node
     assert node.settle(10)
     shm = Finding("host_shm", "host", "degraded", "little is left")
-    node._workshop.command_nproc, node._workshop.health_paths = 1, lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
+    node._factory.command_nproc, node._factory.health_paths = 1, lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
     node.health = SimpleNamespace(has_gpus=False, look=lambda *_: SimpleNamespace(findings=(shm,), problem=""))
     node._job.environ = {}  # noqa: SLF001  the job's
     node._loop.state = SimpleNamespace(attempt=SimpleNamespace(number=attempt), gpus=())  # noqa: SLF001

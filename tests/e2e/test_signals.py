@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import processes_with
+from tests.support.figures import within
 from tests.support.waiting import is_running, wait_for, words_of
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ if any(word.endswith("supervisor/agent/__main__.py") for word in sys.orig_argv):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.bench
 def test_a_stop_while_the_agent_imports_torch_ends_within_a_second_or_two_and_no_rank_is_started(
     supervise: Callable[..., Supervised], tmp_path: Path, signum: int
 ) -> None:
@@ -103,13 +105,14 @@ def test_a_stop_while_the_agent_imports_torch_ends_within_a_second_or_two_and_no
     asked = time.monotonic()
     run.signal(signum)
     assert run.exit_code(deadline_s=20) == 128 + signum
-    assert time.monotonic() - asked < 3  # before its torch is there
+    assert within(3, since=asked)  # before its torch is there
     assert not (tmp_path / "pids").exists()
     assert run.attempts() == 0
     run.wait_for_nothing_left()
 
 
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
+@pytest.mark.bench
 def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
     run = supervise(*launcher, *LONG, "--save-on-term", "--save-ms=1500", "--term-file=terms")
     run.wait_for_step(3)
@@ -117,7 +120,7 @@ def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Su
     for _ in range(20):
         run.signal(signal.SIGTERM)
         time.sleep(0.004)
-    assert time.monotonic() - began < 0.25, "not a storm: this machine is too busy to send one"
+    assert within(0.25, since=began), "not a storm: this machine is too busy to send one"
     assert run.exit_code(deadline_s=30) == 143
     assert list((run.place / "ckpt").glob("step-*.pt"))  # a second TERM had left two seconds for it, a third none
     ranks = [line[0] for line in words_of(run.place / "terms")]
@@ -166,16 +169,19 @@ def test_term_to_every_process_of_the_job_is_no_failure(supervise: Callable[...,
 
 
 @pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
+@pytest.mark.bench
 def test_a_script_that_ignores_term_is_killed_at_the_deadline(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
     run = supervise(*launcher, *LONG, "--ignore-term", options=["--stop-deadline-s", "1.5"])
     run.wait_for_step(3)
     run.signal(signal.SIGTERM)
     asked = time.monotonic()
     assert run.exit_code(deadline_s=10) == 143
-    assert 1.5 <= time.monotonic() - asked < 1.5 + 3
+    assert time.monotonic() - asked >= 1.5
+    assert within(1.5 + 3, since=asked)
     run.wait_for_nothing_left(0)
 
 
+@pytest.mark.bench
 def test_the_second_int_hurries_and_the_third_kills_at_once(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     deaf = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *PLAIN, *LONG, "--ignore-term"]
     run = supervise(*deaf, place=tmp_path / "two")
@@ -186,7 +192,8 @@ def test_the_second_int_hurries_and_the_third_kills_at_once(supervise: Callable[
     run.signal(signal.SIGINT)
     hurried = time.monotonic()
     assert run.exit_code(deadline_s=10) == 130
-    assert 1.5 < time.monotonic() - hurried < 2 + 3
+    assert time.monotonic() - hurried > 1.5
+    assert within(2 + 3, since=hurried)
     run.wait_for_nothing_left(0)
 
     run = supervise(*deaf, place=tmp_path / "three")
@@ -197,7 +204,7 @@ def test_the_second_int_hurries_and_the_third_kills_at_once(supervise: Callable[
     run.signal(signal.SIGINT)
     killed = time.monotonic()
     assert run.exit_code(deadline_s=10) == 130
-    assert time.monotonic() - killed < 1.5  # sooner than the two seconds of the second
+    assert within(1.5, since=killed)  # sooner than the two seconds of the second
     run.wait_for_nothing_left(0)
 
 

@@ -19,6 +19,7 @@ from health.judge import blocking, judge
 from health.model import Ask, Check, CheckResult, Reading, Readings, Repair, Result, worst
 from health.probing.runner import OUTCOME, Runner
 from health.thresholds import Thresholds
+from tests.support.figures import within
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def plugged(tmp_path: Path, source: str, names: Sequence[str] = ("foreign",), *,
 
 @pytest.mark.process
 @pytest.mark.parametrize("lasting", [False, True], ids=["sweep", "sample"])
+@pytest.mark.bench
 def test_a_probe_that_hangs_is_noticed_within_its_deadline_and_a_second(lasting: bool, fake_nvml: FakeNvml, runner: Runner) -> None:  # noqa: FBT001
     fake_nvml.set({"1.hang_ms.nvmlDeviceGetTemperature": 600_000})
     ask = runner.sample if lasting else runner.sweep
@@ -53,7 +55,8 @@ def test_a_probe_that_hangs_is_noticed_within_its_deadline_and_a_second(lasting:
     now = ask(("nvml",), Ask(deadline_s=1.0))
     told = now.table(OUTCOME, NVML)
     assert told["state"] == "hung"
-    assert 1.0 <= time.monotonic() - begun <= 2.0 + 2.0  # a python starts before the deadline runs: two seconds for it on a busy machine
+    assert time.monotonic() - begun >= 1.0
+    assert within(2.0 + 2.0, since=begun)  # a python starts before the deadline runs: two seconds for it on a busy machine
     assert now.value("gpu.temperature_c", "gpu:GPU-00000000-0000-4000-8000-000000000000") == 41, "what was read before is kept"
     assert told["after"] == "gpu.retired_pending of gpu:GPU-00000000-0000-4000-8000-000000000001"
     said = next(one for one in judge(now) if one.subject == NVML)

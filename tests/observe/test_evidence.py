@@ -23,6 +23,7 @@ from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.launched_ranks import VanishedRank
 from supervisor.observe.log_watch import StreamRead
 from supervisor.observe.reconcile import MOST_OF_LOGS, reconciled
+from tests.support.figures import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,6 +69,7 @@ def test_every_fact_that_means_a_cause_by_itself_is_told_by_an_observer() -> Non
 # --- asking
 
 
+@pytest.mark.bench
 def test_who_fails_and_who_does_not_answer_hold_up_nobody() -> None:
     never = threading.Event()
 
@@ -81,7 +83,7 @@ def test_who_fails_and_who_does_not_answer_hold_up_nobody() -> None:
 
     began = time.monotonic()
     found = collect.together({"disk": hangs, "files": fails, "exits": lambda: (Evidence("exit", "signal", "9", 3),)}, 0.2)
-    assert time.monotonic() - began < 2
+    assert within(2, since=began)
     assert [(fact.source, fact.name) for fact in found] == [("observer", "failed"), ("exit", "signal"), ("observer", "overdue")]
     assert "files: no such file" in found[0].text
     assert found[2].text == "disk"

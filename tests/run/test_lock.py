@@ -17,6 +17,7 @@ import pytest
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job.identity import this_process
 from supervisor.run import lock
+from tests.support.figures import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,11 +77,12 @@ def test_a_lock_is_taken_and_given_back_without_a_trace(path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.bench
 def test_the_second_on_a_host_is_refused_within_two_seconds_naming_the_holder(path: Path, other_process: subprocess.Popen[str]) -> None:
     began = time.monotonic()
     with pytest.raises(SuperviseError) as caught:
         lock.acquire(path, job="j", takeover=True)  # takeover is for other hosts' locks: this holder can be seen
-    assert time.monotonic() - began < 2
+    assert within(2, since=began)
     assert caught.value.exit_code == ExitCode.CONFIG
     assert f"pid {other_process.pid} on " in caught.value.message
     assert "run r7" in caught.value.message
@@ -147,6 +149,7 @@ def test_another_hosts_lock_is_taken_when_its_lease_stood_still_while_we_watched
     assert held.refresh()
 
 
+@pytest.mark.bench
 def test_another_hosts_lock_is_taken_at_once_with_takeover_and_its_holder_sees_it(path: Path) -> None:
     first = lock.acquire(path, job="j")
     elsewhere = replace(first.record.process, hostname="elsewhere")
@@ -154,7 +157,7 @@ def test_another_hosts_lock_is_taken_at_once_with_takeover_and_its_holder_sees_i
     first = replace(first, record=replace(first.record, process=elsewhere))
     began = time.monotonic()
     second = lock.acquire(path, job="j", takeover=True)
-    assert time.monotonic() - began < 2
+    assert within(2, since=began)
     assert not first.refresh()
     first.release()  # it has nothing to give back any more
     assert second.refresh()

@@ -1,17 +1,22 @@
-"""What a test may cost in CPU seconds: asserted by `make bench` alone, where nothing else runs.
+"""What a test may cost: asserted by `make bench` alone, where nothing else runs.
 
-Everywhere else the block is run for what it does: on a machine with other work the same search costs twice as much, and no figure of it
-says anything about the code.
+CPU seconds: everywhere else the block is run for what it does. On a machine with other work the same search costs twice as much, and no
+figure of it says anything about the code. Seconds of the clock: everywhere else ten times as many are allowed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import resource
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+#: A process that wants a CPU may wait so many times longer on a machine that is busy.
+BUSY = 10
 
 
 class Figures:
@@ -24,6 +29,11 @@ def spent_s() -> float:
     """Return the CPU seconds of this process and of its children that ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def within(limit_s: float, *, since: float) -> bool:
+    """Return whether that much time, or less, passed since an instant of `time.monotonic`; ten times as much but under `make bench`."""
+    return time.monotonic() - since < limit_s * (1 if Figures.asserted else BUSY)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
 from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.observe import rank_logs
-from supervisor.observe.path_patterns import checkpoint_path, pattern_of, says_checkpoint
+from supervisor.observe.path_patterns import checkpoint_path, names_checkpoint, pattern_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,7 +173,7 @@ class Discovery:
         """Return the patterns of what was most likely saved as a checkpoint, where none was also loaded."""
         if any(location.kind == "checkpoint" for location in locations):
             return ()
-        likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= _REPEATED or says_checkpoint(p.pattern))]
+        likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= _REPEATED or names_checkpoint(p.pattern))]
         return tuple(likely) if self._hands_over == "switch" or len(likely) == 1 else ()
 
     def is_checkpoint(self, path: str) -> bool:

@@ -40,7 +40,7 @@ KERNEL_S = ANSWER_S - 0.2  # it answers at its deadline with what it has
 
 @dataclass(frozen=True, slots=True)
 class LauncherFacts:
-    """What those know who run the ranks: the guardian's last lines of each stream (waits for its answer), the launcher's own words."""
+    """What the ranks' parents know: the guardian's last lines of each stream (waits for its answer), and the launcher's facts."""
 
     tails: Callable[[], list[Mapping[str, Any]]]
     facts: Callable[[], tuple[Evidence, ...]]
@@ -60,7 +60,7 @@ class AttemptWatch:
         self._problem = ""
 
     def begin(self, attempt: int, *, plain: bool = False) -> None:
-        """A new attempt starts; what was watched of the last one is forgotten. plain: the command starts its ranks by itself."""
+        """A new attempt starts; the last one is forgotten. plain: the command starts its ranks by itself."""
         self.stop()
         self.ours.set_ranks(())
         self._problem = ""
@@ -80,23 +80,23 @@ class AttemptWatch:
             self._problem = str(error)
 
     def tick(self, ranks: Sequence[RankInfo]) -> None:
-        """Look at what does not wait to be looked at."""
-        self._shm.look(self._clock.now())
+        """Measure what gives no notice of a change."""
+        self._shm.measure(self._clock.now())
         if self._kills is not None:
             self._kills.update(self._clock.now())
         if ranks:
             self.ours.set_ranks(ranks)
 
     def learn(self, found: Iterable[ProcessStat]) -> None:
-        """Take down what descends from the guardian now. From any thread."""
+        """Take the descendants of the guardian. From any thread."""
         found = tuple(found)
         self.ours.learn(found)
         if self.rank_ends is not None:
             self.rank_ends.learn(found)
 
     def hurry(self) -> None:
-        """A rank died: its last output is read while the others are stopped, and what it left in shared memory is still there."""
-        self._shm.look(self._clock.now())
+        """A rank died: its last output is read while the others are stopped, and while its shared memory is still there."""
+        self._shm.measure(self._clock.now())
         if self._kills is not None:
             self._kills.update(self._clock.now(), now=True)
         if self._logs is not None:

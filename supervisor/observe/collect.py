@@ -38,7 +38,7 @@ SAME_END = 200
 LINES_APART = 1_000_000_000
 #: What only compares the lines of one file with each other.
 LINES_ONLY = frozenset({"read", "last_progress"})
-#: A command ends so soon after its program failed, at the latest: a launcher looks now and then.
+#: A command ends so soon after its program failed, at the latest: a launcher checks now and then.
 FOLLOWS_NS = 30 * 10**9
 #: The text for a rank that was reaped before its end could be seen.
 GONE = "it is gone, and nobody saw how it ended"
@@ -79,7 +79,7 @@ def exits(
     ends: Iterable[RankExit | VanishedRank] = (),
     pids: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Evidence, ...]:
-    """Return what the deaths themselves say. ends, pids: of ranks that the command started by itself; it then is their launcher.
+    """Return the deaths as evidence. ends, pids: of ranks that the command started by itself; it then is their launcher.
 
     The first failure ends the attempt: who dies of TERM after it, or of KILL after it and the grace, was ended by us.
     """
@@ -111,7 +111,7 @@ def exits(
 
 
 def beats(path: Path) -> tuple[Evidence, ...]:
-    """Return the last phase, step and step count of every rank that ever said hello."""
+    """Return the last phase, step and step count of every rank that ever had a heartbeat."""
     found = []
     for beat in heartbeats.read(path):
         found.append(Evidence("heartbeat", "phase", str(beat.phase), rank=beat.rank))
@@ -135,7 +135,7 @@ def saves(directory: Path) -> tuple[Evidence, ...]:
 def errors(
     directory: Path, ranks: Sequence[RankInfo], clock: Clock, since_ns: int = 0, deaths: Iterable[RankExit] = ()
 ) -> tuple[Evidence, ...]:
-    """Return the exceptions that ranks wrote down themselves since the attempt began, each proven to be of one of `ranks`."""
+    """Return the exceptions that ranks wrote themselves since the attempt began, each proven to be of one of `ranks`."""
     found: list[Evidence] = []
     scan = error_files.read(directory, ranks, since_ns=since_ns)
     program = _of_the_command(scan, ranks, deaths) if not heartbeats.read(directory / "heartbeat") else None
@@ -155,7 +155,7 @@ def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deat
     """Return the exception of the program that a plain command ran as its only rank; None where that is not sure.
 
     A launcher of one process gives it no RANK (`accelerate launch` of one), and one that failed before it trained has claimed none: it is
-    the one process whose exception the command's own end followed at once. What a helper candidates long before is not.
+    the one process whose exception the command's own end followed at once. What a helper raised long before is not.
     """
     death = next((death for death in deaths if len(ranks) == 1 and death.rank == ranks[0].rank and death.failed), None)
     if death is None:
@@ -166,7 +166,7 @@ def _of_the_command(scan: error_files.ErrorScan, ranks: Sequence[RankInfo], deat
 
 
 def _as_a_beat(error: error_files.ErrorReport) -> Iterable[Evidence]:
-    """Yield what a rank's heartbeat would tell, of one that had none yet."""
+    """Yield what the heartbeat of a rank that had none yet would hold."""
     yield Evidence("heartbeat", "phase", str(error.phase), rank=error.rank)
     yield Evidence("heartbeat", "steps", str(max(error.steps, 0)), rank=error.rank)
     if error.step is not None:
@@ -182,7 +182,7 @@ def of_launcher(facts: Iterable[Evidence], found: Iterable[Evidence]) -> tuple[E
 
 
 def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence, ...]:
-    """Return what the signatures say of the exceptions among the facts, each with the frames from the same source and rank."""
+    """Return the signatures' claims about the exceptions among the facts, each with the frames from the same source and rank."""
     facts = tuple(facts)
     catalogue, _ = signatures()
     traces = {(fact.source, fact.rank): fact.text for fact in facts if fact.name == "traceback"}
@@ -191,7 +191,7 @@ def claims(facts: Iterable[Evidence], signatures: Signatures) -> tuple[Evidence,
 
 
 def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:
-    """Return what the logs say, each line with the rank that it is of.
+    """Return the logs' evidence, each line with its rank.
 
     `launches`: what counts as rank 0 is a launcher of several ranks, so that a line without a prefix may be any rank's.
     """
@@ -206,7 +206,7 @@ def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:
         )
         name = "the launcher" if stream.rank == AGENT else f"rank {stream.rank}"
         if stream.skipped:
-            found.append(Evidence("observer", "skipped", f"{stream.skipped} bytes of {name}'s output were not looked at", rank=rank))
+            found.append(Evidence("observer", "skipped", f"{stream.skipped} bytes of {name}'s output were not read", rank=rank))
         if stream.gaps:
             found.append(
                 Evidence("observer", "skipped", f"some of {name}'s output may have been rotated away before it was read", rank=rank)
@@ -217,7 +217,7 @@ def logs(read: Iterable[StreamRead], *, launches: bool) -> tuple[Evidence, ...]:
 
 
 def _of_a_program(fact: Evidence) -> Evidence:
-    """Return what a program printed, not taken for the kernel's even where it looks like that: kernel_watch.py reads the kernel's log."""
+    """Return a line that a program printed, never as the kernel's own, even where it looks so: kernel_watch.py reads the kernel's log."""
     if fact.claim is None or (fact.source != "kernel" and kernel_message(fact.text)[0] is None):
         return fact
     return replace(fact, source="log", name="kernel_text", free_text=True, claim=None)
@@ -256,7 +256,7 @@ _RECORDED_LINE = 400
 
 
 def without_secrets(facts: Iterable[Evidence]) -> list[Evidence]:
-    """Return the facts with what looks like a secret as a digest: they go into the journal, incident files and alerts.
+    """Return the facts with each likely secret as a digest: they go into the journal, incident files and alerts.
 
     What they claim was read from the texts as they were.
     """

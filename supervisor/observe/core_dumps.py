@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Name of the fact, whose text is for people.
 NAME = "core_file"
 KERNEL = "/proc/sys/kernel"
-#: A core is written while its process dies: what was last changed earlier is of another death. File systems' clocks are not ours.
+#: A core is written while its process dies. A file that was last changed earlier is of another death. File systems' clocks are not ours.
 EARLIER_S = 60.0
 _SPECIFIER = re.compile(r"%(.?)")
 
@@ -42,18 +42,18 @@ def evidence(deaths: Iterable[RankExit], cwd: Path, clock: Clock, kernel: str = 
         t = clock.at_monotonic_ns(death.at_ns)
         path = "" if pattern.startswith("|") else _file(pattern, death.pid, cwd, t, uses_pid=uses_pid)
         fields = (("path", path),) if path else ()
-        found.append(Evidence("host", NAME, _told(pattern, death.pid, path), rank=death.rank, t=t, fields=fields))
+        found.append(Evidence("host", NAME, _described(pattern, death.pid, path), rank=death.rank, t=t, fields=fields))
     return tuple(found)
 
 
-def _told(pattern: str, pid: int, path: str) -> str:
+def _described(pattern: str, pid: int, path: str) -> str:
     if path:
         return f"dumped core: {path}"
     if pattern.startswith("|"):
         program = os.path.basename(pattern[1:].strip().split(" ", 1)[0])  # noqa: PTH119 (a word out of a text)
         if program == "systemd-coredump":
             return f"dumped core: coredumpctl info {pid}"
-        return f"dumped core, which the kernel handed to {program}"
+        return f"dumped core, which the kernel gave to {program}"
     return "dumped core"
 
 

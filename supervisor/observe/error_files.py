@@ -77,7 +77,7 @@ class IgnoredErrorFile:
 
 @dataclass(frozen=True, slots=True)
 class ErrorScan:
-    """What was found, each tuple first in time first.
+    """The error files of an attempt, each tuple first in time first.
 
     errors: of the ranks; where no rank wrote one, of the other instrumented processes: a training under `bash run.sh` or `accelerate
     launch` is not known to be a rank before it trained. unclaimed: all of those other processes (launchers, helpers).
@@ -91,7 +91,7 @@ class ErrorScan:
 def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> ErrorScan:
     """Read the attempt's error files. since_ns: when the attempt began (CLOCK_MONOTONIC); what happened before is of another run.
 
-    A rank's file counts if its process (pid and start time) is one of `ranks`, as the launcher told them, or has claimed a slot of the
+    A rank's file counts if its process (pid and start time) is one of `ranks`, as the launcher reported them, or has claimed a slot of the
     heartbeat file: a rank may be the child of what the launcher started.
     """
     known = {(rank.pid, rank.start_ticks) for rank in ranks}
@@ -120,7 +120,7 @@ def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> Er
 def programs(directory: Path) -> ReportedProgram | None:
     """Read what the attempt's processes saw of themselves, also out of their error files; None where nobody saw anything.
 
-    Where two tell different values of one knob, that of the lower local rank holds.
+    Where two hold different values of one knob, that of the lower local rank counts.
     """
     names: dict[str, None] = {}
     values: dict[str, str] = {}
@@ -142,7 +142,7 @@ def _in_order(directory: Path, pattern: str) -> list[Path]:
 
 
 def _program(row: dict[str, Any]) -> dict[str, Any]:
-    """Give the fields of `ReportedProgram`; a file of an instrumentation that could not look has none of them."""
+    """Give the fields of `ReportedProgram`; a file of an older instrumentation has none of them."""
     values = row.get("values") or {}
     return {
         "programs": tuple(str(name) for name in row.get("programs") or ()),

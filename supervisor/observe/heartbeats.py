@@ -23,11 +23,11 @@ WORDS = shim.SLOT_BYTES // 8
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """What a rank said of itself: all of its slot (docs/instrumentation.md). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
+    """What a rank reports of itself: all of its slot (docs/instrumentation.md). Times are CLOCK_MONOTONIC ns; None is UNKNOWN.
 
-    `steps` counts training steps seen in this process: 0 says that none was seen, not that none was made. `step` is absolute, as
+    `steps` counts training steps seen in this process: 0 means that none was seen, not that none was made. `step` is absolute, as
     reported by the script or held by the optimizer. `phase` is IMPORT, INIT or LOAD only where that proves that no step was made.
-    `asks`: the script asks whether to save, and `save_asked`: it was told to. `went_on`: after that it trained on, or ended in order, with
+    `asks`: the script asks whether to save, and `save_asked`: it was asked to. `went_on`: after that it trained on, or ended in order, with
     no save under way, and `saved`: by then a save had ended. `first_step`: the absolute step at which its training began.
     """
 

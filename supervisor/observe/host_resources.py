@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from supervisor.core.model import RankExit
 
-SHM = "/dev/shm"  # noqa: S108 (looked at, not written to)
+SHM = "/dev/shm"  # noqa: S108 (measured, not written to)
 #: Less than this is nothing: the smallest segment that NCCL or a loader asks for is larger.
 FULL_BYTES = 1 << 20
 WINDOW_S = 10.0
 
 
 class SharedMemory:
-    """The least that was free in /dev/shm lately (WINDOW_S, at most twice that). Looked at by the loop: it is memory, and does not hang."""
+    """The least that was free in /dev/shm lately (WINDOW_S, at most twice that). The loop measures it: it is memory, and does not hang."""
 
     def __init__(self) -> None:
         self._began = 0.0
@@ -37,8 +37,8 @@ class SharedMemory:
         """Bytes; None where it was never seen."""
         return min((free for free in (self._before, self._now) if free is not None), default=None)
 
-    def look(self, t: float) -> None:
-        """Take down how much is free at `t`."""
+    def measure(self, t: float) -> None:
+        """Record how much is free at `t`."""
         try:
             free = _free(SHM)
         except OSError:

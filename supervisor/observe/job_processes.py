@@ -66,7 +66,7 @@ class JobProcesses:
                 self._attempt = _AttemptProcesses(by_pid, {})
 
     def learn(self, found: Iterable[process_tree.ProcessStat]) -> None:
-        """Take what descends from the guardian now. Those of earlier are remembered: they may have died since."""
+        """Take the descendants of the guardian now. Earlier ones are remembered: they may have died since."""
         attempt, parents = self._attempt, {process.pid: process.ppid for process in found}
         known = dict(attempt.known) if len(attempt.known) < MOST_KNOWN else {}
         for pid in parents:
@@ -81,7 +81,7 @@ class JobProcesses:
                 self._attempt = _AttemptProcesses(attempt.ranks, known)
 
     def whose(self, pid: int) -> tuple[ProcessOwner, int | None]:
-        """Tell whose process this is, as the kernel's log names it, and of which rank."""
+        """Return whose process this is, by the pid in the kernel's log, and of which rank."""
         if not self._comparable:
             return ProcessOwner.UNKNOWN, None
         attempt, at = self._attempt, pid
@@ -98,8 +98,8 @@ class JobProcesses:
             at = process.ppid
         return ProcessOwner.STRANGERS, None
 
-    def whose_cgroup(self, text: str) -> ProcessOwner:
-        """Tell whether a record speaks of our container, by the ids in the paths of cgroups that it names."""
+    def owner_by_cgroup(self, text: str) -> ProcessOwner:
+        """Return whether a record is about our container, by the ids in the paths of cgroups that it names."""
         named = _CONTAINER.findall(text)
         if not named or not self._containers:
             return ProcessOwner.UNKNOWN

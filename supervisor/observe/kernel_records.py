@@ -62,15 +62,15 @@ class BoundedFacts:
             self._last.setdefault(fact.name, deque(maxlen=KEPT_LAST)).append((self._count, fact))
 
     def facts(self) -> tuple[Evidence, ...]:
-        """Return what was kept, in the order in which it came, and how much was not."""
+        """Return the kept facts in the order in which they came, and how many were dropped."""
         kept = sorted((n for row in (*self._first.values(), *self._last.values()) for n in row), key=lambda numbered: numbered[0])
         more = self._count - len(kept)
-        told = (Evidence("kernel", "more", f"{more} more records like these"),) if more else ()
-        return (*(fact for _, fact in kept), *told)
+        dropped = (Evidence("kernel", "more", f"{more} more records like these"),) if more else ()
+        return (*(fact for _, fact in kept), *dropped)
 
 
 def evidence(record: KernelRecord, signatures: Signatures, ours: JobProcesses) -> Sequence[Evidence]:
-    """Return what a record says: claims by the kernel's rows, or that it was said of others."""
+    """Return the claims of a record by the kernel's rows, or that it names other processes."""
     catalogue, scanner = signatures()
     if not scanner.hits(record.text.encode()):
         return ()
@@ -83,7 +83,7 @@ def evidence(record: KernelRecord, signatures: Signatures, ours: JobProcesses) -
             kept.append(replace(fact, name="of_others", claim=None, fields=()))
         elif (
             oom and whose is ProcessOwner.UNKNOWN
-        ):  # whoever was killed: our own count of kills (cgroup.py) says whether it was one of ours
+        ):  # whoever was killed: our own count of kills (oom_kills.py) shows whether it was one of ours
             kept.append(replace(fact, name="nearby", claim=None, fields=()))
         else:
             kept.append(replace(fact, rank=rank))
@@ -91,13 +91,13 @@ def evidence(record: KernelRecord, signatures: Signatures, ours: JobProcesses) -
 
 
 def _whose(fact: Evidence, ours: JobProcesses) -> tuple[ProcessOwner, int | None]:
-    """Tell whose a record is: of a process's own error that process's, of a GPU's whoever's the GPU can be."""
+    """Return whose a record is: the process's for an error of its own, for a GPU's error the owner of the GPU."""
     match, pci = _PID.search(fact.text), _PCI.search(fact.text)
     if match is not None:
         whose, rank = ours.whose(int(next(group for group in match.groups() if group)))
         if whose is ProcessOwner.OURS or (whose is ProcessOwner.STRANGERS and (pci is None or _is_of_a_process(fact))):
             return whose, rank
-    cgroup = ours.whose_cgroup(fact.text)
+    cgroup = ours.owner_by_cgroup(fact.text)
     if cgroup is not ProcessOwner.UNKNOWN:
         return cgroup, None
     return (_whose_gpu(pci[1]) if pci is not None else ProcessOwner.UNKNOWN), None
@@ -110,7 +110,7 @@ def _is_of_a_process(fact: Evidence) -> bool:
 
 
 def _whose_gpu(pci: str) -> ProcessOwner:
-    """Tell whether a GPU can be one of ours: a container sees its own only."""
+    """Return whether a GPU can be one of ours: a container sees its own only."""
     try:
         seen = [path.name for path in Path(NVIDIA_GPUS).iterdir()]
     except OSError:

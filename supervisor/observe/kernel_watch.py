@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from supervisor.observe.job_processes import JobProcesses
     from supervisor.observe.log_watch import Signatures
 
-AT_ONCE = 512  # records between two looks at whether anybody waits
+AT_ONCE = 512  # records between two checks whether anybody waits
 PAUSE_PER_READ = 4  # as a multiple of the time that it took
-LAST_S = 0.5  # what is read once somebody waits
+LAST_S = 0.5  # the longest read once somebody waits
 
 
 class KernelWatch:
     """Follows the kernel's log during one attempt, in a thread of its own."""
 
     def __init__(self, signatures: Signatures, ours: JobProcesses, clock: Clock, open_kmsg: Callable[[], Kmsg] = Device) -> None:
-        """Prepare; `ours` tells whose a pid is."""
+        """Prepare; `ours` knows whose a pid is."""
         self._signatures, self._ours, self._clock, self._open = signatures, ours, clock, open_kmsg
         self._since = clock.now()
         self._answered = threading.Event()
-        self._lock = threading.Lock()  # guards all below: who asks does not wait for the thread's end
+        self._lock = threading.Lock()  # guards all below: `finish` does not wait for the thread's end
         self._wake = -1
         self._found = BoundedFacts()
-        self._told: list[Evidence] = []
+        self._facts: list[Evidence] = []
         self._lost = 0
         self._joiner = Joiner()  # the thread's own
         self._fallbacks: Mapping[str, tuple[int, int]] = {}
@@ -60,23 +60,23 @@ class KernelWatch:
             raise
 
     def stop(self) -> None:
-        """Have it end; nobody waits for what was found."""
+        """Have it end; nobody waits for its facts."""
         self._abandoned = True
-        self._tell()
+        self._wake_thread()
 
     def finish(self, deadline_s: float) -> tuple[Evidence, ...]:
-        """Read what is left, and return what was found by the deadline."""
-        self._tell()
+        """Read the rest, and return the facts found by the deadline."""
+        self._wake_thread()
         whole = self._answered.wait(deadline_s)
         with self._lock:
-            told = [*self._found.facts(), *self._told]
+            found = [*self._found.facts(), *self._facts]
             if self._lost:
-                told.append(Evidence("kernel", "overrun", f"the kernel's log was overwritten {self._lost} times before it was read"))
+                found.append(Evidence("kernel", "overrun", f"the kernel's log was overwritten {self._lost} times before it was read"))
         if not whole:
-            told.append(Evidence("observer", "overdue", "kernel: the log could not be read to its end in time"))
-        return tuple(told)
+            found.append(Evidence("observer", "overdue", "kernel: the log could not be read to its end in time"))
+        return tuple(found)
 
-    def _tell(self) -> None:
+    def _wake_thread(self) -> None:
         with self._lock:  # a descriptor that is closed meanwhile may be another file's when it is written to
             if self._wake >= 0:
                 with contextlib.suppress(BlockingIOError):
@@ -96,7 +96,7 @@ class KernelWatch:
                 self._elsewhere(f"{kmsg_reader.KMSG}: {error.strerror}")
             for record in self._joiner.rest():
                 self._judge(KernelRecord(record.text, self._clock.now()))
-        except Exception as error:  # noqa: BLE001 (told with the evidence; a thread that dies in silence would be waited for)
+        except Exception as error:  # noqa: BLE001 (it becomes evidence; a thread that dies in silence would be waited for)
             self._add(Evidence("observer", "failed", f"kernel: {error}"))
         finally:
             self._answered.set()
@@ -151,7 +151,7 @@ class KernelWatch:
 
     def _add(self, fact: Evidence) -> None:
         with self._lock:
-            self._told.append(fact)
+            self._facts.append(fact)
 
     def _elsewhere(self, why: str) -> None:
         """Ask those who keep a copy of the kernel's log, when the attempt is over."""

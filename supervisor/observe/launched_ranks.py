@@ -1,7 +1,7 @@
 """Which ranks a plain command started by itself, and how they end: Lightning's own children, the ranks of accelerate and deepspeed.
 
-They are no children of ours, so nobody tells us. A process below the guardian is such a rank if its environment has LOCAL_RANK and
-WORLD_SIZE, and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd says when it ends; how it ended
+They are no children of ours, so nobody reports their end. A process below the guardian is such a rank if its environment has LOCAL_RANK and
+WORLD_SIZE, and its parent's is not the same rank's: a loader process has its rank's environment. A pidfd shows when it ends; how it ended
 stands in /proc/PID/stat until its parent has reaped it. One that was reaped at once has vanished, which may have been an end in order.
 
 The reading of an environment can hang, so a thread of this module does it and nobody waits for it.
@@ -50,7 +50,7 @@ class LaunchedRanks:
         self._seen: set[tuple[int, int]] = set()
         self._alive: dict[int, RankInfo] = {}  # by pidfd
         self._newest: dict[int, RankInfo] = {}  # the newest process of each rank; replaced, never changed: the loop reads it
-        self.world_size = 0  # as the newest one's environment says
+        self.world_size = 0  # by the newest one's environment
         self._ends: dict[int, RankExit | VanishedRank] = {}
         try:
             threading.Thread(target=self._watch, name="rank-ends", daemon=True).start()
@@ -59,7 +59,7 @@ class LaunchedRanks:
             raise
 
     def learn(self, found: Iterable[ProcessStat]) -> None:
-        """Take what descends from the guardian now. From any thread."""
+        """Take the descendants of the guardian. From any thread."""
         self._found.put(tuple(found))
         self._poke()
 
@@ -160,13 +160,13 @@ def with_found(ranks: tuple[RankInfo, ...], found: tuple[RankInfo, ...]) -> tupl
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """Return what of a process's environment says which rank it is."""
+    """Return the variables of a process that name its rank."""
     pairs = (row.decode("utf-8", "replace").partition("=") for row in process_tree.environment(pid))
     return {name: value for name, _, value in pairs if name in _RANK}
 
 
 def _rank_of(environ: dict[str, str]) -> int | None:
-    """Return the rank that an environment tells, None where it tells none; without RANK that of one node is its number there."""
+    """Return the rank that an environment names, None where it names none; without RANK, on one node, the local rank."""
     local_rank, world_size = environ.get("LOCAL_RANK", ""), environ.get("WORLD_SIZE", "")
     alone = environ.get("NODE_RANK", "0") == "0"
     rank = environ.get("RANK", local_rank if alone else "")

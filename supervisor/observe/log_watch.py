@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     Signatures = Callable[[], tuple[Catalogue, Scanner]]
 
 PAUSE_S = 0.5
-PAUSE_PER_LOOK = 4
+PAUSE_PER_PASS = 4
 BLOCK_BYTES = 128 * 1024
 LEAST_BLOCK_BYTES = 8 * 1024
 BLOCK_S = 0.004
-#: Of one file in one look, and of all files together: what a look reads where no line says much.
+#: Of one file in one pass, and of all files together: what a pass reads where the signatures match few lines.
 FILE_BYTES = 4 << 20
-LOOK_BYTES = 16 << 20
+PASS_BYTES = 16 << 20
 LEAST_BYTES = 128 * 1024
-#: How many looks a file may be behind before something of it is left out, where the time did not suffice.
+#: How many passes a file may be behind before something of it is left out, where the time did not suffice.
 BEHIND = 4
-#: Where every line does, the time is what counts: of a look, and of the last one, which the verdict waits for.
-LOOK_S = 0.25
+#: Where they match every line, time is the limit: of a pass, and of the last one, which the verdict waits for.
+PASS_S = 0.25
 LAST_S = 0.04
-#: The end of each stream is read in any case: what killed a rank is told there.
+#: The end of each stream is read in any case: what killed a rank stands there.
 LAST_BYTES = 8 * 1024
-#: What is kept of each stream's end, to tell whether the file has all that was written.
+#: The bytes kept of each stream's end, to see whether the file has all that was written.
 END_BYTES = 4096
 
 _NAMES = re.compile(r"(?:rank-(?P<rank>\d{1,6})|agent)\.(?P<kind>out|err|log)")
@@ -61,7 +61,7 @@ AGENT = -1
 class StreamRead:
     """What was read of one stream. `name`: out, err or both; rank -1: the agent.
 
-    `skipped`: bytes that nobody looked at. `gaps`: how often files may have been rotated away between two looks, of whatever size.
+    `skipped`: bytes that nobody read. `gaps`: how often files of any size may have been rotated away between two passes.
     """
 
     rank: int
@@ -87,7 +87,7 @@ class LogWatch:
         self._answered = threading.Event()
         self._answer: tuple[StreamRead, ...] = ()
         self._failure: Exception | None = None
-        self.looks = 0
+        self.passes = 0
 
     @property
     def bytes_read(self) -> int:
@@ -99,16 +99,16 @@ class LogWatch:
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def hurry(self) -> None:
-        """Look now: somebody died."""
+        """Read now: a rank died."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Have it end; nobody waits for what was found."""
+        """Have it end; nobody waits for its evidence."""
         self._over.set()
         self._wake.set()
 
     def finish(self, deadline_s: float) -> tuple[StreamRead, ...]:
-        """Read what is left, and return all that was found. Raises TimeoutError, or what kept it from reading."""
+        """Read the rest, and return all evidence. Raises TimeoutError, or the error that kept it from reading."""
         self.stop()
         if not self._answered.wait(deadline_s):
             message = "the logs could not be read in time"
@@ -122,27 +122,27 @@ class LogWatch:
             self._signatures()  # made now, while the ranks start, and not when the first of them has died
             while not self._over.is_set():
                 began = time.monotonic()
-                self._look(_TimeSlice(began + LOOK_S, self._over))
+                self._pass(_TimeSlice(began + PASS_S, self._over))
                 took = time.monotonic() - began
-                self._wake.wait(max(PAUSE_S, PAUSE_PER_LOOK * took))
+                self._wake.wait(max(PAUSE_S, PAUSE_PER_PASS * took))
                 self._wake.clear()
-            self._look(_TimeSlice(time.monotonic() + LAST_S))
+            self._pass(_TimeSlice(time.monotonic() + LAST_S))
             self._answer = tuple(stream.finish(self._now()) for stream in self._streams.values())
-        except Exception as error:  # noqa: BLE001 (told to whoever asks; a thread that dies in silence would be waited for)
+        except Exception as error:  # noqa: BLE001 (`finish` raises it; a thread that dies in silence would be waited for)
             self._failure = error
         finally:
             for stream in self._streams.values():
                 stream.close()
             self._answered.set()
 
-    def _look(self, turn: _TimeSlice) -> None:
+    def _pass(self, turn: _TimeSlice) -> None:
         self._find()
-        most = max(LEAST_BYTES, min(FILE_BYTES, LOOK_BYTES // max(1, len(self._streams))))
+        most = max(LEAST_BYTES, min(FILE_BYTES, PASS_BYTES // max(1, len(self._streams))))
         streams = list(self._streams.values())
-        first = self.looks % max(1, len(streams))  # another one each time: where time is short it does not suffice for all
+        first = self.passes % max(1, len(streams))  # another one each time: where time is short it does not suffice for all
         for stream in (*streams[first:], *streams[:first]):
             stream.read(most, self._now(), turn)
-        self.looks += 1
+        self.passes += 1
 
     def _find(self) -> None:
         try:
@@ -160,7 +160,7 @@ class LogWatch:
 
 @dataclass(frozen=True, slots=True)
 class _TimeSlice:
-    """How long a look may take. The last one knows no `over`: nothing will be left for another."""
+    """How long a pass may take. The last one has no `over`: no other pass follows."""
 
     until: float
     over: threading.Event | None = None
@@ -207,7 +207,7 @@ class _WatchedStream:
             self._problem = f"{error.strerror}: {os.path.basename(self._path)}"  # noqa: PTH119 (a name out of a text)
 
     def finish(self, now: float) -> StreamRead:
-        """Return what was found, now that nothing more comes."""
+        """Return the evidence, now that the stream has ended."""
         found = self._reader.finish(self._t or now)
         return StreamRead(self._rank, self._name, found, self._end, self._skipped, self._problem, self._gaps)
 
@@ -220,7 +220,7 @@ class _WatchedStream:
 
     def _take(self, most: int, now: float, turn: _TimeSlice) -> None:
         info = os.fstat(self._fd)
-        # when its last byte was written, as far as clocks agree; what is read now was not there at the last look
+        # when its last byte was written, as far as clocks agree; what is read now was not there at the last pass
         written = now - max(0.0, time.time() - info.st_mtime)
         self._t = min(now, max(self._t, written))
         if info.st_size < self._at:  # somebody emptied it
@@ -231,7 +231,7 @@ class _WatchedStream:
             self._feed(beginning, turn)
             behind = info.st_size - self._at > BEHIND * most
             if self._at < beginning and not turn.last and not (behind and time.monotonic() >= turn.until):
-                return  # the rest is for the next look
+                return  # the rest is for the next pass
             self._skip_to(info.st_size - most // 2)
         self._feed(info.st_size, turn)
         if turn.last and self._at < info.st_size:
@@ -248,7 +248,7 @@ class _WatchedStream:
             self._at += len(block)
             self.bytes_read += len(block)
             self._end = (self._end + block)[-END_BYTES:]
-            if self._cut:  # in the middle of a line: what is left of it says something else than all of it
+            if self._cut:  # in the middle of a line: the rest of the line means something else than all of it
                 newline = block.find(b"\n")
                 if newline < 0:
                     continue
@@ -270,7 +270,7 @@ class _WatchedStream:
         self._cut = True
 
     def _open_oldest(self) -> None:
-        numbers = [n for n in range(KEPT - 1, 0, -1) if os.path.exists(f"{self._path}.{n}")]  # noqa: PTH110 (no object per look)
+        numbers = [n for n in range(KEPT - 1, 0, -1) if os.path.exists(f"{self._path}.{n}")]  # noqa: PTH110 (no object per pass)
         self._open(f"{self._path}.{numbers[0]}" if numbers else self._path)
 
     def _open_follower(self) -> None:
@@ -299,6 +299,6 @@ class _WatchedStream:
 
 def _inode(path: str) -> int:
     try:
-        return os.stat(path).st_ino  # noqa: PTH116 (no object per look)
+        return os.stat(path).st_ino  # noqa: PTH116 (no object per pass)
     except FileNotFoundError:
         return 0

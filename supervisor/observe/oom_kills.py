@@ -1,7 +1,7 @@
 """Counts how often the kernel killed for lack of memory in our control group and those above it.
 
 Our own group's count is about us, and a count above it may be about a neighbour (health/probes/control_groups.py). A count has no times,
-so it is read repeatedly while an attempt runs: this tells a kill that training survived from one that ended it (reconcile.py).
+so it is read repeatedly while an attempt runs: this separates a kill that training survived from one that ended it (reconcile.py).
 `OomKillCounter` may be used by several threads.
 """
 
@@ -56,7 +56,7 @@ class OomKillCounter:
             self._last = {**self._last, **counts}
 
     def finish(self, t: float) -> tuple[Evidence, ...]:
-        """Return what was counted."""
+        """Return the counts as evidence."""
         self.update(t, now=True)
         with self._lock:
             return (*self._found, *short(self._first, self._last))

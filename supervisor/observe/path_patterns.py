@@ -5,7 +5,7 @@ Text in, text out. A *checkpoint path* is a file, or the directory above it wher
 during a training replaced by `[0-9]*`, so that later checkpoints are found: `ckpt/step_100.pt` matches `ckpt/step_[0-9]*.pt`.
 
 A number stays where it is part of a word (gpt2) or counts ranks, shards or versions. All numbers stay where the pattern would be too broad:
-a name with more than three, or one with no word beside them in a directory whose name says nothing of checkpoints (`cache/000123.pt`). Such
+a name with more than three, or one with no word beside them in a directory whose name names no checkpoints (`cache/000123.pt`). Such
 a name stands for itself alone.
 """
 
@@ -23,14 +23,14 @@ _GROWS: Final = re.compile(
     r"(?<![a-z])(global_?steps?|steps?|iterations?|iters?|it|epochs?|ep|e|s|checkpoint|ckpt|chkpt|model|save|snapshot|state|loss|acc)$",
     re.IGNORECASE,
 )
-#: Words whose number tells parts of one checkpoint, or trainings, from each other.
+#: Words whose number distinguishes parts of one checkpoint, or trainings.
 _STAYS: Final = re.compile(
     r"(?<![a-z])(rank|shard|part|node|gpu|world|tp|pp|dp|mp|v|version|run|seed|fold|of|lr|bs)[-_=. ]?$", re.IGNORECASE
 )
 _OF: Final = re.compile(r"-of-\d", re.IGNORECASE)
 #: Directories in which a step's directory keeps the parts of one checkpoint: Megatron's and DeepSpeed's ranks, FSDP's shards.
 _INNER: Final = re.compile(r"(mp_rank|zero_pp_rank|pytorch_model_fsdp|optimizer|tp_rank|distrib_optim)[_\d]*|model|dist|\d+", re.IGNORECASE)
-_SAYS_CHECKPOINT: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|save|step|epoch|model|weights", re.IGNORECASE)
+_NAMES_CHECKPOINT: Final = re.compile(r"ckpt|chkpt|checkpoint|snapshot|save|step|epoch|model|weights", re.IGNORECASE)
 _MOST_NUMBERS: Final = 3
 _ANY: Final = "[0-9]*"
 _MAGIC: Final = re.compile(r"[*?[]")
@@ -56,7 +56,7 @@ def pattern_of(path: str) -> str:
     stem, end = (name[: suffix.start()], suffix[0]) if suffix and suffix.start() else (name, "")
     spans = [match.span() for match in _NUMBER.finditer(stem) if _grows(stem, *match.span())]
     words = re.sub(r"[^A-Za-z]", "", _without(stem, spans, ""))
-    too_broad = len(spans) > _MOST_NUMBERS or not (words or _SAYS_CHECKPOINT.search(directory.rpartition("/")[2]))
+    too_broad = len(spans) > _MOST_NUMBERS or not (words or _NAMES_CHECKPOINT.search(directory.rpartition("/")[2]))
     return f"{escaped(directory)}/{escaped(name) if too_broad else _without(stem, spans, _ANY) + escaped(end)}"
 
 
@@ -70,10 +70,10 @@ def is_within(directory: str, path: str) -> bool:
     return f"{path}/".startswith(directory.rstrip("/") + "/")
 
 
-def says_checkpoint(pattern: str) -> bool:
-    """Return whether the name of a location, or of its directory, says that checkpoints lie there."""
+def names_checkpoint(pattern: str) -> bool:
+    """Return whether the name of a location, or of its directory, names checkpoints."""
     directory, _, name = pattern.rpartition("/")
-    return bool(_SAYS_CHECKPOINT.search(name) or _SAYS_CHECKPOINT.search(directory.rpartition("/")[2]))
+    return bool(_NAMES_CHECKPOINT.search(name) or _NAMES_CHECKPOINT.search(directory.rpartition("/")[2]))
 
 
 def _is_step(name: str) -> bool:

@@ -1,8 +1,8 @@
-"""Turns the heartbeats of the running attempt into progress events; the job's progress is that of its slowest rank.
+"""Turns the heartbeats of the running attempt into progress events. The job's progress is that of its slowest rank.
 
 Shared memory gives no notice of a change, so the loop's tick reads it. ProgressObserved is posted at the first step, at a change of phase,
 at the last step, and else every REPORT_S seconds at most, because each is a record in the journal. StartCeilingPassed, ProgramSeen,
-SaveOnRequestSeen and Saved are posted once; ProgramSeen comes before the end of a rank. An unreadable file is no news.
+SaveOnRequestSeen and Saved are posted once; ProgramSeen comes before the end of a rank. An unreadable file changes nothing.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from supervisor.observe.heartbeats import RankHeartbeat
 
 REPORT_S = 10.0
-#: A phase that changes with every step (train, checkpoint, train) is told this often at most.
+#: A phase that changes with every step (train, checkpoint, train) is posted this often at most.
 PHASE_S = 1.0
 
 
 class ProgressSampler:
-    """Watches one attempt at a time. One look at a time."""
+    """Watches one attempt at a time. Its methods are called one at a time."""
 
     def __init__(self, post: Callable[[Event], None], ceiling_s: float, is_ours: Callable[[str], bool] = lambda _: True) -> None:
-        """Take whom to tell, how long ranks may be silent, and whether a path lies where this job's checkpoints are."""
+        """Take where to post, how long ranks may be silent, and whether a path lies where this job's checkpoints are."""
         self._post = post
         self._is_ours = is_ours
         self._ceiling_s = ceiling_s
@@ -44,25 +44,25 @@ class ProgressSampler:
     def watch(self, attempt: int, directory: Path, t: float, resume: CheckpointRef | None) -> None:
         """Begin with a new attempt whose files are in `directory`."""
         self._attempt, self._directory, self._began, self._resume = attempt, directory, t, resume
-        self._told: ProgressObserved | None = None
-        self._ceiling_told = self._program_sought = self._program_told = self._asking_told = self._saved_told = False
+        self._posted: ProgressObserved | None = None
+        self._ceiling_posted = self._program_sought = self._program_posted = self._asking_posted = self._saved_posted = False
 
     def forget(self) -> None:
         """Nothing runs."""
         self._directory = None
 
-    def look(self, t: float, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
-        """Read the heartbeats and post what is new; every new step is, where it is the `last` look before the attempt's end is told."""
+    def sample(self, t: float, ranks: Sequence[RankInfo], *, last: bool = False) -> None:
+        """Read the heartbeats and post what is new. The `last` sample before the attempt's end posts every new step."""
         if self._directory is None:
             return
         beats = heartbeats.read(self._directory / "heartbeat")
-        self._look_for_silence(t, ranks, beats)
+        self._post_silence(t, ranks, beats)
         seen = [beat for beat in beats if beat.pid]
         if last or any(beat.steps > 0 for beat in seen):
-            self._look_for_program(t, last=last)
+            self._post_program(t, last=last)
         if not seen:
             return
-        self._look_for_saves(t, seen)
+        self._post_saves(t, seen)
         slowest = min(seen, key=lambda beat: max(beat.steps, 0))
         steps = min(max(beat.steps, 0) for beat in seen)
         absolute = [beat.step for beat in seen if beat.step is not None]
@@ -70,54 +70,54 @@ class ProgressSampler:
         now = ProgressObserved(
             t, self._attempt, min(absolute, default=None), steps, Phase(slowest.phase), first_step=min(firsts, default=None)
         )
-        told = self._told
-        first = told is None or (steps > 0 and told.steps_seen < 1) or now.first_step != told.first_step
-        changed = told is not None and now.phase != told.phase and t - told.t >= PHASE_S
-        due = told is not None and (last or t - told.t >= REPORT_S) and (now.step, steps) != (told.step, told.steps_seen)
+        posted = self._posted
+        first = posted is None or (steps > 0 and posted.steps_seen < 1) or now.first_step != posted.first_step
+        changed = posted is not None and now.phase != posted.phase and t - posted.t >= PHASE_S
+        due = posted is not None and (last or t - posted.t >= REPORT_S) and (now.step, steps) != (posted.step, posted.steps_seen)
         if first or changed or due:
             loaded, read = self._loaded()
-            self._told = replace(now, loaded=loaded, read=read)
-            self._post(self._told)
+            self._posted = replace(now, loaded=loaded, read=read)
+            self._post(self._posted)
 
-    def _look_for_program(self, t: float, *, last: bool) -> None:
-        """Tell what the ranks wrote of the framework: at the first step, or with the exception that came before it."""
-        if self._directory is None or self._program_told or (self._program_sought and not last):
+    def _post_program(self, t: float, *, last: bool) -> None:
+        """Post what the ranks wrote of the framework: at the first step, or with the exception that came before it."""
+        if self._directory is None or self._program_posted or (self._program_sought and not last):
             return
         self._program_sought = True
         found = error_files.programs(self._directory)
         if found is not None:
-            self._program_told = True
+            self._program_posted = True
             self._post(ProgramSeen(t, self._attempt, found.programs, found.values, found.batchnorm))
 
-    def _look_for_saves(self, t: float, beats: Sequence[RankHeartbeat]) -> None:
-        """Tell that the script saves when it is told to, and that it has."""
+    def _post_saves(self, t: float, beats: Sequence[RankHeartbeat]) -> None:
+        """Post that the script saves on request, and that it has saved."""
         asking = [beat for beat in beats if beat.asks]
-        if asking and not self._asking_told:
-            self._asking_told = True
+        if asking and not self._asking_posted:
+            self._asking_posted = True
             self._post(SaveOnRequestSeen(t, self._attempt))
-        if not self._saved_told and is_saved(asking):
-            self._saved_told = True
+        if not self._saved_posted and is_saved(asking):
+            self._saved_posted = True
             self._post(Saved(t, self._attempt))
 
-    def _look_for_silence(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> None:
-        if self._ceiling_told or not ranks or t - self._began < self._ceiling_s:
+    def _post_silence(self, t: float, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat]) -> None:
+        if self._ceiling_posted or not ranks or t - self._began < self._ceiling_s:
             return
-        self._ceiling_told = True
-        heard = {beat.rank for beat in beats if beat.pid}
-        silent = tuple(info.rank for info in ranks if info.rank not in heard)
+        self._ceiling_posted = True
+        present = {beat.rank for beat in beats if beat.pid}
+        silent = tuple(info.rank for info in ranks if info.rank not in present)
         if silent:
             self._post(StartCeilingPassed(t, self._attempt, silent))
 
     def _loaded(self) -> tuple[str | None, str | None]:
         """The checkpoint of this job that a rank loaded before it trained, or a file of it, and the last other file that one loaded.
 
-        The one handed over if it is among them, else the last one.
+        The checkpoint that the attempt resumes from if it is among them, else the last one.
         """
         paths = loads(self._directory) if self._directory else []
         units = [checkpoint_path(path) for path in paths]
-        handed = self._resume.path if self._resume is not None else ""
-        if handed and (handed in {*paths, *units} or any(path.startswith(handed + "/") for path in paths)):
-            return handed, None
+        resumed = self._resume.path if self._resume is not None else ""
+        if resumed and (resumed in {*paths, *units} or any(path.startswith(resumed + "/") for path in paths)):
+            return resumed, None
         ours = [unit for unit in units if self._is_ours(unit)]
         others = [unit for unit in units if unit not in ours]
         return ours[-1] if ours else None, others[-1] if others else None
@@ -126,7 +126,7 @@ class ProgressSampler:
 def is_saved(asking: Sequence[RankHeartbeat]) -> bool:
     """Return whether the checkpoint that was asked for is made, as far as this node's ranks that ask can show.
 
-    Each of them went on after it was told (or is gone), and one saw its save end. On a node without rank 0 none need have saved: often
+    Each of them went on after the request (or is gone), and one saw its save end. On a node without rank 0 none need have saved: often
     rank 0 alone does, and in a synchronous training the others come round to their next question only with it.
     """
     if not any(beat.save_asked for beat in asking):
@@ -138,7 +138,7 @@ def is_saved(asking: Sequence[RankHeartbeat]) -> bool:
 def loads(directory: Path, *, complete: bool = True) -> list[str]:
     """Return the paths that ranks loaded before they trained in this attempt, in the order of each rank's file.
 
-    What was asked for in vain was not loaded, and what is loaded later is an evaluation's. complete: False for those whose load failed.
+    A load that failed does not count, and a later load is an evaluation's. complete: False for those whose load failed.
     """
     found = []
     for file in sorted(directory.glob("loads-*.jsonl")):

@@ -30,13 +30,13 @@ STILL_GOING_S = 10.0
 LINGERS_S = 300.0
 #: By so much a count is read later than it changed, at most.
 COUNTED_S = 10.0
-#: What torch's DataLoader says of a worker of its own that is gone, in the words of no one else; in an error file it is no text.
+#: The text of torch's DataLoader about a worker of its own that is gone; nothing else uses these words. In an error file it is no text.
 OF_A_LOADER = (
     "RuntimeError: DataLoader worker (pid",
     "RuntimeError: DataLoader timed out after ",
     "RuntimeError: Pin memory thread exited",
 )
-SAID_BY_THE_LOADER = 0.95
+BY_THE_LOADER = 0.95
 #: What Python prints between an exception that was handled and the one that came out of its handler.
 HANDLED = "During handling of the above exception, another exception occurred:"
 #: Exceptions of who had a process of its own killed.
@@ -52,7 +52,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     facts = tuple(facts)
     killed = frozenset(fact.rank for fact in facts if (fact.source, fact.name, fact.text) == ("exit", "signal", str(int(signal.SIGKILL))))
     trained = _trained_until(beats, clock)
-    # who had a heartbeat was a Python program, not a shell that says 137 of a child that was killed
+    # a rank with a heartbeat was a Python program, not a shell that exits with 137 for a killed child
     speaking = {death.rank for death in failed} & {death.rank for death in deaths if death.pid in {beat.pid for beat in beats}}
     # and would have written down the exception that ended it: without that, what its log quotes is one that it caught
     wrote = {fact.rank for fact in facts if (fact.source, fact.name) == ("error_file", "exception")}
@@ -62,7 +62,7 @@ def reconciled(facts: Iterable[Evidence], deaths: Sequence[RankExit], beats: Seq
     handled = _handled(facts)
     stepped = {beat.rank: clock.at_monotonic_ns(beat.last_step_ns) for beat in beats if beat.last_step_ns is not None}
     quoted = {(fact.rank, fact.line) for fact in facts if fact.rank in without_exception and fact.source == "log" and _is_printed(fact)}
-    gone = [fact.t for fact in facts if _tells_a_kill(fact) and not (fact.name == "exit_code" and fact.rank in speaking)]
+    gone = [fact.t for fact in facts if _is_a_kill(fact) and not (fact.name == "exit_code" and fact.rank in speaking)]
     kept: list[Evidence] = []
     of_logs: list[Evidence] = []
     for fact in facts:
@@ -96,7 +96,7 @@ def _of_error_file(fact: Evidence, claim: Claim) -> Evidence:
     """Return a claim on the exception that ended a rank: a loader's own words are surer there than as some line of a log."""
     if claim.cause is not Cause.DATALOADER_WORKER or not fact.text.startswith(OF_A_LOADER):
         return fact
-    return replace(fact, claim=replace(claim, weight=max(claim.weight, SAID_BY_THE_LOADER)))
+    return replace(fact, claim=replace(claim, weight=max(claim.weight, BY_THE_LOADER)))
 
 
 def _handled(facts: Sequence[Evidence]) -> dict[int | None, tuple[str, str]]:
@@ -140,8 +140,8 @@ def _of_log(fact: Evidence, killed: bool, first: float | None, trained: float) -
     return () if fact.free_text and fact.t < trained else (fact,)
 
 
-def _tells_a_kill(fact: Evidence) -> bool:
-    """Whether a fact tells of a process that KILL ended, which was not our own: of a rank, or of a child of one."""
+def _is_a_kill(fact: Evidence) -> bool:
+    """Return whether a fact is about a process that a KILL not our own ended: a rank, or a child of one."""
     if (fact.name, fact.text) in {("signal", "9"), ("exit_code", "-9"), ("exit_code", "137")}:
         return True
     if fact.claim is not None:
@@ -161,7 +161,7 @@ def _of_count(fact: Evidence, gone: Sequence[float], trained: float) -> Evidence
 
 
 def _fewer(facts: Sequence[Evidence]) -> Sequence[Evidence]:
-    """Return the facts that tell most: final tracebacks, then what a signature knows, first in time first."""
+    """Return the facts of most weight: final tracebacks, then what a signature knows, first in time first."""
     if len(facts) <= MOST_OF_LOGS:
         return facts
     best = sorted(range(len(facts)), key=lambda i: (facts[i].free_text, facts[i].claim is None, facts[i].t))[:MOST_OF_LOGS]

@@ -250,9 +250,9 @@ class Executor:
         if not heartbeats.read(directory / "heartbeat"):
             return False
         found: list[Event] = []
-        looker = ProgressSampler(found.append, math.inf, self._factory.checkpoints.belongs_to_job)
-        looker.watch(state.attempt.number, directory, state.attempt.began_t, state.attempt.resume)
-        looker.look(self._loop.clock.now(), (), last=True)
+        last_sampler = ProgressSampler(found.append, math.inf, self._factory.checkpoints.belongs_to_job)
+        last_sampler.watch(state.attempt.number, directory, state.attempt.began_t, state.attempt.resume)
+        last_sampler.sample(self._loop.clock.now(), (), last=True)
         for event in found:
             if isinstance(event, ProgressObserved):  # what else they said was of a stop that is over
                 self._loop.post(event)
@@ -265,9 +265,9 @@ class Executor:
         """Look at the heartbeats: at once where they are in memory; where no memory was to be had, in a thread that may hang."""
         now = self._loop.clock.now()
         if self._job.scratch.is_relative_to(SHM):
-            self._sampler.look(now, ranks, last=last)
+            self._sampler.sample(now, ranks, last=last)
         else:
-            self.threads.recur("heartbeats", lambda: self._sampler.look(now, ranks, last=last), wait_s=LOOK_S)
+            self.threads.recur("heartbeats", lambda: self._sampler.sample(now, ranks, last=last), wait_s=LOOK_S)
 
     def _is_begun(self, attempt: int) -> bool:
         return self._given is not None and self._given.attempt == attempt

@@ -81,7 +81,7 @@ def test_what_is_not_the_core_of_this_death_is_not_named(tmp_path: Path, other: 
     ("pattern", "text"),
     [
         ("|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h", f"dumped core: coredumpctl info {PID}"),
-        ("|/usr/share/apport/apport -p%p -s%s", "dumped core, which the kernel handed to apport"),
+        ("|/usr/share/apport/apport -p%p -s%s", "dumped core, which the kernel gave to apport"),
         ("", "dumped core"),
     ],
     ids=["systemd", "another program", "none"],

@@ -273,7 +273,7 @@ def test_the_least_that_was_free_lately_is_remembered_for_a_while(monkeypatch: p
     monkeypatch.setattr("os.statvfs", lambda _path: SimpleNamespace(f_bavail=free, f_frsize=1))
     assert shm.least is None
     for t, free, least in ((100.0, 7, 7), (101.0, 3, 3), (102.0, 9, 3), (111.0, 9, 3), (121.5, 9, 9)):  # noqa: B007  read by statvfs
-        shm.look(t)
+        shm.measure(t)
         assert shm.least == least
 
 

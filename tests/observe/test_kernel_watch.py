@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from health.kernellog import kmsg_reader, sources
-from health.kernellog.kmsg_reader import Device, KernelRecord, parse
+from health.kernellog.kmsg_reader import Device, KmsgRecord, parse
 from supervisor.config import signatures
 from supervisor.core.model import Cause, RankInfo
 from supervisor.guardian import process_tree
@@ -93,7 +93,7 @@ def _watched(known: Signatures, ours: JobProcesses, *records: bytes | None) -> t
 
 def test_a_record_is_its_first_line_unescaped() -> None:
     made = parse(b"3,7,1000000,-,caller=T1;NVRM: \\x41 \\xc3\\xa9\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3d:00.0\n")
-    assert made == KernelRecord("NVRM: A é", "-", 7, 1.0)
+    assert made == KmsgRecord("NVRM: A é", "-", 7, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,6 @@ def test_sixteen_quiet_files_cost_next_to_nothing(watch: LogWatch, tmp_path: Pat
     for rank in range(16):
         (tmp_path / "0001" / f"rank-{rank}.log").write_text("step 1\n")
     wait_for(lambda: watch.bytes_read == 16 * 7, "all files have been read", 5)
-    looks, began = watch.looks, time.process_time()
-    wait_for(lambda: watch.looks >= looks + 3, "three more looks", 10)
+    passes, began = watch.passes, time.process_time()
+    wait_for(lambda: watch.passes >= passes + 3, "three more passes", 10)
     assert time.process_time() - began < 0.2  # 3 looks; most of this is the waiting itself

@@ -57,5 +57,5 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     posted: list[Event] = []
     sampler = ProgressSampler(posted.append, 60.0)
     sampler.watch(2, tmp_path, 1.0, resume)
-    sampler.look(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
+    sampler.sample(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),))
     assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [told]

@@ -1,4 +1,4 @@
-"""`push` and `restore`: copies in a mirror, by hand."""
+"""The commands `push` and `restore`: copies in a mirror, by hand."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
     from checkpointing.command_line.output import Output
     from checkpointing.mirror.backends import Backend
-    from checkpointing.mirror.upload import Means
+    from checkpointing.mirror.upload import TransferControl
 
 
-def push(  # noqa: PLR0913 -- what is copied, where to, and how
+def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     paths: Sequence[str],
     backends: Sequence[Backend],
     job: str,
     out: Output,
     *,
     spool: str,
-    means: Means,
+    control: TransferControl,
     part_bytes: int = PART_BYTES,
 ) -> int:
-    """Copy checkpoints to every mirror. Returns 0 where all arrived, 1 where one is not good enough for a copy."""
+    """Copy checkpoints to every mirror. Returns 0 if all arrived, 1 if one is not whole."""
     worst = 0
     with contextlib.closing(Spool(spool)) as held:
         for path in (os.path.realpath(path) for path in paths):
             bar = ProgressBar(out, path)
             try:
-                for done in client.push(path, backends, held, job=job, means=means, part_bytes=part_bytes, progress=bar.shown):
+                for done in client.push(path, backends, held, job=job, control=control, part_bytes=part_bytes, progress=bar.shown):
                     bar.clear()
                     row = {"path": path, "step": done.step, "mirror": done.mirror, "key": done.key, "bytes": done.n_bytes}
                     out.row(row, f"{path} -> {done.mirror}/{done.key}")
@@ -49,18 +49,18 @@ def push(  # noqa: PLR0913 -- what is copied, where to, and how
     return worst
 
 
-def restore_newest(  # noqa: PLR0913 -- what is asked for, of whom, and where to
+def restore_newest(  # noqa: PLR0913 -- source, destination and options of a restore
     backends: Sequence[Backend],
     job: str,
     out: Output,
     *,
     into: str | None,
     workers: int = 4,
-    elsewhere: Callable[[str], tuple[str, str] | None] = lambda _path: None,
+    refusal: Callable[[str], tuple[str, str] | None] = lambda _path: None,
 ) -> int:
-    """Bring a job's newest whole checkpoint back. Returns 0, or 1 where the mirrors are empty.
+    """Restore a job's newest whole checkpoint. Returns 0, or 1 if the mirrors are empty.
 
-    `into` is the directory; None: where it was saved, unless `elsewhere` gives a reason against that path.
+    `into` is the directory; None: where it was saved, unless `refusal` returns a reason against that path.
     """
     bar = ProgressBar(out, f"checkpoint of {job}")
     try:
@@ -69,8 +69,8 @@ def restore_newest(  # noqa: PLR0913 -- what is asked for, of whom, and where to
             job,
             into=into and os.path.abspath(into),  # noqa: PTH100 -- plain strings, as the package takes them
             workers=workers,
-            elsewhere=elsewhere,
-            watch=RestoreProgress(out.warn, bar.shown),
+            refusal=refusal,
+            progress=RestoreProgress(out.warn, bar.shown),
         )
     finally:
         bar.clear()
@@ -82,7 +82,7 @@ def restore_newest(  # noqa: PLR0913 -- what is asked for, of whom, and where to
 
 
 def print_restored(done: restore.Restored, out: Output) -> None:
-    """Print what was restored, and why newer ones were not."""
+    """Print the restored checkpoint, and the reasons why newer ones were passed over."""
     passed = [{"key": key, "reason": reason} for key, reason in done.passed_over]
     row = {"path": done.path, "step": done.manifest.step, "mirror": done.url, "fetched_bytes": done.fetched_bytes, "passed_over": passed}
     lines = [f"passed over: {key}: {reason}" for key, reason in done.passed_over]

@@ -1,4 +1,4 @@
-"""A mirror without a running job: copy a checkpoint there, list what it holds, bring one back."""
+"""A mirror without a running job: copy a checkpoint there, list its checkpoints, restore one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from checkpointing.mirror import restore
 from checkpointing.mirror.backends import S3Options
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import Means, SourceChanged, upload
+from checkpointing.mirror.upload import SourceChanged, TransferControl, upload
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.verification import verify
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 DEFAULT_JOB: Final = "default"
 _RUN: Final = "by-hand"
-_NO_CAP: Final = Means()
+_NO_CAP: Final = TransferControl()
 
 
 class NotCopied(CheckpointingError):  # noqa: N818 -- a fact about the checkpoint
-    """A checkpoint is not good enough for a copy, or changed meanwhile. `verdict` and `reason` say which."""
+    """The checkpoint is not whole, or it changed during the copy: see `verdict` and `reason`."""
 
     def __init__(self, path: str, verdict: Verdict, reason: str) -> None:
-        """Keep what a table shows."""
-        super().__init__(f"cannot copy to a mirror: {path}: {reason}", hint="copy a checkpoint that is whole and no longer written")
+        """`verdict` and `reason` are for a table of results."""
+        super().__init__(f"cannot copy to a mirror: {path}: {reason}", hint="copy a whole checkpoint that is no longer written")
         self.verdict, self.reason = verdict, reason
 
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A checkpoint that a mirror holds now, and the key of it there."""
+    """A checkpoint that arrived at a mirror, with its key there."""
 
     path: str
     step: int | None
@@ -50,20 +50,20 @@ class Pushed:
     n_bytes: int
 
 
-def push(  # noqa: PLR0913 -- what is copied, where to, and how
+def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     path: str,
     backends: Sequence[Backend],
     spool: Spool,
     *,
     job: str,
-    means: Means = _NO_CAP,
+    control: TransferControl = _NO_CAP,
     part_bytes: int = PART_BYTES,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[Pushed]:
     """Verify a checkpoint and copy it to each mirror; yield a row for each copy that arrived.
 
-    Idempotent: a mirror that has the content receives nothing again, and an upload that was interrupted continues from its spool.
-    `progress` gets the bytes that one mirror received and those of the whole. Raises NotCopied, BackendError, OSError.
+    Idempotent: nothing is sent to a mirror that has the content, and an interrupted upload continues from its spool.
+    `progress` gets the bytes that one mirror received, and the total. Raises NotCopied, BackendError, OSError.
     """
     found = verify(path, own=True)
     if found.verdict not in (Verdict.VERIFIED, Verdict.UNVERIFIABLE):
@@ -82,7 +82,7 @@ def push(  # noqa: PLR0913 -- what is copied, where to, and how
             done += n_bytes
             progress(done, total)
 
-        own = Means(means.workers, means.take, means.pause, means.stopped, sent)
+        own = TransferControl(control.workers, control.throttle, control.pause, control.is_stopped, sent)
         try:
             key = upload(backend, entry, spool.log(entry, backend.url), own)
         except SourceChanged as error:
@@ -96,13 +96,13 @@ class Mirror:
     """Copies of checkpoints in one place: `s3://BUCKET/PREFIX`, `file:///DIRECTORY`, or a directory's path.
 
     A mirror separates checkpoints by the name of their job. Keys for S3 come from the environment or the usual configuration files.
-    `spool` is a directory on a local disk: an upload that was interrupted continues from it (default: below $XDG_STATE_HOME).
+    `spool` is a directory on a local disk, from which an interrupted upload continues (default: below $XDG_STATE_HOME).
     """
 
     def __init__(
         self, url: str, *, options: S3Options | None = None, workers: int = 4, spool: str | os.PathLike[str] | None = None
     ) -> None:
-        """Ask nothing of the place yet. Raises CheckpointingError for an address that is none."""
+        """Send no request yet. Raises CheckpointingError for a wrong address."""
         self._backend = backend_of(url, S3Options(connections=workers) if options is None else options)
         self._workers = workers
         self._spool = default_spool() if spool is None else os.fspath(spool)
@@ -115,7 +115,7 @@ class Mirror:
     def push(self, path: str | os.PathLike[str], *, job: str = DEFAULT_JOB) -> str:
         """Copy a checkpoint here and return its key. Idempotent. Raises CheckpointingError, OSError."""
         with contextlib.closing(Spool(self._spool)) as spool:
-            (done,) = push(os.path.realpath(path), [self._backend], spool, job=job, means=Means(workers=self._workers))
+            (done,) = push(os.path.realpath(path), [self._backend], spool, job=job, control=TransferControl(workers=self._workers))
         return done.key
 
     def list(self, job: str = DEFAULT_JOB) -> tuple[MirroredCheckpoint, ...]:
@@ -123,7 +123,7 @@ class Mirror:
         return tuple(restore.available([self._backend], job)[0])
 
     def restore(self, job: str, to: str | os.PathLike[str]) -> Restored | None:
-        """Bring the job's newest whole checkpoint into the directory `to`; None where the mirror is empty.
+        """Restore the job's newest whole checkpoint into the directory `to`; return None if the mirror is empty.
 
         Every byte is compared with the manifest before the file gets its name. Raises CheckpointingError, OSError.
         """

@@ -1,31 +1,31 @@
 """Uploads checkpoints to mirrors, as a process: `python -P -m checkpointing.mirror.process`, JSON lines on stdin and stdout.
 
-It stands beside the training and must not be felt: low priority, a cap on bandwidth, page cache given back, and no memory that grows
-with the size of a checkpoint. What it was told to bring is on disk (checkpointing/mirror/spool.py) before it says so; it may be killed at
-any byte, and the next one goes on. It ends at the end of stdin, so it never outlives its supervisor.
+It runs beside the training and must not slow it: low priority, a cap on bandwidth, page cache given back, and no memory that grows with
+the size of a checkpoint. A request is on disk (checkpointing/mirror/spool.py) before it is acknowledged. After a kill at any byte the next
+process continues. It ends at the end of stdin, so it does not outlive its supervisor.
 
 In, a line each; the first must be `configure`:
     {"cmd": "configure", "spool": DIR, "mirrors": [URL, …], "job": NAME, "workers": 4, "bandwidth_mib_s": null, "spool_entries": 3,
      "keep": null, "keep_every": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
     {"cmd": "mirror", "path": PATH, "step": N or null, "manifest": FILE}   FILE holds the manifest of what is at PATH now
-    {"cmd": "retry"}                                                       do not wait: credentials or network were put right
-    {"cmd": "finish", "deadline_s": S}                                     end when all has arrived, or cannot, or the time is up
-    {"cmd": "stop"}                                                        end now; what is not there yet stays in the spool
+    {"cmd": "retry"}                                                       end the pause: credentials or network were repaired
+    {"cmd": "finish", "deadline_s": S}                                     end when all has arrived, or waits, or the time is up
+    {"cmd": "stop"}                                                        end now; the rest stays in the spool
 
 Out, a line each:
     {"ev": "ready", "mirrors": […], "left": n}           n entries were in the spool already
     {"ev": "spooled", "path", "step", "id", "pin", "left"}    held on disk: reflink, link or path
     {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one a second and mirror, while bytes move
-    {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    manifest and all; sent < bytes: resumed
+    {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    with its manifest; sent < bytes: resumed
     {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins: away, damaged, expired, clock, denied, disk, tidy
                                                               (tried again), changed, dropped, refused (it is not), held
     {"ev": "recovered", "mirror", "what"}                     that trouble is over
     {"ev": "pruned", "mirror", "key", "step"}, {"ev": "swept", "mirror", "key"}    removed at the mirror; an old upload of our own
-    {"ev": "idle", "left": n}                                 every mirror has all, or waits for better times; n entries are left
+    {"ev": "idle", "left": n}                                 every mirror has all, or waits after a failure; n entries are left
     {"ev": "stopped", "left": n}                              the last line
 
-Exit code 0 after stop or the end of stdin, 78 where the configuration is none, 75 where another process has the spool: an alert "held"
-says so, and it is worth another start, since that one ends with its own supervisor.
+Exit code 0 after stop or the end of stdin; 78 if the configuration is wrong; 75 after an alert "held", if another process has the spool:
+a later start may succeed, since that process ends with its own supervisor.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from checkpointing.io.reader import CHUNK_BYTES, Throttle
 from checkpointing.manifest import documents as manifests
 from checkpointing.mirror.backends import Backend, S3Options
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.spool import Busy, Spool
-from checkpointing.mirror.upload import Means
+from checkpointing.mirror.spool import Spool, SpoolBusy
+from checkpointing.mirror.upload import TransferControl
 from checkpointing.mirror.worker import MirrorWorker
 from checkpointing.model import CheckpointingError
 from checkpointing.retention import rules
@@ -60,12 +60,12 @@ _JOIN_S: Final = 5.0
 
 
 class MirrorProcess:
-    """The lanes and what they share. One per process."""
+    """The workers and what they share. One per process."""
 
     def __init__(self, row: dict[str, Any], out: TextIO) -> None:
-        """Take the configuration. Raises CheckpointingError, and KeyError or TypeError where it is none."""
+        """Take the configuration. Raises CheckpointingError, and KeyError or TypeError if it is incomplete."""
         self._out = out
-        self._telling = threading.Lock()
+        self._writing = threading.Lock()
         self._wake = threading.Condition()
         self._stop = threading.Event()
         self._most = int(row.get("spool_entries") or _SPOOL_ENTRIES)
@@ -73,41 +73,41 @@ class MirrorProcess:
         options = S3Options(**row.get("s3", {}), connections=int(row.get("workers", 4)))
         backends: list[Backend] = [open_backend(str(url), options) for url in row["mirrors"]]
         cap = row.get("bandwidth_mib_s")
-        # small sips, so that the cap holds over fractions of a second and a stop is heard
+        # small pieces, so that the cap holds over fractions of a second and a stop takes effect soon
         throttle = Throttle(float(cap) * _MIB, burst_bytes=CHUNK_BYTES, wait=self._stop.wait) if cap else None
-        means = Means(
+        control = TransferControl(
             workers=int(row.get("workers", 4)),
-            take=throttle.take if throttle is not None else lambda _n_bytes: None,
+            throttle=throttle.take if throttle is not None else lambda _n_bytes: None,
             pause=self._stop.wait,
-            stopped=self._stop.is_set,
+            is_stopped=self._stop.is_set,
         )
         keep = rules.RetentionPolicy(int(row["keep"]), row.get("keep_every")) if row.get("keep") else None
         self._urls = tuple(backend.url for backend in backends)
-        self._lanes = [
+        self._workers = [
             MirrorWorker(
                 backend,
                 self._spool,
                 mirrors=self._urls,
                 job=str(row["job"]),
-                tell=self.tell,
+                emit=self.emit,
                 wake=self._wake,
-                means=means,
+                control=control,
                 keep=keep,
             )
             for backend in backends
         ]
 
-    def tell(self, ev: str, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
-        """Write an event. Whoever read it may be gone: then stdin is at its end too."""
-        with self._telling, contextlib.suppress(BrokenPipeError):
+    def emit(self, ev: str, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
+        """Write an event. If its reader is gone, stdin is at its end too."""
+        with self._writing, contextlib.suppress(BrokenPipeError):
             self._out.write(json.dumps({"ev": ev, **more}) + "\n")
             self._out.flush()
 
     def serve(self, lines: TextIO) -> None:
-        """Do as told until the end of the lines."""
-        self.tell("ready", mirrors=list(self._urls), left=len(self._spool.entries()))
-        threads = [threading.Thread(target=lane.run, name="lane", daemon=True) for lane in self._lanes]
-        threads.append(threading.Thread(target=self._tell_idle, name="idle", daemon=True))
+        """Follow the commands until the end of the lines."""
+        self.emit("ready", mirrors=list(self._urls), left=len(self._spool.entries()))
+        threads = [threading.Thread(target=worker.run, name="worker", daemon=True) for worker in self._workers]
+        threads.append(threading.Thread(target=self._report_idle, name="idle", daemon=True))
         for thread in threads:
             thread.start()
         for line in lines:
@@ -119,20 +119,20 @@ class MirrorProcess:
                 if command == "mirror":
                     self._take(row["path"], row["step"], row["manifest"])
                 elif command == "retry":
-                    self._hurry()
+                    self._retry_now()
                 elif command == "finish":
-                    self._hurry()
+                    self._retry_now()
                     self._wait_idle(float(row["deadline_s"]))
                     break
             except (ValueError, KeyError, TypeError) as error:
-                self._refuse(f"cannot do what was asked: {line.strip()[:200]}: {type(error).__name__}: {error}", "")
+                self._refuse(f"cannot follow a command: {line.strip()[:200]}: {type(error).__name__}: {error}", "")
         self._stop.set()
         with self._wake:
             self._wake.notify_all()
         until = time.monotonic() + _JOIN_S
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-        self.tell("stopped", left=len(self._spool.entries()))
+        self.emit("stopped", left=len(self._spool.entries()))
 
     def _take(self, path: str, step: int | None, manifest: str) -> None:
         try:
@@ -143,55 +143,55 @@ class MirrorProcess:
             return
         with self._wake:
             self._wake.notify_all()
-        self.tell("spooled", path=path, step=step, id=entry.id, pin=entry.how, left=len(self._spool.entries()))
-        for old in self._spool.drop_waiting(self._most, self._urls):  # pins hold the space of what the job has removed: the disk would fill
-            trouble = next((lane.trouble for lane in self._lanes if lane.trouble is not None), None)
+        self.emit("spooled", path=path, step=step, id=entry.id, pin=entry.how, left=len(self._spool.entries()))
+        for old in self._spool.drop_waiting(self._most, self._urls):  # pins hold the space of removed files
+            trouble = next((worker.trouble for worker in self._workers if worker.trouble is not None), None)
             why, hint = trouble or ("the uploads are slower than the saves", "raise bandwidth_mib_s, or save less often")
             message = f"{old.path} is dropped from the mirror's queue, because newer checkpoints wait: {why}"
-            self.tell("alert", what="dropped", mirror="", message=message, hint=hint, path=old.path, id=old.id)
+            self.emit("alert", what="dropped", mirror="", message=message, hint=hint, path=old.path, id=old.id)
 
-    def _hurry(self) -> None:
+    def _retry_now(self) -> None:
         with self._wake:
-            for lane in self._lanes:
-                lane.hurry = True
+            for worker in self._workers:
+                worker.retry_now = True
             self._wake.notify_all()
 
     def _wait_idle(self, deadline_s: float) -> None:
-        """Wait until every lane waits, and nobody hurries it, or the time is up."""
+        """Wait until every worker waits, and none is to try again, or the time is up."""
         with self._wake:
-            self._wake.wait_for(lambda: all(lane.is_waiting and not lane.hurry for lane in self._lanes), deadline_s)
+            self._wake.wait_for(lambda: all(worker.is_waiting and not worker.retry_now for worker in self._workers), deadline_s)
 
     def _refuse(self, message: str, path: str) -> None:
-        hint, left = "see that the path is there and its manifest is of it", len(self._spool.entries())
-        self.tell("alert", what="refused", mirror="", message=message, hint=hint, path=path, left=left)
+        hint, left = "check that the path exists and that the manifest is of it", len(self._spool.entries())
+        self.emit("alert", what="refused", mirror="", message=message, hint=hint, path=path, left=left)
 
-    def _tell_idle(self) -> None:
-        """Say when every lane waits, once each time, however short the work between was."""
-        told = 0
+    def _report_idle(self) -> None:
+        """Report when every worker waits, once each time, however short the work between was."""
+        reported = 0
         while True:
             with self._wake:
-                while not self._stop.is_set() and (self._n_waits() == told or not all(lane.is_waiting for lane in self._lanes)):
+                while not self._stop.is_set() and (self._n_waits() == reported or not all(worker.is_waiting for worker in self._workers)):
                     self._wake.wait()
-                told = self._n_waits()
+                reported = self._n_waits()
             if self._stop.is_set():
                 return
-            self.tell("idle", left=len(self._spool.entries()))
+            self.emit("idle", left=len(self._spool.entries()))
 
     def _n_waits(self) -> int:
-        return sum(lane.n_waits for lane in self._lanes)
+        return sum(worker.n_waits for worker in self._workers)
 
 
 def main() -> int:
     """Run the process; return its exit code."""
     os.nice(_NICE)  # the I/O priority follows it, where the scheduler has one
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not end up between the lines
+    os.dup2(2, 1)  # output of a library must not mix with the events
     try:
         mirror = MirrorProcess(json.loads(sys.stdin.readline()), out)
     except (CheckpointingError, OSError, ValueError, KeyError, TypeError) as error:
         hint = error.hint if isinstance(error, CheckpointingError) else "report this: the first line must be a configuration"
-        held = isinstance(error, Busy)
-        message = error.message if isinstance(error, Busy) else f"cannot mirror: {error}"
+        held = isinstance(error, SpoolBusy)
+        message = error.message if isinstance(error, SpoolBusy) else f"cannot mirror: {error}"
         json.dump({"ev": "alert", "what": "held" if held else "refused", "mirror": "", "message": message, "hint": hint}, out)
         out.write("\n")
         out.flush()

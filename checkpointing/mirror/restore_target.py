@@ -1,9 +1,8 @@
-"""What stands around the place of a checkpoint that is restored: who works at it, what others left there, and the framework's pointer.
+"""The files beside the target of a restore: the download, its lock, and the framework's pointer.
 
-In: paths. Out: nothing, or the names that went. What is being restored stands beside its place as `.<name>.restore-<id>`, and who works
-at it holds a lock on `.<name>.restore-<id>.lock`: two nodes of one shared disk take turns, and the second finds what the first made.
-Where the file system knows no locks nobody waits, and nothing is swept. The lock's file
-holds the node's tag: what another node left is swept after a day (checkpointing/io/leftovers.py). Raises OSError where our own disk fails.
+A download is `.<name>.restore-<id>` beside its target, locked by `.<name>.restore-<id>.lock`: two nodes of one shared disk take turns, and
+the second finds what the first restored. On a file system without locks nobody waits, and nothing is swept. The lock's file holds the
+node's tag: what another node left is swept after a day (checkpointing/io/leftovers.py). Functions raise OSError if the disk fails.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _MEGATRON: Final = re.compile(r"iter_(\d{7,18})|(release)")
 
 
 def beside(target: str, manifest: Manifest) -> str:
-    """Give where it is written before it has its name."""
+    """Return the path of the download."""
     directory, name = os.path.split(target)
     return f"{directory}/.{name}.restore-{manifest.id}"
 
 
 @contextlib.contextmanager
 def alone(path: str) -> Iterator[None]:
-    """Be the only one who works at what stands beside, after waiting for whoever does."""
+    """Hold the lock of a download, after another process has released it."""
     fd = _locked(path, wait=True)
     try:
         yield
@@ -42,14 +41,14 @@ def alone(path: str) -> Iterator[None]:
 
 
 def sweep(directory: str) -> tuple[str, ...]:
-    """Remove what restores that nobody works at left in a directory: what was meant is there, or was passed over for good."""
+    """Remove the abandoned downloads in a directory; return their names."""
     with os.scandir(directory) as entries:
         left = sorted({match[1] for entry in entries if (match := _BESIDE.fullmatch(entry.name))})
     gone: list[str] = []
     now = 0.0
     for name in left:
         path = f"{directory}/{name}"
-        with contextlib.suppress(OSError):  # held by another, or no longer there
+        with contextlib.suppress(OSError):  # locked by another process, or gone
             now = now or leftovers.now_s(directory)
             if not _may_go(path, now):
                 continue
@@ -65,7 +64,7 @@ def sweep(directory: str) -> tuple[str, ...]:
 
 
 def _may_go(path: str, now: float) -> bool:
-    """Say whether this node left it, or another one long ago. Raises OSError."""
+    """Return whether this node left it, or another one long ago. Raises OSError."""
     try:
         with open(path + _LOCK, encoding="ascii", errors="replace") as file:  # noqa: PTH123 -- as above
             if file.read(leftovers.TAG_DIGITS) == leftovers.tag():
@@ -76,7 +75,7 @@ def _may_go(path: str, now: float) -> bool:
 
 
 def point(target: str, manifest: Manifest) -> None:
-    """Write the pointer of DeepSpeed or Megatron to what was restored, unless there is one: without it their loaders begin from scratch."""
+    """Write the pointer of DeepSpeed or Megatron to a restored checkpoint, unless there is one: their loaders need it."""
     directory, name = os.path.split(target)
     if manifest.layout == "deepspeed":
         pointer, text = "latest", name
@@ -89,7 +88,7 @@ def point(target: str, manifest: Manifest) -> None:
 
 
 def _locked(path: str, *, wait: bool) -> int | None:
-    """Take the lock of what stands beside; None where there are no locks. Raises BlockingIOError where another has it, and may not wait."""
+    """Take the lock of a download; None without locks. Raises BlockingIOError if another process has it, unless it may wait."""
     while True:
         fd = os.open(path + _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -104,7 +103,7 @@ def _locked(path: str, *, wait: bool) -> int | None:
         except OSError:
             os.close(fd)
             raise
-        os.close(fd)  # who had it removed it: another has its name now
+        os.close(fd)  # its last holder removed it: another file has the name now
 
 
 def _unlocked(path: str, fd: int | None) -> None:

@@ -1,17 +1,16 @@
-"""What is to be uploaded, held on disk until it is: it outlives us, the network, and the job's own tidying up.
+"""The queue of checkpoints to upload, on disk: it survives this process, an outage, and the removal of the files by the job.
 
-In: a checkpoint and its manifest. Out: entries, newest first, each with its pinned files and a log of what has arrived where. On disk,
-for each entry, a directory named by the content's id:
+Each entry is a directory, named by the content's id:
 
-    entry.json       what it is; written last: a directory without it is a leftover and is removed
+    entry.json       written last: a directory without it is a leftover and is removed
     manifest.json    the manifest, byte for byte as it will be uploaded
-    pins/<number>    the n-th file of the manifest, where it could be linked (checkpointing/io/reflink.py)
+    pins/<number>    the n-th file of the manifest, if it could be linked (checkpointing/io/reflink.py)
     <mirror>.jsonl   what has arrived at one mirror, a line each, synced: {"file", "upload"},
                      {"file", "upload", "part", "bytes", "token"}, {"file", "stored"}
     <mirror>.done    the manifest arrived there
 
-Each line is written after the server said yes, hence after a kill -9 the log may know less than the mirror, never more. The process
-that mirrors owns the directory and holds its lock. Raises OSError where our own disk fails.
+Each line is written after the mirror acknowledged: after a kill -9 the log may know less than the mirror, never more. The process that
+mirrors holds the directory's lock. Methods raise OSError if the disk fails.
 """
 
 from __future__ import annotations
@@ -39,31 +38,31 @@ _ENTRY: Final = "entry.json"
 _MANIFEST: Final = "manifest.json"
 
 
-class Busy(CheckpointingError):  # noqa: N818 -- an answer
-    """Another process holds the spool, and may end soon."""
+class SpoolBusy(CheckpointingError):  # noqa: N818 -- an answer
+    """Another process holds the spool. It may end soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """One file of an entry: where its bytes are read, how firmly they are held, and which content was meant."""
+    """One file of an entry: the path that is read, how it is pinned (reflink, link or path), and the identity of the right content."""
 
     path: str
     how: str
     identity: Identity
 
     def is_same(self) -> bool:
-        """Say whether its content can still be that which was meant: the checksum of each part proves it, this only saves the reading."""
+        """Return whether it can still have the right content. This only saves reading: the checksum of each part is the proof."""
         try:
             now = Identity.of(os.stat(self.path))  # noqa: PTH116
         except OSError:
             return False
-        # a link's or reflink's own inode is compared by what a write changes
+        # a reflink is another inode, and a pin changes ctime: size and modification time are what a write changes
         return (now.size, now.mtime_ns) == (self.identity.size, self.identity.mtime_ns) or self.how == reflink.REFLINK
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolEntry:
-    """A checkpoint to be uploaded. `at` is when it was asked for, wall time."""
+    """A checkpoint to upload. `at`: the time of the request, wall time."""
 
     directory: str
     path: str
@@ -80,14 +79,14 @@ class SpoolEntry:
 
     @property
     def how(self) -> str:
-        """How firmly the least firmly held file is."""
+        """The weakest pin among its files."""
         ways = {held.how for held in self.held}
         return next((way for way in (reflink.PATH, reflink.LINK) if way in ways), reflink.REFLINK)
 
 
 @dataclass(slots=True)
 class TransferLog:
-    """What has arrived of one entry at one mirror. Thread-safe; each note is durable before it returns."""
+    """The parts and files of one entry that have arrived at one mirror. Thread-safe; `note` returns after its line is durable."""
 
     path: str
     uploads: dict[str, str] = field(default_factory=dict)
@@ -97,7 +96,7 @@ class TransferLog:
 
     @classmethod
     def read(cls, path: str) -> TransferLog:
-        """Read what is there. A torn last line is passed over: what it would have said is asked of the mirror."""
+        """Read the log. A torn last line is skipped: the mirror is asked for that part."""
         log = cls(path)
         with contextlib.suppress(FileNotFoundError):
             for line in durable.read(path).splitlines():
@@ -112,7 +111,7 @@ class TransferLog:
             self._take(row)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                os.write(fd, b"\n" + line)  # the first byte ends a line that a kill may have torn
+                os.write(fd, b"\n" + line)  # the first byte ends a torn line
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
@@ -128,30 +127,30 @@ class TransferLog:
 
 
 class Spool:
-    """The entries of one process. Use as a context manager; raises Busy where another process holds it."""
+    """The entries of one process. Raises SpoolBusy if another process holds the directory."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._entries: dict[str, SpoolEntry] = {}
-        self._under_way: dict[str, str] = {}  # mirror → id of what is being brought there
-        self._failing: dict[str, str] = {}  # mirror → id of what it would not take at the last attempt: others go first
+        self._under_way: dict[str, str] = {}  # mirror → id of the entry on its way there
+        self._failing: dict[str, str] = {}  # mirror → id of the entry that failed at the last attempt: others go first
         durable.make_directory(directory)
         self._fd = os.open(f"{directory}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             durable.lock(self._fd)  # without locks two processes may send the same for a moment: each request is idempotent
         except BlockingIOError:
             os.close(self._fd)
-            message = f"cannot mirror: {directory}: another process does already"
-            raise Busy(message, hint="wait until it has ended: it ends with its supervisor") from None
+            message = f"cannot mirror: {directory}: another process holds it"
+            raise SpoolBusy(message, hint="wait until it has ended: it ends with its supervisor") from None
         self._load()
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._fd)
 
     def add(self, path: str, step: int | None, raw_manifest: bytes) -> SpoolEntry:
-        """Pin a checkpoint and hold it durably; the same content again is the same entry. Raises OSError, manifest.Damaged."""
+        """Pin a checkpoint and add it durably; the same content is the same entry. Raises OSError, ManifestDamaged."""
         made = manifests.decode(raw_manifest)
         with self._lock:
             if made.id in self._entries:
@@ -174,14 +173,14 @@ class Spool:
         return entry
 
     def entries(self) -> tuple[SpoolEntry, ...]:
-        """Give what is held, the newest first: after days without a mirror the newest protects most."""
+        """Return the entries, newest first: after days without a mirror the newest is worth most."""
         with self._lock:
             return tuple(sorted(self._entries.values(), key=lambda entry: -entry.at))
 
     def claim(self, mirror: str) -> SpoolEntry | None:
-        """Give what to bring to a mirror next, and hold it until `release`: what was begun there, else the newest.
+        """Return the entry to upload to a mirror next, claimed until `release`: the unfinished one, else the newest.
 
-        The newest alone would leave each upload half done for the next, where the uploads are slower than the saves.
+        If uploads are slower than saves, the newest alone would leave each upload unfinished for the next.
         """
         with self._lock:
             entry = self._next(mirror)
@@ -190,18 +189,18 @@ class Spool:
             return entry
 
     def has_for(self, mirror: str) -> bool:
-        """Say whether anything has not arrived at a mirror yet."""
+        """Return whether an entry has not arrived at a mirror yet."""
         with self._lock:
             return self._next(mirror) is not None
 
     def release(self, mirror: str, *, failing: bool = False) -> None:
-        """End a claim. `failing`: this entry was not taken, and another one may be."""
+        """End a claim. `failing`: the entry failed, so another one goes first."""
         with self._lock:
             claimed = self._under_way.pop(mirror, "")
             self._failing[mirror] = claimed if failing else ""
 
     def drop_waiting(self, most: int, mirrors: Iterable[str]) -> list[SpoolEntry]:
-        """Drop the oldest entries beyond `most`; never the newest, what is under way, or what was begun and comes next."""
+        """Drop the oldest entries beyond `most`, but not the newest, nor those on their way or unfinished."""
         with self._lock:
             stays = {*self._under_way.values(), *(entry.id for mirror in mirrors if (entry := self._next(mirror)) is not None)}
             ordered = sorted(self._entries.values(), key=lambda entry: entry.at)
@@ -212,41 +211,41 @@ class Spool:
         return dropped
 
     def holds(self, entry: SpoolEntry) -> bool:
-        """Say whether an entry is still held."""
+        """Return whether an entry is still here."""
         with self._lock:
             return entry.id in self._entries
 
     def log(self, entry: SpoolEntry, mirror: str) -> TransferLog:
-        """Give the log of an entry at a mirror."""
+        """Return the log of an entry at a mirror."""
         return TransferLog.read(f"{entry.directory}/{_mark(mirror)}.jsonl")
 
     def is_done(self, entry: SpoolEntry, mirror: str) -> bool:
-        """Say whether an entry has arrived at a mirror."""
+        """Return whether an entry has arrived at a mirror."""
         return os.path.exists(f"{entry.directory}/{_mark(mirror)}.done")  # noqa: PTH110
 
     def mark_done(self, entry: SpoolEntry, mirror: str, mirrors: Iterable[str]) -> None:
-        """Note that it has arrived; let it go once it has arrived everywhere."""
+        """Record that an entry has arrived; drop it once it has arrived everywhere."""
         staging.write(f"{entry.directory}/{_mark(mirror)}.done", b"")
         if all(self.is_done(entry, name) for name in mirrors):
             self.drop(entry)
 
     def drop(self, entry: SpoolEntry) -> None:
-        """Let an entry go, and with it the pins."""
+        """Drop an entry with its pins."""
         with self._lock:
             self._entries.pop(entry.id, None)
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{entry.directory}/{_ENTRY}")  # noqa: PTH108 -- first: what is left is then a leftover
+            os.unlink(f"{entry.directory}/{_ENTRY}")  # noqa: PTH108 -- first: the rest is a leftover after a kill
         shutil.rmtree(entry.directory, ignore_errors=True)
 
     def _next(self, mirror: str) -> SpoolEntry | None:
-        """Choose for a mirror; under the lock."""
+        """Return the next entry for a mirror. The caller holds the lock."""
         waiting = [entry for entry in self._entries.values() if not self.is_done(entry, mirror)]
         failing = self._failing.get(mirror)
         begun = {entry.id for entry in waiting if os.path.exists(f"{entry.directory}/{_mark(mirror)}.jsonl")}  # noqa: PTH110
         return min(waiting, key=lambda entry: (entry.id == failing, entry.id not in begun, -entry.at), default=None)
 
     def _load(self) -> None:
-        """Take what an earlier process held. What a later version wrote, or cannot be read now, is passed over and stays, pins and all."""
+        """Load the entries of an earlier process. An entry of a later version, or one that cannot be read now, stays with its pins."""
         for name in os.listdir(self._directory):  # noqa: PTH208
             directory = f"{self._directory}/{name}"
             if not os.path.isdir(directory):  # noqa: PTH112
@@ -259,7 +258,7 @@ class Spool:
                 continue
             except (FileNotFoundError, ValueError, KeyError, TypeError, manifests.ManifestDamaged):
                 shutil.rmtree(directory, ignore_errors=True)
-            except OSError:  # too many open files, a disk that hesitates: the next of us looks again
+            except OSError:  # too many open files, a slow disk: the next process tries again
                 continue
 
 

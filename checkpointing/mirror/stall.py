@@ -1,7 +1,7 @@
-"""A call that is given up where nothing moves: a mirror that took the connection and then says nothing, a mount whose server is gone.
+"""A timeout for calls that no longer progress: a mirror that accepts the connection and sends nothing, a mount whose server is gone.
 
-The call runs in a thread of its own, since a read from a dead NFS server cannot be interrupted. A thread that was left behind is told by
-`Patience.check`, and does nothing any more when it wakes: what it would write may be another one's by then.
+The call runs in a thread of its own, since a read from a dead NFS server cannot be interrupted. An abandoned thread learns of it by
+`StallTimeout.check` and writes nothing more: another process may write the same file by then.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STALL_S: Final = 60.0
-_SAY_EVERY_S: Final = 10.0
-#: Less than this within STALL_S is no movement: at such a rate a gibibyte takes four days.
+_REPORT_EVERY_S: Final = 10.0
+#: Less than this within STALL_S is no progress: at such a rate a gibibyte takes four days.
 LEAST_BYTES: Final = 256 << 10
 
 T = TypeVar("T")
@@ -29,56 +29,56 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RestoreProgress:
-    """How a restore is followed. `say` gets a line for people now and then, `fetched` the bytes that are here and those of the whole.
+    """How a restore is followed. `report` gets a line for people now and then, `on_fetched` the bytes that have arrived and the total.
 
-    `stall_s` is how long nothing may come.
+    `stall_s`: a mirror that sends nothing for so many seconds is given up.
     """
 
-    say: Callable[[str], None] = lambda _line: None
-    fetched: Callable[[int, int], None] = lambda _done, _total: None
+    report: Callable[[str], None] = lambda _line: None
+    on_fetched: Callable[[int, int], None] = lambda _done, _total: None
     stall_s: float = STALL_S
 
-    def patience(self, what: str) -> Patience:
-        """Make the patience for one call."""
-        return Patience(what, self.stall_s, self.say)
+    def stall_timeout(self, what: str) -> StallTimeout:
+        """Make the timeout for one call. `what` names in messages what is waited for."""
+        return StallTimeout(what, self.stall_s, self.report)
 
 
 class Stalled(Unavailable):
-    """Nothing came for too long."""
+    """No data came for too long."""
 
 
-class Patience:
-    """How long nothing may come. One for each call; `moved` and `writing` are for the threads that work on it."""
+class StallTimeout:
+    """The timeout of one call. The threads that work on the call use `progressed`, `check` and `writing`."""
 
-    def __init__(self, what: str, stall_s: float, say: Callable[[str], None]) -> None:
-        """`what` is waited for; `say` gets a line while it is."""
-        self._what, self._stall_s, self._say = what, stall_s, say
+    def __init__(self, what: str, stall_s: float, report: Callable[[str], None]) -> None:
+        """`what` names what is waited for; `report` gets a line during a wait."""
+        self._what, self._stall_s, self._report = what, stall_s, report
         self._lock = threading.Lock()
-        self._moved_at = time.monotonic()
+        self._progressed_at = time.monotonic()
         self._n_bytes = 0
         self._is_over = False
 
-    def moved(self, n_bytes: int = LEAST_BYTES) -> None:
-        """Take note that something came."""
+    def progressed(self, n_bytes: int = LEAST_BYTES) -> None:
+        """Note that so many bytes came."""
         with self._lock:
             self._n_bytes += n_bytes
             if self._n_bytes >= LEAST_BYTES:
-                self._moved_at, self._n_bytes = time.monotonic(), 0
+                self._progressed_at, self._n_bytes = time.monotonic(), 0
 
     def check(self) -> None:
-        """Raise Interrupted where nobody waits any more."""
+        """Raise Interrupted if the call was given up."""
         if self._is_over:
             raise Interrupted
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Write while somebody waits: giving up waits for a write that has begun. Raises Interrupted."""
+        """Hold the call while the block writes: it is given up after the block, or the block raises Interrupted."""
         with self._lock:
             self.check()
             yield
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return or raise what `call` does. Raises Stalled where nothing moved for `stall_s`."""
+        """Return or raise what `call` does. Raises Stalled if it made no progress for `stall_s`."""
         answers: list[T] = []
         errors: list[BaseException] = []
         done = threading.Event()
@@ -86,12 +86,12 @@ class Patience:
         def work() -> None:
             try:
                 answers.append(call())
-            except BaseException as error:  # noqa: BLE001 -- it is the caller's
+            except BaseException as error:  # noqa: BLE001 -- raised again below
                 errors.append(error)
             finally:
                 done.set()
 
-        threading.Thread(target=work, name="patience", daemon=True).start()
+        threading.Thread(target=work, name="restore-call", daemon=True).start()
         try:
             self._wait(done)
         finally:
@@ -102,14 +102,14 @@ class Patience:
         return answers[0]
 
     def _wait(self, done: threading.Event) -> None:
-        said_at = time.monotonic()
+        reported_at = time.monotonic()
         while not done.wait(min(1.0, self._stall_s / 10)):
             now = time.monotonic()
-            still_s = now - self._moved_at
+            still_s = now - self._progressed_at
             if still_s > self._stall_s:
                 message = f"{self._what}: no data for {still_s:.0f} s"
-                self._say(f"gave up: {message}")
-                raise Stalled(message, hint="see whether the mirror answers, and start again")
-            if still_s >= _SAY_EVERY_S and now - said_at >= _SAY_EVERY_S:
-                said_at = now
-                self._say(f"waiting for {self._what}: no data for {still_s:.0f} s (gives up after {self._stall_s:.0f} s)")
+                self._report(f"gave up: {message}")
+                raise Stalled(message, hint="check that the mirror answers, and start again")
+            if still_s >= _REPORT_EVERY_S and now - reported_at >= _REPORT_EVERY_S:
+                reported_at = now
+                self._report(f"waiting for {self._what}: no data for {still_s:.0f} s (gives up after {self._stall_s:.0f} s)")

@@ -1,11 +1,9 @@
-"""Uploads one checkpoint to one mirror: its data, and when all of that is there, its manifest.
+"""Uploads one checkpoint to one mirror: its data, and after all of it has arrived, its manifest.
 
-A kill may come at any byte. What was sent is in the entry's log or is asked of the mirror, so the next process continues there and sends
-no part twice. A part that the mirror has is trusted only if its checksum is right, the log has its token, or its token is the MD5 of our
-bytes. Bytes are compared with the manifest while they are read for sending, which is the only time that they are read.
-
-Raises what the backend does, after some attempts; `SourceChanged` if the source no longer is what the manifest says; Interrupted. The
-manifest is written only after every file was seen at the mirror with its size.
+A kill may come at any byte. The entry's log and the mirror hold what was sent, so the next process continues there and sends no part
+twice. A part at the mirror is trusted only if its checksum is right, if the log has its ETag, or if its ETag is the MD5 of our bytes.
+The source is read once: its bytes are compared with the manifest while they are sent. The manifest is written after every file was
+listed at the mirror with its size.
 """
 
 from __future__ import annotations
@@ -49,18 +47,22 @@ Answer = TypeVar("Answer")
 
 
 class SourceChanged(Exception):  # noqa: N818 -- a fact about the source
-    """The source is not, or no longer, what its manifest says."""
+    """The source differs from its manifest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
-    """What an upload may use. `take` waits until so many bytes may be sent; `pause` waits for seconds, less when told to stop."""
+class TransferControl:
+    """How an upload is limited, stopped and followed.
+
+    `throttle` waits until so many bytes may be sent. `pause` waits for seconds, or until a stop. `on_sent` gets the bytes of each part
+    that arrived. Threads of the upload call them.
+    """
 
     workers: int = 4
-    take: Callable[[int], None] = lambda _n_bytes: None
+    throttle: Callable[[int], None] = lambda _n_bytes: None
     pause: Callable[[float], object] = time.sleep
-    stopped: Callable[[], bool] = lambda: False
-    sent: Callable[[int], None] = lambda _n_bytes: None
+    is_stopped: Callable[[], bool] = lambda: False
+    on_sent: Callable[[int], None] = lambda _n_bytes: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +73,18 @@ class Piece:
     offset: int
     n_bytes: int
     crc64nvme: int
-    means: Means
+    control: TransferControl
 
     def pieces(self) -> Iterator[memoryview]:
-        """Read it, no faster than we may send; its pages are given back, as nobody else is expected to want them."""
+        """Read it, no faster than it may be sent. Its pages leave the page cache: nobody else is expected to read them."""
         fd = _open(self.held)
         try:
             buffer = memoryview(bytearray(min(CHUNK_BYTES, max(self.n_bytes, 1))))
             at, end = self.offset, self.offset + self.n_bytes
             while at < end:
-                if self.means.stopped():
+                if self.control.is_stopped():
                     raise Interrupted
-                self.means.take(min(len(buffer), end - at))
+                self.control.throttle(min(len(buffer), end - at))
                 n_read = os.preadv(fd, [buffer[: end - at]], at)
                 if not n_read:
                     raise SourceChanged(f"{self.held.path} became shorter")
@@ -94,19 +96,19 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Errand:
-    """What is brought where, and what is known of it."""
+class _Transfer:
+    """One upload: what is sent where, and what is known to have arrived."""
 
     backend: Backend
     entry: SpoolEntry
     key: str
     log: TransferLog
-    means: Means
+    control: TransferControl
 
 
 @dataclass(slots=True)
-class _Sending:
-    """A file of which parts are on their way."""
+class _FileUpload:
+    """One file of it, with the parts that have arrived. `upload`: None for a file that is sent in one request."""
 
     file: File
     key: str
@@ -115,83 +117,86 @@ class _Sending:
     n_parts: int
 
 
-def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, means: Means) -> str:
-    """Bring an entry to a mirror and return its key there."""
-    errand = _Errand(backend, entry, layout.key_of(entry.manifest), log, means)
-    if _is_there(errand):
-        return errand.key
-    _sweep(errand)
-    with ThreadPoolExecutor(means.workers, thread_name_prefix="upload") as pool:
-        on_way: deque[tuple[_Sending, Future[StoredPart]]] = deque()
+def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, control: TransferControl) -> str:
+    """Upload an entry to a mirror and return its key there.
+
+    Raises BackendError after some attempts, SourceChanged, Interrupted.
+    """
+    transfer = _Transfer(backend, entry, layout.key_of(entry.manifest), log, control)
+    if _is_uploaded(transfer):
+        return transfer.key
+    _sweep(transfer)
+    with ThreadPoolExecutor(control.workers, thread_name_prefix="upload") as pool:
+        on_way: deque[tuple[_FileUpload, Future[StoredPart]]] = deque()
         try:
-            for sending, number, body in _missing(errand):
-                on_way.append((sending, pool.submit(_send, errand, sending, number, body)))
-                if len(on_way) > 2 * means.workers:
-                    _arrived(errand, *on_way.popleft())
+            for file_upload, number, body in _missing(transfer):
+                on_way.append((file_upload, pool.submit(_send, transfer, file_upload, number, body)))
+                if len(on_way) > 2 * control.workers:
+                    _arrived(transfer, *on_way.popleft())
             while on_way:
-                _arrived(errand, *on_way.popleft())
+                _arrived(transfer, *on_way.popleft())
         finally:
             for _, future in on_way:
                 future.cancel()
-    _check(errand)
+    _check(transfer)
     raw = entry.raw_manifest
     # another node may have put its manifest meanwhile: it describes the same content, so either may stay
-    _insist(means, lambda: backend.put(errand.key + layout.MANIFEST, Bytes(raw, digest.of_bytes(raw))))
-    return errand.key
+    _retried(control, lambda: backend.put(transfer.key + layout.MANIFEST, Bytes(raw, digest.of_bytes(raw))))
+    return transfer.key
 
 
-def _is_there(errand: _Errand) -> bool:
-    """Say whether the mirror has this content with its manifest. One that is damaged is removed: it vouches for nothing.
+def _is_uploaded(transfer: _Transfer) -> bool:
+    """Return whether the mirror has this content with its manifest. A damaged manifest is removed.
 
-    What a later version of us wrote stands under this content's id, and is left to vouch for it.
+    A manifest that a later version wrote stays: its key holds the id of this content.
     """
     try:
-        stored = _insist(errand.means, lambda: errand.backend.stat(errand.key + layout.MANIFEST))
+        stored = _retried(transfer.control, lambda: transfer.backend.stat(transfer.key + layout.MANIFEST))
     except NotFound:
         return False
-    raw = _insist(errand.means, lambda: b"".join(errand.backend.read(stored.key, 0, stored.n_bytes)))
+    raw = _retried(transfer.control, lambda: b"".join(transfer.backend.read(stored.key, 0, stored.n_bytes)))
     try:
-        return manifests.decode(raw).id == errand.entry.manifest.id
+        return manifests.decode(raw).id == transfer.entry.manifest.id
     except manifests.Newer:
         return True
     except manifests.ManifestDamaged:
-        errand.backend.remove(stored.key)
+        transfer.backend.remove(stored.key)
         return False
 
 
-def _sweep(errand: _Errand) -> None:
-    """Remove the uploads that were opened for this checkpoint and never noted: we were killed in between."""
-    known = set(errand.log.uploads.values())
-    for stored in _insist(errand.means, lambda: list(errand.backend.list(errand.key, unfinished=True))):
+def _sweep(transfer: _Transfer) -> None:
+    """Remove the uploads that were opened for this checkpoint and are not in the log: a kill came in between."""
+    known = set(transfer.log.uploads.values())
+    for stored in _retried(transfer.control, lambda: list(transfer.backend.list(transfer.key, unfinished=True))):
         if stored.upload_id not in known:
-            errand.backend.remove(stored.key, stored.upload_id)
+            transfer.backend.remove(stored.key, stored.upload_id)
 
 
-def _missing(errand: _Errand) -> Iterator[tuple[_Sending, int, Piece]]:
-    """Yield the parts that are still to be sent; number 0 is a file that is sent whole."""
-    for file, held in zip(errand.entry.manifest.files, errand.entry.held, strict=True):
-        if file.path in errand.log.stored:
+def _missing(transfer: _Transfer) -> Iterator[tuple[_FileUpload, int, Piece]]:
+    """Yield the parts that are still to be sent; number 0 is a file that is sent in one request."""
+    for file, held in zip(transfer.entry.manifest.files, transfer.entry.held, strict=True):
+        if file.path in transfer.log.stored:
             continue
-        object_key = layout.data_key(errand.key, file.path)
-        ranges = parts_of(file, errand.entry.manifest.part_bytes)
+        object_key = layout.data_key(transfer.key, file.path)
+        ranges = parts_of(file, transfer.entry.manifest.part_bytes)
         if len(ranges) <= 1:
-            yield _Sending(file, object_key, None, {}, 0), 0, Piece(held, 0, file.n_bytes, file.crc64nvme, errand.means)
+            yield _FileUpload(file, object_key, None, {}, 0), 0, Piece(held, 0, file.n_bytes, file.crc64nvme, transfer.control)
             continue
-        bodies = {number: Piece(held, *where, errand.means) for number, where in enumerate(ranges, 1)}
-        opened = _opened(errand, object_key, file, len(ranges))
+        bodies = {number: Piece(held, *where, transfer.control) for number, where in enumerate(ranges, 1)}
+        opened = _opened(transfer, object_key, file, len(ranges))
         if opened is None:
             continue
-        there = {part.number: part for part in opened.parts if _is_ours(errand, part, bodies.get(part.number), file, opened)}
+        there = {part.number: part for part in opened.parts if _is_ours(transfer, part, bodies.get(part.number), file, opened)}
         there = {number: StoredPart(number, part.n_bytes, part.token, bodies[number].crc64nvme) for number, part in there.items()}
-        sending = _Sending(file, object_key, opened, there, len(ranges))
+        file_upload = _FileUpload(file, object_key, opened, there, len(ranges))
         if len(there) == len(ranges):
-            _complete(errand, sending)
+            _complete(transfer, file_upload)
         for number in [number for number in bodies if number not in there]:
-            yield sending, number, bodies[number]
+            yield file_upload, number, bodies[number]
 
 
 def parts_of(file: File, part_bytes: int) -> list[tuple[int, int, int]]:
-    """Give (offset, n_bytes, crc64nvme) of the parts to send: those of the manifest, several together where S3 allows no more."""
+    """Return (offset, n_bytes, crc64nvme) of the parts to send: those of the manifest, joined where S3 would refuse so many."""
     together = -(-len(file.parts) // _MOST_PARTS) or 1
     found = []
     for first in range(0, len(file.parts), together):
@@ -201,44 +206,44 @@ def parts_of(file: File, part_bytes: int) -> list[tuple[int, int, int]]:
     return found
 
 
-def _opened(errand: _Errand, key: str, file: File, n_parts: int) -> Upload | None:
-    """Open the upload that the log knows, or another; None where it was completed before we could note that."""
-    known = errand.log.uploads.get(file.path, "")
+def _opened(transfer: _Transfer, key: str, file: File, n_parts: int) -> Upload | None:
+    """Open the upload that the log knows, or a new one; None if it was completed before a kill, and only the log lacks that."""
+    known = transfer.log.uploads.get(file.path, "")
     if known:
         try:
-            opened = _insist(errand.means, lambda: errand.backend.begin(key, known))
-            if not _was_completed(errand, key, file, known, n_parts):
+            opened = _retried(transfer.control, lambda: transfer.backend.begin(key, known))
+            if not _was_completed(transfer, key, file, known, n_parts):
                 return opened
         except NotFound:
-            if not _was_completed(errand, key, file, known, n_parts):
+            if not _was_completed(transfer, key, file, known, n_parts):
                 known = ""
         if known:
-            errand.log.note(file=file.path, stored="")
+            transfer.log.note(file=file.path, stored="")
             return None
-    # not tried again: each attempt would open another; the next of us sweeps what this one leaves
-    opened = errand.backend.begin(key)
-    errand.log.note(file=file.path, upload=opened.id)
+    # one attempt: each would open another upload; the next process sweeps the one whose answer was lost
+    opened = transfer.backend.begin(key)
+    transfer.log.note(file=file.path, upload=opened.id)
     return opened
 
 
-def _was_completed(errand: _Errand, key: str, file: File, upload_id: str, n_parts: int, *, doubted: bool = False) -> bool:  # noqa: PLR0913 -- a flag
-    """Say whether the object is there and proven: by what the mirror tells, by the parts that were acknowledged to us, or by reading it.
+def _was_completed(transfer: _Transfer, key: str, file: File, upload_id: str, n_parts: int, *, doubted: bool = False) -> bool:  # noqa: PLR0913 -- a flag
+    """Return whether the object is there and right: by its checksum, by the parts that the mirror acknowledged, or by reading it.
 
-    `doubted`: what became of the parts was found damaged once, so that their having arrived says nothing.
+    `doubted`: the completed object was found damaged once, so that the acknowledged parts prove nothing.
     """
     try:
-        stored = _insist(errand.means, lambda: errand.backend.stat(key))
+        stored = _retried(transfer.control, lambda: transfer.backend.stat(key))
     except NotFound:
         return False
     if stored.n_bytes != file.n_bytes:
         return False
     if stored.crc64nvme is not None:
         return stored.crc64nvme == file.crc64nvme
-    noted = [(number, errand.log.parts.get((file.path, upload_id, number))) for number in range(1, n_parts + 1)]
+    noted = [(number, transfer.log.parts.get((file.path, upload_id, number))) for number in range(1, n_parts + 1)]
     parts = [StoredPart(number, *part) for number, part in noted if part is not None]
     if not doubted and len(parts) == n_parts and is_made_of(stored.token, parts) is not False:
         return True
-    return _reads_back(errand.backend, stored, file)
+    return _reads_back(transfer.backend, stored, file)
 
 
 def _reads_back(backend: Backend, stored: Stored, file: File) -> bool:
@@ -248,107 +253,107 @@ def _reads_back(backend: Backend, stored: Stored, file: File) -> bool:
     return crc == file.crc64nvme
 
 
-def _is_ours(errand: _Errand, part: StoredPart, body: Piece | None, file: File, opened: Upload) -> bool:
+def _is_ours(transfer: _Transfer, part: StoredPart, body: Piece | None, file: File, opened: Upload) -> bool:
     if body is None or part.n_bytes != body.n_bytes:
         return False
     if part.crc64nvme is not None:
         return part.crc64nvme == body.crc64nvme
-    if errand.log.parts.get((file.path, opened.id, part.number)) == (part.n_bytes, part.token):
+    if transfer.log.parts.get((file.path, opened.id, part.number)) == (part.n_bytes, part.token):
         return True
-    # the server took it and we were killed before we could note that: an MD5 is dearer than a CRC, but cheaper than sending
+    # the server has it, and a kill came before the log had it: an MD5 costs more than a CRC, and less than to send it again
     md5, crc = hashlib.md5(usedforsecurity=False), 0
     for piece in body.pieces():
         md5.update(piece)
         crc = digest.of_bytes(piece, crc)
     if crc != body.crc64nvme or md5.hexdigest() != part.token:
         return False
-    errand.log.note(file=file.path, upload=opened.id, part=part.number, bytes=part.n_bytes, token=part.token)
+    transfer.log.note(file=file.path, upload=opened.id, part=part.number, bytes=part.n_bytes, token=part.token)
     return True
 
 
-def _send(errand: _Errand, sending: _Sending, number: int, body: Piece) -> StoredPart:
-    """Send one part, or a small file, and note it."""
+def _send(transfer: _Transfer, file_upload: _FileUpload, number: int, body: Piece) -> StoredPart:
+    """Send one part, or a small file, and log it."""
     if not body.held.is_same():
-        raise SourceChanged(f"{body.held.path} was changed after it was proven")
+        raise SourceChanged(f"{body.held.path} changed after it was verified")
 
     def attempt() -> StoredPart:
         try:
-            if sending.upload is None:
-                stored = errand.backend.put(sending.key, body)
+            if file_upload.upload is None:
+                stored = transfer.backend.put(file_upload.key, body)
                 return StoredPart(0, stored.n_bytes, stored.token, body.crc64nvme)
-            return errand.backend.put_part(sending.upload, number, body)
+            return transfer.backend.put_part(file_upload.upload, number, body)
         except TransferDamaged:
             crc = 0
             for piece in body.pieces():
                 crc = digest.of_bytes(piece, crc)
             if crc != body.crc64nvme:
-                raise SourceChanged(f"{body.held.path} is not what its manifest says") from None
-            raise  # it was damaged on the way
+                raise SourceChanged(f"{body.held.path} differs from its manifest") from None
+            raise  # the source is right: it was damaged on the way
 
-    part = _insist(errand.means, attempt)
-    if sending.upload is None:
-        errand.log.note(file=sending.file.path, stored=part.token)
+    part = _retried(transfer.control, attempt)
+    if file_upload.upload is None:
+        transfer.log.note(file=file_upload.file.path, stored=part.token)
     else:
-        errand.log.note(file=sending.file.path, upload=sending.upload.id, part=number, bytes=part.n_bytes, token=part.token)
-    errand.means.sent(body.n_bytes)
+        transfer.log.note(file=file_upload.file.path, upload=file_upload.upload.id, part=number, bytes=part.n_bytes, token=part.token)
+    transfer.control.on_sent(body.n_bytes)
     return part
 
 
-def _arrived(errand: _Errand, sending: _Sending, future: Future[StoredPart]) -> None:
+def _arrived(transfer: _Transfer, file_upload: _FileUpload, future: Future[StoredPart]) -> None:
     part = future.result()
-    if sending.upload is not None:
-        sending.parts[part.number] = part
-        if len(sending.parts) == sending.n_parts:
-            _complete(errand, sending)
+    if file_upload.upload is not None:
+        file_upload.parts[part.number] = part
+        if len(file_upload.parts) == file_upload.n_parts:
+            _complete(transfer, file_upload)
 
 
-def _complete(errand: _Errand, sending: _Sending) -> None:
-    opened, file = sending.upload, sending.file
+def _complete(transfer: _Transfer, file_upload: _FileUpload) -> None:
+    opened, file = file_upload.upload, file_upload.file
     if opened is None:
         return
-    parts = [sending.parts[number] for number in sorted(sending.parts)]
+    parts = [file_upload.parts[number] for number in sorted(file_upload.parts)]
     doubted = False
 
     def attempt() -> str:
         nonlocal doubted
         try:
-            return errand.backend.complete(opened, parts, file.crc64nvme).token
+            return transfer.backend.complete(opened, parts, file.crc64nvme).token
         except TransferDamaged:
             doubted = True
             raise
-        except NotFound:  # an answer that was lost: the first attempt did it
-            if _was_completed(errand, sending.key, file, opened.id, len(parts), doubted=doubted):
+        except NotFound:  # the answer to the first attempt was lost
+            if _was_completed(transfer, file_upload.key, file, opened.id, len(parts), doubted=doubted):
                 return ""
             raise
 
     try:
-        token = _insist(errand.means, attempt)
+        token = _retried(transfer.control, attempt)
     except (TransferDamaged, NotFound):
-        errand.log.note(file=file.path, upload="")  # the next attempt opens another upload, and sends all of the file
+        transfer.log.note(file=file.path, upload="")  # the next attempt opens another upload, and sends all of the file
         raise
-    errand.log.note(file=file.path, stored=token)
+    transfer.log.note(file=file.path, stored=token)
 
 
-def _check(errand: _Errand) -> None:
-    """See every file at the mirror once more before vouching for it: somebody may have tidied up there while we were away."""
-    there = {stored.key: stored for stored in _insist(errand.means, lambda: list(errand.backend.list(errand.key)))}
-    for file in errand.entry.manifest.files:
-        stored = there.get(layout.data_key(errand.key, file.path))
-        token = errand.log.stored.get(file.path)
+def _check(transfer: _Transfer) -> None:
+    """List every file at the mirror before its manifest is written: somebody may have removed some while the upload waited."""
+    there = {stored.key: stored for stored in _retried(transfer.control, lambda: list(transfer.backend.list(transfer.key)))}
+    for file in transfer.entry.manifest.files:
+        stored = there.get(layout.data_key(transfer.key, file.path))
+        token = transfer.log.stored.get(file.path)
         if stored is None or stored.n_bytes != file.n_bytes or (token and stored.token and token != stored.token):
-            errand.log.stored.pop(file.path, None)
-            errand.log.uploads.pop(file.path, None)
-            message = f"cannot vouch for {errand.backend.url}/{errand.key}: {file.path} is not there, or not as it was sent"
-            os.unlink(errand.log.path)  # noqa: PTH108 -- what it says does not hold: the next attempt asks the mirror for everything
-            raise TransferDamaged(message, hint="it is uploaded again; see who else writes or removes below the prefix")
+            transfer.log.stored.pop(file.path, None)
+            transfer.log.uploads.pop(file.path, None)
+            message = f"cannot complete {transfer.backend.url}/{transfer.key}: {file.path} was removed or changed in the mirror"
+            os.unlink(transfer.log.path)  # noqa: PTH108 -- it is wrong: the next attempt asks the mirror for everything
+            raise TransferDamaged(message, hint="it is uploaded again; find out who else writes or removes below the prefix")
 
 
-def _insist(means: Means, call: Callable[[], Answer]) -> Answer:
-    """Make a call that may be made again, a few times, with longer and longer pauses."""
+def _retried(control: TransferControl, call: Callable[[], Answer]) -> Answer:
+    """Make an idempotent call, again after a failure that may pass, with longer and longer pauses."""
 
     def pause(seconds: float) -> None:
-        means.pause(seconds)
-        if means.stopped():
+        control.pause(seconds)
+        if control.is_stopped():
             raise Interrupted
 
     retrying = tenacity.Retrying(

@@ -1,9 +1,7 @@
-"""One mirror's thread: takes what was begun, else the newest entry that has not arrived there, brings it there, and waits when it cannot.
+"""The thread of one mirror: uploads the unfinished entry of the spool, else the newest, and waits after a failure.
 
-In: a spool. Out: events through `tell` (checkpointing/mirror/process.py lists them). A trouble is told once, when it begins, and once
-more when
-it is over; between the attempts the pause grows, to five minutes where the mirror is away and to half an hour where it says no: neither
-is a hot loop, and neither ever ends by itself. Any failure but of the content is tried again; none reaches the caller.
+A trouble is reported when it begins and when it is over. The pause between attempts grows, to five minutes if the mirror is unavailable
+and to half an hour if it denies access. Every failure but a changed source is tried again, without end.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from checkpointing.mirror.backends import (
     TransferDamaged,
     Unavailable,
 )
-from checkpointing.mirror.upload import Means, SourceChanged, upload
+from checkpointing.mirror.upload import SourceChanged, TransferControl, upload
 
 if TYPE_CHECKING:
     import threading
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     from checkpointing.retention import rules
 
 _PROGRESS_S: Final = 1.0
-_LEFTOVER_S: Final = 3 * 86400.0  # of an upload of our job that nobody goes on with: no outage of a node lasts longer without its disk
-#: what is told, first pause and longest one, in seconds
+_LEFTOVER_S: Final = 3 * 86400.0  # an upload of our job that nobody continues: a node that is down for longer has lost its disk, too
+#: The trouble that is reported → first pause and longest one, in seconds.
 _PAUSES: Final[dict[str, tuple[float, float]]] = {
     "away": (1.0, 300.0),
     "damaged": (1.0, 300.0),
@@ -56,39 +54,39 @@ class MirrorWorker:
         *,
         mirrors: tuple[str, ...],
         job: str,
-        tell: Callable[..., None],
+        emit: Callable[..., None],
         wake: threading.Condition,
-        means: Means,
+        control: TransferControl,
         keep: rules.RetentionPolicy | None = None,
     ) -> None:
-        """Begin with nothing known about the mirror."""
+        """Ask nothing of the mirror yet. `emit` writes an event (checkpointing/mirror/process.py lists them)."""
         self._backend = backend
         self._spool = spool
         self._mirrors = mirrors
         self._job = job
-        self._tell = tell
+        self._emit = emit
         self._wake = wake
-        self._means = means
+        self._control = control
         self._keep = keep
         self._trouble = ""
-        self.trouble: tuple[str, str] | None = None  # message and hint of what keeps the uploads waiting
+        self.trouble: tuple[str, str] | None = None  # message and hint of the reason why uploads wait
         self._pause_s = 0.0
         self._swept = False
         self._untidy = False
-        self._known: dict[str, layout.MirroredCheckpoint] = {}  # the manifests at the mirror, as they were read: see remote.newest_first
+        self._known: dict[str, layout.MirroredCheckpoint] = {}  # the cache of layout.newest_first
         self.is_waiting = False
         self.n_waits = 0
-        self.hurry = False  # set, under `wake`, by whoever knows that the pause is needless
+        self.retry_now = False  # set, under `wake`, to end the pause after a failure
 
     def run(self) -> None:
-        """Work until told to stop."""
-        while not self._means.stopped():
+        """Work until the stop."""
+        while not self._control.is_stopped():
             entry = self._spool.claim(self._backend.url)
             if entry is None:
                 self._wait(None)
                 continue
             try:
-                self._bring(entry)
+                self._upload(entry)
                 self._spool.release(self._backend.url)
             except Interrupted:
                 return
@@ -108,35 +106,35 @@ class MirrorWorker:
                 self._troubled(_kind(error), error.message, error.hint)
             except OSError as error:
                 self._spool.release(self._backend.url, failing=True)
-                if self._spool.holds(entry):  # else another mirror's thread found it changed, and has let it go
+                if self._spool.holds(entry):  # else another mirror's thread found it changed, and dropped it
                     self._troubled(
-                        "disk", f"cannot mirror: {entry.path}: {error}", "see to the disk with the checkpoints and the state directory"
+                        "disk", f"cannot mirror: {entry.path}: {error}", "check the disk with the checkpoints and the state directory"
                     )
 
-    def _bring(self, entry: SpoolEntry) -> None:
+    def _upload(self, entry: SpoolEntry) -> None:
         began, state = time.monotonic(), {"sent": 0, "told": time.monotonic()}
-        means = self._means
+        control = self._control
 
         def moving() -> None:
             if time.monotonic() - state["told"] >= _PROGRESS_S:
                 state["told"] = time.monotonic()
-                self._tell("progress", id=entry.id, mirror=self._backend.url, sent=state["sent"], bytes=entry.manifest.n_bytes)
+                self._emit("progress", id=entry.id, mirror=self._backend.url, sent=state["sent"], bytes=entry.manifest.n_bytes)
 
         def take(n_bytes: int) -> None:
-            means.take(n_bytes)
+            control.throttle(n_bytes)
             moving()  # a part may take an hour
 
         def sent(n_bytes: int) -> None:
             state["sent"] += n_bytes
             moving()
 
-        own = Means(means.workers, take, means.pause, means.stopped, sent)
+        own = TransferControl(control.workers, take, control.pause, control.is_stopped, sent)
         key = upload(self._backend, entry, self._spool.log(entry, self._backend.url), own)
         self._spool.mark_done(entry, self._backend.url, self._mirrors)
         if self._trouble:
-            self._tell("recovered", mirror=self._backend.url, what=self._trouble)
+            self._emit("recovered", mirror=self._backend.url, what=self._trouble)
         self._trouble, self.trouble, self._pause_s = "", None, 0.0
-        self._tell(
+        self._emit(
             "uploaded",
             path=entry.path,
             step=entry.step,
@@ -150,7 +148,7 @@ class MirrorWorker:
         self._tidy(key)
 
     def _tidy(self, arrived: str) -> None:
-        """Tidy up after an upload. That it fails is a trouble of its own: told once, and no reason for the uploads to pause."""
+        """Tidy up after an upload. A failure is reported once, and uploads go on."""
         try:
             self._remove_old(arrived)
         except BackendError as error:
@@ -160,27 +158,27 @@ class MirrorWorker:
         else:
             if self._untidy:
                 self._untidy = False
-                self._tell("recovered", mirror=self._backend.url, what="tidy")
+                self._emit("recovered", mirror=self._backend.url, what="tidy")
 
     def _remove_old(self, arrived: str) -> None:
-        """Sweep what was left of our job's uploads, once; and let go of the oldest checkpoints, where that was asked for.
+        """Remove old unfinished uploads of our job, once, and the checkpoints beyond the policy.
 
-        `arrived`: the key of the one that was brought just now, which stays.
+        `arrived`: the key of the newest arrival, which stays.
         """
         if not self._swept:
             for stored in list(self._backend.list(layout.prefix_of(self._job), unfinished=True)):
                 if 0 < stored.at < time.time() - _LEFTOVER_S:
                     self._backend.remove(stored.key, stored.upload_id)
-                    self._tell("swept", mirror=self._backend.url, key=stored.key)
+                    self._emit("swept", mirror=self._backend.url, key=stored.key)
             self._swept = True
         if self._keep is not None:
             kept, _ = layout.newest_first(self._backend, self._job, known=self._known)
             for one in layout.may_go(kept, self._keep, arrived):
-                layout.remove(self._backend, one.place.key)
-                self._tell("pruned", mirror=self._backend.url, key=one.place.key, step=one.manifest.step)
+                layout.remove(self._backend, one.location.key)
+                self._emit("pruned", mirror=self._backend.url, key=one.location.key, step=one.manifest.step)
 
     def _forget(self, entry: SpoolEntry) -> None:
-        """Take back what arrived of a content that will never be whole. What stays for want of an answer has no manifest."""
+        """Remove the files of a content that will never be whole. If the mirror does not answer, they stay without a manifest."""
         try:
             layout.remove(self._backend, layout.key_of(entry.manifest))
         except BackendError as error:
@@ -194,10 +192,10 @@ class MirrorWorker:
             self._alert(kind, message, hint)
         else:
             self._pause_s = min(longest, self._pause_s * 2)
-        self._wait(self._pause_s * random.uniform(0.8, 1.2))  # noqa: S311 -- so that a thousand nodes do not come back at once
+        self._wait(self._pause_s * random.uniform(0.8, 1.2))  # noqa: S311 -- a thousand nodes must not come back at once
 
     def _alert(self, what: str, message: str, hint: str, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
-        self._tell("alert", what=what, mirror=self._backend.url, message=message, hint=hint, **more)
+        self._emit("alert", what=what, mirror=self._backend.url, message=message, hint=hint, **more)
 
     def _wait(self, seconds: float | None) -> None:
         """Wait for a new entry, or for a time; new entries do not shorten the pause after a failure."""
@@ -207,11 +205,11 @@ class MirrorWorker:
             self.n_waits += 1
             self._wake.notify_all()
             try:
-                while not self._means.stopped():
+                while not self._control.is_stopped():
                     left = None if end is None else end - time.monotonic()
-                    if self.hurry:
-                        self.hurry = False
-                        self._wake.notify_all()  # who waits for nobody to be hurried
+                    if self.retry_now:
+                        self.retry_now = False
+                        self._wake.notify_all()  # for `MirrorProcess._wait_idle`
                         if end is not None:
                             return
                     if left is not None and left <= 0:

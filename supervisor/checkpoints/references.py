@@ -1,8 +1,7 @@
-"""What else leads to a checkpoint: a link, or the file in which a framework names its latest.
+"""Finds references to a checkpoint: a link, or the file in which a framework names its latest.
 
-In: a checkpoint's path. Out: the path of what leads to it, "" where nothing was found. Moving such a checkpoint away would leave what leads
-to it dangling, and a script that follows it would start from scratch in silence. Looked at are the directory that it lies in and the one
-above; bounded. Nothing is raised: what cannot be looked at counts as leading to it.
+If a checkpoint with a reference were moved, a script that follows the reference would silently start from scratch. The checkpoint's
+directory and the one above are searched, up to a limit. A directory that cannot be read counts as a reference.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ MOST_ENTRIES: Final = 4096
 
 
 def leads_to(path: str) -> str:
-    """Return what leads to the checkpoint at the absolute `path`, or into it."""
+    """Return the path of a reference to the checkpoint at the absolute `path`, or into it; "" without one."""
     directory, _, name = path.rpartition("/")
     real = os.path.realpath(path)
     try:

@@ -1,12 +1,12 @@
 """Restores the newest checkpoint of a job from its mirrors, as a process: `python -P -m supervisor.checkpoints.restore_process`.
 
-The libraries that speak to S3 are large, and the supervisor is to stay small. In, on stdin: {"mirrors", "job", "instead" (of whom, where
-the job has none), "into", "cwd", "command", "declared", "discovered" (where it may be written), "workers", "s3"}.
+The libraries for S3 are large, and the supervisor must stay small. In, on stdin: {"mirrors", "job", "instead" (the job whose
+checkpoint is taken if this one has none), "into", "cwd", "command", "declared", "discovered" (where it may be written), "workers", "s3"}.
 Out, a line each: {"ev": "progress", "done", "total"} in bytes, {"ev": "line", "text"} for people, and at the end one of
-{"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over", "manifest" (as text; "" where
-the file is another whole one that stood there)}, {"ev": "nothing"},
-{"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (something else is there), elsewhere (the place is
-none of the job's), no_space, failed.
+{"ev": "restored", "path", "step", "began" (when the run did that saved it), "mirror", "bytes", "passed_over", "manifest" (as text; "" if
+the file is another whole checkpoint that had the name)}, {"ev": "nothing"},
+{"ev": "refused", "kind", "message", "hint"}; kind: other_job, unreachable, in_the_way (another file has the name), elsewhere (the path is
+not permitted), no_space, failed.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def main() -> int:
     kinds = {
         restoring.OtherJob: "other_job",
         restoring.Unreachable: "unreachable",
-        restoring.InTheWay: "in_the_way",
-        restoring.Elsewhere: "elsewhere",
+        restoring.PathOccupied: "in_the_way",
+        restoring.PathNotPermitted: "elsewhere",
         restoring.NoSpace: "no_space",
     }
     order = json.load(sys.stdin)
@@ -160,8 +160,8 @@ def main() -> int:
             order["instead"],
             into=order["into"],
             workers=order["workers"],
-            elsewhere=lambda path: refusal(path, order["cwd"], order["declared"], order["discovered"], order["command"]),
-            watch=RestoreProgress(lambda text: send("line", text=text), lambda done, total: send("progress", done=done, total=total)),
+            refusal=lambda path: refusal(path, order["cwd"], order["declared"], order["discovered"], order["command"]),
+            progress=RestoreProgress(lambda text: send("line", text=text), lambda done, total: send("progress", done=done, total=total)),
         )
     except CheckpointingError as error:
         send("refused", kind=kinds.get(type(error), "failed"), message=error.message, hint=error.hint)

@@ -16,7 +16,7 @@ import pytest
 
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.upload import TransferControl, upload
 from tests.checkpointing.mirror.process import save
 from tests.e2e.selfresuming import TRAIN, fast
 from tests.e2e.untouched import assert_untouched, listing, moved
@@ -130,7 +130,7 @@ def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise:
     described = save(tmp_path / "elsewhere" / "step_5.pt", 1 << 20, 5, job="base")
     with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
         entry = spool.add(str(tmp_path / "elsewhere" / "step_5.pt"), 5, described.read_bytes())
-        upload(open_backend(str(mirror)), entry, spool.log(entry, str(mirror)), Means())
+        upload(open_backend(str(mirror)), entry, spool.log(entry, str(mirror)), TransferControl())
     (tmp_path / "elsewhere" / "step_5.pt").unlink()
     refused = supervise("true", options=options)
     assert refused.exit_code() == 78
@@ -153,7 +153,7 @@ def test_a_damaged_newest_copy_is_passed_over_aloud(supervise: Callable[..., Sup
         described = save(tmp_path / "ckpt" / f"step_{step}.pt", 1 << 20, step, job="e2e")
         with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
             entry = spool.add(str(tmp_path / "ckpt" / f"step_{step}.pt"), step, described.read_bytes())
-            upload(open_backend(str(mirror)), entry, spool.log(entry, str(mirror)), Means())
+            upload(open_backend(str(mirror)), entry, spool.log(entry, str(mirror)), TransferControl())
         (tmp_path / "ckpt" / f"step_{step}.pt").unlink()
     [newest] = mirror.rglob("data/step_6.pt")
     newest.write_bytes(b"x" + newest.read_bytes()[1:])

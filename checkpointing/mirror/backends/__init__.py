@@ -1,15 +1,15 @@
-"""Where copies of checkpoints are kept: one contract of eight methods, and one file for each kind of place.
+"""The storage of a mirror: a contract of eight methods, and one file for each kind of storage.
 
-The class of a `BackendError` says what to do about it:
+The class of a `BackendError` tells the caller what to do:
 
     Unavailable          wait and try again
-    CredentialsExpired   ask for credentials anew
-    PermissionDenied     report it: trying again does not help
+    CredentialsExpired   get fresh credentials
+    PermissionDenied     report it: another attempt does not help
     TransferDamaged      read the source again
     NotFound             nothing: it is an answer
 
-A backend keeps no state that a kill -9 could lose, and several threads may use it. Keys are relative to the place's prefix, with "/"
-between their parts. An object is written once and never changed.
+A backend keeps no state that a kill -9 could lose. It is thread-safe. Keys are relative to the mirror's prefix, with "/" between their
+parts. The content of a key never changes.
 """
 
 from __future__ import annotations
@@ -27,55 +27,55 @@ _MD5_HEX: Final = 32
 
 
 class BackendError(CheckpointingError):
-    """What failed, where, and why: the place's own words are in the message."""
+    """A request failed. The message holds the storage's own words."""
 
 
 class NotFound(BackendError):  # noqa: N818 -- an answer
     """There is no such object, or no such upload."""
 
 
-class PermissionDenied(BackendError):  # noqa: N818 -- a fact about the place
-    """We may not do this, and asking again will not help: permission, wrong bucket, full disk or quota."""
+class PermissionDenied(BackendError):  # noqa: N818 -- a fact about the storage
+    """The storage refuses, and would refuse again: permission, wrong bucket, full disk or quota."""
 
 
 class CredentialsExpired(BackendError):  # noqa: N818 -- a fact about the credentials
-    """The credentials are no longer, or not yet, good: fresh ones are needed."""
+    """The credentials are not valid now: fresh ones are needed."""
 
 
 class ClockSkewed(CredentialsExpired):
-    """The two clocks differ by more than the place allows: it believes no signature of ours, whatever the credentials."""
+    """The two clocks differ by more than the storage allows: it accepts no signature, whatever the credentials."""
 
 
 class TransferDamaged(BackendError):  # noqa: N818 -- a fact about the bytes
-    """What arrived is not what was announced: a checksum or a length differs."""
+    """A checksum or a length differs from what was announced."""
 
 
-class Unavailable(BackendError):  # noqa: N818 -- a fact about the place
-    """The place does not answer, or asks for patience: network, 5xx, SlowDown, time out."""
+class Unavailable(BackendError):  # noqa: N818 -- a fact about the storage
+    """The place does not answer, or asks for stall_timeout: network, 5xx, SlowDown, time out."""
 
 
 class Body(Protocol):
-    """The bytes of one object or part. `crc64nvme` is what they have to be; `open` gives a fresh reader from their begin."""
+    """The bytes of one object or part. `pieces` reads them from the start, each time it is called."""
 
     @property
     def n_bytes(self) -> int:
-        """How many there are."""
+        """Their number."""
 
     @property
     def crc64nvme(self) -> int:
-        """The checksum that is announced, and that the bytes have unless the source was changed."""
+        """Their checksum by the manifest. The source may have changed since."""
 
     @property
     def offset(self) -> int:
-        """Where the first of them stands in the object."""
+        """The position of the first one in the object."""
 
     def pieces(self) -> Iterator[memoryview]:
-        """Give the bytes from the begin on; a piece is valid until the next is asked for. Raises OSError."""
+        """Yield the bytes; a piece is valid until the next one is taken. Raises OSError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object, or with `upload_id` an upload that was not completed. `at` is wall time; crc64nvme None: the place does not tell it."""
+    """An object, or with `upload_id` an unfinished upload. `token`: its ETag, if any. crc64nvme None: not reported. `at`: wall time."""
 
     key: str
     n_bytes: int = 0
@@ -87,7 +87,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part that the place holds. `token` is its own name for the content (S3: the ETag); parts are numbered from 1."""
+    """A part that has arrived. `token` is the storage's name for its content (S3: the ETag); parts are numbered from 1."""
 
     number: int
     n_bytes: int
@@ -97,7 +97,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload in parts, and the parts that are there already, ordered by number."""
+    """An upload in parts, with the parts that have arrived, ordered by number."""
 
     key: str
     id: str
@@ -105,7 +105,7 @@ class Upload:
 
 
 def is_intact(stored: Stored, parts: Sequence[StoredPart], crc64nvme: int) -> bool:
-    """Return whether an object is made of these parts: by its size, and by its checksum, else its ETag, where the place has one."""
+    """Return whether an object is made of these parts: by its size, and by its checksum, else its ETag, if the storage reports one."""
     if stored.n_bytes != sum(part.n_bytes for part in parts):
         return False
     if stored.crc64nvme is not None:
@@ -127,48 +127,48 @@ def is_made_of(token: str, parts: Sequence[StoredPart]) -> bool | None:
 
 
 class Backend(Protocol):
-    """A place for copies. Every method may raise PermissionDenied, CredentialsExpired, Unavailable; what else is said with it."""
+    """The storage of one mirror. Every method may raise PermissionDenied, CredentialsExpired, Unavailable, and what its docstring names."""
 
     @property
     def url(self) -> str:
-        """The place as the user wrote it, without a secret."""
+        """The mirror's address as the user wrote it, without a secret."""
 
     def put(self, key: str, body: Body) -> Stored:
         """Store an object whole, durably, before returning. Idempotent. Raises TransferDamaged if the bytes were not those announced."""
 
     def begin(self, key: str, upload_id: str = "") -> Upload:
-        """Open an upload in parts; with `upload_id` the one that was opened before, with the parts that arrived.
+        """Open an upload in parts, or return the one of `upload_id` with the parts that have arrived.
 
-        Without an id not idempotent: each call opens another, and what is not completed has to be removed. Raises NotFound where the
-        upload `upload_id` was completed, removed or never was.
+        Without an id not idempotent: each call opens another upload, which must be completed or removed. Raises NotFound if the upload
+        `upload_id` was completed or removed, or never existed.
         """
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
-        """Store a part. Idempotent: the last one of a number counts. Raises NotFound for the upload, TransferDamaged if not stored."""
+        """Store a part. Idempotent: the last one of a number counts. Raises NotFound (the upload), TransferDamaged (nothing is stored)."""
 
     def complete(self, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
-        """Make one object of the parts: all of it, or nothing. `crc64nvme` is of the whole.
+        """Make one object of the parts, atomically. `crc64nvme` is of the whole. Raises TransferDamaged.
 
-        Not idempotent everywhere: raises NotFound where the upload is gone, which it is too after a complete whose answer was lost;
-        `stat` then tells.
+        Not idempotent everywhere: raises NotFound if the upload is gone. It is also gone if the answer to a successful call was lost: see
+        `stat` then.
         """
 
     def stat(self, key: str) -> Stored:
-        """Say what an object is. Raises NotFound."""
+        """Return an object's size, ETag and checksum. Raises NotFound."""
 
     def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
-        """Yield exactly `n_bytes` of an object from `offset` on. Raises NotFound, and Unavailable where the stream ends early."""
+        """Yield exactly `n_bytes` of an object from `offset` on. Raises NotFound, and Unavailable if the stream ends early."""
 
     def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
-        """Yield the objects, or with `unfinished` the uploads, whose key begins with `prefix`; nothing where there is none."""
+        """Yield the objects, or with `unfinished` the uploads, whose key begins with `prefix`."""
 
     def remove(self, key: str, upload_id: str = "") -> None:
-        """Remove an object, or with `upload_id` an upload and its parts. Idempotent: what is not there is removed."""
+        """Remove an object, or with `upload_id` an upload and its parts. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """How to reach S3; empty is what the environment and the usual configuration files say. `sse`: AES256, aws:kms or aws:kms:KEY."""
+    """How to reach S3. Empty: from the environment and ~/.aws. `sse`: AES256, aws:kms or aws:kms:KEY."""
 
     endpoint: str = ""
     region: str = ""
@@ -185,9 +185,9 @@ KEYS_HINT: Final = "the keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_K
 
 
 def has_keys(url: str) -> bool:
-    """Say whether something that may be a secret stands in a URL, as in `s3://KEY:SECRET@bucket`: it is not to be shown then.
+    """Return whether a URL may hold a secret, as `s3://KEY:SECRET@bucket` does: it must not be shown then.
 
-    A secret may hold a slash: `s3://KEY:SEC/RET@bucket` has a colon where the bucket's name would end.
+    A secret may hold a slash: `s3://KEY:SEC/RET@bucket` has a colon before the end of the bucket's name.
     """
     _, found, rest = url.partition("://")
     host = rest.partition("/")[0]
@@ -196,7 +196,7 @@ def has_keys(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """A body that is in memory: manifests, and what is small."""
+    """A body in memory: a manifest, or another small object."""
 
     content: bytes
     crc64nvme: int
@@ -208,5 +208,5 @@ class Bytes:
         return len(self.content)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Give it in one piece."""
+        """Yield it in one piece."""
         yield memoryview(self.content)

@@ -1,9 +1,8 @@
-"""A directory as a place for copies: a local disk, NFS, Lustre.
+"""A directory as a mirror: a local disk, NFS, Lustre.
 
-In: keys, under a root. Out: files. An upload in parts is one file beside its target, `<name>.part-<id>`, into which parts are
-written where they belong; `<name>.part-<id>.log` says which have arrived, a line each, written after their bytes were synced. The
-object appears by a rename of a synced file. A kill at any byte leaves such a pair, or the log alone: `list(unfinished=True)` finds both.
-The id is 16 hexadecimal digits: any other name with `.part-` in it is an object's own.
+An upload in parts is one file beside its target, `<name>.part-<id>`. Parts are written at their positions, and `<name>.part-<id>.log` gets
+a line for each after its bytes were synced. The synced file is renamed to its target. A kill at any byte leaves such a pair, or the log
+alone: `list(unfinished=True)` finds both. The id is 16 hexadecimal digits: any other name with `.part-` in it is an object's own.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class FileBackend:
     def put(self, key: str, body: Body) -> Stored:
         """Write beside, sync, and rename into place."""
         target = self._path(key)
-        self._see_mounted()
-        with _told("write", target):
+        self._check_mounted()
+        with _translated("write", target):
             os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120 -- strings throughout the package
             beside = f"{target}{_PART}{secrets.token_hex(8)}"
             try:
@@ -72,8 +71,8 @@ class FileBackend:
     def begin(self, key: str, upload_id: str = "") -> Upload:
         """Make the two files, or read the log of an upload."""
         target = self._path(key)
-        self._see_mounted()
-        with _told("open an upload", target):
+        self._check_mounted()
+        with _translated("open an upload", target):
             if upload_id:
                 return Upload(key, upload_id, _arrived(f"{target}{_PART}{upload_id}", target))
             os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
@@ -85,11 +84,11 @@ class FileBackend:
         return Upload(key, upload_id)
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
-        """Write the part where it belongs, sync it, and note it."""
+        """Write the part at its position, sync it, and log it."""
         target = self._path(upload.key)
         beside = f"{target}{_PART}{upload.id}"
         part = StoredPart(number, body.n_bytes, digest.to_hex(body.crc64nvme), body.crc64nvme)
-        with _told("write a part", beside):
+        with _translated("write a part", beside):
             fd = os.open(beside, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 _write(fd, body.offset, body, target)
@@ -99,7 +98,7 @@ class FileBackend:
             line = json.dumps({"part": number, "bytes": body.n_bytes, "offset": body.offset, "crc64nvme": part.token}) + "\n"
             log = os.open(f"{beside}{_LOG}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
-                # a torn line before ours is closed by the new line; an empty line is passed over
+                # the first newline ends a torn line; an empty line is skipped
                 os.write(log, ("\n" + line).encode("ascii"))
                 os.fdatasync(log)
             finally:
@@ -112,10 +111,10 @@ class FileBackend:
         beside = f"{target}{_PART}{upload.id}"
         there = {part.number: part.token for part in self.begin(upload.key, upload.id).parts}
         if any(there.get(part.number) != part.token for part in parts):
-            message = f"cannot complete: {target}: a part is not there"
+            message = f"cannot complete: {target}: a part is missing"
             raise TransferDamaged(message, hint="it is uploaded again")
         size = sum(part.n_bytes for part in parts)
-        with _told("complete", beside):
+        with _translated("complete", beside):
             fd = os.open(beside, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.ftruncate(fd, size)
@@ -130,21 +129,21 @@ class FileBackend:
 
     def stat(self, key: str) -> Stored:
         """Stat the file."""
-        with _told("look at", self._path(key)):
+        with _translated("stat", self._path(key)):
             found = os.stat(self._path(key))  # noqa: PTH116
         return Stored(key, found.st_size, at=found.st_mtime)
 
     def read(self, key: str, offset: int, n_bytes: int) -> Iterator[bytes]:
         """Read a range."""
         path = self._path(key)
-        with _told("read", path):
+        with _translated("read", path):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 while n_bytes:
                     piece = os.pread(fd, min(CHUNK_BYTES, n_bytes), offset)
                     if not piece:
                         message = f"cannot read: {path}: it ends early"
-                        raise TransferDamaged(message, hint="the copy is torn: verify the others")
+                        raise TransferDamaged(message, hint="the copy is torn: another one is tried")
                     yield piece
                     offset += len(piece)
                     n_bytes -= len(piece)
@@ -153,8 +152,8 @@ class FileBackend:
 
     def list(self, prefix: str, *, unfinished: bool = False) -> Iterator[Stored]:
         """Walk the directories below."""
-        self._see_mounted()  # that nothing is there must not be said of what cannot be seen
-        with _told("list", self._root):
+        self._check_mounted()  # an unmounted mirror must not look empty
+        with _translated("list", self._root):
             top = os.path.dirname(self._path(prefix + "x"))  # noqa: PTH120
             for directory, _names, files in os.walk(top, onerror=_unless_missing):
                 there = set(files)
@@ -173,21 +172,21 @@ class FileBackend:
                     yield Stored(key, found.st_size, upload_id=beside["id"] if beside else "", at=found.st_mtime)
 
     def remove(self, key: str, upload_id: str = "") -> None:
-        """Unlink, and take away directories that became empty."""
+        """Unlink, and remove the directories that became empty."""
         target = self._path(key)
         names = (f"{target}{_PART}{upload_id}", f"{target}{_PART}{upload_id}{_LOG}") if upload_id else (target,)
-        with _told("remove", target):
+        with _translated("remove", target):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name)  # noqa: PTH108
             directory = os.path.dirname(target)  # noqa: PTH120
-            with contextlib.suppress(OSError):  # not empty, or gone: both are well
+            with contextlib.suppress(OSError):  # not empty, or gone
                 while len(directory) > len(self._root):
                     os.rmdir(directory)  # noqa: PTH106
                     directory = os.path.dirname(directory)  # noqa: PTH120
 
-    def _see_mounted(self) -> None:
-        """Never make the root: where a file system is not mounted, that would fill another one."""
+    def _check_mounted(self) -> None:
+        """Raise PermissionDenied without the root. It is never made: an unmounted mirror would fill the disk below it."""
         if not os.path.isdir(self._root):  # noqa: PTH112
             message = f"cannot mirror: {self._root}: no such directory: is it mounted?"
             raise PermissionDenied(message, hint="make the directory, or mount the file system that it is on")
@@ -210,8 +209,8 @@ def _write(fd: int, offset: int, body: Body, target: str) -> None:
             at += os.pwrite(fd, piece[at:], offset + at)
         offset += len(piece)
     if offset != end or crc != body.crc64nvme:
-        message = f"cannot write: {target}: the bytes are not those that were announced"
-        raise TransferDamaged(message, hint="the source was changed while it was copied")
+        message = f"cannot write: {target}: the checksums differ"
+        raise TransferDamaged(message, hint="the source changed while it was copied")
 
 
 def _sync_directory(target: str) -> None:
@@ -223,14 +222,14 @@ def _sync_directory(target: str) -> None:
 
 
 def _arrived(beside: str, target: str) -> tuple[StoredPart, ...]:
-    """Give the parts that the log has and the file holds. A part whose pages were lost is found by the checksum of the whole at restore."""
+    """Return the parts that the log and the file have. If pages of a part were lost, the restore finds that by the checksum."""
     try:
         size = os.stat(beside).st_size  # noqa: PTH116
         with open(f"{beside}{_LOG}", "rb") as log:  # noqa: PTH123
             lines = log.read().splitlines()
     except FileNotFoundError:
         message = f"no such upload: {target}"
-        raise NotFound(message, hint="it is begun anew") from None
+        raise NotFound(message, hint="it is uploaded again") from None
     found: dict[int, StoredPart] = {}
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -247,15 +246,15 @@ def _unless_missing(error: OSError) -> None:
 
 
 @contextlib.contextmanager
-def _told(what: str, path: str) -> Iterator[None]:
-    """Say an OSError in the backend's words."""
+def _translated(what: str, path: str) -> Iterator[None]:
+    """Turn an OSError into a BackendError."""
     try:
         yield
     except FileNotFoundError as error:
         message = f"cannot {what}: {path}: {error.strerror}"
-        raise NotFound(message, hint="it is not there") from error
+        raise NotFound(message, hint="check the mirror's address") from error
     except OSError as error:
         message = f"cannot {what}: {path}: {error.strerror or error}"
         if error.errno in _LASTING:
-            raise PermissionDenied(message, hint="see to the directory's permission and space; it is tried again") from error
+            raise PermissionDenied(message, hint="check the directory's permission and space; it is tried again") from error
         raise Unavailable(message, hint="it is tried again") from error

@@ -22,7 +22,7 @@ from checkpointing.mirror import layout, restore
 from checkpointing.mirror.backends import BackendError, S3Options
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.stall import RestoreProgress
-from checkpointing.mirror.upload import Means
+from checkpointing.mirror.upload import TransferControl
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints import discovery, mirror_process
 from supervisor.checkpoints.restore_target import refusal
@@ -97,7 +97,7 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
             job,
             output(as_json=as_json),
             spool=_absolute(f"{settings.job.state_dir}/push"),
-            means=_means(settings),
+            control=_control(settings),
             part_bytes=settings.checkpoints.part_mib * _MIB,
         )
 
@@ -109,7 +109,7 @@ def listing(settings: Settings, job: str, *, as_json: bool) -> int:
     for one in kept:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.manifest.made_unix_s))
         step = "?" if one.manifest.step is None else one.manifest.step
-        text = f"step {step:>8}  {one.manifest.n_bytes / _MIB:>10.1f} MiB  {made}  {one.backend.url}/{one.place.key}"
+        text = f"step {step:>8}  {one.manifest.n_bytes / _MIB:>10.1f} MiB  {made}  {one.backend.url}/{one.location.key}"
         _print(_row(one), text, as_json=as_json)
     if not kept and not as_json:
         _print({}, f"the mirror holds no checkpoint of {_wanted(settings, job)}", as_json=False)
@@ -132,7 +132,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
             output(as_json=as_json),
             into=into,
             workers=settings.checkpoints.concurrency,
-            elsewhere=lambda path: refusal(path, os.getcwd(), settings.checkpoints.paths, places),  # noqa: PTH109 (strings)
+            refusal=lambda path: refusal(path, os.getcwd(), settings.checkpoints.paths, places),  # noqa: PTH109 (strings)
         )
 
 
@@ -148,7 +148,7 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
             hint = "see what there is with: supervise checkpoints ls --mirror URL"
             raise SuperviseError(f"no such checkpoint in the mirror: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
         if len({one.manifest.id for one in named}) > 1:
-            several = ", ".join(dict.fromkeys(one.place.key.rstrip("/").rpartition("/")[2] for one in named))
+            several = ", ".join(dict.fromkeys(one.location.key.rstrip("/").rpartition("/")[2] for one in named))
             hint = f"name one of them: {several}"
             raise SuperviseError(f"several checkpoints in the mirror are meant: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
         done = _fetch(settings, named, into, output(as_json=as_json))
@@ -159,7 +159,7 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
 def _names(one: MirroredCheckpoint) -> tuple[str, ...]:
     """Give by what one checkpoint may be called. A step that nobody knows is no name."""
     step = () if one.manifest.step is None else (str(one.manifest.step),)
-    return (*step, one.manifest.name, one.manifest.id, one.place.key.rstrip("/").rpartition("/")[2])
+    return (*step, one.manifest.name, one.manifest.id, one.location.key.rstrip("/").rpartition("/")[2])
 
 
 def _fetch(settings: Settings, same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
@@ -169,7 +169,7 @@ def _fetch(settings: Settings, same: Sequence[MirroredCheckpoint], into: str, ou
         bar = ProgressBar(out, one.manifest.name)
         try:
             return restore.fetch(
-                one, into=_absolute(into), workers=settings.checkpoints.concurrency, watch=RestoreProgress(out.warn, bar.shown)
+                one, into=_absolute(into), workers=settings.checkpoints.concurrency, progress=RestoreProgress(out.warn, bar.shown)
             )
         finally:
             bar.clear()
@@ -189,7 +189,7 @@ def prune(settings: Settings, job: str, policy: rules.RetentionPolicy, *, dry_ru
         for backend in backends_of(settings):
             kept, _ = layout.newest_first(backend, job)
             for one in layout.may_go(kept, policy):
-                key, made = one.place.key, one.manifest
+                key, made = one.location.key, one.manifest
                 if not dry_run:
                     layout.remove(backend, key)
                 row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
@@ -212,15 +212,16 @@ def _wanted(settings: Settings, job: str) -> str:
     return job if named in ("", restore.NO_JOB) else named
 
 
-def _means(settings: Settings) -> Means:
+def _control(settings: Settings) -> TransferControl:
     cap = settings.checkpoints.bandwidth_mib_s
     throttle = Throttle(cap * _MIB) if cap else None
-    return Means(workers=settings.checkpoints.concurrency, take=throttle.take if throttle is not None else lambda _n_bytes: None)
+    limit = throttle.take if throttle is not None else lambda _n_bytes: None
+    return TransferControl(workers=settings.checkpoints.concurrency, throttle=limit)
 
 
 def _row(one: MirroredCheckpoint) -> dict[str, Any]:
     made = one.manifest
-    place = {"mirror": one.backend.url, "key": one.place.key, "id": made.id, "job": made.about.job, "run": made.about.run}
+    place = {"mirror": one.backend.url, "key": one.location.key, "id": made.id, "job": made.about.job, "run": made.about.run}
     return {"name": made.name, "step": made.step, "format": made.layout, "bytes": made.n_bytes, "made_unix_s": made.made_unix_s, **place}
 
 

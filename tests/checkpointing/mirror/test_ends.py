@@ -19,7 +19,7 @@ from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, encode
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.upload import TransferControl, upload
 from checkpointing.verification import verify
 from supervisor.checkpoints import mirror as checkpoint_mirror
 from supervisor.checkpoints import restore_process
@@ -236,7 +236,7 @@ def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: J
     manifest = check.build(verify(str(path), own=True), About(job, "run-0"), reading=ReadOptions())
     with contextlib.closing(Spool(str(tmp_path / "spool"))) as spool:
         entry = spool.add(str(path), 1, encode(manifest))
-        upload(open_backend(mirror), entry, spool.log(entry, mirror), Means())
+        upload(open_backend(mirror), entry, spool.log(entry, mirror), TransferControl())
     path.unlink()
     settings = replace(checkpoints._job.settings, checkpoints=Checkpoints(paths=("*.pt",), mirror=(mirror,), restore_from=job))  # noqa: SLF001 -- the same job
     here = JobCheckpoints(replace(checkpoints._job, settings=settings, environ=dict(os.environ)), ignore)  # noqa: SLF001 -- as above

@@ -20,9 +20,9 @@ from checkpointing.mirror import layout as mirror_layout
 from checkpointing.mirror import restore, restore_target
 from checkpointing.mirror.backends import Backend, Bytes, NotFound, PermissionDenied
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.restore import Elsewhere, InTheWay, Unreachable
+from checkpointing.mirror.restore import PathNotPermitted, PathOccupied, Unreachable
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.upload import TransferControl, upload
 from supervisor.checkpoints import restore_process
 from supervisor.checkpoints.restore_target import refusal
 from supervisor.config.settings import Settings
@@ -45,7 +45,7 @@ def bring(home: Path, backend: Backend, path: Path, described: Path, **changed: 
     raw = documents.encode(dataclasses.replace(documents.read(str(described)), **changed))  # type: ignore[arg-type] -- the test's own
     with closing(Spool(str(home / "spool"))) as spool:
         entry = spool.add(str(path), None, raw)
-        key = upload(backend, entry, spool.log(entry, backend.url), Means())
+        key = upload(backend, entry, spool.log(entry, backend.url), TransferControl())
         spool.drop(entry)
     return key
 
@@ -59,11 +59,11 @@ def test_a_place_that_is_not_the_jobs_is_refused_and_nothing_is_made(tmp_path: P
     path, _ = brought(tmp_path, backend, 1)
     path.unlink()
     path.parent.rmdir()
-    with pytest.raises(Elsewhere, match="is not ours") as caught:
-        restore.newest([backend], "job", elsewhere=lambda path: (f"{path} is not ours", "--to DIR"))
+    with pytest.raises(PathNotPermitted, match="is not ours") as caught:
+        restore.newest([backend], "job", refusal=lambda path: (f"{path} is not ours", "--to DIR"))
     assert "--to" in caught.value.hint
     assert not path.parent.exists()
-    into = restore.newest([backend], "job", into=str(tmp_path / "to"), elsewhere=lambda _path: ("is not ours", ""))
+    into = restore.newest([backend], "job", into=str(tmp_path / "to"), refusal=lambda _path: ("is not ours", ""))
     assert into is not None, "a directory that was named is the answer to the hint"
 
 
@@ -183,9 +183,9 @@ def test_something_torn_in_the_way_of_the_newest_lets_the_one_before_through(tmp
     done = restore.newest([backend], "job")
     assert done is not None
     assert (done.path, new.read_bytes()) == (str(old), b"torn")
-    assert "something else is there" in done.passed_over[0][1]
+    assert "another file has this name" in done.passed_over[0][1]
     old.write_bytes(b"torn, too")
-    with pytest.raises(InTheWay, match=new.name):
+    with pytest.raises(PathOccupied, match=new.name):
         restore.newest([backend], "job")
 
 

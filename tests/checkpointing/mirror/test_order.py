@@ -15,7 +15,7 @@ from checkpointing.mirror import layout, restore
 from checkpointing.mirror.backends import Backend, PermissionDenied
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.upload import TransferControl, upload
 from checkpointing.mirror.worker import MirrorWorker
 from checkpointing.retention.rules import RetentionPolicy
 from tests.checkpointing.mirror.process import save
@@ -36,7 +36,7 @@ def backend(tmp_path: Path) -> Backend:
         raw = documents.encode(dataclasses.replace(made_of, step=step, made_unix_s=made))
         with closing(Spool(str(tmp_path / "spool"))) as spool:
             entry = spool.add(str(path), step, raw)
-            upload(backend, entry, spool.log(entry, backend.url), Means())
+            upload(backend, entry, spool.log(entry, backend.url), TransferControl())
             spool.drop(entry)
     return backend
 
@@ -49,7 +49,7 @@ def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Pat
 
 
 def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     denied, real = True, type(backend).remove
 
     def remove(self: Backend, key: str, upload_id: str = "") -> None:
@@ -61,17 +61,17 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
     wake, stop = threading.Condition(), threading.Event()
 
     with closing(Spool(str(tmp_path / "spool"))) as spool:
-        lane = MirrorWorker(
+        worker = MirrorWorker(
             backend,
             spool,
             mirrors=(backend.url,),
             job="job",
-            tell=lambda ev, **row: told.append({"ev": ev, **row}),
+            emit=lambda ev, **row: events.append({"ev": ev, **row}),
             wake=wake,
-            means=Means(stopped=stop.is_set),
+            control=TransferControl(is_stopped=stop.is_set),
             keep=RetentionPolicy(1),
         )
-        thread = threading.Thread(target=lane.run)
+        thread = threading.Thread(target=worker.run)
         thread.start()
         try:
             for step in (700, 800, 900):
@@ -82,12 +82,12 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
                     wake.notify_all()
                 wait_for(lambda: not spool.entries(), "the upload, without a pause of a minute before it")
         finally:
-            wait_for(lambda: lane.is_waiting, "the end of tidying up")
+            wait_for(lambda: worker.is_waiting, "the end of tidying up")
             stop.set()
             with wake:
                 wake.notify_all()
             thread.join()
-    assert [(row["ev"], row["what"]) for row in told if row["ev"] in {"alert", "recovered"}] == [("alert", "tidy"), ("recovered", "tidy")]
+    assert [(row["ev"], row["what"]) for row in events if row["ev"] in {"alert", "recovered"}] == [("alert", "tidy"), ("recovered", "tidy")]
     assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == [900]
 
 
@@ -97,18 +97,18 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
     ids=["one", "two", "one-and-the-first-of-each-500"],
 )
 def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: RetentionPolicy, left: list[int]) -> None:
-    would = [one.place.key for one in layout.may_go(layout.newest_first(backend, "job")[0], policy)]
-    told: list[dict[str, Any]] = []
-    lane = MirrorWorker(
+    would = [one.location.key for one in layout.may_go(layout.newest_first(backend, "job")[0], policy)]
+    events: list[dict[str, Any]] = []
+    worker = MirrorWorker(
         backend,
         None,  # type: ignore[arg-type] -- tidying up needs no spool
         mirrors=(backend.url,),
         job="job",
-        tell=lambda ev, **row: told.append({"ev": ev, **row}),
+        emit=lambda ev, **row: events.append({"ev": ev, **row}),
         wake=threading.Condition(),
-        means=Means(),
+        control=TransferControl(),
         keep=policy,
     )
-    lane._tidy("")  # noqa: SLF001 -- what is done after each upload
-    assert [row["key"] for row in told if row["ev"] == "pruned"] == would
+    worker._tidy("")  # noqa: SLF001 -- what is done after each upload
+    assert [row["key"] for row in events if row["ev"] == "pruned"] == would
     assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == left

@@ -17,10 +17,10 @@ from checkpointing.manifest import documents
 from checkpointing.mirror import layout, restore
 from checkpointing.mirror.backends import Backend, NotFound, Stored, StoredPart, TransferDamaged, Upload, is_made_of
 from checkpointing.mirror.backends.opening import open_backend
-from checkpointing.mirror.restore import InTheWay, NoSpace, OtherJob, Unreachable
+from checkpointing.mirror.restore import NoSpace, OtherJob, PathOccupied, Unreachable
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.stall import RestoreProgress
-from checkpointing.mirror.upload import Means, SourceChanged, parts_of, upload
+from checkpointing.mirror.upload import SourceChanged, TransferControl, parts_of, upload
 from tests.checkpointing.mirror.process import PART, ROOT, save, save_tree
 from tests.support.waiting import wait_for
 
@@ -38,7 +38,7 @@ def bring(home: Path, backend: Backend, path: Path, described: Path, step: int) 
     """Mirror a checkpoint and return its key."""
     with closing(Spool(str(home / "spool"))) as spool:
         entry = spool.add(str(path), step, described.read_bytes())
-        key = upload(backend, entry, spool.log(entry, backend.url), Means())
+        key = upload(backend, entry, spool.log(entry, backend.url), TransferControl())
         spool.mark_done(entry, backend.url, [backend.url])
         assert spool.entries() == ()
     return key
@@ -55,7 +55,7 @@ def test_the_newest_goes_back_to_where_it_was_saved(tmp_path: Path, backend: Bac
     content = path.read_bytes()
     path.unlink()
     shown: list[tuple[int, int]] = []
-    done = restore.newest([backend], "job", watch=RestoreProgress(fetched=lambda *row: shown.append(row)))
+    done = restore.newest([backend], "job", progress=RestoreProgress(on_fetched=lambda *row: shown.append(row)))
     assert done is not None
     assert (done.path, done.fetched_bytes, path.read_bytes() == content) == (str(path), len(content), True)
     assert shown[-1] == (len(content), len(content))
@@ -67,7 +67,7 @@ def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced
     assert done is not None
     assert done.fetched_bytes == 0
     path.write_bytes(b"the user's own")
-    with pytest.raises(InTheWay) as caught:
+    with pytest.raises(PathOccupied) as caught:
         restore.newest([backend], "job")
     assert "--to" in caught.value.hint
     assert path.read_bytes() == b"the user's own"
@@ -192,7 +192,7 @@ def fetched(done, total):
     print(done, flush=True)
     if done >= total // 2:
         time.sleep(60)
-restore.newest([open_backend(sys.argv[1])], "job", into=sys.argv[2], workers=1, watch=RestoreProgress(fetched=fetched))
+restore.newest([open_backend(sys.argv[1])], "job", into=sys.argv[2], workers=1, progress=RestoreProgress(on_fetched=fetched))
 """
     process = subprocess.Popen(  # noqa: S603 -- the test's own
         [sys.executable, "-c", code, backend.url, str(tmp_path / "fresh")],
@@ -252,7 +252,7 @@ def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backen
         entry = spool.add(str(path), 1, described.read_bytes())
         os.truncate(path, 6 << 20)
         with pytest.raises(SourceChanged):
-            upload(backend, entry, spool.log(entry, backend.url), Means())
+            upload(backend, entry, spool.log(entry, backend.url), TransferControl())
     assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
 
 
@@ -280,9 +280,9 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
     with closing(Spool(str(tmp_path / "spool"))) as spool:
         entry = spool.add(str(path), 1, described.read_bytes())
         with pytest.raises((TransferDamaged, NotFound)):
-            upload(backend, entry, spool.log(entry, backend.url), Means(pause=lambda _seconds: None))
+            upload(backend, entry, spool.log(entry, backend.url), TransferControl(pause=lambda _seconds: None))
         assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
-        key = upload(backend, entry, spool.log(entry, backend.url), Means())
+        key = upload(backend, entry, spool.log(entry, backend.url), TransferControl())
     assert (tmp_path / "mirror" / layout.data_key(key, path.name)).read_bytes() == path.read_bytes()
 
 
@@ -303,7 +303,7 @@ def test_a_torn_line_in_the_log_of_what_arrived_is_passed_over(tmp_path: Path, b
         entry = spool.add(str(path), 1, described.read_bytes())
         log = spool.log(entry, backend.url)
         Path(log.path).write_bytes(b'{"file":"step_1.pt","upload":"abc"')
-        upload(backend, entry, spool.log(entry, backend.url), Means())
+        upload(backend, entry, spool.log(entry, backend.url), TransferControl())
         read = spool.log(entry, backend.url)
         assert (list(read.stored), len(read.parts)) == ([path.name], 3)
 

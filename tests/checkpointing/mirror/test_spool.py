@@ -15,7 +15,7 @@ from checkpointing.mirror import layout
 from checkpointing.mirror.backends import Bytes
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool, SpoolEntry
-from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.upload import TransferControl, upload
 from tests.checkpointing.mirror.process import save
 
 
@@ -86,5 +86,5 @@ def test_a_manifest_of_a_later_version_in_the_mirror_is_left_and_believed(tmp_pa
     key, raw = layout.key_of(entry.manifest) + layout.MANIFEST, newer(entry.raw_manifest)
     backend.put(key, Bytes(raw, digest.of_bytes(raw)))
     with closing(Spool(str(tmp_path / "spool"))) as spool:
-        assert upload(backend, entry, spool.log(entry, backend.url), Means()) == layout.key_of(entry.manifest)
+        assert upload(backend, entry, spool.log(entry, backend.url), TransferControl()) == layout.key_of(entry.manifest)
     assert b"".join(backend.read(key, 0, len(raw))) == raw

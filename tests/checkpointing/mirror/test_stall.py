@@ -15,8 +15,8 @@ from checkpointing.io.reader import Interrupted
 from checkpointing.mirror import restore
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
-from checkpointing.mirror.stall import Patience, RestoreProgress, Stalled
-from checkpointing.mirror.upload import Means, upload
+from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
+from checkpointing.mirror.upload import TransferControl, upload
 from tests.checkpointing.mirror.faults import STALL, Fault
 from tests.checkpointing.mirror.process import Place, save
 
@@ -41,7 +41,7 @@ def mirrors(tmp_path: Path) -> Iterator[list[Backend]]:
         with closing(Spool(str(tmp_path / "spool"))) as spool:
             entry = spool.add(str(path), step, described.read_bytes())
             for backend in backends:
-                upload(backend, entry, spool.log(entry, backend.url), Means())
+                upload(backend, entry, spool.log(entry, backend.url), TransferControl())
         path.unlink()
     yield backends
     for path in tmp_path.rglob("data/*.pt"):
@@ -61,7 +61,7 @@ def test_what_stalls_is_said_and_given_up_for_the_next_mirror_and_then_for_an_ol
     stall(mirrors[0], "step_[34].pt")
     stall(mirrors[1], "step_4.pt")
     said: list[str] = []
-    done = restore.newest(mirrors, "job", watch=RestoreProgress(said.append, stall_s=0.5))
+    done = restore.newest(mirrors, "job", progress=RestoreProgress(said.append, stall_s=0.5))
     assert done is not None
     assert (done.manifest.step, done.url) == (3, mirrors[1].url)
     assert ["no data for" in why for _, why in done.passed_over] == [True, True, True]
@@ -72,7 +72,7 @@ def test_a_mirror_of_which_all_stalls_is_not_asked_for_each_checkpoint(mirrors: 
     stall(mirrors[0], "*.pt")
     said: list[str] = []
     with pytest.raises(restore.Unreachable):
-        restore.newest(mirrors[:1], "job", watch=RestoreProgress(said.append, stall_s=0.5))
+        restore.newest(mirrors[:1], "job", progress=RestoreProgress(said.append, stall_s=0.5))
     assert len(said) == 2
 
 
@@ -80,37 +80,37 @@ def test_a_mirror_of_which_all_stalls_is_not_asked_for_each_checkpoint(mirrors: 
 def test_a_server_that_says_nothing_is_no_empty_mirror(place: Place) -> None:
     place.proxy.faults = [Fault(STALL, "^GET.*list-type", times=1000)]
     with pytest.raises(restore.Unreachable, match="no data for"):
-        restore.newest([place.backend()], "job", watch=RestoreProgress(stall_s=0.5))
+        restore.newest([place.backend()], "job", progress=RestoreProgress(stall_s=0.5))
 
 
 def test_a_thread_that_was_left_behind_writes_nothing_when_it_wakes() -> None:
-    patience = Patience("a dead mount", 0.2, lambda _line: None)
+    stall_timeout = StallTimeout("a dead mount", 0.2, lambda _line: None)
     wakes, over = threading.Event(), threading.Event()
     wrote: list[int] = []
 
     def call() -> None:
         try:
             assert wakes.wait(20)
-            with patience.writing():
+            with stall_timeout.writing():
                 wrote.append(1)
         except Interrupted:
             over.set()
             raise
 
     with pytest.raises(Stalled):
-        patience.run(call)
+        stall_timeout.run(call)
     wakes.set()
     assert over.wait(20)
     assert wrote == []
 
 
 def test_what_moves_slowly_is_not_given_up() -> None:
-    patience = Patience("a slow mirror", 0.5, lambda _line: None)
+    stall_timeout = StallTimeout("a slow mirror", 0.5, lambda _line: None)
 
     def call() -> int:
         for _ in range(12):
-            patience.moved()
+            stall_timeout.progressed()
             threading.Event().wait(0.1)
         return 7
 
-    assert patience.run(call) == 7
+    assert stall_timeout.run(call) == 7

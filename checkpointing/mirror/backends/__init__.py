@@ -51,7 +51,7 @@ class TransferDamaged(BackendError):  # noqa: N818 -- a fact about the bytes
 
 
 class Unavailable(BackendError):  # noqa: N818 -- a fact about the storage
-    """The place does not answer, or asks for stall_timeout: network, 5xx, SlowDown, time out."""
+    """The storage does not answer, or asks to wait: network, 5xx, SlowDown, timeout."""
 
 
 class Body(Protocol):

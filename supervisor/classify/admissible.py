@@ -1,7 +1,7 @@
-"""Which candidates may be a cause at all: how a rank ended outranks what its output says.
+"""Decides which candidates may be the cause: the end of a rank outranks its output.
 
-A log holds more than its program's own failure: errors that were caught, data that is printed, other processes' lines, the attempt before
-this one. So text counts only after what is known of the end, by these rules. Candidates that are not admissible stay beside the verdict.
+A log holds more than its program's own failure: caught errors, printed data, lines of other processes, the attempt before. So these rules
+put the known end of a rank before the text. Candidates that are not admissible stay in the verdict as further evidence.
 
 1. *A run ends with its launcher's footer.* If a rank fails in a second footer, everything before the end of the first is another run.
 2. *The end outranks the output.* The exception that ended a rank (its error file's, else its last whole traceback) outranks its other
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from supervisor.classify.candidate import CauseCandidate
     from supervisor.core.model import Evidence
 
-#: The causes to which recovery answers with more than a restart: a wrong one does harm, and UNKNOWN does not.
+#: Causes for which recovery does more than a restart. A wrong one does harm, UNKNOWN does not.
 JOB_CHANGING = frozenset(
     {
         *(Cause.CUDA_OOM, Cause.HOST_OOM, Cause.DISK_FULL, Cause.NAN_LOSS, Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH),
         *(Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause.GPU_DRIVER, Cause.NVLINK),
     }
 )
-#: Causes that can kill a process by KILL. An error ends a program in another way, whatever it wrote before.
+#: Causes that can end a process by KILL. An error ends it in another way.
 KILLS = frozenset({Cause.HOST_OOM, Cause.PREEMPTED, Cause.KILLED_UNKNOWN})
 EXCEPTIONS = frozenset({"exception", "last_exception"})
 _KILL = "9"
-#: A fault of the program's own, and KILL. ABRT is how a C++ exception ends, and TERM comes from outside.
+#: Signals that no exception ends in: faults and KILL. A C++ exception ends in ABRT, and TERM comes from outside.
 _NO_EXCEPTIONS_END = frozenset({"4", "7", "8", _KILL, "11"})
 _ANY = "*"
-#: One line of an exception as Python prints it; programs print such lines for exceptions that they caught, or read somewhere.
+#: One line of an exception as Python prints it. Programs also print such lines for exceptions that they caught or read elsewhere.
 ONE_LINE = re.compile(r"[ \t]*[A-Za-z_][\w.]*(?:Error|Exception|OutOfMemory)(?:: .*)?", re.DOTALL)
 
 
@@ -59,12 +59,12 @@ def facts_of_this_run(facts: Sequence[Evidence]) -> tuple[Evidence, ...]:
 
 
 def _in_table(fact: Evidence) -> bool:
-    """Whether it comes from the table that torchrun prints at its end."""
+    """Whether a fact comes from the table that torchrun prints at its end."""
     return fact.source == "exit" and fact.line > 0 and next((v for k, v in fact.fields if k == "line"), "").startswith("exitcode")
 
 
 def admissible(candidates: Sequence[CauseCandidate], facts: Sequence[Evidence]) -> list[CauseCandidate]:
-    """Return the candidates that may be a cause."""
+    """Return the candidates that may be the cause."""
     ends = [c for c in candidates if _ended_its_rank(c)]
     ended = {f.rank for f in facts if f.name == "ended_by_us"}
     signals = [f for f in facts if f.source == "exit" and f.name == "signal" and f.text in _NO_EXCEPTIONS_END]
@@ -86,12 +86,12 @@ def good_end_time(facts: Sequence[Evidence]) -> float:
 
 
 def _is_text(fact: Evidence) -> bool:
-    """Whether it is known only from lines of a log, or from lines in it that look like the kernel's."""
+    """Whether only lines of a log show a fact; some of them may look like the kernel's."""
     return fact.free_text and (fact.source == "log" or (fact.source == "kernel" and fact.line > 0))
 
 
 def _ended_its_rank(candidate: CauseCandidate) -> bool:
-    """Whether it is the exception that ended a rank, and neither a consequence nor a passed-on error."""
+    """Whether a candidate is the exception that ended a rank, and neither a consequence nor a passed-on error."""
     fact = candidate.fact
     if fact.free_text or fact.source not in {"log", "error_file"} or (fact.claim is None and fact.name not in EXCEPTIONS):
         return False
@@ -114,13 +114,13 @@ def _outranks(end: CauseCandidate, other: CauseCandidate, ended: set[int | None]
 
 def _may_follow(end: CauseCandidate, other: CauseCandidate) -> bool:
     after = end.claim.consequence_of
-    if _ANY in after:  # a module that is missing is weak as a mere line, for programs try imports; as the end it is no consequence
+    if _ANY in after:  # a missing module is weak as a mere line, because programs try imports; as the end of a rank it is no consequence
         return end.fact.claim is None or end.claim.cause is not Cause.USER_CODE
     return other.claim.cause.value in after
 
 
 def _ruled_out_by_signal(candidate: CauseCandidate, signal: Evidence) -> bool:
-    """Whether a rank's signal rules out an exception of which there is one line."""
+    """Whether a rank's signal rules out an exception that is only one line of text."""
     fact = candidate.fact
     if not _is_text(fact) or fact.source == "kernel" or candidate.claim.cause not in JOB_CHANGING:
         return False

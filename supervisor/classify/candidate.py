@@ -1,4 +1,4 @@
-"""One cause that one fact of an incident speaks for."""
+"""A possible cause of an incident, with the fact that supports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from supervisor.core.model import Claim, Evidence
 
 @dataclass(frozen=True, slots=True)
 class CauseCandidate:
-    """A cause that one fact speaks for. `guess`: no signature said so, only the kind of the end. `survived`: more training followed."""
+    """A possible cause. guess: no signature matched, only the kind of the end is known. survived: more training followed."""
 
     fact: Evidence
     claim: Claim
@@ -18,18 +18,18 @@ class CauseCandidate:
 
     @property
     def rank(self) -> int | None:
-        """The rank that it is about."""
+        """The rank that the fact is about."""
         return self.fact.rank
 
     @property
     def level(self) -> int:
-        """Its class: 0 is the surest."""
+        """The class of its weight, as an index of CLASSES: 0 is the surest."""
         return next((i for i, least in enumerate(CLASSES) if self.claim.weight >= least), len(CLASSES))
 
 
-#: Below this nothing is convincing, and nothing is a cause of something else.
+#: A candidate below this weight is not convincing: it is no verdict, and nothing follows from it.
 CONVINCING = 0.4
 
 
-#: Candidates within one class are told apart by time alone.
+#: The least weight of each class. Within one class the earliest candidate wins.
 CLASSES = (0.9, 0.75, 0.55, CONVINCING)

@@ -1,9 +1,9 @@
-"""Evidence in, verdict out: what failed first, where, and how sure that is.
+"""Classifies the evidence of one incident: what failed first, where, and how sure the answer is.
 
-The evidence of one incident (core/model.py) comes from a job that has just failed or from a log (classify/match.py). There is always one
-Verdict: UNKNOWN if nothing is convincing, NONE if a log shows no failure.
+The evidence comes from a failed job or from a log (classify/match.py). There is always one Verdict: UNKNOWN if no evidence is convincing,
+NONE if a log shows no failure.
 
-Every fact that supports a cause is a candidate. Then three rules, in this order:
+Every fact that supports a cause is a candidate. Three rules choose, in this order:
 
 1. *Causality.* A candidate that may merely follow from another one's cause (a peer's "connection closed", a watchdog's timeout, TERM)
    does not count beside that cause. A failure that more training followed was survived, and counts little.
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 
 ENDS = frozenset({"exit", "launcher"})
-#: Ends that need not be failures, as (name, text): a program that ends by itself, and the launcher's TERM.
+#: Ends that need not be failures, as (name, text): exit code 0, and the launcher's TERM.
 NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 
-#: What is left of a claim that was followed by more training.
+#: The factor for the weight of a claim that more training followed.
 SURVIVED = 0.5
-#: A kernel's record in a log that is surer than this was pasted there because it mattered, wherever it stands.
+#: Above this weight a kernel record in a log counts even if training followed: someone pasted it because it mattered.
 LIGHT = 0.75
-#: A field of an exit code that a program chose itself: its 137 is not a shell's code for a signal.
+#: The field of an exit code that the program chose: its 137 is not a shell's code for a signal.
 OWN_CODE = ("by", "program")
-#: A traceback found in a log may be an old one.
+#: The most for an exception that only a log's tail shows: it may be an old one.
 OF_A_TAIL = 0.6
-#: What another cause as sure as the verdict's takes away from it.
+#: Subtracted from the confidence if another cause is as sure.
 DISPUTED = 0.1
 SUMMARY_CHARACTERS = 160
 MOST_BECAUSE = 10
@@ -50,10 +50,10 @@ MOST_FACTS = 40
 
 
 def classify(evidence: Iterable[Evidence]) -> Verdict:
-    """Return the cause of the failure that this evidence speaks of."""
+    """Return the verdict on this evidence."""
     facts = admissible.facts_of_this_run(tuple(evidence))
     trained = max((f.line for f in facts if f.name == "last_progress"), default=0)
-    # in a log, an end that was followed by training is that of some other process
+    # in a log, an end before the last training belongs to another process
     facts = _with_ranks(tuple(f for f in facts if not (f.source == "exit" and 0 < f.line < trained)))
     exceptions = Exceptions(facts)
     candidates = _candidates(facts, exceptions)
@@ -65,7 +65,7 @@ def classify(evidence: Iterable[Evidence]) -> Verdict:
 
 
 def _with_ranks(facts: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """Return the facts; an end that names no rank gets the rank that another line names for its pid."""
+    """Return the facts. An end without rank gets the rank that another line names for its pid."""
     ranks: dict[str, set[int]] = {}
     for fact in facts:
         if fact.source == "exit" and fact.rank is not None and (pid := _field(fact, "pid")):
@@ -101,13 +101,13 @@ def _candidates(facts: Sequence[Evidence], exceptions: Exceptions) -> list[Cause
 
 
 def _may_be_survived(fact: Evidence) -> bool:
-    """Whether later training shows that a fact ended nothing: a log's own lines, and light records of the kernel."""
+    """Whether later training can prove that a fact ended nothing: it can for lines of a log and for light kernel records."""
     light = fact.claim is not None and fact.claim.weight < LIGHT
     return fact.source == "log" or (fact.source == "kernel" and fact.line > 0 and light)
 
 
 def _few_of_each(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
-    """Return the first of each kind in time: a thousand ranks that fail alike differ in nothing else."""
+    """Return the first candidates of each kind in time: a thousand ranks that fail alike add no information."""
     counts: dict[tuple[str, str, Cause], int] = {}
     kept: list[CauseCandidate] = []
     for candidate in sorted(candidates, key=lambda c: c.fact.t or float("inf")):
@@ -119,12 +119,12 @@ def _few_of_each(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
 
 
 def _trained_until(facts: Sequence[Evidence], name: str = "progress") -> float:
-    """Return when (in a log: at which line) training was last seen; 0 if it was not."""
+    """Return when (in a log: at which line) training was last seen, 0 if never."""
     return max((f.t for f in facts if f.name == name), default=0.0)
 
 
 def _has_failed_end(facts: Sequence[Evidence], afterwards: float) -> bool:
-    """Whether a process failed after the last training that was seen."""
+    """Whether a process failed after the last training."""
     return any(
         (f.source in ENDS and f.name in {"signal", "exit_code"} and f.text != "0" and (not f.line or f.line > afterwards))
         or ((f.source, f.name) in UNCAUGHT and not f.free_text and f.t > afterwards)
@@ -169,19 +169,19 @@ def _end_candidate(fact: Evidence) -> CauseCandidate | None:
 
 
 def _roots(candidates: Sequence[CauseCandidate]) -> list[CauseCandidate]:
-    """Return the candidates that follow from no other, the surest and earliest first."""
+    """Return the candidates that follow from no other candidate, the surest class and the earliest first."""
     convincing = [c for c in candidates if c.claim.weight >= CONVINCING]
     left = [c for c in convincing if not any(_follows(c, other) and not _follows(other, c) for other in convincing)]
     return sorted(left or convincing, key=lambda c: (c.level, c.fact.t or float("inf"), -c.claim.weight))
 
 
 def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
-    """Whether a candidate may be a mere consequence of another one."""
+    """Whether a candidate may be a mere consequence of another."""
     mine, cause = candidate.claim, other.claim.cause
     if mine.cause == cause:
         return False
     if other.fact.name == "exit_code" and not other.fact.t and candidate.fact.name not in {"signal", "exit_code"}:
-        return False  # a launcher's table names the codes of all, the victims' as well
+        return False  # a launcher's table has the codes of all ranks, the victims' too
     if "*" in mine.consequence_of:
         return "*" not in other.claim.consequence_of or cause.value in mine.consequence_of
     if cause.value in mine.consequence_of or _follows_own_exception(candidate, other):
@@ -190,9 +190,9 @@ def _follows(candidate: CauseCandidate, other: CauseCandidate) -> bool:
 
 
 def _follows_own_exception(candidate: CauseCandidate, other: CauseCandidate) -> bool:
-    """Whether an abort follows from the exception of the same rank: C++ threads that are still there abort an interpreter that ends.
+    """Whether an abort follows from the exception of the same rank: running C++ threads abort an interpreter that ends.
 
-    Where the rank of one of the two is not known, the exception must have been printed first, and be no mere echo of a peer's end.
+    If one of the ranks is unknown, the exception must stand before the abort and be no consequence of a peer's end.
     """
     aborted = candidate.guess and candidate.fact.name == "signal" and candidate.fact.text == "6"
     if not aborted or other.fact.name != "exception":
@@ -201,12 +201,12 @@ def _follows_own_exception(candidate: CauseCandidate, other: CauseCandidate) -> 
         return candidate.rank == other.rank
     local = _field(candidate.fact, "local")
     if local and other.rank is not None and other.rank < int(local):
-        return False  # whichever node it is, a rank is no smaller than its number on its node
+        return False  # on any node, a rank is at least its local rank
     return 0 < other.fact.line < candidate.fact.line and "*" not in other.claim.consequence_of
 
 
 def _follows_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
-    """Whether a guess by an exception's type gives way: another rank died of a signal, not after it as far as is known.
+    """Whether a guess by an exception's type follows from the signal that ended another rank, unless that came later.
 
     A rank that loses its peer fails in many ways, but none of them kills the peer.
     """
@@ -218,7 +218,7 @@ def _follows_peer(candidate: CauseCandidate, other: CauseCandidate) -> bool:
 
 
 def _unconvinced(facts: Sequence[Evidence], allowed: Sequence[CauseCandidate], candidates: Sequence[CauseCandidate]) -> Verdict:
-    """The verdict where no candidate is convincing: UNKNOWN if something failed, NONE if the log of a healthy job was read."""
+    """Return the verdict if no candidate is convincing: UNKNOWN if something failed, NONE for the log of a healthy job."""
     afterwards = _trained_until(facts)
     good_end = admissible.good_end_time(facts)
     shown = {f.line for f in facts if f.name == "traceback"}
@@ -285,7 +285,7 @@ def _verdict(
 
 
 def _rank_of_the_only_end(facts: Sequence[Evidence]) -> int | None:
-    """The one rank of which a failed end is known that is not the launcher's TERM."""
+    """Return the rank with a failed end other than the launcher's TERM, if there is exactly one."""
     ended = {f.rank for f in facts if f.source in ENDS and (f.name, f.text) not in NO_FAILURES and f.name in {"signal", "exit_code"}}
     ended.discard(None)
     return next(iter(ended)) if len(ended) == 1 else None
@@ -306,7 +306,7 @@ def _fingerprint(best: CauseCandidate, facts: Sequence[Evidence], exception: Evi
 def _fields(
     best: CauseCandidate, same: Sequence[CauseCandidate], facts: Sequence[Evidence], exception: Evidence | None, trace: str
 ) -> dict[str, str]:
-    """What recovery needs to know: the fields of the verdict's own evidence, the exception's type and place, the culprit's end."""
+    """Return the facts that recovery needs: fields of the verdict's evidence, the exception's type and place, the culprit's end."""
     found: dict[str, str] = dict(best.fact.fields) if best.fact.claim else {}
     for candidate in same:
         if candidate.fact.claim is not None and (candidate.rank == best.rank or candidate.fact.name == best.fact.name):
@@ -334,7 +334,7 @@ def _because(
     facts: Sequence[Evidence],
     exception: Evidence | None,
 ) -> tuple[Evidence, ...]:
-    """The evidence that a verdict stands on: its own, what else is known of the culprit, then what followed from it."""
+    """Return the evidence of a verdict: of the cause, then further facts about the culprit, then the consequences."""
     listed: list[Evidence] = [best.fact, *_beside(best.rank, facts, best.fact)]
     if exception is not None and exception.text != best.fact.text:
         listed.insert(1, exception)
@@ -348,7 +348,7 @@ def _because(
 
 
 def _beside(rank: int | None, facts: Sequence[Evidence], besides: Evidence) -> list[Evidence]:
-    """How the rank ended, its last words, phase and step."""
+    """Return the exit code, signal, phase and step of a rank."""
     own = [f for f in facts if f.rank == rank and f is not besides]
     names = ("exit_code", "signal", "phase", "step")
     return [f for f in (next((f for f in own if f.name == name), None) for name in names) if f is not None]

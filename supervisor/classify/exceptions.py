@@ -1,4 +1,4 @@
-"""Which facts of an incident are about one exception, and which traceback belongs to it.
+"""Finds the facts of an incident that are about one exception, and its traceback.
 
 The tables are built once, because an incident may hold tens of thousands of facts. Two facts are about one exception if their ranks do not
 differ, and they have the same text or stand on the same lines. A traceback belongs to the exception with its source, rank and line: an
@@ -19,7 +19,7 @@ UNCAUGHT = frozenset({("error_file", "exception"), ("launcher", "exception"), ("
 
 
 class FactIndex:
-    """Facts by their text and their lines."""
+    """Facts by text and by line."""
 
     def __init__(self, facts: Iterable[Evidence]) -> None:
         """Take the facts."""
@@ -55,7 +55,7 @@ class Exceptions:
                 self._traces.setdefault((fact.source, fact.rank, fact.line), fact.text)
 
     def beside(self, fact: Evidence) -> Evidence | None:
-        """Return the exception that a fact is, or makes a claim about; of several, the one of the same source, which has the frames."""
+        """Return the exception that a fact is or makes a claim about. Of several, that of the same source, which has the frames."""
         if (fact.source, fact.name) in UNCAUGHT:
             return fact
         if fact.claim is None:

@@ -1,6 +1,6 @@
-"""What an exit code, a signal, the type of an exception or a count of the kernel's says about the cause, where no signature says more.
+"""Claims about the cause by exit code, signal, exception type and kernel counter, for failures that no signature matches.
 
-Rows, not branches: a row that is added here is one line and one case in tests/classify; docs/causes.md says what tells of each cause.
+Each table row has a case in tests/classify.
 Exception types are compared by their unqualified name, because the same class travels under several module paths
 (torch.OutOfMemoryError and torch.cuda.OutOfMemoryError are one).
 """
@@ -11,7 +11,7 @@ import re
 
 from supervisor.core.model import Cause, Claim
 
-#: signal(7), Linux on x86-64 and arm64. Spelled out because core and classify import nothing that touches the system.
+#: signal(7), Linux on x86-64 and arm64. A table, because core and classify must not import `signal`.
 SIGNAL_NAMES = {
     1: "SIGHUP",
     2: "SIGINT",
@@ -34,24 +34,24 @@ SIGNAL_NAMES = {
 }
 SIGNAL_NUMBERS = {name: number for number, name in SIGNAL_NAMES.items()} | {"SIGIOT": 6}
 
-#: Signals that a person, systemd or Slurm sends to end a job, or to say that its end is near: a rank that dies of one may only be the first
-#: to hear it (Slurm's --signal=USR1@60 reaches every process of a step).
+#: Signals that a person, systemd or Slurm sends to end a job or to announce its end. The rank that dies of one may only be the first to
+#: receive it (Slurm's --signal=USR1@60 reaches every process of a step).
 END_SIGNALS = frozenset({1, 2, 10, 12, 15})
 
-#: What a shell adds to the number of a signal; a program that handles one often leaves with the sum, 143 for TERM.
+#: A shell exits with this plus the number of the signal that ended its child; so do many programs that handle a signal: 143 for TERM.
 OF_A_SIGNAL = 128
 
-#: What only says that somebody else failed, and therefore causes nothing.
+#: Causes that only say that another process failed.
 OF_PEERS = (Cause.GLOO_ERROR, Cause.NCCL_TIMEOUT, Cause.NCCL_NETWORK, Cause.RENDEZVOUS, Cause.HANG_NO_ERROR, Cause.KILLED_UNKNOWN)
 _OWN_CAUSES = tuple(cause.value for cause in Cause if cause not in {*OF_PEERS, Cause.USER_CODE, Cause.NONE, Cause.UNKNOWN})
 ANY = ("*",)
 
 
-#: Exception types that name their cause by themselves. What is not here is the user's code until a signature says otherwise.
+#: Exception types that prove a cause. Any other type is the user's code, unless a signature matches.
 BY_EXCEPTION = {
     "ImportError": Claim(Cause.USER_CODE, 0.75, transient=False),
     "ModuleNotFoundError": Claim(Cause.USER_CODE, 0.9, transient=False),
-    # as the rows of signatures say of them: the same program asks for the same memory again
+    # not transient, as in the signatures: the same program asks for the same memory again
     "OutOfMemoryError": Claim(Cause.CUDA_OOM, 0.97, transient=False),
     "MemoryError": Claim(Cause.HOST_OOM, 0.9, transient=False),
     "DistNetworkError": Claim(Cause.RENDEZVOUS, 0.8, transient=True),
@@ -68,7 +68,7 @@ BY_EXCEPTION = {
 }
 ANY_EXCEPTION = Claim(Cause.USER_CODE, 0.7, transient=False)
 
-#: Exceptions that only say that something else failed, by which launchers and libraries hand on what they were told.
+#: Exceptions that launchers and libraries raise because another process failed.
 OF_LAUNCHERS = frozenset(
     {
         *("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException", "ProcessFailure", "SystemExit"),
@@ -76,7 +76,7 @@ OF_LAUNCHERS = frozenset(
     }
 )
 
-#: Exceptions of a connection that broke or was never made.
+#: Exceptions of a connection that broke or could not be made.
 OF_NETWORKS = frozenset(
     {
         *("TimeoutError", "timeout", "ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError"),
@@ -96,13 +96,13 @@ OF_NETWORKS = frozenset(
 )
 _NETWORK = Claim(Cause.STORAGE_REMOTE, 0.75, transient=True)
 
-#: What a DataLoader's process meets when a worker dies while a batch is handed over: it fetches the descriptors of the batch's memory
-#: from a thread of that worker (multiprocessing/resource_sharer.py). Often nothing else is told, for the loader looks whether its workers
-#: live a moment too early.
+#: Exceptions in a DataLoader's process if a worker dies during the transfer of a batch: the process fetches the descriptors of the batch's
+#: memory from a thread of that worker (multiprocessing/resource_sharer.py). Often this is the only report, because the loader checked its
+#: workers a moment too early.
 OF_A_GONE_WORKER = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
 
-#: Library code through which an exception came that no signature knows: (part of a frame's path, types that count or none for all of
-#: them, what that means). The first that fits counts.
+#: Exceptions that came through library code and that no signature knows: (part of a frame's path, exception types or none for all, claim).
+#: The first that fits counts.
 BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
     *(
         (part, OF_NETWORKS, _NETWORK)
@@ -117,12 +117,12 @@ BY_FRAME: tuple[tuple[str, frozenset[str], Claim], ...] = (
     ("torch/utils/data/_utils/fetch.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/collate.py", frozenset(), Claim(Cause.DATA_ERROR, 0.75, transient=False)),
     ("torch/utils/data/_utils/worker.py", frozenset(), Claim(Cause.DATA_ERROR, 0.7, transient=False)),
-    # after those of the data set's own reading, which in a loader without workers has the loader's frames above it
+    # last: in a loader without workers, the data set's own frames stand below the loader's
     ("torch/utils/data/dataloader.py", OF_A_GONE_WORKER, Claim(Cause.DATALOADER_WORKER, 0.75, transient=True, consequence_of=_OWN_CAUSES)),
 )
 
-#: What a healthy rank says when its peer is gone, as texts within the exception. Such a rank is the culprit only where nobody else
-#: failed: it then is a network error of its own.
+#: Texts within the exception of a healthy rank that lost its peer. Such a rank is the culprit only if no other rank failed: then it is a
+#: network error.
 CONSEQUENCES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -146,25 +146,25 @@ BY_SIGNAL = {
 }
 ANY_SIGNAL = Claim(Cause.KILLED_UNKNOWN, 0.6, transient=True, consequence_of=_OWN_CAUSES)
 
-#: An exit code that the program chose; a plain 1 is what everything ends with, and says nothing.
+#: An exit code that the program chose. A plain 1 proves nothing: every kind of failure ends with it.
 OWN_EXIT_CODE = Claim(Cause.USER_CODE, 0.5, transient=False)
 PLAIN_EXIT_CODE = Claim(Cause.UNKNOWN, 0.3, transient=False)
 
-#: What observers count and see beside the ranks, as (source, name). A count is told under this name only where a process of the job was
-#: killed at that time (observe/reconcile.py).
+#: Facts of other observers, as (source, name). A count has this name only if a process of the job was killed at that time
+#: (observe/reconcile.py).
 BY_FACT = {
     ("cgroup", "oom_kill"): Claim(Cause.HOST_OOM, 0.97, transient=True),
     ("exit", "vanished"): Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=_OWN_CAUSES),
     ("host", "shm_full"): Claim(Cause.SHM_EXHAUSTED, 0.6, transient=True),
 }
 
-#: Types of that name which a device's allocator raises; many a library has one of its own.
+#: OutOfMemoryError of a device's allocator; other libraries have classes of the same name.
 _OF_DEVICES = re.compile(r"(?:torch|cupy)\.|(?:[\w.]*[.(])?OutOfMemoryError\)?:.{0,40}\b(?:CUDA|HIP|XPU|NPU|GPU)\b", re.DOTALL)
-#: What allocators write into a MemoryError; most often it is empty. A program raises it of what it calls memory itself.
+#: A MemoryError of an allocator: mostly empty, or with these words. Programs raise it for other things that they call memory.
 _OF_ALLOCATORS = re.compile(
     r"[\w.]*MemoryError(?::\s*$|$|:.*(?:alloc|[Oo]ut of memory|[Nn]ot enough memory|[Ii]nsufficient memory))", re.DOTALL
 )
-#: Exceptions by which a program hands on that something else failed, and where that is told.
+#: Messages that say that another process failed, or where to read about it.
 _HANDED_ON = re.compile(
     r"(?i)\b(?:see|check|refer to|inspect)\b.{0,60}\b(?:above|logs?|trace(?:back)?s?|output|root cause|worker|stderr)\b"
     r"|\b(?:worker|rank|actor|engine|child|sub|job|node)(?:[ _-]?process(?:es)?|s)?\b.{0,40}"
@@ -178,7 +178,7 @@ _BRACKETS = re.compile(r"\w+\((?P<inside>[\w.]+)\)$")
 
 
 def signal_name(signum: int | str) -> str:
-    """Return "SIGKILL" for 9 or "9"; "signal 40" where it has no name of its own."""
+    """Return "SIGKILL" for 9 or "9", "signal 40" for a signal without a name."""
     if isinstance(signum, str):
         if len(signum) > LONGEST_NUMBER or not (signum.isascii() and signum.isdigit()):
             return f"signal {signum}"
@@ -187,12 +187,12 @@ def signal_name(signum: int | str) -> str:
 
 
 def was_asked(code: int | None, signum: int | None) -> bool:
-    """Whether a process that ended like this was asked to: by the signal itself, or by a handler of it that leaves as a shell would."""
+    """Whether someone asked the process to end: it died of an end signal, or its handler exited with 128 plus the signal."""
     return signum in END_SIGNALS or (code is not None and code - OF_A_SIGNAL in END_SIGNALS)
 
 
 def exception_type(text: str) -> str:
-    """Return the unqualified type of "package.module.Type: message"; of Ray's "RayTaskError(Type)" the one within."""
+    """Return the unqualified type of "package.module.Type: message"; for Ray's "RayTaskError(Type)" the inner type."""
     kind = text.split(":", 1)[0].split("\n", 1)[0].strip()
     if match := _BRACKETS.search(kind[-_LONGEST_HINT:]):
         kind = match["inside"]
@@ -200,7 +200,7 @@ def exception_type(text: str) -> str:
 
 
 def by_exception(text: str) -> Claim | None:
-    """Return what the type of an exception says by itself; None where it says nothing."""
+    """Return the claim of an exception's type, None if the type proves nothing."""
     kind = exception_type(text)
     if (kind == "OutOfMemoryError" and not _OF_DEVICES.match(text)) or (kind == "MemoryError" and not _OF_ALLOCATORS.match(text)):
         return ANY_EXCEPTION

@@ -1,8 +1,7 @@
-"""Equal for two occurrences of one failure, different for two different ones.
+"""Fingerprints of failures: equal for two occurrences of one failure, different for two failures.
 
-In: what a verdict stands on. Out: a short text, made of the cause, the exception's type, what it says, the innermost frames of the
-user's own code and the phase. Numbers, dates, addresses, times, ranks, pids, steps, ports and temporary paths are taken out first, since
-they differ between two occurrences; line numbers too, since they move with every edit. It is compared, and shown without secrets.
+A fingerprint is cause, exception type, message, innermost frames of the user's code, and phase. Values that differ between two occurrences
+are removed first: numbers, dates, addresses, ranks, pids, steps, ports, temporary paths. Line numbers too: they change with every edit.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
 FRAMES = 3
 MOST_CHARACTERS = 120
 
-#: Where code lies that is not the user's own.
+#: Paths of code that is not the user's.
 _LIBRARY = re.compile(r"(?:/(?:site|dist)-packages/|/lib(?:64)?/python\d|^<|/torch/|/pyenv/versions/)")
 _PATH = re.compile(r"(?<![\w.])(?:~|\.{1,2})?(?:/[^\s'\"/:,;()\[\]<>]+)*/(?P<name>[^\s'\"/:,;()\[\]<>]*)")
 _HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b|\b(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{7,}\b")
 _NUMBER = re.compile(
     r"(?:(?<![\w#.)\]])[-+])?[\d#]+(?:[.,:_-][\d#]+)*(?:[eE][-+]?[\d#]+)?"
-)  # after _HEX, which takes long figures for hexadecimal ones
-#: Only what is generated, for "temperature" and "torch_dtype" tell two bugs apart: tempfile's eight characters, also behind the prefixes of
+)  # after _HEX, which matches long decimal numbers too
+#: Generated names only ("temperature" and "torch_dtype" distinguish two bugs): tempfile's eight characters, also behind the prefixes of
 #: torchelastic and multiprocessing; mktemp(1)'s; torch's shared memory, named by pid and numbers.
 _TEMPORARY = re.compile(r"\b(?:(?:tmp|torchelastic_|pymp-)[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{6,12}|torch_\d[\d_]*)(?![A-Za-z0-9_])")
 _DAYS, _MONTHS = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)", "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _DATE = re.compile(rf"\b(?:{_DAYS},? +(?:\d{{1,2}} +)?{_MONTHS}|{_MONTHS}(?= +\d))\b")
-#: Of a file of data the first word of its name is kept: "shard-aab.tar" and "shard-xyz.tar" are met by one bug.
+#: A data file keeps the first word of its name: "shard-aab.tar" and "shard-xyz.tar" fail for one bug.
 _DATA_FILE = re.compile(
     r"\b(?P<word>[A-Za-z0-9#]+)[-_.][\w#.-]*\.(?P<kind>tar|gz|zst|parquet|arrow|npy|npz|jsonl|tfrecord|mds|bin|idx|jpe?g|png|webp|wav|flac|mp4)\b"
 )
@@ -45,12 +44,12 @@ _SPACE = re.compile(r"\s+")
 def fingerprint(cause: Cause, kind: str, detail: str, frames: Iterable[str] = (), phase: str = "") -> str:
     """Return the fingerprint. kind: exception type or signal; detail: a signature's id, or the message; frames: see frames_of."""
     known = "" if phase in {"", "unknown"} else phase
-    shown = normalised(redact.text(detail))  # first: without its figures a secret is no longer known as one
+    shown = normalised(redact.text(detail))  # first: without its digits a secret is no longer recognised
     return ":".join(part for part in (cause.value, kind, shown, *frames, known) if part)
 
 
 def normalised(text: str) -> str:
-    """Return the first line without what differs between two occurrences."""
+    """Return the first line without the values that differ between two occurrences."""
     line = text.strip().split("\n", 1)[0]
     line = _PATH.sub(lambda match: match["name"], line)
     line = _TEMPORARY.sub("tmp", line)  # before _HEX, which may take a part of a name
@@ -63,13 +62,13 @@ def normalised(text: str) -> str:
 
 
 def frames_of(traceback: str) -> tuple[str, ...]:
-    """Return the innermost frames as file:function, outermost first: those of the user's own code, or all where there is none."""
+    """Return the innermost frames as file:function, outermost first: of the user's code, or of any code if there is none."""
     found = frames_in(traceback)
     return tuple(f"{frame.path.rsplit('/', 1)[-1]}:{frame.function}".rstrip(":") for frame in (_own(found) or found)[-FRAMES:])
 
 
 def place_of(traceback: str) -> Frame | None:
-    """Return where in the user's own code it happened; None where no frame is of it."""
+    """Return the innermost frame of the user's code, None if there is none."""
     own = _own(frames_in(traceback))
     return own[-1] if own else None
 

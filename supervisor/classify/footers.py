@@ -1,7 +1,7 @@
-"""What launchers, shells and schedulers print when a process has ended: exit codes and signals, with the rank where they name it.
+"""Reads the lines that launchers, shells and schedulers print when a process ends: exit code or signal, and rank if they name it.
 
-A line (its prefixes removed) gives evidence of source "exit", like a death that the supervisor itself saw, but with `t` 0: the order of a
-launcher's table does not show what came first.
+Such a line gives evidence of source "exit", as if the supervisor had seen the end itself. But `t` is 0: the order in a launcher's table
+does not show which process ended first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHELL = {
     "Terminated": 15,
     "Floating point exception": 8,
     "Illegal instruction": 4,
-    # bash in Chinese, in which many a training log of the wild is written
+    # bash in Chinese: common in published training logs
     "已杀死": 9,
     "段错误": 11,
     "已放弃": 6,
@@ -36,7 +36,7 @@ _SHELL_WORDS = "|".join(_SHELL)
 
 @dataclass(frozen=True, slots=True)
 class _FooterRow:
-    """A form. One of the `anchors` stands in every line of it; `anywhere`: not only at the beginning of the line."""
+    """A form of line. anchors: every such line contains one of them. anywhere: it need not begin the line."""
 
     anchors: tuple[str, ...]
     pattern: re.Pattern[str]
@@ -104,7 +104,7 @@ _ROWS = (
     # the line of a shell's script, wherever it stands: a progress bar does not end its own line
     _FooterRow(tuple(_SHELL), re.compile(rf": line \d{{1,6}}: {{1,8}}\d{{1,8}} (?P<word>{_SHELL_WORDS})\b"), anywhere=True),
     _FooterRow(("exit code",), re.compile(r"Process finished with exit code (?P<code>-?\d{1,3})\b(?!\d)")),
-    # time(1), and who writes like it
+    # time(1), and programs that print the same
     _FooterRow(
         ("signal ",),
         re.compile(r"(?:[Cc]ommand|[Pp]rocess|[Jj]ob) (?:was )?(?:exited|terminated|killed) (?:with|by|on) signal (?P<signal>\d{1,2})\b"),
@@ -117,9 +117,9 @@ _ROWS = (
         ),
     ),
 )
-#: One of these stands in every line that tells of an end.
+#: Every line that reports an end contains one of these.
 ANCHORS = tuple(dict.fromkeys(anchor for row in _ROWS for anchor in row.anchors))
-_TOLD_TO_END = re.compile(r"\bSending process (?P<pid>\d{1,10}) closing signal SIG\w{1,10}\s*$")
+_CLOSING_SIGNAL = re.compile(r"\bSending process (?P<pid>\d{1,10}) closing signal SIG\w{1,10}\s*$")
 _RANK = re.compile(r"\s*rank\s*: (?P<rank>\d{1,6}) \(local_rank: \d+\)")
 #: A shell's exit code for a child that died of a signal is this plus the signal.
 _SHELL_BASE = 128
@@ -127,7 +127,7 @@ _LARGEST_SIGNAL = 64
 
 
 def read(line: str) -> tuple[Evidence, ...]:
-    """Return how a process ended, if the line tells it."""
+    """Return how a process ended, () if the line reports no end."""
     for row in _ROWS:
         if not any(anchor in line for anchor in row.anchors):
             continue
@@ -138,19 +138,19 @@ def read(line: str) -> tuple[Evidence, ...]:
 
 
 def member(line: str) -> Evidence | None:
-    """Return the process that torchrun says to be one of its own, where a line does: the one that it tells to end."""
-    match = _TOLD_TO_END.search(line)
+    """Return the process that torchrun sends a closing signal to, which proves that it is a rank; None for any other line."""
+    match = _CLOSING_SIGNAL.search(line)
     return Evidence("log", "member", line.strip()[:200], free_text=True, fields=(("pid", match["pid"]),)) if match else None
 
 
 def rank_of(line: str) -> int | None:
-    """Return the rank that a row of torchrun's table is about; its exit code stands in the next row."""
+    """Return the rank in a row of torchrun's table; the row after it has its exit code."""
     match = _RANK.fullmatch(line.rstrip())
     return int(match["rank"]) if match else None
 
 
 def signal_of(code: int) -> int | None:
-    """Return the signal that an exit code stands for: -9 as Python and 137 as a shell write it; None for a code of the program's own."""
+    """Return the signal of an exit code: 9 for Python's -9 and for a shell's 137. None if the program chose the code."""
     if code < 0:
         return -code
     return code - _SHELL_BASE if _SHELL_BASE < code <= _SHELL_BASE + _LARGEST_SIGNAL else None

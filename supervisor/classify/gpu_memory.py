@@ -1,12 +1,11 @@
-"""Who holds the memory of a full GPU: the process that found it full, its own job, strangers.
+"""Who holds the memory of a full GPU: the process that ran out, other processes of its job, or foreign processes.
 
-The fields come from the message that `cuda_oom.torch` matched, the job's own pids from other evidence. Uncertain figures are left out: a
-recovery that mistakes its own memory for a stranger's does nothing although a smaller batch would help, and in the other case it shrinks
-an innocent job.
+The fields come from the message that `cuda_oom.torch` matched, the job's pids from other evidence. Uncertain numbers are left out. A wrong
+owner misleads the recovery: it does nothing although a smaller batch would help, or it shrinks a job that is not the cause.
 
 torch asks NVML for all processes on the GPU and prints each (c10/cuda/CUDACachingAllocator.cpp, reportProcessMemoryInfo, torch 2.1 on):
-"this process" where the pid is its own, "Process N" else. In a pid namespace of its own, as in most containers, NVML's pids are those of
-the host, and so the process finds itself a stranger in the list. It is then the entry that holds no less than torch has reserved.
+"this process" for its own pid, else "Process N". In a pid namespace, as in most containers, NVML gives the host's pids, so torch does not
+recognise its own process. Then it is the entry that holds at least as much as torch has reserved.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from supervisor.classify.rows import FIELD_TYPES
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-#: The types of the fields that are added.
+#: The types of the fields that `holders` adds.
 KINDS = {"process_in_use": "bytes", "own_pids": "str", "own_bytes": "bytes", "other_pids": "str", "other_bytes": "bytes"}
 _HOLDER = re.compile(r"(?:Process (?P<pid>\d+)|this process) has (?P<amount>[\d.]+ \w+) memory in use")
-#: NVML's "not available" is the largest number that there is, and printed as an amount.
+#: NVML's "not available" is the largest integer, which torch prints as an amount.
 _ABSURD = 1 << 56
 #: Amounts are printed with two decimals.
 _ROUNDING = 0.99
 
 
 def holders(fields: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
-    """Return who holds how much, {} where the message lists nobody.
+    """Return who holds how much, {} if the message lists no process.
 
-    own_pids, own_bytes: other processes of the same job. other_pids, other_bytes: strangers, 0 bytes where there is none; without
-    other_pids, their pids are not known here. process_in_use: of the process itself, if only the list has it.
+    own_pids, own_bytes: other processes of the same job. other_pids, other_bytes: foreign processes, 0 bytes if there are none; without
+    other_pids, their pids are unknown. process_in_use: the process itself, if only the list has its amount.
     """
     listed = [(match["pid"], _bytes(match["amount"])) for match in _HOLDER.finditer(fields.get("processes", ""))]
     if not listed or any(amount >= _ABSURD for _, amount in listed):
@@ -50,18 +49,18 @@ def holders(fields: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
 
 
 def _by_amount(amounts: list[int], fields: Mapping[str, str]) -> dict[str, str]:
-    """Find the process itself by the amount that torch holds: the pids are of another namespace, and name nobody here."""
+    """Find the process itself by the amount that torch holds, because the pids are of another namespace."""
     held = _bytes(fields.get("allocated", "")) + _bytes(fields.get("reserved_unallocated", ""))
     if held >= _ABSURD:
         return {}
     itself = min((amount for amount in amounts if amount >= held * _ROUNDING), default=None)
-    if itself is None:  # the list leaves it out
+    if itself is None:  # it is not in the list
         return {"other_bytes": str(sum(amounts))}
     return {"process_in_use": str(itself), "other_bytes": str(sum(amounts) - itself)}
 
 
 def _bytes(text: str) -> int:
-    """Return an amount; for a text that is none, as a user's row may extract it, more than any GPU has."""
+    """Return an amount of memory; more than any GPU has for a text that is none, which a user's row may extract."""
     try:
         return int(FIELD_TYPES["bytes"](text))
     except (ValueError, OverflowError):

@@ -21,7 +21,7 @@ _MORE_EXACT = ("gpu_ecc", "gpu_lost", "nvlink")
 #: By name of the evidence.
 CLAIMS: Mapping[str, Claim] = MappingProxyType(
     {
-        # NVML_ERROR_GPU_IS_LOST (15), or 999 where the GPU is looked up; or it is not listed any more
+        # NVML_ERROR_GPU_IS_LOST (15), or 999 from the look-up of the GPU; or NVML no longer lists it
         "lost": Claim(Cause.GPU_LOST, 0.98),
         # NVML_ERROR_RESET_REQUIRED (16): after what, it does not say
         "reset_required": Claim(Cause.GPU_XID_OTHER, 0.92, consequence_of=_MORE_EXACT),
@@ -39,5 +39,5 @@ CLAIMS: Mapping[str, Claim] = MappingProxyType(
         "recovery_action": Claim(Cause.GPU_XID_OTHER, 0.91, consequence_of=(*_MORE_EXACT, "cuda_illegal_access")),
     }
 )
-#: What the memory of Xids makes of one that program or hardware can cause: again within a day, on this GPU and on no other.
+#: The weight of an Xid that a program or the hardware can cause, if it repeats within a day on this GPU and on no other.
 REPEATED = 0.93

@@ -1,18 +1,14 @@
-"""From the bytes of a log to evidence: where a signature, a traceback or a launcher's footer stands, line by line.
+"""Turns the bytes of a log into evidence: signatures, tracebacks and launchers' footers.
 
-In: blocks of bytes as they come, a Catalogue, and a Scanner that finds the catalogue's anchors in a whole block at once. Out: Evidence.
-Nothing fails, whatever the bytes are, and the memory is bounded: a line, the number of hits per row, and the number of all of them are
-capped. A Reader is owned by whoever reads the stream.
+A Scanner finds the catalogue's anchors in a whole block of bytes. Only lines with an anchor are searched further, so a log without
+failures costs almost nothing. A Reader accepts any bytes and holds bounded memory. Patterns are searched in these units:
 
-Only where an anchor stands is anything looked at more closely; that is what makes a log without failures cost next to nothing. The units
-in which patterns are searched:
-
-    line        a line, colours and prefixes taken off; a carriage return ends a line too, progress bars are made of them
+    line        a line without colours and prefixes; a carriage return ends a line too, because progress bars print it
     kernel      the message of a line of the kernel's log
-    exception   "Type: message" with all lines of the message, of each exception of a traceback, or of one that stands alone
+    exception   "Type: message" with all lines of the message, for each exception of a traceback, or for one without a traceback
 
-Source code that a traceback quotes, and what `text.is_echo` recognises as printed settings, help and commands, is never searched.
-A row that is benign takes its line, or its exception, away from all others.
+Never searched: source code that a traceback quotes, and printed settings, help and commands (`text.is_echo`). If a benign row matches a
+line or an exception, no other row does.
 """
 
 from __future__ import annotations
@@ -37,23 +33,23 @@ if TYPE_CHECKING:
     from supervisor.classify.text import Line
     from supervisor.classify.tracebacks import Raised, Traceback
 
-#: A line that goes on for longer is read in parts.
+#: A longer line is read in parts.
 LONGEST_PART = 1 << 20
 BEFORE_HIT = 2048
-#: What two parts of one line have in common, so that nothing is cut in two.
+#: Bytes by which two parts of one line overlap, so that no match is cut.
 OVERLAP = 512
-#: BoundedSample that are kept of one row and rank: the first ones and the last ones.
+#: Hits kept for one row and rank: the first and the last ones.
 FIRST_HITS = 4
 LAST_HITS = 4
 MOST_HITS = 2000
 MOST_TRACEBACKS = 256
-#: Lines of a log after a traceback without another one: it was logged, and the program went on.
+#: So many lines after a traceback without another one prove that the program logged it and went on.
 LINES_AFTERWARDS = 400
 TAIL_BYTES = 65536
-#: Lines of tracebacks that are remembered, not to be taken for progress: more than there are in a tail.
+#: Remembered lines of tracebacks, which are no progress: more than a tail can hold.
 MOST_QUOTED = 2048
-#: Lines of training that must follow an exception, a mere line, or the end of some process, to show that it was survived. Some may come
-#: from other ranks, or out of a buffer, when the first rank has failed already.
+#: Lines of training that must follow an exception, a mere line, or the end of a process to prove that the job survived it. A few may come
+#: from other ranks, or from a buffer, after the first rank failed.
 PROGRESS_AFTERWARDS = {"progress": 3, "recent_progress": 2, "last_progress": 1}
 KEPT_TEXT = 2000
 
@@ -67,7 +63,7 @@ _PROGRESS = re.compile(
 )
 
 
-#: How a program says, in its last lines, that all went well. A shell's "done" says nothing of that.
+#: A good end, in the last lines of a program. A shell's "done" is none.
 _WELL = re.compile(
     r"(?!.*(?i:\b(?:fail|error|abort|not|without|unsuccessful)))(?:[\d\[\]:., +TZ/-]{0,64}\W)?(?:\W{0,4}\w+\W{1,3}){0,3}?"
     r"(?i:training|fine-?tuning|eval(?:uation)?|fit(?:ting)?|validation|testing)\W+(?:(?:run|loop|is|was|has|successfully)\W+){0,2}"
@@ -78,27 +74,27 @@ LONGEST_GOOD_END = 200
 
 
 def _is_bare(unit: str) -> bool:
-    """Whether the kernel's words stand without what the kernel's log puts before them."""
+    """Whether a kernel message stands without the prefix of the kernel's log."""
     return text.kernel_message(unit)[0] == unit.lstrip()
 
 
 def tells_progress(line: str) -> bool:
-    """Whether a line is one of training that goes on."""
+    """Whether a line reports a step of training."""
     return _PROGRESS.search(line) is not None
 
 
 class Scanner(Protocol):
-    """Finds literals. Made by a factory from the list of anchors, which are searched as UTF-8."""
+    """Finds literals in bytes, as UTF-8. A factory makes it from the list of anchors."""
 
     def hits(self, block: bytes) -> Sequence[tuple[int, int]]:
         """Return (index of the anchor, offset of its end) for all anchors in the block, by offset.
 
-        Each anchor that stands in a line must be among them: no other row is tried there.
+        All anchors of a line must be among them: rows with other anchors are not tried.
         """
 
 
 class PlainScanner:
-    """The standard library's own: one search per anchor, which is several times faster than one `re` alternation of them all."""
+    """Uses the standard library: one search for each anchor, several times faster than one `re` alternation of all anchors."""
 
     def __init__(self, anchors: Sequence[str]) -> None:
         """Take the anchors."""
@@ -117,7 +113,7 @@ class PlainScanner:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A row that matched, and the typed values that it extracted."""
+    """A row that matched, and its typed values."""
 
     row: Signature
     values: tuple[tuple[str, int | float | str], ...]
@@ -125,10 +121,10 @@ class Match:
 
 
 def matches(catalogue: Catalogue, unit: str, place: str, anchors: Iterable[int] | None = None, came_through: str = "") -> list[Match]:
-    """Return the rows for a place that match the text of a unit. A benign row among them leaves no other.
+    """Return the rows for a place that match the text of a unit; none if a benign row matches.
 
-    anchors: the positions of those that stand in the unit, where a scanner has told them; it may be more, but not less.
-    came_through: the frames of an exception's traceback, as tracebacks.calls tells them.
+    anchors: the indexes of the unit's anchors if a scanner found them; further ones do no harm, a missing one hides rows.
+    came_through: the frames of an exception's traceback, in the form of tracebacks.calls.
     """
     standing = anchors if anchors is not None else (index for index, anchor in enumerate(catalogue.anchors) if anchor in unit)
     tried: set[int] = set()
@@ -151,7 +147,7 @@ def matches(catalogue: Catalogue, unit: str, place: str, anchors: Iterable[int] 
 
 
 def of_exception(catalogue: Catalogue, unit: str, anchors: Iterable[int] | None = None, came_through: str = "") -> list[Match]:
-    """Return the rows that match an exception. What one of a value says in its further lines is that value, and no failure."""
+    """Return the rows that match an exception. In an exception about a value the further lines quote the value, so they do not count."""
     found = matches(catalogue, unit, "exception", anchors, came_through)
     kind, _, _ = unit.partition(":")
     if kind.strip() not in OF_VALUES:
@@ -161,7 +157,7 @@ def of_exception(catalogue: Catalogue, unit: str, anchors: Iterable[int] | None 
 
 
 def read_text(log: str | bytes, catalogue: Catalogue, scanner: Scanner | None = None) -> tuple[Evidence, ...]:
-    """Return the evidence in a whole log; `t` is the number of the line."""
+    """Return the evidence in a whole log, with the line's number as its time."""
     reader = Reader(catalogue, scanner)
     data = log.encode("utf-8", "surrogatepass") if isinstance(log, str) else log
     for start in range(0, len(data), LONGEST_PART):
@@ -171,10 +167,7 @@ def read_text(log: str | bytes, catalogue: Catalogue, scanner: Scanner | None = 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What must be known of a traceback once its evidence is taken: whose it is (rank, node), whether it began, and where it ended.
-
-    `thread`: it ended no more than a thread.
-    """
+    """A traceback whose evidence was kept. by: rank and node. whole: its first line was seen. thread: it ended only a thread."""
 
     by: tuple[int | None, str]
     whole: bool
@@ -183,7 +176,7 @@ class _Written:
 
 
 class Reader:
-    """Reads one stream. `rank` and `node` are said of lines that do not name their own."""
+    """Reads one stream. rank, node: of lines that name none."""
 
     def __init__(self, catalogue: Catalogue, scanner: Scanner | None = None, *, rank: int | None = None, node: str = "") -> None:
         """Begin at the beginning of a stream."""
@@ -203,7 +196,7 @@ class Reader:
         self._times: list[tuple[int, float]] = []  # (bytes read by then, when), as far back as the tail
 
     def feed(self, block: bytes, t: float = 0.0) -> None:
-        """Take in the next bytes, which came at `t` (0: only their order is known)."""
+        """Read the next bytes. t: when they came, 0 if only their order is known."""
         data = self._carry + block
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if end:
@@ -217,13 +210,13 @@ class Reader:
 
     def evidence(self) -> tuple[Evidence, ...]:
         """Return what was found so far."""
-        told = [part for _, parts in self._tracebacks for part in parts]
-        known = {(part.name, part.line + i) for part in told if part.claim is not None for i in range(part.text.count("\n") + 1)}
-        found = [*self._facts, *told, *(fact for fact in self._hits if (fact.name, fact.line) not in known)]
+        raised = [part for _, parts in self._tracebacks for part in parts]
+        known = {(part.name, part.line + i) for part in raised if part.claim is not None for i in range(part.text.count("\n") + 1)}
+        found = [*self._facts, *raised, *(fact for fact in self._hits if (fact.name, fact.line) not in known)]
         return tuple(sorted(found, key=lambda e: (e.line, e.name)))
 
     def finish(self, t: float = 0.0) -> tuple[Evidence, ...]:
-        """Return all that was found, now that the stream has ended: the last traceback of each rank is known to be the last."""
+        """End the stream. Return all evidence; only now is the last traceback of each rank known to be the last."""
         if self._carry:
             data, self._carry = self._carry, b""
             self._block(data, t)
@@ -240,7 +233,7 @@ class Reader:
         return (*self._told_by_whom(self.evidence()), read, *after)
 
     def _told_by_whom(self, found: Sequence[Evidence]) -> Sequence[Evidence]:
-        """Return the facts. In the kernel's own log its words are no free text; elsewhere they are a mere line without their prefix."""
+        """Return the facts. In the kernel's own log its messages are no free text; in other logs one without prefix is a mere line."""
         if not any(fact.source == "kernel" for fact in found):
             return found
         if self._is_of_the_kernel():
@@ -248,7 +241,7 @@ class Reader:
         return [replace(fact, source="log") if fact.source == "kernel" and _is_bare(fact.text) else fact for fact in found]
 
     def _is_of_the_kernel(self) -> bool:
-        """Whether most of the last lines are the kernel's."""
+        """Whether most of the last lines are kernel messages."""
         lines = [line for line in text.plain(self._tail.decode("utf-8", "replace")).split("\n") if line.strip()]
         return 2 * sum(text.kernel_message(line)[0] is not None for line in lines) >= len(lines)
 
@@ -280,14 +273,14 @@ class Reader:
 
     @staticmethod
     def _start_of(data: bytes, pos: int, hit: int) -> int:
-        """Where to begin for a hit that ends there: at the beginning of its line, if that is not far away."""
+        """Return where to begin for a hit that ends at `hit`: at the beginning of its line, if that is not far away."""
         low = max(pos, hit - text.LONGEST_LINE + OVERLAP)
         start = max(data.rfind(b"\n", low, hit), data.rfind(b"\r", low, hit)) + 1
         return start or (pos if low == pos else max(pos, hit - BEFORE_HIT))
 
     @staticmethod
     def _end_of(data: bytes, pos: int) -> tuple[int, int]:
-        """Where the part of a line that begins at pos ends, and where the next one begins: for a long line, before that end."""
+        """Return the end of the part of a line that begins at `pos`, and the begin of the next; parts of a long line overlap."""
         match = _ENDS.search(data, pos, pos + text.LONGEST_LINE)
         if match is not None:
             return match.start(), match.end()
@@ -297,8 +290,8 @@ class Reader:
     def _part(self, data: bytes, start: int, end: int, number: int, t: float, anchors: set[int]) -> None:  # noqa: PLR0913, PLR0917 (a line)
         whole = data[start - 1] in b"\r\n" if start else not self._inside
         line = text.read(data[start:end], whole=whole)
-        if (said := text.told_by_error_handler(line.text)) and self._before(data, start).endswith('"message": {'):
-            line = replace(line, text=said, echo=False)
+        if (exception := text.error_handler_exception(line.text)) and self._before(data, start).endswith('"message": {'):
+            line = replace(line, text=exception, echo=False)
         quoted = self._finder.feed(line, number, t)
         for traceback in self._finder.take():
             self._traceback(traceback)
@@ -311,12 +304,12 @@ class Reader:
         self._line(line, number, t, partial(self._anchors, raw=data[start:end], found=anchors))
 
     def _anchors(self, unit: str, raw: bytes = b"", found: Iterable[int] = ()) -> Iterable[int]:
-        """Return the anchors that stand in a unit: those that were found where it was taken from, if it stands there as it is.
+        """Return the anchors of a unit. found: those of the raw line, which hold if the unit stands in it unchanged.
 
-        Colours, NULs and JSON's escapes may part an anchor in the bytes that is whole in the text.
+        Colours, NULs and JSON escapes may split an anchor in the raw bytes that is whole in the unit.
         """
-        said = unit.encode("utf-8", "replace")
-        return found if said in raw else {index for index, _ in self._scanner.hits(said)}
+        encoded = unit.encode("utf-8", "replace")
+        return found if encoded in raw else {index for index, _ in self._scanner.hits(encoded)}
 
     def _before(self, data: bytes, start: int) -> str:
         """Return the line before the one that begins there."""
@@ -329,7 +322,7 @@ class Reader:
         member = footers.member(line.text)
         for fact in (*footers.read(line.text), *((member,) if member else ())):
             if len(self._facts) >= MOST_HITS:
-                del self._facts[MOST_HITS // 2]  # the first ends tell who began, the last ones are the launcher's table
+                del self._facts[MOST_HITS // 2]  # the first ends show who began, the last ones are the launcher's table
             self._facts.append(replace(fact, line=number, rank=fact.rank if fact.rank is not None else rank, node=fact.node or node))
         found = matches(self._catalogue, line.text, "line", anchors(line.text))
         if line.kernel is not None and not (found and found[0].row.benign):
@@ -343,7 +336,7 @@ class Reader:
             self._hits.add(fact.name, fact.rank, fact)
 
     def _traceback(self, found: Traceback) -> None:
-        """Keep what a traceback says: each exception that a row knows, and the last one as such, with the frames."""
+        """Keep the evidence of a traceback: each exception that a row matches, and the last exception with its frames."""
         rank = found.rank if found.rank is not None else self._rank
         node = found.node or self._node
         if not found.raised:
@@ -359,7 +352,7 @@ class Reader:
         for raised in found.raised:
             came_through = calls(raised.frames)
             known = of_exception(self._catalogue, raised.text, self._anchors(raised.text), came_through)
-            if not known and "\n" in raised.text and raised.kind not in OF_VALUES:  # terminals and boxes break messages anywhere
+            if not known and "\n" in raised.text and raised.kind not in OF_VALUES:  # terminals and boxes break a message at any place
                 unit = _BREAK.sub(" ", raised.text)
                 known = matches(self._catalogue, unit, "exception", self._anchors(unit), came_through)
             harmless = any(match.row.benign for match in known)
@@ -374,30 +367,30 @@ class Reader:
         if telling is None and harmless:
             return
         telling = telling or found.raised[-1]
-        said = partial(Evidence, "log", rank=rank, t=found.t or float(telling.line), free_text=True, line=telling.line, node=node)
-        parts.append(said(name="exception", text=telling.text[:KEPT_TEXT]))
+        fact_of = partial(Evidence, "log", rank=rank, t=found.t or float(telling.line), free_text=True, line=telling.line, node=node)
+        parts.append(fact_of(name="exception", text=telling.text[:KEPT_TEXT]))
         frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for raised in found.raised for frame in raised.frames]
         if frames:
-            parts.append(said(name="traceback", text="\n".join(frames)[-KEPT_TEXT:]))
+            parts.append(fact_of(name="traceback", text="\n".join(frames)[-KEPT_TEXT:]))
         if len(self._tracebacks) >= MOST_TRACEBACKS:
             del self._tracebacks[MOST_TRACEBACKS // 2]
         self._tracebacks.append((_Written((found.rank, found.node), found.whole, found.last_line, found.thread), parts))
 
     def _afterwards(self) -> list[Evidence]:
-        """What the end of the stream shows to have gone on, or to have come to a good end."""
+        """Return the evidence in the stream's last lines that training went on, or ended well."""
         found = self._progress()
         before = self._tail.rstrip()
         number = self._number - self._tail.count(b"\n", len(before))
         for line in reversed(before.split(b"\n")[-LAST_LINES:]):
-            if _WELL.match(said := text.plain(line[:LONGEST_GOOD_END].decode("utf-8", "replace"))):
+            if _WELL.match(shown := text.plain(line[:LONGEST_GOOD_END].decode("utf-8", "replace"))):
                 t = self._times[-1][1] if self._times else 0.0
-                found.append(Evidence("log", "ended_well", said[:200], self._rank, t or float(number), free_text=True, line=number))
+                found.append(Evidence("log", "ended_well", shown[:200], self._rank, t or float(number), free_text=True, line=number))
                 break
             number -= 1
         return found
 
     def _progress(self) -> list[Evidence]:
-        """Up to which line training went on: of the stream's end, the last lines but some that tell of a step."""
+        """Return the lines of PROGRESS_AFTERWARDS, counted from the end of the stream."""
         found: list[Evidence] = []
         seen = 0
         end = len(self._tail)
@@ -415,9 +408,9 @@ class Reader:
 
 
 def claims(fact: Evidence, catalogue: Catalogue, trace: str = "") -> tuple[Evidence, ...]:
-    """Return what the rows say of one fact whose whole text is a unit: an error file's exception, or a record of the kernel's log.
+    """Return the claims of the rows that match a whole text: an error file's exception, or a record of the kernel's log.
 
-    trace: the traceback of the exception, for the rows that ask through which frames it came.
+    trace: the exception's traceback, for rows with `frames`.
     """
     unit = fact.text[: text.LONGEST_LINE]
     kernel = fact.source == "kernel"
@@ -430,16 +423,16 @@ def claims(fact: Evidence, catalogue: Catalogue, trace: str = "") -> tuple[Evide
     return tuple(made)
 
 
-def _evidence(  # noqa: PLR0913, PLR0917 (a match, and all that is known of where it stands)
+def _evidence(  # noqa: PLR0913, PLR0917 (a match and its place)
     match: Match, source: str, unit: str, rank: int | None, node: str, number: int, t: float, *, free_text: bool
 ) -> Evidence:
     row = match.row
-    said = next((value for name, value in match.values if name == "rank" and isinstance(value, int)), None)
+    named = next((value for name, value in match.values if name == "rank" and isinstance(value, int)), None)
     return Evidence(
         source,
         row.id,
         unit[:KEPT_TEXT],
-        rank=said if said is not None else rank,
+        rank=named if named is not None else rank,
         t=t,
         free_text=free_text,
         fields=tuple((name, str(value)) for name, value in match.values),

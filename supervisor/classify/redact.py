@@ -1,7 +1,6 @@
-"""Keep secrets out of what is written down: the command in the journal, lines of the job's output on cards.
+"""Replaces secrets in commands and in lines of output by short digests, so that two values still differ.
 
-Pure. In: arguments or text; out: the same with each value that looks secret replaced by a short digest, so that two values can still be
-told apart. It errs on the side of hiding; what it cannot know is a secret under an innocent name.
+A doubtful value is hidden. A secret under an innocent name is not recognised.
 """
 
 from __future__ import annotations
@@ -13,21 +12,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: A name with one of these words in it has a secret for its value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key.
+#: A name that contains one of these words has a secret value: WANDB_API_KEY, --hf-token, db.password, aws_secret_access_key.
 _WORD = r"(?:secret|token|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credentials?|auth(?:orization)?|bearer)"
-#: … unless it only counts or names them: --max-tokens 512, --tokenizer gpt2, --num-token, --token-file.
+#: These only count or name tokens: --max-tokens 512, --tokenizer gpt2, --num-token, --token-file.
 _INNOCENT = re.compile(
     r"tokens|tokeniz|(?:num|max|min|pad|eos|bos|unk|mask|per|n)[_-]?token|token[_-]?(?:ids?|type|file|path|len|size|dim)|author(?!iz)",
     re.IGNORECASE,
 )
 _SECRET_NAME = re.compile(_WORD, re.IGNORECASE)
-#: A word is looked at once, from its beginning: a line of ten megabytes costs no more than it must.
+#: The pattern tries a word once, from its beginning: the cost stays linear for a line of ten megabytes.
 _NAMED = rf"(?<![\w.-])(?=[\w.-]*{_WORD})[\w.-]+"
 _VALUE = r"""(?P<value>[^\s"',;&]+)"""
 _ASSIGNED = re.compile(rf"""(?P<name>{_NAMED}["']?\s*[=:]\s*["']?(?:bearer\s+|basic\s+)?){_VALUE}""", re.IGNORECASE)
 _FLAG = re.compile(rf"""(?P<name>(?=--?\w){_NAMED}["']?[\s,]+["']?)(?!-){_VALUE}""", re.IGNORECASE)
 _URL = re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]{0,30}://[^\s:/@]{0,200}:)(?P<value>[^\s/@]{1,500})(?=@)", re.IGNORECASE)
-#: Values that are known by themselves: their issuers gave them a prefix for that.
+#: Tokens with a prefix of their issuer.
 _KNOWN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|sk-[A-Za-z0-9_-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|xox[abprs]-[\w-]{10,})"
 )
@@ -35,15 +34,15 @@ _KNOWN = re.compile(
 
 def command(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return a command's arguments without the values of secret-like flags."""
-    told, hide = [], False
+    shown, hide = [], False
     for argument in arguments:
         if hide and not argument.startswith("--"):
-            told.append(_digest(argument))
+            shown.append(_digest(argument))
             hide = False
             continue
         hide = argument.startswith("-") and "=" not in argument and is_secret_name(argument)
-        told.append(text(argument))
-    return tuple(told)
+        shown.append(text(argument))
+    return tuple(shown)
 
 
 def text(line: str) -> str:
@@ -54,7 +53,7 @@ def text(line: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a flag, variable or key of this name holds a secret."""
+    """Return whether a flag, variable or key of this name holds a secret."""
     return bool(_SECRET_NAME.search(_INNOCENT.sub("", name)))
 
 

@@ -1,7 +1,6 @@
-r"""Signatures: one row of TOML says what a text means.
+r"""Signatures: rows of TOML that name the cause of a text.
 
-In: the text of a TOML file. Out: its rows, checked and compiled, and a Problem for each that cannot be used; a bad row is out of use
-and never takes another one with it. Nothing here raises for what a file says. The rows are plain values that nobody owns.
+A row that is wrong becomes a Problem and does not affect the other rows.
 
     [[signature]]
     id = "cuda_oom.torch"
@@ -17,8 +16,8 @@ and never takes another one with it. Nothing here raises for what a file says. T
     [signature.fields]
     asked = "bytes"
 
-An *anchor* is a literal that stands in every text which the pattern matches: a scanner looks for all anchors of all rows at once, and
-the pattern itself is only tried where one was found. That is also why anchors must not be common words.
+An *anchor* is a literal that every match of the pattern contains. A scanner searches for the anchors of all rows at once, and a pattern
+is tried only where one of its anchors was found. So anchors must not be common words.
 
 A row for kernel messages may name messages of the kernel's catalogue (health/kernellog/messages.toml) in place of anchors. It matches
 where one of them does; its pattern, if it has one, is searched in the same message.
@@ -26,8 +25,8 @@ where one of them does; its pattern, if it has one, is searched in the same mess
     messages = ["xid.link.registers"]
     pattern = '(?P<unit>\w+) Fatal\b'
 
-A row for exceptions may also ask *where* it was raised: `frames` is searched in the frames of its traceback, one in a line, outermost
-first, as "path:function" with forward slashes. An EOFError says little; one that came out of torch/serialization.py says much.
+A row for exceptions may also ask where the exception was raised: its pattern `frames` is searched in the frames of the traceback, one a
+line, outermost first, as "path:function" with forward slashes. An EOFError alone proves little, one from torch/serialization.py much.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ if TYPE_CHECKING:
 
 #: The units of text in which a pattern can be searched; see classify/match.py.
 PLACES = ("exception", "line", "kernel")
-#: Shorter ones stand everywhere, and every place where one stands costs a search.
+#: Shorter anchors are too common: each occurrence costs a search.
 SHORTEST_ANCHOR = 4
 ANY_CAUSE = "*"
-#: The field that says whose a failure is, and how many there may be of it: a figure beyond that is no rank.
+#: The field for the failed rank. A larger number is no rank.
 RANK = "rank"
 MOST_RANKS = 1_000_000
 _CAUSES = frozenset(cause.value for cause in Cause)
@@ -99,9 +98,9 @@ FIELD_TYPES: dict[str, Callable[[str], Value]] = {"bytes": _bytes, "int": _int, 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A row. `fields` maps named groups of the pattern to the names of their types; `benign` rows take a line out of consideration.
+    """A row. fields: named groups of the pattern, with the names of their types. benign: the row excludes its text from all others.
 
-    `frames`, where there is one, must be found in the frames through which the exception came.
+    frames: a pattern that must be found in the frames of the exception's traceback.
     """
 
     id: str
@@ -120,7 +119,7 @@ class Signature:
     origin: str = field(default="", compare=False)
 
     def values(self, match: Found) -> dict[str, Value]:
-        """Return the fields of a match, less a group that took no part or whose text is not of its type, and a rank that none can be."""
+        """Return the fields of a match without empty groups, texts that are not of their type, and impossible ranks."""
         found: dict[str, Value] = {}
         for name, kind in self.fields:
             text = match[name]
@@ -137,7 +136,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a row (or, with no id, a whole file) is not in use."""
+    """Why a row is not in use, or a whole file if id is ""."""
 
     origin: str
     id: str
@@ -154,7 +153,7 @@ def parse(
     """Return the rows of a TOML file's text and what is wrong with those that are not among them. `origin` names the file.
 
     messages: by name, the kernel messages that rows may name.
-    bound: makes the patterns of rows that nobody has proven quick, from (pattern, id of the row, origin); it may raise ValueError.
+    bound: compiles the patterns of untested rows with a time limit, from (pattern, id of the row, origin); it may raise ValueError.
     """
     try:
         document = tomllib.loads(text)

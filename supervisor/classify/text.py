@@ -1,10 +1,7 @@
-"""Lines of logs as they really are, made plain: who wrote them, and what they say.
+"""Cleans lines of logs: removes colours, control characters and prefixes, and reads rank and node from the prefixes.
 
-In: the bytes of one line, or of a part of one. Out: a Line, without colours, control characters and the prefixes by which launchers
-mark ranks and hosts. Nothing here fails, whatever the bytes are.
-
-Prefixes are taken off again and again, because they nest: `[default0]:[rank0]: Traceback …` is torchrun's --tee around torch's own.
-What is not surely a prefix is left alone; a wrong rank is worse than none.
+Prefixes nest, so they are removed in a loop: `[default0]:[rank0]: Traceback …` is torchrun's --tee around torch's own prefix.
+A doubtful prefix stays: a wrong rank is worse than no rank.
 """
 
 from __future__ import annotations
@@ -12,14 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-#: Of a longer line only this much around a hit is looked at (bytes, and so characters at most), and of an exception as much.
+#: Of a longer line, or of an exception, only this many bytes around a hit are searched.
 LONGEST_LINE = 12288
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _BREAKS = re.compile(r"[\t\n\r]+")
 
-# Each takes off one prefix; the groups are rank and node. Sources: torchrun --tee, torch.distributed (TORCH_SHOW_RANK_PREFIX), mpirun
+# Each removes one prefix; the groups are rank and node. Sources: torchrun --tee, torch.distributed (TORCH_SHOW_RANK_PREFIX), mpirun
 # --tag-output, Ray's driver log, srun --label, kubectl/docker logs --timestamps and the CRI log format, ts(1) and CI systems, pdsh and
 # DeepSpeed's runner.
 _PREFIXES = (
@@ -37,15 +34,15 @@ _PREFIXES = (
     ),
 )
 _MOST_PREFIXES = 4
-#: NCCL writes host:pid:tid [gpu] in front of its own lines; it stays there, because rows name it, but it says where.
+#: NCCL writes host:pid:tid [gpu] before its own lines. It stays in the text, because rows match it; node and GPU are read from it.
 _NCCL = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*):\d+:\d+ \[(?P<gpu>\d+)\] ")
 _DOCKER = re.compile(r'\{"log":"((?:[^"\\]|\\.)*)"')
 _JSON_ESCAPE = re.compile(r'\\(?:u([0-9a-fA-F]{4})|(["\\/bfnrt]))')
-_HANDLER = re.compile(r'\s*"message": "(?P<said>(?:[^"\\]|\\.)*)",?')
+_HANDLER = re.compile(r'\s*"message": "(?P<exception>(?:[^"\\]|\\.)*)",?')
 _JSON_CHARACTERS = {'"': '"', "\\": "\\", "/": "/", "b": "", "f": "", "n": "", "r": "", "t": "\t"}
 
-# A line of the kernel's log, by the form that dmesg, journalctl, syslog or /dev/kmsg gave it. Of /dev/kmsg only facility 0 is the kernel
-# (the first figure is facility * 8 + level): anybody may write the others.
+# A line of the kernel's log in the forms of dmesg, journalctl, syslog and /dev/kmsg. In /dev/kmsg only facility 0 is the kernel
+# (the first number is facility * 8 + level): any process may write the others.
 _KMSG = re.compile(r"(?P<prefix>\d{1,4}),\d+,\d+,[^;]{1,80};(?P<text>.*)", re.DOTALL)
 _DMESG = re.compile(
     r"(?:kern +:\w+ *: )?(?:\[\s*(?:[+\d]\d*\.\d{6}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? \d{4})\]"
@@ -66,9 +63,9 @@ _BARE = re.compile(
     re.DOTALL,
 )
 
-# What prints settings, help or commands, and therefore says nothing of what happened: a usage text and its options, `set -x`, a shell
-# prompt, an argparse Namespace, Megatron's dotted table of arguments, a quoted value of a key, an exported variable. No name is searched
-# for its end more than once, or it is taken for none beyond 200 characters: a line may be one word of ten thousand.
+# Printed settings, help and commands, which report no event: a usage text and its options, `set -x`, a shell prompt, an argparse
+# Namespace, Megatron's dotted table of arguments, a quoted value of a key, an exported variable. The pattern scans a name once, or at
+# most 200 characters of it: a line may be one word of ten thousand characters.
 _ECHO = re.compile(
     r"""\s*(?:usage:\s
     |-{1,2}[A-Za-z][\w-]*+(?:[ =,]|$)
@@ -83,13 +80,13 @@ _ECHO = re.compile(
     re.VERBOSE,
 )
 _OPTIONS = re.compile(r"(?:^|\s)--[a-z][\w-]+(?:[= ]|$)")
-#: A line that names as many options is a command.
+#: A line with so many options is a command.
 _OPTIONS_OF_A_COMMAND = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `kernel` is the message where it is of the kernel's log, else None; `echo` marks printed settings, help and commands."""
+    """One line. kernel: the message if the line is of the kernel's log, else None. echo: it is a printed setting, help or command."""
 
     text: str
     rank: int | None = None
@@ -110,7 +107,7 @@ def one_line(foreign: str) -> str:
 
 
 def read(data: bytes, *, whole: bool = True) -> Line:
-    """Return what a line says. `whole`: it begins at its beginning, so that its prefixes are there."""
+    """Return a line without its prefixes. whole: the data begins where the line begins, so prefixes may stand there."""
     text = plain(data.decode("utf-8", "replace"))
     if not whole:
         return Line(text)
@@ -118,7 +115,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
         text = plain(_JSON_ESCAPE.sub(_unescaped, match[1]))
     rank: int | None = None
     node = ""
-    if (match := _SYSLOG.fullmatch(text)) and match["node"]:  # before its time is taken for a prefix
+    if (match := _SYSLOG.fullmatch(text)) and match["node"]:  # first: the time would match a prefix below
         return Line(text, node=match["node"], kernel=match["text"])
     for _ in range(_MOST_PREFIXES):
         match = next((found for prefix in _PREFIXES if (found := prefix.match(text))), None)
@@ -137,7 +134,7 @@ def read(data: bytes, *, whole: bool = True) -> Line:
 
 
 def kernel_message(text: str) -> tuple[str | None, str]:
-    """Return the kernel's message (None: not a line of the kernel's log) and the host, where the line names it."""
+    """Return the kernel's message, None if this is no line of the kernel's log, and the host, "" if the line names none."""
     if match := _KMSG.fullmatch(text):
         return (match["text"], "") if int(match["prefix"]) >> 3 == 0 else (None, "")
     if match := _DMESG.fullmatch(text):
@@ -149,17 +146,17 @@ def kernel_message(text: str) -> tuple[str | None, str]:
     return None, ""
 
 
-def told_by_error_handler(text: str) -> str:
-    """Return the exception in the JSON that torchelastic's error handler logs, of which its line ends in "message": {; else "".
+def error_handler_exception(text: str) -> str:
+    """Return the exception in the JSON that torchelastic's error handler logs, else "".
 
-    A text of the training data can stand in JSON too, so that the line before must be looked at.
+    Training data may be JSON too. So the caller checks that the line before ends in `"message": {`.
     """
     match = _HANDLER.fullmatch(text)
-    return _JSON_ESCAPE.sub(_unescaped, match["said"].partition("\\n")[0]) if match else ""
+    return _JSON_ESCAPE.sub(_unescaped, match["exception"].partition("\\n")[0]) if match else ""
 
 
 def is_echo(text: str) -> bool:
-    """Whether a line is the job's own configuration, help or command line, which may name any failure without having met it."""
+    """Whether a line prints the job's configuration, help or command line. Such a line may name a failure that never happened."""
     return _ECHO.match(text) is not None or len(_OPTIONS.findall(text[:LONGEST_LINE])) >= _OPTIONS_OF_A_COMMAND
 
 

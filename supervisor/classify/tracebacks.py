@@ -1,13 +1,8 @@
-"""Python tracebacks, taken out of logs in which several ranks write at once.
+"""Finds Python tracebacks in logs that several ranks write at once.
 
-In: lines (classify/text.py), one after the other, each with its rank. Out: Traceback values: the exceptions of one chain in the order in
-which they were printed, each with its whole message and its frames. Nothing fails: what is no traceback is let pass, and a traceback
-that never ends is cut. The reader of a stream owns one Finder; it holds at most MOST_OPEN tracebacks of bounded length.
-
-Every rank has a place of its own, so that interleaved lines with `[rank3]:` or `3: ` prefixes come apart again. A traceback whose
-beginning was cut off is still one: its frames are known by their form. Chained exceptions, the `Original Traceback` within a DataLoader
-worker's or a spawned process's message, exception groups and the boxes of `rich` are all the same to what follows: exceptions in
-order.
+A Finder keeps one open traceback for each rank, so interleaved lines with `[rank3]:` or `3: ` prefixes do not mix. A traceback whose first
+lines are missing is recognised by the form of its frames. Chained exceptions, exception groups, the boxes of `rich` and an `Original
+Traceback` inside another message (DataLoader workers, spawned processes) all become exceptions in printed order.
 """
 
 from __future__ import annotations
@@ -27,13 +22,13 @@ MOST_RAISED = 16
 MOST_MESSAGE_LINES = 60
 MOST_MESSAGE_CHARACTERS = 8192
 LONGEST_MESSAGE_LINE = 4096
-#: Characters that all open tracebacks hold together; beyond this the oldest is closed.
+#: Characters that all open tracebacks hold together. Above this the Finder closes the oldest.
 MOST_HELD = 2 << 20
-#: What a frame costs beside its texts.
+#: The cost of a frame besides its texts, in characters.
 _FRAME_COST = 100
-#: Lines that may pass for a traceback's source code before it is given up.
+#: Lines that may count as source code of a traceback before the Finder closes it.
 MOST_SOURCE_LINES = 200
-#: Between what says that a traceback is to be ignored and the traceback.
+#: Lines between a line of _IGNORED or _OF_A_THREAD and its traceback.
 MOST_LINES_BETWEEN = 2
 
 _HEADER = re.compile(r"(?P<before>.*?)(?:Exception Group )?Traceback \(most recent call last\)", re.DOTALL)
@@ -43,7 +38,7 @@ _KIND = (
     r"(?:\([A-Za-z_][\w.]*\))?"  # RayTaskError(OutOfMemoryError)
 )
 _RAISED = re.compile(rf"(?P<kind>{_KIND})(?:: (?P<message>.*)|:)?$", re.DOTALL)
-# Without any frame above it, only what is named as an exception is one.
+# Without a frame above it, a line is an exception only if its name is that of one.
 _BARE = re.compile(
     r"(?P<kind>(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Exit|Failure|OutOfMemory)(?:\([A-Za-z_][\w.]*\))?"
     r"|(?:[a-z_]\w*\.){1,12}(?:[a-z]*error|timeout))"  # socket.gaierror, struct.error
@@ -52,21 +47,21 @@ _BARE = re.compile(
 )
 _CHAIN = ("During handling of the above exception, another exception occurred", "The above exception was the direct cause of")
 _GROUP_MARGIN = re.compile(r"\s*(?:\||\+-[+-]*(?: \d+ -+)?(?=$|-)|\+(?= Exception Group))\s?")
-#: What stands before a traceback that ended nothing: of a finalizer, of logging itself, of what runs when the program has ended.
+#: Lines before a traceback that ended nothing: of a finalizer, of logging itself, of an exit handler.
 _IGNORED = ("Exception ignored in", "--- Logging error ---", "Error in atexit.", "Exception ignored on")
-#: What threading prints before the traceback of a thread; the program goes on.
+#: threading prints this before the traceback of a thread; the program goes on.
 _OF_A_THREAD = "Exception in thread "
-#: What pytest puts before the lines of an exception.
+#: pytest puts this before the lines of an exception.
 _PYTEST = "E   "
-#: Exceptions by which a program says that a value is not what it should be: what they quote is that value.
+#: Exceptions about a wrong value. Their message quotes the value, so further lines of it prove nothing.
 OF_VALUES = frozenset({"ValueError", "KeyError", "IndexError", "TypeError", "AttributeError", "NameError", "AssertionError", "LookupError"})
 _FIGURES = re.compile(r"\d+")
 _BOX = re.compile(r"^\s*│(?P<inside>.*?)│?\s*$")
 _BOX_EDGE = re.compile(r"^\s*[╭╰][─ ]")
 _BOX_FRAME = re.compile(r"\s*(?P<path>(?:/|<|\.{0,2}/|[A-Za-z]:\\|~|\w[\w./-]*\.py)[^:│]*):(?P<line>\d+) in (?P<function>[\w<>.]+)")
-#: multiprocessing puts a child's traceback into these.
+#: multiprocessing puts these around a child's traceback.
 _QUOTES = '"""'
-# What never belongs to a message: lines of loggers and launchers, progress bars, C++ reports.
+# Lines that never belong to a message: of loggers and launchers, progress bars, C++ reports.
 _FOREIGN = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T _]\d\d:\d\d|\d\d:\d\d:\d\d|\[?[EWIF]\d{4} \d\d:|\[[A-Z]+\] |(?:ERROR|WARNING|INFO|DEBUG|CRITICAL)\b"
     r"|terminate called|Fatal Python error|={10,}|-{20,}|\*{10,}|\s*\d{1,3}%\||srun: |slurmstepd: "
@@ -77,7 +72,7 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame, as printed. `line` 0 where the box of `rich` was torn."""
+    """One frame, as printed."""
 
     path: str
     line: int
@@ -90,13 +85,13 @@ def frames_in(trace: str) -> list[Frame]:
 
 
 def calls(frames: Iterable[Frame]) -> str:
-    """Return frames as rows are told of them: one in a line, "path:function"."""
+    """Return frames in the form that a row's `frames` pattern searches: "path:function", one a line."""
     return "\n".join(f"{frame.path}:{frame.function}" for frame in frames).replace("\\", "/")
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """One exception: its type with modules, its message (lines joined by newlines), the line on which it stood, and its frames."""
+    """One exception. kind: its type with modules. message: its lines. line: the line of the log where it was printed."""
 
     kind: str
     message: str
@@ -111,9 +106,9 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """A chain, in printed order: the last one is what ended the program. `whole`: its first line was seen, so it is no mere line.
+    """A chain of exceptions in printed order; the last one ended the program. `raised` is empty if the stream ended within the frames.
 
-    One that the end of the stream cut off before it told its exception has none. `thread`: it ended a thread beside the main one.
+    whole: its first line was seen. thread: it ended a thread other than the main one.
     """
 
     raised: tuple[Raised, ...]
@@ -128,7 +123,7 @@ class Traceback:
 
 @dataclass(slots=True)
 class _Open:
-    """A traceback that is being read."""
+    """A traceback of which more lines may come."""
 
     rank: int | None
     node: str
@@ -153,7 +148,7 @@ class _Open:
 
 
 class Finder:
-    """Finds the tracebacks of one stream."""
+    """Finds the tracebacks of one stream. It holds at most MOST_OPEN of them, of bounded length."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -161,7 +156,7 @@ class Finder:
         self._held = 0
         self._done: list[Traceback] = []
         self._ignored: tuple[tuple[int | None, str], int] = ((None, ""), -MOST_LINES_BETWEEN - 1)
-        self._threads: tuple[tuple[int | None, str], int] = self._ignored  # of the last line that names one which failed
+        self._threads: tuple[tuple[int | None, str], int] = self._ignored  # of the last line that names a failed thread
 
     @property
     def reading(self) -> bool:
@@ -169,7 +164,7 @@ class Finder:
         return bool(self._open)
 
     def raises(self, line: Line, number: int) -> bool:
-        """Whether a line that was taken in is the "Type: message" of a traceback that goes on."""
+        """Whether a line already fed is the "Type: message" of a traceback that goes on."""
         now = self._open.get(_key(line))
         return now is not None and now.raised_line == number
 
@@ -179,13 +174,13 @@ class Finder:
         return done
 
     def finish(self) -> list[Traceback]:
-        """Return also those that the end of the stream cut off."""
+        """End the stream. Return the remaining tracebacks, also those that its end cut off."""
         for key in list(self._open):
             self._close(key, cut=True)
         return self.take()
 
     def feed(self, line: Line, number: int, t: float = 0.0) -> bool:
-        """Take a line in; True if it is of a traceback and speaks of no failure itself: a header, a frame, source code."""
+        """Take a line. True if it belongs to a traceback and reports no failure itself: a header, a frame, source code."""
         quoted = self._feed(line, number, t)
         while self._held > MOST_HELD:
             self._close(next(iter(self._open)))
@@ -241,7 +236,7 @@ class Finder:
         return now
 
     def _start(self, key: tuple[int | None, str], line: Line, text: str, number: int, t: float) -> bool:
-        """A line outside of tracebacks: it may be a frame of one whose beginning is missing, or an exception alone."""
+        """Take a line outside tracebacks: a frame of one whose first lines are missing, an exception alone, or neither."""
         if '", line ' in text and (frame := _FRAME.match(text)):
             now = self._begin(key, line, number, t, whole=False)
             now.indent = frame["indent"][2:]
@@ -253,7 +248,7 @@ class Finder:
         return False
 
     def _body(self, key: tuple[int | None, str], now: _Open, text: str, number: int) -> bool:
-        """A line after a header or a frame."""
+        """Take a line after a header or a frame."""
         if '", line ' in text and (frame := _FRAME.match(text)):
             self._add(now, _frame(frame))
             now.idle = 0
@@ -274,7 +269,7 @@ class Finder:
     def _message(  # noqa: PLR0913, PLR0917 (a line, and where it stands)
         self, key: tuple[int | None, str], now: _Open, line: Line, text: str, number: int, t: float
     ) -> bool:
-        """A line after "Type: message": more of the message, what chains the next traceback to it, or the end."""
+        """Take a line after "Type: message": more of the message, the link to the next exception of the chain, or the end."""
         if text.startswith(_CHAIN, len(text) - len(text.lstrip())):
             self._flush(now)
             now.idle = 1
@@ -286,7 +281,7 @@ class Finder:
         if bare.strip() == _QUOTES:
             return False
         if '", line ' in text and (frame := _FRAME.match(text)) and not now.blank:
-            self._flush(now)  # a SyntaxError in the making, or a traceback within the message
+            self._flush(now)  # the frame of a SyntaxError, or a traceback within the message
             self._add(now, _frame(frame))
             now.indent = frame["indent"][2:]
             return True
@@ -309,7 +304,7 @@ class Finder:
         return quoted
 
     def _boxed(self, key: tuple[int | None, str], now: _Open, text: str, number: int) -> bool:
-        """A line of `rich`'s box, or what follows it."""
+        """Take a line of a box of `rich`, or the line after it."""
         if box := _BOX.match(text):
             if (frame := _BOX_FRAME.match(box["inside"])) and len(now.frames) < MOST_FRAMES:
                 self._add(now, Frame(frame["path"].strip(), int(frame["line"]), frame["function"]))
@@ -331,7 +326,7 @@ class Finder:
 
     def _add(self, now: _Open, frame: Frame) -> None:
         if len(now.frames) >= MOST_FRAMES:
-            self._hold(now, -_cost(now.frames.pop(1)))  # the outermost and the innermost say most
+            self._hold(now, -_cost(now.frames.pop(1)))  # the outermost and the innermost frames explain most
         now.frames.append(frame)
         self._hold(now, _cost(frame))
 
@@ -340,7 +335,7 @@ class Finder:
         self._held += characters
 
     def _flush(self, now: _Open) -> None:
-        """End the exception that is being read, not the chain."""
+        """End the current exception, not the chain."""
         if now.kind:
             message = "\n".join(now.message)[:MOST_MESSAGE_CHARACTERS].rstrip()
             if len(now.raised) < MOST_RAISED:
@@ -375,7 +370,7 @@ def _cost(frame: Frame) -> int:
 
 
 def _prefix(before: str) -> re.Pattern[str]:
-    """Return what may stand in front of the other lines too: what a logger put in front of the first one, figures apart."""
+    """Return a pattern for the logger's prefix before the header, with any digits: it may stand before the other lines too."""
     return re.compile(_FIGURES.sub(r"\\d+", re.escape(before.rstrip())) + f"[ ]{{0,{len(before) - len(before.rstrip())}}}")
 
 

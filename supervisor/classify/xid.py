@@ -20,14 +20,14 @@ CAUSES: Mapping[GpuPart, Cause] = MappingProxyType(
 
 
 def read(event: str) -> tuple[Cause, str] | None:
-    """Return the cause of "xid 79", and whether it is hardware (yes, no, unknown); None for an Xid that the catalogue does not list."""
+    """Return the cause of "xid 79", and whether it is hardware (yes, no, unknown); None for an Xid that the table does not list."""
     kind, _, code = event.partition(" ")
     entry = lookup_text(code.partition(" ")[0]) if kind == "xid" else None
     return (CAUSES[entry.part], entry.hardware) if entry is not None else None
 
 
 def explained(code: str) -> dict[str, str]:
-    """Return the facts of a verdict about an Xid, {} for a number that the catalogue does not list."""
+    """Return the facts of a verdict about an Xid, {} for a number that the table does not list."""
     entry = lookup_text(code)
     if entry is None:
         return {}

@@ -296,7 +296,7 @@ def look(line: str) -> None:
     footers.read(found.text)
     footers.member(found.text)
     footers.rank_of(found.text)
-    text.told_by_error_handler(found.text)
+    text.error_handler_exception(found.text)
     match.tells_progress(found.text)
 
 

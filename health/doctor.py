@@ -1,6 +1,6 @@
-"""Everything that can be known of this node: one look, or several with the first one as baseline.
+"""Examines this node, once or repeatedly with the first time as baseline.
 
-It needs no GPU, no root and no network; what could not be seen is listed. It changes nothing on the node.
+It needs no GPU, no root and no network. It lists what it could not read, and changes nothing on the node.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _ASK: Final = Ask()
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What one look at a node found: `results`, worst first.
+    """The result of one examination of a node: `results`, worst first.
 
-    unseen: what could not be seen, and why. seconds: how long the look took. t: when it ended, wall seconds.
+    unseen: what could not be read, and why. seconds: how long it took. t: when it ended, wall seconds.
     """
 
     results: tuple[CheckResult, ...]

@@ -1,6 +1,6 @@
 """Judges readings by every check whose probes were asked.
 
-A check that raises gives an UNKNOWN result: an error of ours is no fault of the node.
+A check that raises gives an UNKNOWN result: an error of a check is no fault of the node.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 _DEFAULT = Thresholds()
 
-#: How the reason of a row begins whose check raised an exception.
+#: The beginning of the reason if the check raised an exception.
 FAILED_ITSELF = "the check itself failed"
 
 
 def judge(
     now: Readings, before: Readings | None = None, limits: Thresholds = _DEFAULT, checks: Mapping[str, Check] | None = None
 ) -> tuple[CheckResult, ...]:
-    """Return what every check says, worst first. before: the readings at the job's start. checks: default all of ours.
+    """Return the results of all checks, worst first. before: the readings at the job's start. checks: default those of the registry.
 
-    A check whose probes were not all asked in this sweep says nothing.
+    A check gives no result unless this sweep asked all its probes.
     """
     there = asked(now)
     results: list[CheckResult] = []
@@ -44,5 +44,5 @@ def judge(
 
 
 def blocking(results: tuple[CheckResult, ...]) -> tuple[CheckResult, ...]:
-    """Return those that should hold an attempt back."""
+    """Return the results that should block an attempt."""
     return tuple(one for one in results if one.blocks)

@@ -1,4 +1,4 @@
-"""The values of health: what is asked, what was read, and what was found.
+"""The values of health: the request to the probes, their readings, and the results of the checks.
 
     Ask          the input of a probe: where to look, and what the job is
     Reading      one value that one probe read of one subject, or why it could not be read
@@ -26,10 +26,10 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 
 HOST: Final = "host"
 KERNEL: Final = "kernel"
-#: What a problem is where it is none of the subject's: the reading does not exist here, or is not ours to make.
+#: Problems that are no fault of the subject: the reading does not exist here, or is not permitted.
 NOT_SUPPORTED: Final = "not_supported"
 PERMISSION: Final = "permission"
-#: The subject was there, and is not any more.
+#: The subject existed before, and does not any more.
 GONE: Final = "gone"
 
 
@@ -64,7 +64,7 @@ class Severity(StrEnum):
     """How bad an event of the kernel's log or an Xid is. INFO: corrected, an echo, or over: nothing is to be done."""
 
     INFO = "info"
-    WARNING = "warning"  # degraded: to be looked at, at the next restart
+    WARNING = "warning"  # degraded: inspect it at the next restart
     ERROR = "error"  # a process was ended by it, or a device failed a request
     CRITICAL = "critical"  # a GPU, a link, a disk or the node cannot be used before it is repaired
 
@@ -75,12 +75,12 @@ SEVERITIES: Final = tuple(Severity)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The input of a probe. Each field is optional: `supervise doctor` knows of no job.
+    """The input of a probe. Each field is optional: `supervise doctor` knows no job.
 
-    deadline_s: the most that any probe is given. paths: that the job writes. hosts, ports: of the job's nodes, and those it will listen on.
-    environ: the job's. pids_ours: processes of the job, by the caller's proof. cookie: SUPERVISE_JOB_COOKIE of the job, "" for none.
-    need_bytes: what one checkpoint takes. lasting: this process reads again and again, so that it is worth to keep sessions and to listen
-    for events. root: where /proc, /sys and /dev are looked for. options: what only one probe understands, by its name.
+    deadline_s: the most for any probe. paths: that the job writes. hosts: of the job's nodes. ports: that the job will listen on.
+    environ: the job's. pids_ours: processes that the caller has proven to be the job's. cookie: SUPERVISE_JOB_COOKIE, "" for none.
+    need_bytes: the size of one checkpoint. lasting: the process reads repeatedly, so sessions stay open and events are received.
+    root: the folder that holds /proc, /sys and /dev. options: for single probes, by the probe's name.
     """
 
     deadline_s: float = 10.0
@@ -96,7 +96,7 @@ class Ask:
     options: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
 
     def at(self, path: str) -> str:
-        """Return where an absolute path of the system is looked for."""
+        """Return an absolute path of the system, below `root`."""
         return path if self.root == "/" else self.root.rstrip("/") + path
 
     def to_json(self) -> dict[str, Json]:
@@ -119,7 +119,7 @@ class Ask:
     def from_json(cls, row: dict[str, Json]) -> Ask:
         """Return the Ask that `to_json` wrote."""
         made = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        return cls(**made)  # type: ignore[arg-type]  # it was one of ours
+        return cls(**made)  # type: ignore[arg-type]  # to_json wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ class Reading:
 class CheckResult:
     """What one check found about one subject.
 
-    reason: a sentence without a final dot. evidence: the values it stands on. command: what a person types to repair it or to see more.
-    blocks: no attempt should be started while this holds. event: what happened, by a name of its own (`xid 79`), "" for a state: of one
-    subject there may be several; an event that is not reported again is not over.
+    reason: a sentence without a final dot. evidence: the values that prove it. command: what a person types to repair it or to see more.
+    blocks: no attempt should start while this holds. event: the name of an event (`xid 79`), "" for a state. A subject may have several
+    events; an event that is not reported again is not over.
     """
 
     check: str
@@ -171,8 +171,8 @@ class CheckResult:
 class Check:
     """One check: a pure function of the readings now, of those at the job's start, and of the thresholds.
 
-    needs: the probes whose readings it judges. It answers for every subject it knows of, also when all is well: UNKNOWN for one that cannot
-    be judged, SKIPPED where there is nothing of the kind here.
+    needs: the probes whose readings it judges. It gives a result for every subject, also for a healthy one: UNKNOWN if it cannot judge,
+    SKIPPED if there is nothing of the kind here.
     """
 
     needs: tuple[str, ...]

@@ -127,7 +127,7 @@ class ProbeSession(Protocol):
         """Yield what is read now."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close it."""
 
 
 class Probe(Protocol):

@@ -1,4 +1,4 @@
-"""What the checks of host, disks and network share: what is said where a thing could not be read, and how figures are told. No check."""
+"""Shared by the checks of host, disks and network: results for missing readings, and numbers for people."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def unread(check: str, now: Readings, name: str, what: str, subject: str = HOST) -> CheckResult | None:
-    """Return the result where a reading was not made or has a problem; None where it can be judged. what: its name for people."""
+    """Return the result for a reading that is missing or has a problem; None if it can be judged. what: its name for people."""
     reading = now.one(name, subject)
     if reading is None:
         return CheckResult(check, subject, Result.UNKNOWN, f"{what}: not read")
     if not reading.problem:
         return None
     if reading.problem == NOT_SUPPORTED:
-        return CheckResult(check, subject, Result.SKIPPED, f"{what}: not to be seen here")
+        return CheckResult(check, subject, Result.SKIPPED, f"{what}: not visible here")
     words = {PERMISSION: "not permitted", GONE: "it is gone"}.get(reading.problem, reading.problem)
     return CheckResult(check, subject, Result.UNKNOWN, f"{what}: {words}")
 

@@ -1,8 +1,8 @@
-"""What the kernel's log says of trouble. A log remembers what a device has long got over, so that only what is recent is a failure.
+"""Judges the findings of the kernel's log. The log keeps events that a device has long recovered from, so only recent ones are failures.
 
-An event of the last day that is critical is a failure; older ones, and lesser ones of the last day, are worth a word; what is corrected,
-an echo or over is not. What was there at the baseline is not told again. Whether a GPU needs a repair now is NVML's to say (gpu_recovery):
-the log holds no start back.
+A critical event of the last day is a failure. Older events, and lesser ones of the last day, are DEGRADED. Corrected errors, echoes and
+ended events are left out, and so are those of the baseline. The log blocks no start: whether a GPU needs a repair now, NVML reports
+(gpu_recovery).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAME: Final = "kernel_log"
 NEEDS: Final = ("kernel_log",)
 #: Seconds after which an event is history.
 RECENT_S: Final = 86400.0
-#: The most events that are told one by one.
+#: The most events that are reported one by one.
 MOST_SHOWN: Final = 50
 _ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
 
@@ -53,18 +53,18 @@ def check(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterab
 
 
 def _key(row: dict[str, Json]) -> tuple[Json, ...]:
-    """Return what an event is known by. Not its line's number, nor how many lines it has: a copy of the log is read from its end."""
+    """Return the identity of an event. Line number and count are no part of it: a copy of the log is read from its end."""
     at = row.get("last_time")
     return row.get("kind"), row.get("code"), row.get("pci"), row.get("subject"), row.get("line") if at is None else at
 
 
 def _judged(row: dict[str, Json]) -> CheckResult | None:
-    """Return what one finding is worth, None where nothing is."""
+    """Return the result for one finding, None if it needs none."""
     severity, age = row.get("severity"), row.get("age_s")
     recent = isinstance(age, int | float) and age <= RECENT_S
     if severity == "info" or (severity == "warning" and not recent):
         return None
-    # where a restart of the job is all that is to be done, the node is well again: nobody could repair anything
+    # if only the job must restart, the node is healthy again and there is nothing to repair
     failed = severity == "critical" and recent and row.get("repair") != Repair.RESTART_JOB
     pci, subject = row.get("pci"), row.get("subject")
     code = f"{row.get('kind')} {row.get('code')}"

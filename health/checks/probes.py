@@ -40,7 +40,7 @@ def _judged(subject: str, outcome: dict[str, Json]) -> CheckResult:
     if name in _MAY_BE_SLOW:
         return CheckResult(NAME, subject, Result.DEGRADED, f"{late}: what it asks is slow or gone", evidence)
     if outcome.get("process") == "D":
-        where = f": stuck in the kernel at {outcome.get('wchan') or 'a place that it does not tell'}"
+        where = f": stuck in the kernel at {outcome.get('wchan') or 'an unknown place'}"
         return CheckResult(NAME, subject, Result.FAILED, late + where, evidence, Repair.REBOOT, command)
     if outcome.get("process") == "R":
         return CheckResult(NAME, subject, Result.UNKNOWN, f"{late}: it was still running, the node may be short of CPU", evidence)

@@ -28,7 +28,7 @@ def _path_answer(now: Readings, subject: str) -> CheckResult:
     again = f"umount -l {mount.get('point', path)}; mount {mount.get('point', path)}"
     if row.get("hung"):
         where = f": stuck in the kernel at {row['wchan']}" if row.get("state") == "D" and row.get("wchan") else ""
-        stage = {"stat": "when asked for its room", "space": "when written to"}.get(str(row.get("after")), "when looked at")
+        stage = {"stat": "when asked for its free space", "space": "when written to"}.get(str(row.get("after")), "when its status is read")
         evidence = (*evidence, f"process {row.get('pid')}: state {row.get('state') or 'unknown'}")
         return CheckResult("disk_paths", subject, Result.FAILED, f"{path} does not answer {stage}{where}", evidence, Repair.DRAIN, again)
     if row.get("errno") == "ESTALE":
@@ -44,7 +44,7 @@ _MIB = 1 << 20
 
 
 def disk_space(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Is there room on every path that the job writes? Also inodes. Want of room for one checkpoint holds a start back."""
+    """Is there free space, and are there free inodes, on every path that the job writes? No space for one checkpoint blocks a start."""
     for reading in now.of("path.space"):
         yield _space(now, reading.subject, limits)
 
@@ -54,7 +54,9 @@ def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
     total, free = common.number(row, "total"), common.number(row, "free")
     inodes, inodes_free = common.number(row, "inodes"), common.number(row, "inodes_free")
     if total is None or free is None:
-        return CheckResult("disk_space", subject, Result.UNKNOWN, f"{path}: its room could not be read: {row.get('error') or 'not told'}")
+        return CheckResult(
+            "disk_space", subject, Result.UNKNOWN, f"{path}: its free space could not be read: {row.get('error') or 'no reason'}"
+        )
     figures = [f"{common.size(free)} of {common.size(total)} free"]
     figures += [f"{inodes_free:.0f} of {inodes:.0f} inodes free"] if inodes and inodes_free is not None else []
     evidence, need = tuple(figures), common.number(row, "need") or 0.0
@@ -67,10 +69,10 @@ def _space(now: Readings, subject: str, limits: Thresholds) -> CheckResult:
         return CheckResult(
             "disk_space", subject, Result.FAILED, f"{path} is full: {common.size(free)} free", evidence, Repair.CONFIGURE, clear
         )
-    # file systems that make inodes as they need them (btrfs, many network ones) tell 0
+    # file systems that make inodes on demand (btrfs, many network ones) report 0
     if inodes and inodes_free is not None and inodes_free < (1 - limits.disk_used_share) * inodes:
         none = inodes_free < (1 - limits.disk_full_share) * inodes
-        why = f"{path} has {inodes_free:.0f} inodes left: no file can be made without one"
+        why = f"{path} has {inodes_free:.0f} inodes left: each new file needs one"
         return CheckResult(
             "disk_space", subject, Result.FAILED if none else Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"df -i {path}"
         )
@@ -133,7 +135,7 @@ def disk_nvme(now: Readings, before: Readings | None, _limits: Thresholds) -> It
     ]
     for row in rows:
         state = row.get("state")
-        if state in ("live", ""):  # kernels before 4.9 tell no state
+        if state in ("live", ""):  # kernels before 4.9 report no state
             continue
         result, repair = (Result.DEGRADED, Repair.NONE) if state in _TRANSIENT_STATES else (Result.FAILED, Repair.REPLACE)
         why = f"NVMe disk {_nvme_name(row)} is {state}"

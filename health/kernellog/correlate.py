@@ -1,13 +1,13 @@
-"""Correlates the messages of one kernel's log: which of them are findings, which belong together, and what is to be done.
+"""Correlates the messages of one kernel's log: which of them are findings, which belong together, and which repair they need.
 
-    bursts     of one form, on one device: one finding with a count
-    sequences  the lines that the kernel writes of one OOM kill, one AER error, one SXid, one NFS outage: one finding
-    parts      a line that belongs to another finding is one by itself only where that is not in the log
-    ends       what came back is over: less severe, and the reason says for how long it lasted; nothing without a beginning, but for an
-               InfiniBand port that got its link long after the boot
-    steps      carrier losses are findings only where they repeat, or where an InfiniBand port lost its link; not around a boot
+    bursts     lines of one form on one device: one finding with a count
+    sequences  the lines about one OOM kill, AER error, SXid or NFS outage: one finding
+    parts      a line that belongs to another finding; a finding by itself only if that other one is not in the log
+    ends       a device came back: its finding becomes less severe, and the reason says how long it lasted. An end without a beginning is
+               no finding, except for an InfiniBand port that got its link long after the boot
+    steps      carrier losses are findings only if they repeat, or if an InfiniBand port lost its link; not around a boot
 
-Of a log with more than MOST_FINDINGS the oldest are counted only (`forgotten`).
+In a log with more than MOST_FINDINGS findings, the oldest are only counted (`forgotten`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from health.nvidia.xid_policy import Around
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-#: Within how many seconds of its last line a message of the same kind on the same device is of the same finding.
+#: A message within so many seconds of the last one, of one kind and device, belongs to the same finding.
 BURST_S: Final = {
     "nvrm": DAY_S,
     "aer": 3600.0,
@@ -40,26 +40,26 @@ BURST_S: Final = {
     "nfs": 600.0,
 }
 BURST_ELSE_S: Final = 600.0
-#: Within how many seconds the lines of one event come.
+#: The lines of one event come within so many seconds.
 EVENT_S: Final = 60.0
-#: After a boot links come up one after another, and go down on the way.
+#: So long after a boot, links come up one after another, and some go down in between.
 BOOTING_S: Final = 300.0
 #: Carrier losses of one interface that are a finding: 3 within an hour (gpud's flap), or 5 within a day (Azure NHC's default).
 FLAPS: Final = ((3, 3600.0), (5, DAY_S))
 MOST_FINDINGS: Final = 20_000
 _ANNOUNCES: Final = 154
 
-#: What kinds a part may belong to, where it is not its own.
+#: The kinds that a part may belong to, if not its own.
 _BELONGS: Final = {"gpu_uuid": {"xid", "nvrm"}, "crash_dump": {"xid", "nvrm"}, "logged": {"mce", "edac", "apei"}}
 _PLACE = re.compile(r"GPC (\d+), TPC (\d+)")
 _PREVIOUS = re.compile(r"caused by previous Xid (\d+)")
 
 
 class Correlator:
-    """Takes the entries of one log in their order, and returns the findings so far as often as asked."""
+    """Takes the entries of one log in their order. `findings` may be called at any time."""
 
     def __init__(self, xids: Memory | None = None) -> None:
-        """Prepare. xids: what is remembered of this node from before, and is added to."""
+        """Begin. xids: the earlier Xids of this node; those of this log are added."""
         self._memory = xids if xids is not None else Memory()
         self._builders: list[EventBuilder] = []
         self._open: dict[tuple[str, ...], EventBuilder] = {}
@@ -68,7 +68,7 @@ class Correlator:
         self._active: set[tuple[str, str]] = set()
         self._booted: dict[str, float | None] = {}
         self._first: Entry | None = None
-        self._found: tuple[LogFinding, ...] | None = None  # until there is more
+        self._found: tuple[LogFinding, ...] | None = None  # dropped with the next match
         self.forgotten: Counter[Severity] = Counter()
 
     def take_all(self, entries: Iterable[Entry]) -> None:
@@ -104,7 +104,7 @@ class Correlator:
             self._whole(entry, match)
 
     def findings(self) -> tuple[LogFinding, ...]:
-        """Return what was found so far, in the order in which it began."""
+        """Return the findings so far, in the order in which they began."""
         if self._found is None:
             self._found = tuple(sorted((*self._judged(self._builders), *self._flapping()), key=lambda one: one.number))
         return self._found
@@ -114,7 +114,7 @@ class Correlator:
         return [self._finding(builder, known, announced) for builder in builders if not builder.dropped]
 
     def _forget(self) -> None:
-        """Make room: the oldest tenth is counted, by severity, and not told one by one."""
+        """Make room: drop the oldest tenth, and count it by severity."""
         old = self._builders[: MOST_FINDINGS // 10]
         self.forgotten.update(one.severity for one in self._judged(old))
         self._builders = self._builders[len(old) :]
@@ -150,7 +150,7 @@ class Correlator:
         return builder
 
     def _same_sxid(self, builder: EventBuilder) -> EventBuilder | None:
-        """Return the event that a line of an SXid is of: its lines of severity and data do not name the link, and may come first."""
+        """Return the event that a line of an SXid belongs to. Its lines of severity and data do not name the link, and may come first."""
         link = builder.fields.get("link", "")
         known = self._last(
             lambda one: (
@@ -181,7 +181,7 @@ class Correlator:
             whole.reason = match.form.meaning
 
     def _absorb(self, builder: EventBuilder, entry: Entry) -> None:
-        """Take parts that came just before: they are no findings by themselves."""
+        """Add the parts that came just before: they are no findings by themselves."""
         if builder.form.role is Role.PART:
             return
         for part in reversed(self._builders[-16:]):
@@ -287,7 +287,7 @@ class Correlator:
         return booted is not None and entry.t is not None and 0 <= entry.t - booted < BOOTING_S
 
     def _may_begin_in_a_boot(self, entry: Entry) -> bool:
-        """Whether the log, which may be a part of one, begins shortly before an entry without telling since when the node is up."""
+        """Whether the log begins shortly before an entry and does not show when the node booted: it may be cut within a boot."""
         first = self._first
         return entry.uptime_s is None and first is not None and first is not entry and _within(first.t, entry.t, BOOTING_S)
 
@@ -382,7 +382,7 @@ def _around(builder: EventBuilder, known: Sorted, announced: Mapping[str, Sequen
 
 
 def _same_verdict(code: int, one: str, other: str) -> bool:
-    """Whether two lines of one code are of one event: of those whose registers decide, only where they decide alike."""
+    """Whether two lines of one code may be one event. If their registers decide, they must decide alike."""
     first, second = xid_registers.decode(code, one), xid_registers.decode(code, other)
     if first is None or second is None:
         return first is second

@@ -33,12 +33,12 @@ _APEI: Final = {
     "recoverable": (Severity.ERROR, Repair.DRAIN),
     "fatal": (Severity.CRITICAL, Repair.DRAIN),
 }
-_UNCORRECTED: Final = 61  # the bit UC of MCi_STATUS (Intel SDM 3B, 15.3.2.2; AMD's APM has it there, too)
+_UNCORRECTED: Final = 61  # the bit UC of MCi_STATUS (Intel SDM 3B, 15.3.2.2; the same in AMD's APM)
 
 
 @dataclass(slots=True)
 class EventBuilder:
-    """A finding whose lines are still being read."""
+    """A finding of which more lines may come."""
 
     form: Form
     kind: str
@@ -59,7 +59,7 @@ class EventBuilder:
     fields: dict[str, str] = field(default_factory=dict)
 
     def is_near(self, entry: Entry, within_s: float) -> bool:
-        """Return whether an entry comes within so many seconds of the last line."""
+        """Return whether an entry comes at most `within_s` seconds after the last line."""
         return self.last_t is None or entry.t is None or 0 <= entry.t - self.last_t <= within_s
 
     def add(self, entry: Entry) -> None:

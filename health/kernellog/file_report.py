@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FOUND: Final = 69
 _GZIP: Final = b"\x1f\x8b"
-#: What begins so is a log in another form.
+#: First bytes of logs in another form.
 _OTHERS: Final = {
     b"\xfd7zXZ": ("it is packed by xz", "Unpack it: `xz -dc {path} | supervise doctor --kernel-log -`."),
     b"(\xb5/\xfd": ("it is packed by zstd", "Unpack it: `zstd -dc {path} | supervise doctor --kernel-log -`."),
@@ -39,7 +39,7 @@ _OTHERS: Final = {
         "Let journalctl read it: `journalctl --file {path} -k | supervise doctor --kernel-log -`.",
     ),
 }
-#: Bytes of a text that are no UTF-8, as a share: in a log of another encoding it is a letter here and there.
+#: The largest share of bytes that are no UTF-8. A log in another encoding has a few such letters.
 _FOREIGN_SHARE: Final = 0.1
 _BEGINNING: Final = 8192
 _SHOWN: Final = 160
@@ -61,7 +61,7 @@ class LogUnreadableError(Exception):
 
 
 class LogFormError(ValueError):
-    """A file that is no text of a log. hint: what makes one of it."""
+    """A file that is no text of a log. hint: the command that makes one of it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class LogFormError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
-    """What a saved log gave. messages: how many of its lines can be the kernel's. forgotten: older findings, of which no more is known."""
+    """The result for a saved log. messages: the number of lines that can be the kernel's. forgotten: older findings, only counted."""
 
     findings: tuple[LogFinding, ...]
     messages: int
@@ -79,7 +79,7 @@ class LogReport:
 
 @contextmanager
 def opened(path: str) -> Iterator[TextIO]:
-    """Open a file's text, whatever its bytes are; gzip is unpacked. Raises OSError, LogFormError, also while it is read."""
+    """Open a file as text; gzip is unpacked. Raises OSError and LogFormError, also during a read."""
     with _bytes_of(path) as data:
         begins = data.peek()
         for magic, (what, hint) in _OTHERS.items():
@@ -91,7 +91,7 @@ def opened(path: str) -> Iterator[TextIO]:
                     yield _text(unpacked, unpacked.peek(_BEGINNING))
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise LogFormError(
-                    f"its gzip is damaged: {error}", f"Judge what is left: `gzip -dc {path} | supervise doctor --kernel-log -`."
+                    f"its gzip is damaged: {error}", f"Judge the readable part: `gzip -dc {path} | supervise doctor --kernel-log -`."
                 ) from error
         else:
             yield _text(data, begins)
@@ -113,7 +113,7 @@ def _text(data: BufferedReader | gzip.GzipFile, begins: bytes) -> TextIO:
 
 
 class _Noted:
-    """A stream of text, and whether there was any in it."""
+    """A stream of text that notes whether it had any text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -157,7 +157,7 @@ def judge_stream(stream: TextIO) -> LogReport:
     judged = _judged(noted)
     if noted.has_text and not judged.messages:
         hint = "Save one: `dmesg > FILE`, or `journalctl -k > FILE`."
-        raise LogFormError("no line of it can be the kernel's: nothing can be said of the node", hint)
+        raise LogFormError("no line of it can be the kernel's, so it proves nothing about the node", hint)
     return judged
 
 
@@ -178,7 +178,7 @@ def show(judged: LogReport, *, as_json: bool, out: TextIO) -> int:
     if as_json:
         out.writelines(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in found)
     elif not judged.messages:
-        out.write("no message of a kernel is in this log: nothing can be said of the node\n")
+        out.write("this log has no kernel message, so it proves nothing about the node\n")
     else:
         out.write(_as_text(found))
     if forgotten:

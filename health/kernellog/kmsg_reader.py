@@ -1,10 +1,10 @@
 """Reads whole records of the kernel from /dev/kmsg.
 
-Only facility 0 is taken, because anybody may write the others. A line that comes in parts is joined. The caller closes the device.
+Only facility 0 is read, because any process may write the others. A line in several parts is joined. The caller closes the device.
 
-Each read gives one record; a buffer that is too small for it gives EINVAL, so the buffer has the longest size that a record can have.
-BrokenPipeError (EPIPE) says that records were overwritten before they were read: the next read goes on behind them, and how many they were
-tells the number of the next record (Documentation/ABI/testing/dev-kmsg).
+Each read gives one record; a buffer that is too small gives EINVAL, so the buffer has the size of the longest record. BrokenPipeError
+(EPIPE) means that records were overwritten before they were read: the next read continues after them, and the number of the next record
+shows how many are missing (Documentation/ABI/testing/dev-kmsg).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kmsg(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
@@ -45,7 +45,7 @@ class Device:
         self._fd = os.open(path or KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         try:
             os.lseek(self._fd, 0, os.SEEK_SET if whole else os.SEEK_END)
-        except OSError:  # whatever stands in its place here
+        except OSError:  # another kind of file in its place
             os.close(self._fd)
             raise
 
@@ -64,7 +64,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class KmsgRecord:
-    """One record of the kernel's own. number: of all that were ever written. uptime_s: when. flags: `c` and `+` where it is a part."""
+    """One record of the kernel. number: its number since boot. uptime_s: when it was written. flags: `c` and `+` mark a part of a line."""
 
     text: str
     flags: str
@@ -73,9 +73,9 @@ class KmsgRecord:
 
 
 def parse(data: bytes) -> KmsgRecord | None:
-    """Return a record of the kernel's own; None for another facility's, or what is no record.
+    """Return a record of the kernel; None for another facility, or for bytes that are no record.
 
-    The lines after the first one are key=value pairs about the device, which nothing here asks for.
+    The lines after the first one are key=value pairs about the device. Nothing here needs them.
     """
     match = _RECORD.match(data)
     if match is None or int(match["prefix"]) >> 3:
@@ -85,7 +85,7 @@ def parse(data: bytes) -> KmsgRecord | None:
 
 
 class Joiner:
-    """Makes whole lines of the records: the kernel gives a line that was printed in parts as several."""
+    """Joins the records of a line that the kernel printed in parts."""
 
     def __init__(self) -> None:
         self._held: KmsgRecord | None = None
@@ -103,6 +103,6 @@ class Joiner:
         return (*whole, record) if record.text else whole
 
     def rest(self) -> tuple[KmsgRecord, ...]:
-        """Return what was held back for more of it."""
+        """Return the record that waits for further parts."""
         held, self._held = self._held, None
         return (held,) if held is not None else ()

@@ -1,7 +1,6 @@
-"""The catalogue of kernel messages that report trouble: the rows of messages.toml, and the search for the one that a message fits.
+"""The catalogue of kernel messages that report trouble: the rows of messages.toml, and the search for the row that a message fits.
 
-It is TOML because a row is data: it is read in one piece, and the same file documents the columns. Nearly all messages of a log are
-ordinary, so a row's literal is looked for before its pattern is tried.
+Nearly all messages of a log are ordinary, so a row's literal is searched for before its pattern is tried.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _FRAGMENT: Final = re.compile(r"\{([a-z_]+)\}")
 
 
 class Role(StrEnum):
-    """What a message is of a longer sequence; messages.toml explains each."""
+    """The role of a message in a sequence of messages; messages.toml explains each."""
 
     WHOLE = "whole"
     PART = "part"
@@ -49,7 +48,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A message's form, and the values of the pattern's groups that took part."""
+    """A message's form, and the values of the groups that matched."""
 
     form: Form
     groups: Mapping[str, str]
@@ -71,7 +70,7 @@ def _form(row: dict[str, Any], fragments: dict[str, str]) -> Form:
 
 
 def _expand(pattern: str, fragments: dict[str, str]) -> str:
-    """Return a pattern with its fragments in place; a fragment may hold others. Raises KeyError for a name that there is not."""
+    """Return a pattern with its fragments in place; a fragment may hold others. Raises KeyError for an unknown name."""
     while (expanded := _FRAGMENT.sub(lambda name: fragments[name[1]], pattern)) != pattern:
         pattern = expanded
     return pattern
@@ -120,7 +119,7 @@ def oom_meaning(code: str) -> str:
 
 
 def recognise(text: str, *, sure: bool = True) -> Recognised | None:
-    """Return the first form that a message has, None for an ordinary message. sure: it is marked as the kernel's."""
+    """Return the first form that a message fits, None for an ordinary message. sure: it is marked as the kernel's."""
     for form in forms():
         if form.anchor in text and (sure or not form.sure) and (match := form.pattern.match(text)):
             return Recognised(form, {key: value for key, value in match.groupdict().items() if value})

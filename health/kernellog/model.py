@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One message of the kernel's, as any of the logs gave it.
+    """One message of the kernel, from any form of log.
 
-    text: the message without time, host and level. line: as it stood there. number: of its line, from 1. t: seconds, of the wall or since
-    boot, None where the line has no time. uptime_s: seconds since boot, None where not told. sure: that it is the kernel's is marked.
-    host: where the line names it.
+    text: the message without time, host and level. line: the whole line. number: of the line, from 1. t: wall seconds or seconds since
+    boot, None if the line has no time. uptime_s: seconds since boot, None if unknown. sure: the line is marked as the kernel's. host: ""
+    if the line names none.
     """
 
     text: str
@@ -31,11 +31,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class LogFinding:
-    """One event. A burst of the same is one event, and so are the lines that the kernel writes of one.
+    """One event. A burst of equal lines is one event, and so are the several lines that the kernel writes about one.
 
-    code: a number of xids or sxids, else a word. pci: as the line gives it, in lower case, "" where it names none; subject: another device
-    (`nvme0`, `eth0`). line, number: its first line. count: of lines. meaning: a sentence. fields: what else the lines say (mig, pid,
-    process, link, unit, host, …). same_gpu: of an Xid, whether the GPU may be used again: yes, after_reset, no.
+    code: the number of an Xid or SXid, else a word. pci: in lower case, "" if the line names none. subject: another device (`nvme0`).
+    line, number: its first line. count: of lines. meaning: a sentence. fields: further values of the lines (mig, pid, process, link, unit,
+    host, …). same_gpu: for an Xid, whether the GPU may be used again: yes, after_reset, no.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class LogFinding:
     fields: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as JSON: what is said of every finding first; the others where they say something."""
+        """Return it as JSON: the keys of every finding first, the others if they have a value."""
         row: dict[str, Json] = {
             "kind": self.kind,
             "code": self.code,

@@ -58,16 +58,16 @@ _UNIX = re.compile(r"(?P<s>\d{9,10}\.\d{3,6}) (?=\S+ \S+)")
 _TAG = re.compile(r"(?:(?P<host>[^\s:\[\]]+|\.\.\.) +)?(?P<tag>kernel|[Kk]ern(?:el)?\[\d+\]|kernel\[\d*\]):(?= |\S) ?")
 _RFC5424 = re.compile(r"(?P<host>\S+) kernel (?:-|\d+) \S+ (?:-|\[[^\]]*\]) (?:\ufeff)?")
 _OTHERS = re.compile(r"(?P<host>[\w.@-]+) (?P<tag>[\w./@()-]+?)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)")
-#: What looks like a host and a program, and is the beginning of a message.
+#: Messages whose beginning looks like a host and a program.
 _DRIVER = re.compile(r"(?:nvme|mlx\d_core|pcieport|amdgpu|nvidia|EDAC|XFS|BTRFS|EXT4-fs|NETDEV|INFO:|watchdog:) ")
-#: What stands before a message and has a clock, in whatever language: `[日 11月 22 19:51:14 2026] ` of dmesg -T, which nobody else writes,
+#: A prefix with a clock, in any language: `[日 11月 22 19:51:14 2026] ` of dmesg -T, which nobody else writes,
 #: or `Th11 22 19:51:14 ` of journalctl. When it was is not known, unless the month is a number.
 _FOREIGN = re.compile(
     r"(?P<dmesg>\[(?:[^\[\]\s]{1,12}\s+){0,3}?(?:(?P<mon>\d{1,2})[月월]\s+(?P<d>\d{1,2})\s+)?(?:[^\[\]\s]{1,12}\s+){0,3}?"
     r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:\s+(?P<y>\d{4}))?[^\[\]]{0,12}\])" + _CALLER + r"|"
     r"(?:(?P<month>\d{1,2})[月월]\s+(?P<day>\d{1,2})\s+|(?:[^\s:]{1,16}\s+){1,4}?)(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{1,9})?\s+(?:\d{4}\s+)?(?:[AP]M\s+)?"
 )
-#: The driver's messages, which nobody else begins so. What stands before one in a line of a form that we do not know is left out.
+#: Only the driver's messages begin so. In a line of unknown form, the text before one is left out.
 _OWN = re.compile(r"(?<=[\s\])}>|;,])(?:NVRM: |nvidia-nvswitch\d*: )")
 _OF_A_PROGRAM = re.compile(r"[\w./@()-]+(?:\[\d+\])?: ?$")
 #: `journalctl -o export`: the first field of each entry.
@@ -75,7 +75,7 @@ _EXPORT = re.compile(r"__[A-Z_]+=")
 _FIELD = re.compile(r"([A-Z_][A-Z0-9_]*)(?:=(.*))?$", re.DOTALL)
 #: Talos: `10.0.0.7: kern: warning: [2026-04-22T21:27:51.291660856Z]: message`.
 _TALOS = re.compile(r"(?P<host>\S+): (?P<facility>[a-z0-9]+): +[a-z]+: \[(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?P<us>\.\d+)?Z\]: ")
-#: What pdsh, ansible and loops over ssh put before each line of dmesg.
+#: The prefix that pdsh, ansible and loops over ssh put before each line of dmesg.
 _COLLECTED = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*): (?=\[ *\d+\.\d{6}\] )")
 _NETWORKD = re.compile(r"(?P<nic>\S+): (?:Lost|Gained) carrier")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
@@ -96,7 +96,7 @@ class Source(Protocol):
 
 
 class LogTooLongError(ValueError):
-    """A log that would have to be held as a whole, and is too long for that."""
+    """A log that must be held in memory as a whole, and is too long."""
 
 
 def entries(text: str) -> Iterator[Entry]:
@@ -124,7 +124,7 @@ def streamed(stream: Source) -> Iterator[Entry]:
 
 
 def _is_document(first: str) -> bool:
-    """Tell by its first line whether a text is JSON that a reader of lines would not understand."""
+    """Return whether a text is JSON over several lines, by its first line."""
     start = first.strip(_BLANK)
     if start not in {"{", "["} and start[:2] != "[{" and _OBJECT.match(start) is None:
         return False
@@ -154,7 +154,7 @@ class _Head:
 
 
 class Lines:
-    """Reads lines one after another: a time may be told as the step from the line before, and years not at all."""
+    """Reads lines in their order, because a time may be a difference to the line before, and years may be missing."""
 
     def __init__(self, number: int = 0) -> None:
         """Prepare. number: of lines that are behind already."""

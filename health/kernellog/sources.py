@@ -1,4 +1,4 @@
-"""Copies of the kernel's log that other programs keep, for machines where /dev/kmsg may not be read.
+"""Reads the copies of the kernel's log that the journal and syslog keep, for machines where /dev/kmsg is not permitted.
 
 Each source returns the records since a time, or one line that says why it has none.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 JOURNAL_DEADLINE_S = 1.0
 MOST_RECORDS = 5000
 MOST_BYTES = 1 << 20
-#: The first holds the kernel's facility alone; in the others anybody can write a line that says "kernel:".
+#: It holds the kernel's facility alone. In the other files any process can write a line with "kernel:".
 KERNEL_FILE = "/var/log/kern.log"
 SYSLOG_FILES = (KERNEL_FILE, "/var/log/messages", "/var/log/syslog")
 
@@ -31,7 +31,7 @@ class MonotonicClock(Protocol):
     """The caller's clock."""
 
     def now(self) -> float:
-        """Return seconds that nobody sets."""
+        """Return seconds of a clock that cannot be set."""
         ...
 
 
@@ -50,7 +50,7 @@ def remember() -> dict[str, tuple[int, int]]:
 
 def journal(since: float, clock: MonotonicClock, _before: Mapping[str, tuple[int, int]]) -> Records | str:
     """Ask systemd's journal."""
-    ahead = time.time() - clock.now()  # the journal's times are the wall's, which somebody may have set
+    ahead = time.time() - clock.now()  # the journal has wall times, and the wall clock may have been set
     words = ["journalctl", "-k", "-o", "json", "--no-pager", "-q", "-n", str(MOST_RECORDS), f"--since=@{max(0.0, since + ahead):.6f}"]
     try:
         done = subprocess.run(words, capture_output=True, timeout=JOURNAL_DEADLINE_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 (no shell, no foreign word)
@@ -73,7 +73,7 @@ def journal(since: float, clock: MonotonicClock, _before: Mapping[str, tuple[int
 
 
 def _has_kernel_records() -> bool:
-    """Tell whether there is any at all: in a container there is a journal, but none of the kernel's records is in it."""
+    """Return whether the journal has records of the kernel: in a container it has none."""
     words = ["journalctl", "-k", "-o", "cat", "--no-pager", "-q", "-n", "1"]
     try:
         done = subprocess.run(words, capture_output=True, timeout=JOURNAL_DEADLINE_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 (as above)
@@ -83,7 +83,7 @@ def _has_kernel_records() -> bool:
 
 
 def syslog(_since: float, clock: MonotonicClock, before: Mapping[str, tuple[int, int]]) -> Records | str:
-    """Read what was added to the first of syslog's files that was there before."""
+    """Read the lines added since `before` to the first of syslog's files that existed then."""
     path = next((path for path in SYSLOG_FILES if path in before), None)
     if path is None:
         return "no file of syslog's"

@@ -1,13 +1,13 @@
 """Judges pair trials (in reports: meetings): which rank or link fails or is slow, and which deserve a second look.
 
-failures  Every failed meeting counts, however many went well. Ranks that failed with several partners are taken out one by one, the one
-          with most partners first; what is left of failures between two that nobody else complains of is their link's. A rank whose
-          failures are all with few partners, and with these nearly always, has bad links and is not bad itself.
-times     The time of a meeting is that of its best trial, because whatever disturbs only adds; that of a pair or rank is the (lower)
-          median of its meetings. It is slow where it is `ratio` times that of the others, and farther from them than the meetings of
-          one and the same pair lie apart. Pairs of one machine and pairs between machines are not compared, nor different models.
-partners  A rank is judged by its pairs with those not accused: who is accused is taken out before the next one is judged, and
-          links are judged last, among ranks that all passed.
+failures  Every failed meeting counts, however many passed. Ranks that failed with several partners are removed one by one, the one with
+          most partners first. Remaining failures between two ranks without other failures are those of their link. If a rank fails with
+          few partners, and with these nearly always, its links are bad and the rank is not.
+times     The time of a meeting is that of its best trial, because disturbances only add time. The time of a pair or rank is the lower
+          median of its meetings. It is slow if it is `ratio` times that of the others, and differs from them by more than the meetings of
+          one pair differ. Pairs within a machine, pairs between machines, and different models are not compared with each other.
+partners  A rank is judged by its pairs with ranks that are not accused: an accused rank is removed before the next one is judged. Links
+          are judged last, among ranks that all passed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From when on something is slow. All are ratios to the others' times, but for `noise`."""
+    """Limits above which something is slow. All but `noise` are ratios to the others' times."""
 
     #: Matrix products: GPUs of one model differ by some percent (SuperBench: 3-5 % between healthy A100s).
     compute: float = 1.25
@@ -64,7 +64,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """All that is wrong. Every rank or link is in one of them at most, but that a failing rank may compute slowly too.
+    """All faults. A rank or link is in one of them at most, but a failing rank may also compute slowly.
 
     failing, failing_links: what failed in each meeting that did. doubts: pairs that failed, or were slow,
     once, so that it may be chance, the link or either end.
@@ -79,7 +79,7 @@ class Verdicts:
 
     @property
     def touched(self) -> set[int]:
-        """The ranks of which anything is said here but that they compute slowly."""
+        """The ranks with any fault here other than slow computing."""
         pairs = (*self.failing_links, *self.doubts, *self.slow_links)
         return {*self.failing, *self.slow_ranks, *(rank for pair in pairs for rank in pair)}
 
@@ -88,7 +88,7 @@ DEFAULT: Final = Limits()
 
 
 def judge(known: TrialEvidence, limits: Limits = DEFAULT) -> Verdicts:
-    """Return what is wrong among those that are not gone."""
+    """Return the faults of the ranks that are not gone."""
     failed = failed_pairs(known)
     ranks, links, once = _failing(known, failed, limits)
     slow = _slow_compute(known, limits)
@@ -108,9 +108,10 @@ def judge(known: TrialEvidence, limits: Limits = DEFAULT) -> Verdicts:
 
 
 def second_look(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[list[int], list[int], list[Pair]]:
-    """Return the ranks to be looked at again with good partners, the good ones, and the pairs that should meet once more.
+    """Return the suspects, which meet good partners again, the good ranks, and the pairs that should meet once more.
 
-    Suspect are all that a failure or a slow link touches: whether rank or link is bad shows with others. At most half are suspects.
+    A rank is a suspect if a failure or a slow link touches it: further partners show whether rank or link is bad. At most half of the
+    ranks are suspects.
     """
     found = judge(known, limits)
     here = [rank for rank in sorted(known.members) if rank not in known.gone]
@@ -124,7 +125,7 @@ def second_look(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[list[in
 
 
 def pair_trials(known: TrialEvidence) -> dict[tuple[int, int, Pair], list[Sample]]:
-    """Return what was seen of each meeting of two that were both there: one or two samples."""
+    """Return the one or two samples of each meeting at which both ranks were present."""
     found: dict[tuple[int, int, Pair], list[Sample]] = {}
     for one in known.samples:
         if one.partner != NOBODY and not one.absent and not known.gone.keys() & set(one.pair):
@@ -133,7 +134,7 @@ def pair_trials(known: TrialEvidence) -> dict[tuple[int, int, Pair], list[Sample
 
 
 def failed_pairs(known: TrialEvidence) -> dict[Pair, list[str]]:
-    """Return the failed meetings of each pair that had any: what was seen first. What a rank did wrong alone is not a pair's."""
+    """Return the first failure of each failed meeting, by pair. A failure of one rank alone is not the pair's."""
     found: dict[Pair, list[str]] = {}
     for (_, _, pair), both in pair_trials(known).items():
         bad = [one for one in both if one.failure]

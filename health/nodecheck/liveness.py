@@ -1,6 +1,6 @@
-"""Which ranks are alive, by heartbeats that each one writes to a store that all read.
+"""Which ranks are alive, by the heartbeats that each rank writes to the shared store.
 
-The age of a heartbeat is measured by our own clock, so that the clocks of the nodes need not agree.
+Each rank measures the age of a heartbeat by its own clock, so the clocks of the nodes need not agree.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class SharedStore(Protocol):
         """Set it."""
 
     def put_first(self, name: str, text: str) -> None:
-        """Set it where nobody has."""
+        """Set it if no rank has."""
 
     def has(self, name: str) -> bool:
-        """Return whether anybody set it."""
+        """Return whether any rank set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a check is made; the same on every rank.
 
-    deadline_s: when there is a verdict, whatever happens. join_s: for a rank to come. trial_s: for one operation of a pair.
-    stale_s: after which a rank without a heartbeat is gone. rounds: of the tournament. faults: of a rehearsal.
+    deadline_s: until the verdict, in any case. join_s: for a rank to join. trial_s: for one operation of a pair. stale_s: a rank without a
+    heartbeat for so long is gone. rounds: of the tournament. faults: of a rehearsal.
     """
 
     world: int
@@ -50,12 +50,12 @@ class Options:
 
     @property
     def silence_s(self) -> float:
-        """How long a rank may do one step: longer than a trial, which the partner's hanging ends."""
+        """The longest time for one step: longer than a trial, which ends if the partner hangs."""
         return 1.5 * self.trial_s
 
     @property
     def tournament_s(self) -> float:
-        """When no further round is begun: the rest is for second looks and for ranks that hang."""
+        """After this no round begins: the rest is for second looks and for ranks that hang."""
         return 0.6 * self.deadline_s
 
 

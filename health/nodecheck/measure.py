@@ -140,7 +140,7 @@ class Meter:
 
     @staticmethod
     def _reached(seconds: dict[Kind, tuple[float, ...]]) -> bool:
-        """Whether it came to the partner at all: what was raised before is nobody else's."""
+        """Whether the trial reached the partner. A failure before that is this rank's own."""
         return Kind.COMPUTE in seconds
 
     # --- alone ------------------------------------------------------------------------------------------------------------------------

@@ -76,10 +76,10 @@ class PairTrial:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one rank saw of one pair trial. partner: NOBODY where it had none in this round.
+    """What one rank measured in one pair trial. partner: NOBODY if it had none in this round.
 
     seconds: of every trial, by kind. failure: "" or what failed and where. own: it failed on this rank alone, whoever the partner.
-    absent: the partner was gone, so that nothing was tried.
+    absent: the partner was gone, so the rank tried nothing.
     """
 
     phase: int
@@ -113,7 +113,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node is made of: versions, variables, code and ports, as its first rank read them."""
+    """A node's versions, variables, code and ports, as its first rank read them."""
 
     host: str
     readings: Readings
@@ -130,10 +130,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class TrialEvidence:
-    """All that is known when the judge is asked.
+    """The input of the judge.
 
-    gone: ranks that do not answer, and why. unfinished: those that live, and what they did at the deadline. rehearsed: the faults were
-    put in on purpose. nodes: by the rank that read it.
+    gone: ranks that do not answer, and why. unfinished: living ranks, with their step at the deadline. rehearsed: the faults are injected.
+    nodes: by the rank that read them.
     """
 
     members: Mapping[int, Member]
@@ -146,7 +146,7 @@ class TrialEvidence:
 
 
 class FaultKind(StrEnum):
-    """What a rehearsal puts in. In brackets what the amount means."""
+    """The faults that a rehearsal injects. The comments say what the amount means."""
 
     SLOW_COMPUTE = "slow-compute"  # that many times as much work
     SLOW_LINK = "slow-link"  # seconds more for each operation of a pair

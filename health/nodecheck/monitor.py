@@ -1,6 +1,6 @@
-"""Beside each rank's measuring process, one that cannot hang with it: it forwards what that process reports, and reports how it ends.
+"""Monitors each rank's measuring process from a second process, which cannot hang with it: forwards its reports, and reports its end.
 
-The lowest living rank leads: it asks for second looks, and judges. Two ranks may believe that they lead; the store keeps what came first.
+The lowest living rank leads: it asks for second looks, and judges. If two ranks believe that they lead, the store keeps the first report.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ REPORT: Final = "report"
 _TICK_S: Final = 0.2
 _BEAT_S: Final = 0.5
 _BLOCK: Final = 65536
-#: What is compared across nodes: the probes, and what of theirs.
+#: Compared across nodes: the probes, and the readings of theirs.
 _PROBES: Final = ("environment", "ethernet")
 _COMPARED: Final = ("env.versions", "env.variables", "env.code", "nic.state", OUTCOME)
-#: After the deadline: for the report to be written and read.
+#: Time after the deadline to write and read the report.
 _GRACE_S: Final = 5.0
-#: What SIGKILL takes where it takes effect at all.
+#: Time for SIGKILL to take effect.
 _DIE_S: Final = 1.0
 
 
@@ -76,7 +76,7 @@ class WorkerMonitor:
         self._peers = Peers(store, options)
         self._heartbeat = Heartbeat(step="start", read=not first)
         self._found: list[Reading] = []
-        # a thread of its own: git on a slow disk must not keep this rank's heartbeats back
+        # a separate thread: git on a slow disk must not delay this rank's heartbeats
         self._reader = threading.Thread(target=_read_node, args=(self._found,), name="node", daemon=True)
         self._samples: list[Json] = []
         self._rest = b""
@@ -86,7 +86,7 @@ class WorkerMonitor:
         os.set_blocking(pipe, False)
 
     def watch(self) -> dict[str, Json]:
-        """Return the report. Raises TimeoutError where there is none in time."""
+        """Return the report. Raises TimeoutError if there is none in time."""
         if not self._heartbeat.read:
             self._reader.start()
         while not (text := self._store.get(REPORT)):
@@ -111,7 +111,7 @@ class WorkerMonitor:
         return time.monotonic() - self._began
 
     def _listen(self) -> None:
-        """Take what the process reported, and forward what the others need."""
+        """Read the process's reports, and forward those that other ranks need."""
         if not select.select([self._pipe], [], [], _TICK_S)[0]:
             return
         *rows, self._rest = (self._rest + (os.read(self._pipe, _BLOCK))).split(b"\n")
@@ -127,7 +127,7 @@ class WorkerMonitor:
                 self._heartbeat = replace(self._heartbeat, step=row["step"])
 
     def _look(self) -> None:
-        """See whether the process lives, and does anything."""
+        """Check whether the process lives and makes progress."""
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         silent_s = time.monotonic() - self._last_message_t
         if pid:
@@ -142,7 +142,7 @@ class WorkerMonitor:
                     else f"its process {how}; last: {self._heartbeat.step}"
                 )
         elif silent_s > (self._options.silence_s if self._samples else self._options.join_s + self._options.silence_s):
-            # reported before it is killed: what is stuck in the kernel may take until the next boot to die
+            # report before the kill: a process stuck in the kernel may live until the next boot
             self._gone(f"hangs for {silent_s:.0f} s, {state_of(self._pid)}; last: {self._heartbeat.step}")
             self.kill()
 
@@ -156,7 +156,7 @@ class WorkerMonitor:
         self._peers.send_heartbeat(self._rank, self._heartbeat)
 
     def kill(self) -> None:
-        """End the process, if it is there. One that is stuck in the kernel is left to init: it dies when the kernel lets it go."""
+        """End the process, if it exists. One that is stuck in the kernel is left to init: it dies when the kernel releases it."""
         if self._ended:
             return
         self._ended = True

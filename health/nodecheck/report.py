@@ -30,7 +30,7 @@ _NODES: Final = "env_nodes"
 
 
 def results(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[CheckResult, ...]:
-    """Return what is wrong, worst first, and last what was looked at; never empty."""
+    """Return the faults, worst first, and last the extent of the check; never empty."""
     found = judge(known, limits)
     rows = [
         *(_presence(known, rank, why) for rank, why in known.gone.items()),
@@ -46,7 +46,7 @@ def results(known: TrialEvidence, limits: Limits = DEFAULT) -> tuple[CheckResult
         *(_slow_link(known, pair, slow, limits) for pair, slow in found.slow_links.items()),
         *_environments(known),
     ]
-    if known.rehearsed:  # never to be taken for the truth, wherever it is shown
+    if known.rehearsed:  # so that no reader takes it for a real fault
         rows = [replace(one, reason="rehearsal: " + one.reason) for one in rows]
     return (*worst(rows), _extent(known))
 
@@ -79,7 +79,7 @@ def lines(outcome: dict[str, Json]) -> Iterable[str]:
             yield f"{str(one['result']).upper():<9} {one['check']:<14} {one['reason']}"
             evidence = one["evidence"]
             yield from (f"{'':<25}  {line}" for line in (evidence if isinstance(evidence, list) else []))
-    fit = "all who took part are fit for a job" if outcome["fit"] else "not fit for a job until what is FAILED is repaired or left out"
+    fit = "all ranks are fit for a job" if outcome["fit"] else "not fit for a job until what is FAILED is repaired or left out"
     yield f"node check of {outcome['world']} ranks in {outcome['seconds']:.1f} s: {fit}"
 
 
@@ -174,6 +174,6 @@ def _environments(known: TrialEvidence) -> Iterator[CheckResult]:
 
 def _extent(known: TrialEvidence) -> CheckResult:
     met = pair_trials(known)
-    few = "" if len({*(rank for _, _, pair in met for rank in pair)}) > 2 else "; too few to compare: three ranks at least tell who it is"  # noqa: PLR2004
+    few = "" if len({*(rank for _, _, pair in met for rank in pair)}) > 2 else "; too few to compare: that takes three ranks"  # noqa: PLR2004
     reason = f"{len(known.members)} of {known.world} ranks came; {len(met)} meetings of {len({pair for _, _, pair in met})} pairs{few}"
     return CheckResult(PRESENCE, "host", Result.UNKNOWN if few else Result.OK, reason)

@@ -1,6 +1,6 @@
-"""Which ranks measure together: a tournament in which each meets many others, then the trials that settle a doubt.
+"""Which ranks measure together: a tournament in which each rank meets many others, then trials that decide doubtful cases.
 
-Every rank computes the same schedule from the same numbers, so that nothing needs to be exchanged.
+Every rank computes the same schedule from the same numbers, so the ranks exchange nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 #: Rounds of a check, whatever the number of ranks: its time must not grow with the cluster. Eight nodes meet each other three times.
-#: A node that fails one meeting in five is then not seen in 0.8^21 = 0.9 % of the checks, instead of 0.8^2 = 64 % with two rounds.
+#: Then 0.8^21 = 0.9 % of the checks miss a node that fails one meeting in five; with two rounds it would be 0.8^2 = 64 %.
 ROUNDS: Final = 21
 #: Meetings with good partners for each rank under suspicion.
 SECOND_LOOKS: Final = 12

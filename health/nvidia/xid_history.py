@@ -1,11 +1,11 @@
-"""The memory of Xids: what the same code means once, again on the same GPU, and on several.
+"""The history of Xids: whether a code came once, again on the same GPU, or on several GPUs.
 
 An Xid without a time belongs to the burst of the Xid before it.
 
 Rules, with their sources (NVIDIA's WORKFLOW_XID_13 and _31 in the Xid catalogue; the rules of NVIDIA/NVSentinel; read 2026-11-21):
 
     burst     lines of one code on one GPU within its window are one event: 15 s for 13, 3 min for 31
-    echo      43, 45, 106, 107, 137, 154 are no event of their own; 171 and 172 tell where the error of 48 was
+    echo      43, 45, 106, 107, 137, 154 follow another event; 171 and 172 give the place of the error of 48
     repeated  of a code that program or hardware can cause: twice within 24 h on one GPU (of 13, in the same GPC and TPC) and on no other
               GPU: the hardware is suspected; on several GPUs: the application
     five      any code that needs a repair five times within 24 h on one GPU: replace it
@@ -32,10 +32,10 @@ BURST_ELSE_S: Final = 60.0
 REPEATED: Final = 2
 FIVE: Final = 5
 MOST_EVENTS: Final = 4096
-#: Codes that say where another one's error was, or announce a repair for it: by what may stand before them.
+#: Codes that give the place of another code's error, with that other code.
 DETAIL_OF: Final = {171: 48, 172: 48}
 ECHO_S: Final = 60.0
-#: Codes that follow another event, on this GPU or on a peer's, and are the beginning of nothing.
+#: Codes that only follow another event, on this GPU or on a peer's.
 ECHOES: Final = frozenset(code for code, entry in xids.TABLE.items() if entry.echo)
 
 
@@ -51,7 +51,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """What was before an event within 24 h, itself included. same: on this GPU; gpus: on how many; place: in the same GPC and TPC."""
+    """Events of one code within 24 h, this one included. same: on this GPU. gpus: how many GPUs. place: in the same GPC and TPC."""
 
     same: int
     gpus: int
@@ -69,7 +69,7 @@ class Memory:
         self._events.append(event)
 
     def add_once(self, event: Event) -> None:
-        """Remember an event; one that is of the burst of an earlier one is that, and lasts until now."""
+        """Remember an event; if it belongs to the burst of an earlier one, that one lasts until now."""
         for one in reversed(self._events):
             if (one.code, one.gpu) == (event.code, event.gpu) and same_burst(event.code, one.t, event.t):
                 one.t = event.t
@@ -81,18 +81,18 @@ class Memory:
         return self.sorted().past(event)
 
     def sorted(self) -> Sorted:
-        """Return all that is remembered now, for many questions at once."""
+        """Return the events so far, sorted for many queries."""
         return Sorted(self._events)
 
 
 class Sorted:
-    """Events by code, GPU, place and time: each question costs a search, and not a look at every event."""
+    """Events by code, GPU, place and time: each query is a binary search."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        """Sort them. What changes of an event later is not seen."""
+        """Sort them. Later changes of an event have no effect."""
         self._events = tuple(events)
         known = [one.t for one in self._events if one.t is not None]
-        # their times, where they stand in their order; else each is looked at
+        # the times if they are in order; else `before` compares every event
         self._times = known if len(known) == len(self._events) and known == sorted(known) else None
         self._by_code: dict[int, dict[str, dict[frozenset[str], _Times]]] = {}
         for one in self._events:
@@ -149,5 +149,5 @@ def _near(one: float | None, other: float | None, within_s: float) -> bool:
 
 
 def same_burst(code: int, before: float | None, now: float | None) -> bool:
-    """Tell whether a line is of the burst whose last line was at `before`."""
+    """Return whether a line belongs to the burst whose last line was at `before`."""
     return before is None or now is None or 0 <= now - before <= BURST_S.get(code, BURST_ELSE_S)

@@ -1,7 +1,7 @@
-"""What is to be done about one event of an Xid or SXid: catalogue, the line's own registers, and what else happened.
+"""The one judge of Xids and SXids: severity, repair, and whether the GPU may be used again.
 
-The rules, in this order: registers by which nothing is to be done; an echo of another event; what the driver announced (Xid 154); the
-catalogue's immediate action; then the history of Xids: five times on one GPU, repeated on one GPU only, spread.
+The rules, in this order: registers that need no action; an echo of another event; the driver's announcement (Xid 154); the catalogue's
+immediate action; then the history: five times on one GPU, repeated on one GPU only, or spread over several.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REMAPPED: Final = 63
 
 @dataclass(frozen=True, slots=True)
 class XidJudgement:
-    """What follows from one event. origin: app, hardware, fabric, driver or either."""
+    """The judgement of one event. origin: app, hardware, fabric, driver or either."""
 
     severity: Severity
     repair: Repair
@@ -43,7 +43,7 @@ class XidJudgement:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What else happened. past: this code within 24 h. before: the event that it follows, if any. announced: by an Xid 154."""
+    """Other events near an Xid. past: this code within 24 h. before: the event that it follows, if any. announced: by an Xid 154."""
 
     past: Recurrence
     before: Event | None = None
@@ -52,7 +52,7 @@ class Around:
 
 
 def judge(code: int, rest: str, around: Around) -> XidJudgement:
-    """Return what an Xid asks for."""
+    """Return the judgement of an Xid. rest: the line after its number."""
     entry = xids.lookup(code)
     if entry is None:
         return _unlisted(code, around)
@@ -82,7 +82,7 @@ def _by_catalogue(entry: Xid) -> XidJudgement:
         severity = Severity.WARNING
     reason = "have the GPU reset when the job is started again" if entry.code == _REMAPPED else ""
     if entry.code in xids.UNUSED:
-        reason = "not raised by A100 and newer GPUs: the vendor's support is to be asked"
+        reason = "not raised by A100 and newer GPUs: ask the vendor's support"
     return XidJudgement(
         severity, xids.REPAIRS[entry.action], f"{entry.name}: {entry.meaning}", reason, entry.retry.value, entry.origin.value
     )
@@ -97,7 +97,7 @@ def _announcement(base: XidJudgement, decoded: xid_registers.Decoded | None) -> 
 
 
 def _echo(entry: Xid, base: XidJudgement, around: Around) -> XidJudgement:
-    """Correlator a code that follows another event: where that is known, it is the one to act on."""
+    """Judge a code that follows another event. If that event is known, it is the one to act on."""
     follows = around.previous or (str(around.before.code) if around.before is not None else "")
     if follows:
         return replace(base, severity=Severity.INFO, repair=Repair.NONE, reason=f"follows Xid {follows}: act on that one")
@@ -143,12 +143,12 @@ def is_repeated(entry: Xid, past: Recurrence) -> bool:
 
 
 def judge_number(code: int) -> XidJudgement:
-    """Return what an Xid asks for of which only the number is known, as NVML delivers it."""
+    """Return the judgement of an Xid by its number alone, as NVML reports it."""
     return judge(code, "", Around(Recurrence(same=1, gpus=1, place=1)))
 
 
 def judge_switch(code: int, severity_word: str, rest: str) -> XidJudgement:
-    """Return what an SXid asks for. severity_word: `Fatal`, `Non-fatal` or "", from the line; rest: its text, for unlisted codes."""
+    """Return the judgement of an SXid. severity_word: `Fatal`, `Non-fatal` or "" in the line. rest: its text, for unlisted codes."""
     entry = sxids.lookup(code)
     meaning = entry.name if entry is not None else rest.strip(" ,") or f"SXid {code}"
     fatal = entry.fatal if entry is not None else sxids.Fatal.MAY_BE

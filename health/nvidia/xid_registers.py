@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RegisterVerdict(StrEnum):
-    """What a line's own registers ask for."""
+    """The action that a line's registers ask for."""
 
     IGNORE = "ignore"
     ECHO = "echo"  # follows another error; alone it is to be reported
@@ -37,7 +37,7 @@ class RegisterVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a line says. reason: "" where there is nothing to add. repair: of 154, the announced one. known: the tables list it."""
+    """The content of a line. reason: "" if there is nothing to add. repair: announced by 154. known: the tables list it."""
 
     verdict: RegisterVerdict
     reason: str = ""
@@ -135,7 +135,7 @@ _WORST: Final = (RegisterVerdict.IGNORE, RegisterVerdict.FOLLOW, RegisterVerdict
 
 
 def decode(code: int, rest: str) -> Decoded | None:
-    """Return what the line of an Xid says beyond its number."""
+    """Return the content of an Xid's line beyond its number, None if there is none."""
     if code == 154:  # noqa: PLR2004  the vendor's number
         return _announced(rest)
     if code == 74:  # noqa: PLR2004
@@ -196,7 +196,7 @@ def _link5(code: int, rest: str) -> Decoded | None:
 
 
 def _is_promoted(intrinfo: int) -> bool:
-    """Tell the two layouts apart by the unit, which the older one has in bits 5-9 with the source in bits 0-4."""
+    """Return whether the error was promoted. The unit decides the layout: the older one has it in bits 5-9, the source in bits 0-4."""
     (old, new), (old_unit, new_unit) = _PROMOTED, _RXPIPE
     if intrinfo & 0x3FF == old_unit:
         return bool(intrinfo & old)

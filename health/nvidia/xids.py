@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class XidOrigin(StrEnum):
-    """Where the fault lies."""
+    """What is at fault."""
 
     APP = "app"
     HARDWARE = "hardware"
     FABRIC = "fabric"  # NVLink, NVSwitch, chip-to-chip: one link of it, or the peer at its other end
     DRIVER = "driver"
-    EITHER = "either"  # the application or the hardware: only repetition on one GPU tells
+    EITHER = "either"  # the application or the hardware: only repetition on one GPU proves the hardware
 
 
 class Action(StrEnum):
-    """What brings the GPU back into use. `RESTART` is the job alone; `DRAIN` is the end of what can be done from here."""
+    """What brings the GPU back into use. RESTART: of the job alone. DRAIN: a person must inspect it."""
 
     IGNORE = "ignore"
     RESTART = "restart"
@@ -44,7 +44,7 @@ class Action(StrEnum):
     DRAIN = "drain"
 
 
-#: What that is for a person or a fleet.
+#: The repair for a person or a fleet.
 REPAIRS: Mapping[Action, Repair] = MappingProxyType({
     Action.IGNORE: Repair.NONE,
     Action.RESTART: Repair.RESTART_JOB,
@@ -63,7 +63,7 @@ class Retry(StrEnum):
 
 
 class GpuPart(StrEnum):
-    """What of the GPU a code is about."""
+    """The part of the GPU that a code is about."""
 
     MEMORY = "memory"
     BUS = "bus"  # the GPU as a whole is gone
@@ -84,7 +84,7 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """A code. `echo`: it follows another event (another Xid, a kill, a peer's death) and is never a cause by itself."""
+    """A code. echo: it follows another event (another Xid, a kill, a peer's death) and is never a cause by itself."""
 
     code: int
     name: str
@@ -124,7 +124,7 @@ class Xid:
         return "yes" if self.origin in {XidOrigin.HARDWARE, XidOrigin.FABRIC} else "no"
 
 
-#: Listed by the catalogue as not raised by A100 and newer GPUs; on older ones they are rare, and what they ask for is support.
+#: The catalogue lists them as not raised by A100 and newer GPUs. On older ones they are rare; ask the vendor's support.
 UNUSED = frozenset(
     {*range(1, 8), 9, 10, 12, *range(14, 25), *range(26, 31), *range(33, 37), 42, 47, *range(49, 54), *range(55, 60)}
     | {61, 65, 73, 81, 87, 90, 91, 108, *range(111, 119), *range(122, 126), 138}
@@ -154,7 +154,7 @@ NVLINK_5 = {144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 
 
 _LISTED = (
     Xid(8, "FIFO_ERROR_IDLE_TIMEOUT", "the GPU stopped making progress on a channel", _EITHER, _RESTART, _YES),
-    Xid(11, "GR_ERROR_MISSING_HW", "a bad command stream was handed to the GPU", _APP, _RESTART, _YES),
+    Xid(11, "GR_ERROR_MISSING_HW", "the GPU got a bad command stream", _APP, _RESTART, _YES),
     Xid(13, "GR_EXCEPTION", "a kernel's illegal instruction, out-of-range or misaligned access", _EITHER, _RESTART, _YES),
     Xid(25, "GR_ILLEGAL_NOTIFY", "an illegal command stream", _APP, _RESTART, _YES),
     Xid(31, "MMU_ERR_FLT", "a kernel or the driver touched an unmapped GPU address", _EITHER, _RESTART, _YES),
@@ -244,10 +244,10 @@ TABLE: Mapping[int, Xid] = MappingProxyType(
 
 
 def lookup(code: int) -> Xid | None:
-    """Return what the catalogue says about an Xid; None where it does not list the number."""
+    """Return the row of an Xid, None for a number that the catalogue does not list."""
     return TABLE.get(code)
 
 
 def lookup_text(code: str) -> Xid | None:
-    """Return what the catalogue says about an Xid given as text; None for a text that is no number, or an unlisted one."""
+    """Return the row of an Xid given as text; None for an unlisted number, or a text that is no number."""
     return lookup(int(code)) if code.isascii() and code.isdigit() and len(code) <= _LONGEST_CODE else None

@@ -67,8 +67,9 @@ def nvmes(*states: str) -> dict[str, Json]:
 
 TABLE = [
     Row("disk_paths", {"path.state": {"answers": True}, "path.mount": NFS}, OK, "/data answers"),
-    Row("disk_paths", hung("D", ""), FAILED, "/data does not answer when looked at: stuck in the kernel at rpc_wait", Repair.DRAIN),
-    Row("disk_paths", hung("S", "stat"), FAILED, "/data does not answer when asked for its room", Repair.DRAIN),
+    Row("disk_paths", hung("D", ""), FAILED, "/data does not answer when its status is read: stuck in the kernel at rpc_wait",
+        Repair.DRAIN),
+    Row("disk_paths", hung("S", "stat"), FAILED, "/data does not answer when asked for its free space", Repair.DRAIN),
     Row("disk_paths", hung("D", "space"), FAILED, "/data does not answer when written to", Repair.DRAIN),
     Row("disk_paths", {"path.state": {"answers": False, "error": "Stale", "errno": "ESTALE"}}, FAILED, "stale", Repair.CONFIGURE),
     Row("disk_paths", {"path.state": {"answers": False, "error": "Permission denied", "errno": "EACCES"}}, FAILED, "Permission denied",

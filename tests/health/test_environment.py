@@ -71,7 +71,7 @@ TABLE = [
     Row("env_code", code(changed="f00"), OK, "2 files", before=code(changed="f00")),
     Row("env_code", code(changed="f00"), DEGRADED, "was another when the job started", before=code()),
     Row("env_code", code("b" * 40), DEGRADED, "was another when the job started (aaaaaaaaaaaa)", before=code()),
-    Row("env_code", {}, SKIPPED, "not to be seen", problem=NOT_SUPPORTED),
+    Row("env_code", {}, SKIPPED, "not visible here", problem=NOT_SUPPORTED),
     Row("env_code", {}, UNKNOWN, "dubious ownership", problem="git: fatal: dubious ownership"),
 ]
 

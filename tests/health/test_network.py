@@ -113,7 +113,7 @@ TABLE = [
     Row("net_infiniband", {**port(A), (HOST, "port.verbs"): ["mlx5_1", "mlx5_2"]}, "port:mlx5_0", DEGRADED, "no device file",
         Repair.CONFIGURE),
     Row("net_infiniband", {(HOST, "port.devices"): []}, HOST, SKIPPED, "no InfiniBand"),
-    Row("net_infiniband", {}, HOST, SKIPPED, "not to be seen", problems={(HOST, "port.devices"): NOT_SUPPORTED}),
+    Row("net_infiniband", {}, HOST, SKIPPED, "not visible here", problems={(HOST, "port.devices"): NOT_SUPPORTED}),
     Row("net_infiniband", port(A), B, SKIPPED, "makes the kernel complain", problems={(B, "port.state"): NOT_SUPPORTED}),
     Row("net_counters", counters(), A, OK, "no errors", before=counters()),
     Row("net_counters", counters(link_downed=6), A, FAILED, "the link went down (1 times", Repair.DRAIN, before=counters()),
@@ -175,7 +175,7 @@ TABLE = [
     Row("net_interfaces", chosen("NCCL_IB_HCA", "mlx4_0"), HOST, DEGRADED, "by way of sockets", Repair.CONFIGURE),
     Row("net_interfaces", chosen("NCCL_IB_HCA", "mlx5_2:1", third="DOWN"), HOST, FAILED, "mlx5_2 is not active", Repair.DRAIN),
     Row("net_interfaces", chosen("NCCL_IB_HCA", "mlx5", third="DOWN"), HOST, DEGRADED, "mlx5_2 is not active", Repair.DRAIN),
-    Row("net_interfaces", {}, HOST, UNKNOWN, "not to be seen"),
+    Row("net_interfaces", {}, HOST, UNKNOWN, "not visible here"),
 ]  # fmt: skip
 
 

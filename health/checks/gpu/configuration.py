@@ -29,7 +29,7 @@ def gpu_persistence(now: Readings, _before: Readings | None, _limits: Thresholds
 
 
 def gpu_mig(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Is a GPU cut into instances, and all or none of them? A change that waits for a reset is told."""
+    """Is MIG on, and on all GPUs or on none? A change that waits for a reset is reported."""
     modes = {subject: mode for subject in gpus.subjects(now) if isinstance(mode := now.value("gpu.mig_mode", subject), list)}
     mixed = len({str(mode[0]) for mode in modes.values()}) > 1
     for subject, mode in modes.items():
@@ -38,7 +38,7 @@ def gpu_mig(now: Readings, _before: Readings | None, _limits: Thresholds) -> Ite
             why = f"{who}: MIG will be {_on_off(mode[1])} after a reset, and is {_on_off(mode[0])} now"
             yield CheckResult("gpu_mig", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, gpus.reset_command(now, subject))
         elif mixed and mode[0]:
-            why = f"{who}: MIG is on, on other GPUs of this node it is off"
+            why = f"{who}: MIG is on, but off on other GPUs of this node"
             command = f"nvidia-smi -mig 0 -i {gpus.address(now, subject)}"
             yield CheckResult("gpu_mig", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
         else:

@@ -1,4 +1,4 @@
-"""What the checks of GPUs share: how a GPU is called, and what is said where it could not be read. No check itself."""
+"""Shared by the checks of GPUs: names and commands for a GPU, and results for missing readings."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def subjects(now: Readings) -> Iterator[str]:
 
 
 def all_named(now: Readings) -> bool:
-    """Tell whether every GPU that the driver counts is named here; else one that is not may be there all the same: the driver hung."""
+    """Return whether every GPU that the driver counts has a name. If not, the driver hung, and a missing GPU may exist."""
     return now.count("nvml.count") == len(now.of("gpu.identity"))
 
 
 def label(now: Readings, subject: str) -> str:
-    """Return what people call a GPU: its number and PCI address."""
+    """Return the name of a GPU for people: its number and PCI address."""
     identity = now.table("gpu.identity", subject)
     pci = identity.get("pci")
     return f"GPU {identity.get('index', '?')}" + (f" ({pci})" if pci else "")
 
 
 def address(now: Readings, subject: str) -> str:
-    """Return what nvidia-smi's -i takes: the PCI address, else the UUID or number."""
+    """Return the argument of nvidia-smi -i: the PCI address, else the UUID or number."""
     pci = now.table("gpu.identity", subject).get("pci")
     return str(pci) if pci else subject.removeprefix("gpu:").removeprefix("#")
 
@@ -45,25 +45,25 @@ def reset_command(now: Readings, subject: str) -> str:
 
 
 def answers(now: Readings, subject: str) -> bool:
-    """Tell whether a GPU is there at all: of one that is lost, or may not be looked at, another check speaks."""
+    """Return whether a GPU answers. Another check (gpu_errors) reports one that is lost or not permitted."""
     return not errors(now, subject) & {15, 999} and not now.table("gpu.identity", subject).get("refused")
 
 
 def errors(now: Readings, subject: str) -> set[int]:
-    """Return NVML's errors that say something of a GPU: 999 is what one off the bus answers when looked up, and elsewhere says nothing."""
+    """Return NVML's errors about a GPU. 999 counts only from its look-up, where it means that the GPU is off the bus."""
     rows = now.rows("gpu.errors", subject)
     return {code for row in rows if isinstance(code := row.get("code"), int) and (code != _UNKNOWN or row.get("call") in _LOOKED_UP)}
 
 
 def unread(check: str, now: Readings, name: str, subject: str) -> CheckResult | None:
-    """Return what is said where a reading has no value: SKIPPED where there is none to have, UNKNOWN else; None where it has one."""
+    """Return the result for a reading without a value: SKIPPED if it cannot exist here, else UNKNOWN. None if it has a value."""
     reading = now.one(name, subject)
     if reading is None:
         return CheckResult(check, subject, Result.UNKNOWN, f"{name} was not read")
     if not reading.problem:
         return None
     if reading.problem == NOT_SUPPORTED:
-        return CheckResult(check, subject, Result.SKIPPED, f"{name}: this GPU or its driver does not tell")
+        return CheckResult(check, subject, Result.SKIPPED, f"{name}: this GPU or its driver does not report it")
     words = {PERMISSION: "not permitted", GONE: "the GPU does not answer"}.get(reading.problem, reading.problem)
     return CheckResult(check, subject, Result.UNKNOWN, f"{name} could not be read: {words}")
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _RECOVERIES = ("recovery", "recovery_5", "recovery_failed")
 _LINK_ERRORS = ("replay", "crc", "crc_flit", "crc_data", "receive")
-#: From so many on, all of which have NVLink, one without is no matter of bridges between some.
+#: If so many other GPUs all have NVLink, one without is no matter of bridges between some GPUs.
 _SIBLINGS = 3
 
 
 def gpu_nvlink(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Are all NVLinks up, and do they carry data without errors? Judged by what moved since the job's start."""
+    """Are all NVLinks up, and do they carry data without errors? The changes since the job's start count."""
     most = max((_links_up(now.rows("gpu.nvlinks", subject)) for subject in gpus.subjects(now)), default=0)
     for subject in gpus.subjects(now):
         if now.rows("gpu.nvlinks", subject) and gpus.answers(now, subject):
@@ -102,7 +102,7 @@ def gpu_fabric(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
         fabric_row = now.table("gpu.fabric", subject)
         state, summary, mask = (_int(fabric_row.get(name)) for name in ("state", "summary", "mask"))
         if state == _NO_FABRIC:
-            continue  # no NVSwitch that this driver tells of
+            continue  # this driver reports no NVSwitch
         who = gpus.label(now, subject)
         evidence = (f"state {state}, status {fabric_row.get('status')}, health {summary}, mask {mask:#x}",)
         look = f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A5 Fabric; systemctl status nvidia-fabricmanager"
@@ -165,7 +165,7 @@ def gpu_pairs(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
 def _isolated(now: Readings, pairs: list[dict[str, Json]]) -> list[str]:
     """Name the one GPU that is further from its nearest sibling than every other: a riser, a slot, or a switch that was not found.
 
-    Of an odd number one is alone by the wiring, and of two no one can tell.
+    With an odd number one GPU is alone by the wiring. With two GPUs there is nothing to compare.
     """
     nearest: dict[str, int] = {}
     for row in pairs:

@@ -17,10 +17,7 @@ _HOUR_S = 3600.0
 
 
 def gpu_ecc(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Memory errors since the job's start, or since the driver was loaded.
-
-    Totals of a GPU's life never go back, so that only what moved is judged.
-    """
+    """Did the GPU have memory errors since the job's start, or since the driver was loaded? Totals of a GPU's life do not count."""
     for subject in gpus.subjects(now):
         if not gpus.answers(now, subject):
             continue
@@ -51,7 +48,7 @@ def _ecc(now: Readings, before: Readings | None, limits: Thresholds, subject: st
         delta(now, before, "gpu.ecc_corrected_volatile", subject),
         elapsed_s(now, before, "gpu.ecc_corrected_volatile", subject),
     )
-    # an hour at least: a burst that is corrected costs nothing
+    # per hour, and at least one hour: a corrected burst costs nothing
     if corrected and seconds and corrected / max(1.0, seconds / _HOUR_S) > limits.ecc_corrected_per_hour:
         why = f"{who}: {corrected:.0f} memory errors corrected in {seconds:.0f} s"
         return CheckResult(
@@ -65,7 +62,7 @@ def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> It
     for subject in gpus.subjects(now):
         sram = now.table("gpu.sram", subject)
         if not sram:
-            continue  # parts before Ampere do not tell
+            continue  # GPUs before Ampere do not report it
         who = gpus.label(now, subject)
         evidence = (f"uncorrectable in SRAM: {sram.get('uncorrected_volatile')} now, {sram.get('uncorrected_aggregate')} in its life",)
         if sram.get("threshold_exceeded"):
@@ -77,7 +74,7 @@ def gpu_sram(now: Readings, _before: Readings | None, _limits: Thresholds) -> It
 
 
 def gpu_remap(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Rows of memory that were replaced by spare ones. Pending is no emergency: it is done at the next reset; a failure is the end."""
+    """Which rows of memory were replaced by spare ones? A pending one waits for the next reset; a failed one ends the GPU's use."""
     for subject in gpus.subjects(now):
         if not gpus.answers(now, subject):
             continue
@@ -109,7 +106,7 @@ def _remap(now: Readings, limits: Thresholds, subject: str) -> CheckResult:
 
 
 def gpu_retired(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Pages of memory out of use for good, on GPUs before Ampere."""
+    """How many pages of memory are retired? GPUs before Ampere only."""
     for subject in gpus.subjects(now):
         counts = [now.count(name, subject) for name in ("gpu.retired_sbe", "gpu.retired_dbe")]
         if counts == [None, None]:
@@ -133,7 +130,7 @@ _MIB = 1 << 20
 
 
 def gpu_memory(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Who holds a GPU's memory besides the job? A leftover of ours is swept by the supervisor; a stranger is named, and left alone."""
+    """Who holds a GPU's memory besides the job? The supervisor ends leftovers of this job; foreign processes are only named."""
     for subject in gpus.subjects(now):
         if now.one("gpu.processes", subject) is None or not gpus.answers(now, subject):
             continue
@@ -149,7 +146,7 @@ def _memory_holders(now: Readings, limits: Thresholds, subject: str) -> CheckRes
     held_mib = sum(_held_mib(row) for row in strangers)
     if leftovers:
         pids = ", ".join(str(row.get("pid")) for row in leftovers)
-        why = f"{who}: held by a leftover of this job, or by what inherited its mark: process {pids}"
+        why = f"{who}: held by a leftover of this job, or by a process that inherited its mark: process {pids}"
         return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.RESTART_JOB, f"ps -fp {pids.replace(', ', ',')}")
     if held_mib >= limits.stranger_memory_mib:
         pids = ",".join(str(row.get("pid")) for row in strangers)
@@ -158,7 +155,7 @@ def _memory_holders(now: Readings, limits: Thresholds, subject: str) -> CheckRes
     used = now.table("gpu.memory", subject).get("used")
     used_mib = (used if isinstance(used, int) else 0) / _MIB
     if not rows and used_mib > limits.unaccounted_memory_mib:
-        why = f"{who}: {used_mib:.0f} MiB are in use, and no process is seen: one of another container, or one that is dead and not gone"
+        why = f"{who}: {used_mib:.0f} MiB are in use by no visible process: it is in another container, or dead but not yet reaped"
         return CheckResult("gpu_memory", subject, Result.DEGRADED, why, evidence, Repair.NONE, "fuser -v /dev/nvidia*")
     return CheckResult("gpu_memory", subject, Result.OK, f"{who}: held by nobody else", evidence)
 

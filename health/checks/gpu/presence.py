@@ -60,12 +60,12 @@ def gpu_driver(now: Readings, before: Readings | None, _limits: Thresholds) -> I
 
 
 def _loaded_driver(now: Readings, before: Readings | None) -> str:
-    """Return the version of the loaded module, "" for none. While a job runs it is not read again: what was, holds."""
+    """Return the version of the loaded module, "" for none. While a job runs it is not read again, so the baseline holds."""
     known = now if now.one("driver.loaded") is not None or before is None else before
     return known.text("driver.loaded")
 
 
-#: By NVML's code: result, words, repair, whether it holds a start back. 999 is what a GPU off the bus answers when looked up.
+#: By NVML's code: result, words, repair, whether it blocks a start. A GPU off the bus answers its look-up with 999.
 _ERRORS_BY_CODE = {
     8: (Result.FAILED, "it has too little power: its cables are not attached well", Repair.DRAIN, True),
     9: (Result.FAILED, "its driver is not loaded any more", Repair.RESTART_DRIVER, True),
@@ -81,18 +81,18 @@ _GRAVITY = (14, 999, 11, 8, 16, 9, 18, 15)
 
 
 def gpu_errors(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Does a GPU answer at all? NVML's own errors are verdicts: lost, reset required, mismatch, corrupted InfoROM."""
+    """Does a GPU answer? NVML's own errors are verdicts: lost, reset required, mismatch, corrupted InfoROM."""
     for subject in gpus.subjects(now):
         rows = now.rows("gpu.errors", subject)
         evidence = tuple(f"{row.get('call')}: NVML error {row.get('code')}: {row.get('words')}" for row in rows)
         refused = now.table("gpu.identity", subject).get("refused")
         if not rows and refused:
-            yield CheckResult("gpu_errors", subject, Result.UNKNOWN, f"{gpus.label(now, subject)} may not be looked at: {refused}")
+            yield CheckResult("gpu_errors", subject, Result.UNKNOWN, f"{gpus.label(now, subject)}: access is not permitted: {refused}")
             continue
         if not rows:
             yield CheckResult("gpu_errors", subject, Result.OK, f"{gpus.label(now, subject)} answers")
             continue
-        result, words, repair, blocks = Result.UNKNOWN, "one call failed for a reason that the driver does not tell", Repair.NONE, False
+        result, words, repair, blocks = Result.UNKNOWN, "one call failed, and the driver gives no reason", Repair.NONE, False
         if codes := gpus.errors(now, subject):
             result, words, repair, blocks = _ERRORS_BY_CODE.get(max(codes, key=_gravity), _ERRORS_BY_CODE[999])
         command = gpus.reset_command(now, subject) if repair is Repair.RESET_GPU else "nvidia-smi -L; dmesg | grep -i -e nvrm -e xid"
@@ -104,7 +104,7 @@ def _gravity(code: int) -> int:
 
 
 def gpu_recovery(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """What the driver itself says is needed (NVML field 230): a state, so that it is there also when nobody saw the event."""
+    """Which repair does the driver ask for (NVML field 230)? It is a state, so it is known even if no one saw the event."""
     for subject in gpus.subjects(now):
         if not gpus.answers(now, subject):
             continue
@@ -134,12 +134,12 @@ def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> It
         f"bus: {'not read' if there is None else len(there)}",
         f"/dev/nvidia*: {len(files) if isinstance(files, list) else 'not read'}",
     )
-    all_named = gpus.all_named(now)  # else one that is not may be there all the same
+    all_named = gpus.all_named(now)  # if not, a missing GPU may exist
     command = "nvidia-smi -L; lspci -d 10de: ; dmesg | grep -i -e nvrm -e xid"
     missing = [old for old in gpus.subjects(before) if old not in seen] if all_named and before is not None else []
     missing = missing[sum(not pci for pci in seen.values()) :]  # a GPU without a name is one of them
     for old in missing:
-        why = f"{gpus.label(before or now, old)}: there when the job started, and not any more"
+        why = f"{gpus.label(before or now, old)}: it was there when the job started, and is gone"
         yield CheckResult("gpu_count", old, Result.FAILED, why, evidence, Repair.REBOOT, command, blocks=True)
     if missing:
         return
@@ -152,11 +152,11 @@ def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> It
     if not lost and all_named:
         yield CheckResult("gpu_count", HOST, Result.OK if seen else Result.SKIPPED, f"{len(seen)} GPUs", evidence)
     elif not lost:
-        yield CheckResult("gpu_count", HOST, Result.UNKNOWN, "the driver did not come to name all GPUs", evidence)
+        yield CheckResult("gpu_count", HOST, Result.UNKNOWN, "the driver hung before it had named all GPUs", evidence)
 
 
 def _not_in_errors(now: Readings, seen: dict[str, str], lost: dict[str, str]) -> dict[str, str]:
-    """Return by subject what gpu_errors does not say already. lost: words by PCI address."""
+    """Return the lost GPUs that gpu_errors does not report, by subject. lost: words by PCI address."""
     ill = {seen[subject]: subject for subject in seen if now.rows("gpu.errors", subject)}
     named = {pci: subject for subject, pci in seen.items() if pci and pci not in ill}
     unreported = {named.get(pci, f"pci:{pci}"): words for pci, words in lost.items() if pci not in ill}
@@ -166,28 +166,27 @@ def _not_in_errors(now: Readings, seen: dict[str, str], lost: dict[str, str]) ->
 
 
 def _is_container(now: Readings, files: object, seen: dict[str, str]) -> bool:
-    """Tell whether a container or cgroup gives us some of the node's GPUs: we may open their files only, and see all buses."""
+    """Return whether this container or cgroup has only some of the GPUs: it may open only their files, but sees all buses."""
     given = [subject for subject, pci in seen.items() if pci or now.rows("gpu.errors", subject)]
     return isinstance(files, list) and len(files) == len(given)
 
 
-#: The log and the event of one Xid are stamped by two processes, each when it comes to it.
+#: Two processes stamp the log and the event of one Xid, each when it reads it.
 _SAME_EVENT_S = 5.0
 _EVENT_KINDS = {
     "ecc_double_bit": (Result.FAILED, "an uncorrectable memory error", Repair.RESET_GPU),
     "ecc_single_bit_storm": (Result.DEGRADED, "a storm of corrected memory errors", Repair.NONE),
     "dram_retirement_failure": (Result.FAILED, "memory could not be retired", Repair.REPLACE),
     "poison_fatal": (Result.FAILED, "poisoned data was used", Repair.RESET_GPU),
-    "gpu_unavailable": (Result.FAILED, "it is not available any more", Repair.REBOOT),
+    "gpu_unavailable": (Result.FAILED, "it is no longer available", Repair.REBOOT),
     "recovery_action_changed": (Result.DEGRADED, "the driver changed the recovery that it asks for", Repair.NONE),
 }
 
 
 def gpu_events(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """What the driver told while we listened: Xids and their kin, also where the kernel log cannot be read.
+    """Which events did the driver report? They come even if the kernel's log cannot be read.
 
-    Each is delivered once, without words. One that the kernel log told too is left to that (checks/kernel_log.py): it has more to say, and
-    judges repetition.
+    Each comes once, without text. If the kernel's log has the same Xid, checks/kernel_log.py reports it, with its text and repetition.
     """
     for reading in now.of("gpu.events"):
         for event in now.rows("gpu.events", reading.subject):
@@ -202,7 +201,7 @@ def gpu_events(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
 
 
 def _is_logged(now: Readings, event: dict[str, Json]) -> bool:
-    """Tell whether the kernel log has the same Xid of the same GPU at the same time."""
+    """Return whether the kernel's log has the same Xid of the same GPU at the same time."""
     reading = now.one("kernel.findings", KERNEL)
     at, pci = event.get("t"), str(event.get("pci"))
     if reading is None or event.get("kind") != "xid" or not isinstance(at, int | float):

@@ -33,7 +33,7 @@ def gpu_temperature(now: Readings, _before: Readings | None, limits: Thresholds)
             why = f"{who}: its memory is at {memory:.0f} °C, its limit is {memory_max:.0f} °C: check its cooling"
             yield CheckResult("gpu_temperature", subject, Result.DEGRADED, why, evidence, Repair.DRAIN, look)
         elif margin is None:
-            why = f"{who}: {core:.0f} °C; at how much it slows itself down this GPU or its driver does not tell"
+            why = f"{who}: {core:.0f} °C; this GPU or its driver does not report at which temperature it slows down"
             yield CheckResult("gpu_temperature", subject, Result.SKIPPED if memory is None else Result.OK, why, evidence)
         else:
             yield CheckResult("gpu_temperature", subject, Result.OK, f"{who}: {core:.0f} °C", evidence)

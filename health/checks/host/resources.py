@@ -18,12 +18,12 @@ _MIB = 1 << 20
 
 
 def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Is there memory left? Also whether the host swaps, and whether the kernel killed for want of memory since the job's start."""
+    """Is there memory left? Swap in use, and kills for lack of memory since the job's start, count too."""
     unread = common.unread("host_memory", now, "host.memory", "memory")
     row = now.table("host.memory")
     total, available = common.number(row, "total"), common.number(row, "available")
     if unread is not None or total is None or available is None:
-        yield unread or CheckResult("host_memory", HOST, Result.UNKNOWN, "memory: this kernel does not tell what is available")
+        yield unread or CheckResult("host_memory", HOST, Result.UNKNOWN, "memory: this kernel does not report how much is available")
         return
     swapped = (common.number(row, "swap_total") or 0.0) - (common.number(row, "swap_free") or 0.0)
     kills = delta(now, before, "host.oom_kills", HOST)
@@ -32,7 +32,7 @@ def host_memory(now: Readings, before: Readings | None, limits: Thresholds) -> I
         why = f"only {common.size(available)} of memory are available: processes are about to be killed"
         yield CheckResult("host_memory", HOST, Result.FAILED, why, evidence, Repair.DRAIN, _LARGEST_PROCESSES)
     elif kills:
-        why = f"the kernel killed {kills:.0f} times for want of memory since the job started"
+        why = f"the kernel killed {kills:.0f} times for lack of memory since the job started"
         yield CheckResult("host_memory", HOST, Result.DEGRADED, why, evidence, Repair.NONE, "dmesg -T | grep -i oom")
     elif available < limits.memory_available_share * total:
         yield CheckResult(
@@ -114,9 +114,9 @@ _CGROUP_READINGS = ("cgroup.memory", "cgroup.cpu", "cgroup.pids")
 
 
 def host_cgroup(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Does a control group hold the job back? Memory, processors, pids, and kills for want of memory since the job's start."""
+    """Does a control group limit the job? Memory, processors, pids, and kills for lack of memory since the job's start."""
     if all(now.value(name) is None for name in _CGROUP_READINGS):
-        yield CheckResult("host_cgroup", HOST, Result.SKIPPED, "control groups: not to be seen here")
+        yield CheckResult("host_cgroup", HOST, Result.SKIPPED, "control groups: not visible here")
         return
     found = [*_cgroup_memory(now, before, limits), *_cgroup_cpu(now, before, limits), *_cgroup_pids(now, limits)]
     if found:

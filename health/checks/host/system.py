@@ -39,7 +39,7 @@ def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> I
         yield unread
     elif kernel.get("synchronized") is not True:
         # in many virtual machines and containers the host sets the clock, and this kernel does not know
-        why = "nobody has told this kernel that its clock is right: how far it is off cannot be seen"
+        why = "no time source has synchronised this kernel's clock: its error is unknown"
         yield CheckResult("host_clock", HOST, Result.UNKNOWN, why, (f"the kernel's largest error: {most} s",), Repair.CONFIGURE, _SET_CLOCK)
     elif most is not None and most > limits.clock_error_s:
         why = f"the clock may be off by {most:.1f} s: its source has not answered for long"
@@ -49,7 +49,7 @@ def host_clock(now: Readings, _before: Readings | None, limits: Thresholds) -> I
 
 
 def host_processes(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Are processes dead and not gone, or deaf in the kernel? Also whether the tables of processes and open files fill up."""
+    """Are there zombies, or processes stuck in the kernel? Full tables of processes and open files count too."""
     unread = common.unread("host_processes", now, "processes.counts", "processes")
     found = [*_stuck(now, before, limits), *_zombies(now, before, limits), *_tables(now, limits)]
     if unread is not None:
@@ -77,17 +77,17 @@ def _stuck(now: Readings, before: Readings | None, limits: Thresholds) -> Iterat
 
 def _zombies(now: Readings, before: Readings | None, limits: Thresholds) -> Iterator[CheckResult]:
     rows = now.rows("processes.zombies")
-    # its age is since its start: when it died the kernel does not tell, and while a job runs it is seen again
+    # its age counts from its start: the kernel does not report when it died; while a job runs it is read again
     since = "age_s" if before is None else "since_s"
     old = [row for row in rows if (common.number(row, since) or 0.0) >= limits.zombie_age_s]
     count = common.number(now.table("processes.counts"), "zombies") or 0
     parents = ", ".join(dict.fromkeys(str(row.get("parent")) for row in rows))
     look = f"ps -fp {parents.replace(', ', ',')}"
     if count >= limits.zombies:
-        why = f"{count:.0f} processes are dead and not gone: their parents do not ask after them ({parents}), and pids run out"
+        why = f"{count:.0f} processes are zombies: their parents ({parents}) do not reap them, and pids run out"
         yield CheckResult("host_processes", HOST, Result.DEGRADED, why, (), Repair.NONE, look)
     elif old:
-        why = f"{len(old)} processes are dead and not gone: their parents ({parents}) do not ask after them"
+        why = f"{len(old)} processes are zombies: their parents ({parents}) do not reap them"
         yield CheckResult("host_processes", HOST, Result.DEGRADED, why, tuple(map(_zombie_text, old)), Repair.NONE, look)
 
 
@@ -147,7 +147,7 @@ def host_cpu(now: Readings, before: Readings | None, _limits: Thresholds) -> Ite
         why = f"{present - online:.0f} of {present:.0f} processors are switched off"
         found.append(CheckResult("host_cpu", HOST, Result.DEGRADED, why, (), Repair.CONFIGURE, "lscpu"))
     usable = count.get("usable")
-    seen = "governor not to be seen" if not governors else ", ".join(governors)
+    seen = "governor not visible" if not governors else ", ".join(governors)
     yield from found or [CheckResult("host_cpu", HOST, Result.OK, f"{online:.0f} processors, {usable} for us", (seen,))]
 
 
@@ -174,7 +174,7 @@ def host_core(now: Readings, _before: Readings | None, limits: Thresholds) -> It
     free = common.number(row, "free")
     where = row.get("directory")
     if free is None:
-        why = f"core dumps would go to {where}: {row.get('problem') or 'not to be seen'}"
+        why = f"core dumps would go to {where}: {row.get('problem') or 'not visible'}"
         yield CheckResult("host_core", HOST, Result.DEGRADED, why, evidence, Repair.CONFIGURE, f"mkdir -p {where}")
     elif free < _dump_size(now, limits, soft):
         why = f"core dumps go to {where}, which has {common.size(free)} free: one would fill it"

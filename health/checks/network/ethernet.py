@@ -108,11 +108,11 @@ _EXACT_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def net_interfaces(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """Do the interfaces exist that the job's variables tell NCCL and gloo to use? One that does not is an error of every rank."""
+    """Do the interfaces exist that the job's variables name for NCCL and gloo? A missing one is an error on every rank."""
     variables = now.table("env.variables")
     names, devices = now.value("nic.names"), now.value("port.devices")
     if not isinstance(names, list):
-        yield CheckResult("net_interfaces", HOST, Result.UNKNOWN, "network interfaces: not to be seen here")
+        yield CheckResult("net_interfaces", HOST, Result.UNKNOWN, "network interfaces: not visible here")
         return
     nics = [str(name) for name in names]
     hcas = [str(name) for name in devices] if isinstance(devices, list) else []

@@ -45,7 +45,7 @@ def net_infiniband(now: Readings, before: Readings | None, limits: Thresholds) -
 
 def _port_down(subject: str, row: dict[str, Json], was: dict[str, Json], others_up: bool) -> CheckResult:  # noqa: FBT001 -- one caller
     who, evidence, look = f"port {_port_name(subject)}", _port_evidence(row), _look_command(row)
-    # EFA's driver says ACTIVE whatever the wire does: only the carrier tells
+    # EFA's driver always reports ACTIVE: only the carrier shows the state of the link
     what = "has no carrier" if row.get("state") == "ACTIVE" else f"is {row.get('state') or 'of unknown state'} ({row.get('phys_state')})"
     if _is_up(was):
         return CheckResult(

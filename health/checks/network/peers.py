@@ -41,7 +41,7 @@ def _resolution(now: Readings, subject: str, row: dict[str, Json], limits: Thres
     return CheckResult("net_names", subject, Result.OK, f"{name} is resolved in {seconds:.3f} s", evidence)
 
 
-#: A node that is this much slower than the others is named, where it is slow enough to tell from noise.
+#: A node that is this much slower than the others is reported, if the difference is above noise.
 _SLOWER_TIMES, _SLOWER_LEAST_S = 10.0, 0.01
 
 

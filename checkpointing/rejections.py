@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "fences.json"
 _VERSION: Final = 1
-_MOST_FENCES: Final = 10_000
+_MOST: Final = 10_000
 _NUMERICS: Final = "not finite: "
 
 
@@ -42,57 +42,60 @@ class Rejection:
 
 
 class Rejections:
-    """The fences of a job on this node. Thread-safe."""
+    """The rejections of a job on this node. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         """Read what is recorded in `directory`, which need not exist yet. Raises CheckpointingError for a record of a newer version."""
         self._file = directory / FILE_NAME
         self._lock = threading.Lock()
         self.problem: str | None = None
-        self._fences: dict[str, Rejection] = {}
+        self._rows: dict[str, Rejection] = {}
         try:
-            for fence in _decode(durable.read(str(self._file)), self._file):
-                self._fences[fence.path] = fence
+            for rejection in _decode(durable.read(str(self._file)), self._file):
+                self._rows[rejection.path] = rejection
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            self.problem = f"fences could not be read: {self._file}: {why}"
+            self.problem = f"rejections could not be read: {self._file}: {why}"
 
     def get(self, path: str, identity: Identity) -> Rejection | None:
-        """Return the fence of this identity of this path."""
-        fence = self._fences.get(path)
-        return fence if fence is not None and fence.identity == identity else None
+        """Return the rejection of this identity of this path."""
+        rejection = self._rows.get(path)
+        return rejection if rejection is not None and rejection.identity == identity else None
 
     def all(self) -> tuple[Rejection, ...]:
-        """Return every fence, also those whose identity is gone."""
-        return tuple(self._fences.values())
+        """Return every rejection, also those whose identity is gone."""
+        return tuple(self._rows.values())
 
     def add(self, torn: Iterable[tuple[str, Identity, str]], kind: str = "torn") -> None:
-        """Fence (path, identity, reason) each, durably; an older fence of the same path goes, because its identity is gone."""
+        """Reject each (path, identity, reason), durably. An older rejection of the same path goes, because its identity is gone."""
         with self._lock:
             changed = False
-            fences = dict(self._fences)
+            rejections = dict(self._rows)
             for path, identity, reason in torn:
                 if self.get(path, identity) is None:
-                    fences.pop(path, None)
-                    fences[path] = Rejection(path, identity, reason, time.time(), kind)
+                    rejections.pop(path, None)
+                    rejections[path] = Rejection(path, identity, reason, time.time(), kind)
                     changed = True
             if not changed:
                 return
-            while len(fences) > _MOST_FENCES:
-                del fences[next(iter(fences))]
-            self._fences = fences  # replaced, never changed: readers need no lock
+            while len(rejections) > _MOST:
+                del rejections[next(iter(rejections))]
+            self._rows = rejections  # replaced, never changed: readers need no lock
             try:
                 durable.make_directory(str(self._file.parent))
-                staging.write(str(self._file), _encode(fences.values()))
+                staging.write(str(self._file), _encode(rejections.values()))
                 self.problem = None
             except OSError as error:
-                self.problem = f"fences could not be recorded: {self._file}: {error.strerror}"
+                self.problem = f"rejections could not be recorded: {self._file}: {error.strerror}"
 
 
-def _encode(fences: Iterable[Rejection]) -> bytes:
-    rows = [{"path": fence.path, **asdict(fence.identity), "kind": fence.kind, "reason": fence.reason, "t": fence.t} for fence in fences]
+def _encode(rejections: Iterable[Rejection]) -> bytes:
+    rows = [
+        {"path": rejection.path, **asdict(rejection.identity), "kind": rejection.kind, "reason": rejection.reason, "t": rejection.t}
+        for rejection in rejections
+    ]
     # a path may hold bytes that are no UTF-8: surrogates go through JSON's own escapes
     return json.dumps({"version": _VERSION, "fences": rows}, indent=1).encode("ascii")
 
@@ -101,7 +104,7 @@ def _decode(raw: bytes, file: Path) -> list[Rejection]:
     document: Any = json.loads(raw)
     version = int(document["version"])
     if version > _VERSION:
-        message = f"fences could not be read: {file}: version {version} was written by a newer supervise"
+        message = f"rejections could not be read: {file}: version {version} was written by a newer supervise"
         raise CheckpointingError(message, hint="install that version again, or remove the file to have every checkpoint judged anew")
     return [
         Rejection(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 BUDGET_S: Final = 20.0
 LIMIT_S: Final = 900.0
 MOST_OLDER: Final = 20
-POISONED: Final = "poisoned: attempts that loaded it failed, so it is not handed out any more in this run"
+REJECTED: Final = "rejected: attempts that loaded it failed, so it is not handed out any more in this run"
 
 _NOWHERE: Final = Identity(0, 0, 0, 0)
 _FULL: Final = ("digest", "structure", "layout")  # levels that only a full reading gives
@@ -85,9 +85,9 @@ class Selection:
     """What was chosen, and what stands against the others, each as (path, reason).
 
     `found` counts what may be a checkpoint, and places that could not be looked at: chosen None with found > 0 means that there is, or
-    may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `fenced` are the torn and incomplete
+    may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `torn` are the torn and incomplete
     ones, `dangerous` those that could run code, those of earlier selections included; `unknown` could not be read, or changed while they
-    were; `poisoned` are those that the caller avoids; `not_finite` are whole and gave way to an older one; `foreign` matched and are no
+    were; `rejected` are those that the caller avoids; `not_finite` are whole and gave way to an older one; `foreign` matched and are no
     checkpoints. `older` are the newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None): nobody looked into them.
 
     `spare`: the chosen one lies elsewhere. Of a copy of ours `chosen.path` is the copy, which can be read from there as well as be put
@@ -96,10 +96,10 @@ class Selection:
 
     chosen: Verification | None
     found: int
-    fenced: Why = ()
+    torn: Why = ()
     unverifiable: Why = ()
     unknown: Why = ()
-    poisoned: Why = ()
+    rejected: Why = ()
     older: tuple[tuple[str, int | None], ...] = ()
     foreign: Why = ()
     spare: Spare | None = None
@@ -123,7 +123,7 @@ def glance(
 
 def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces by itself
     listing: Listing,
-    fences: Rejections | None = None,
+    rejections: Rejections | None = None,
     cache: Cache | None = None,
     *,
     manifests: Manifests | None = None,
@@ -139,11 +139,11 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     order: Order = Order(),  # noqa: B008 -- a frozen value
     own: Callable[[str], bool] = never_own,
 ) -> Selection:
-    """Choose the newest whole checkpoint of a listing and of what lies elsewhere, and fence the torn ones that stood before it.
+    """Choose the newest whole checkpoint of a listing and of what lies elsewhere, and rejection the torn ones that stood before it.
 
     `avoid`: paths that are passed over unread, whatever they hold now, and copies of just what they hold; they count as found, so that
     nobody starts from scratch for them. `prefer_finite`: one whose weights turned NaN gives way to an older. `suspect`: the last failure
-    may have come from a checkpoint. `fences` None: nothing is recorded. `cache`: verdicts of earlier calls.
+    may have come from a checkpoint. `rejections` None: nothing is recorded. `cache`: verdicts of earlier calls.
     `own`: is a path known to be written by this job (see `verify`).
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
@@ -151,18 +151,18 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     reader = _CandidateReader(cache, manifests, suspect, throttle, interrupted, clock, now + budget_s, now + limit_s, order, own)
     tally = _Tally()
     avoided = frozenset(avoid)
-    queue = _gather(listing, fences, reader, tally, avoided)
+    queue = _gather(listing, rejections, reader, tally, avoided)
     _gather_spares(spares, queue, tally, avoided, order)
     taken = (_take_finite if prefer_finite else _take)(queue, reader, tally)
-    if fences is not None:
+    if rejections is not None:
         for kind in dict.fromkeys(_KINDS.values()):
-            fences.add([row for row, its_kind in tally.torn if its_kind == kind], kind)
+            rejections.add([row for row, its_kind in tally.to_reject if its_kind == kind], kind)
     return _selection(listing, queue, tally, cache, taken)
 
 
 def held(  # noqa: PLR0913 -- as newest
     listing: Listing,
-    fences: Rejections | None,
+    rejections: Rejections | None,
     cache: Cache,
     *,
     manifests: Manifests | None = None,
@@ -188,7 +188,7 @@ def held(  # noqa: PLR0913 -- as newest
         order=order,
         own=own,
     )
-    queue = _gather(listing, fences, reader, tally, frozenset(avoid))
+    queue = _gather(listing, rejections, reader, tally, frozenset(avoid))
     _gather_spares(spares, queue, tally, frozenset(avoid), order)
     rows = [(candidate, _step_of(candidate, verified, cache)) for _, candidate, verified in sorted(queue, key=lambda row: row[0])]
     return rows, _selection(listing, queue, tally, cache, (None, None, None))
@@ -196,16 +196,16 @@ def held(  # noqa: PLR0913 -- as newest
 
 def _selection(listing: Listing, queue: list[_Row], tally: _Tally, cache: Cache, taken: _Taken) -> Selection:
     key, chosen, spare = taken
-    refused = (tally.fenced, tally.dangerous, tally.unverifiable, tally.unknown, tally.poisoned, tally.not_finite)
+    refused = (tally.torn, tally.dangerous, tally.unverifiable, tally.unknown, tally.rejected, tally.not_finite)
     known = len(queue) + (chosen is not None) + sum(map(len, refused))
     tally.unknown.extend(listing.problems)
     return Selection(
         chosen,
         known + len(listing.problems),
-        tuple(tally.fenced),
+        tuple(tally.torn),
         tuple(tally.unverifiable),
         tuple(tally.unknown),
-        tuple(tally.poisoned),
+        tuple(tally.rejected),
         _behind(queue, cache),
         tuple(tally.foreign),
         spare,
@@ -221,22 +221,24 @@ _Row = tuple[Age, Candidate | Spare, Verification | None]
 def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, avoided: frozenset[str], order: Order) -> None:
     for spare in spares:
         if spare.place in avoided or (spare.home in avoided and _holds(spare.home, spare.manifest)):
-            tally.poisoned.append((spare.name, POISONED))
+            tally.rejected.append((spare.name, REJECTED))
         else:
             distance = ordering.COPY if spare.place else ordering.MIRROR
             queue.append((order.of_manifest(spare.manifest, distance, spare.name), spare, None))
 
 
-def _gather(listing: Listing, fences: Rejections | None, reader: _CandidateReader, tally: _Tally, avoided: frozenset[str]) -> list[_Row]:
+def _gather(
+    listing: Listing, rejections: Rejections | None, reader: _CandidateReader, tally: _Tally, avoided: frozenset[str]
+) -> list[_Row]:
     """Put into the queue what a name and a glance let through, and tell the rest."""
     queue: list[_Row] = []
     for candidate in listing.candidates:
-        fence = fences.get(candidate.path, candidate.identity) if fences is not None else None
+        rejection = rejections.get(candidate.path, candidate.identity) if rejections is not None else None
         if candidate.path in avoided:
-            tally.poisoned.append((candidate.path, POISONED))
+            tally.rejected.append((candidate.path, REJECTED))
             continue
-        if fence is not None and not (fence.kind == _DANGEROUS and reader.own(candidate.path)):  # who wrote it may be known since
-            (tally.dangerous if fence.kind == _DANGEROUS else tally.fenced).append((candidate.path, fence.reason))
+        if rejection is not None and not (rejection.kind == _DANGEROUS and reader.own(candidate.path)):  # who wrote it may be known since
+            (tally.dangerous if rejection.kind == _DANGEROUS else tally.torn).append((candidate.path, rejection.reason))
             continue
         glanced = glance(candidate, reader.cache, reader.at_limit, own=reader.own)
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
@@ -344,20 +346,20 @@ class _Tally:
     """What was refused so far, and why."""
 
     def __init__(self) -> None:
-        self.torn: list[tuple[tuple[str, Identity, str], str]] = []
-        self.fenced: list[tuple[str, str]] = []
+        self.to_reject: list[tuple[tuple[str, Identity, str], str]] = []
+        self.torn: list[tuple[str, str]] = []
         self.dangerous: list[tuple[str, str]] = []
         self.unverifiable: list[tuple[str, str]] = []
         self.unknown: list[tuple[str, str]] = []
-        self.poisoned: list[tuple[str, str]] = []
+        self.rejected: list[tuple[str, str]] = []
         self.not_finite: list[tuple[str, str]] = []
         self.foreign: list[tuple[str, str]] = []
 
     def refuse(self, found: Verification) -> None:
         why = (found.path, found.reason)
         if found.verdict in _KINDS:
-            self.torn.append(((found.path, found.identity, found.reason), _KINDS[found.verdict]))
-            (self.dangerous if found.verdict is Verdict.DANGEROUS else self.fenced).append(why)
+            self.to_reject.append(((found.path, found.identity, found.reason), _KINDS[found.verdict]))
+            (self.dangerous if found.verdict is Verdict.DANGEROUS else self.torn).append(why)
         elif found.verdict is Verdict.UNVERIFIABLE:
             self.unverifiable.append(why)
         elif found.verdict is Verdict.FOREIGN:

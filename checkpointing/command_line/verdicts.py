@@ -63,8 +63,8 @@ def latest(
     listing = examine.listing(os.path.abspath(directory))  # noqa: PTH100 -- a link keeps its name
     selection, rejected = choose(listing, cache)
     out.show("")
-    torn = (*rejected, *selection.not_finite, *selection.fenced)
-    refused = (*torn, *selection.dangerous, *selection.poisoned, *selection.unverifiable, *selection.unknown)
+    torn = (*rejected, *selection.not_finite, *selection.torn)
+    refused = (*torn, *selection.dangerous, *selection.rejected, *selection.unverifiable, *selection.unknown)
     identities = {candidate.path: candidate.identity for candidate in listing.candidates}
     passed = [_known(cache, path, identities.get(path), why) for path, why in refused]
     chosen = selection.chosen

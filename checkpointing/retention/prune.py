@@ -39,7 +39,7 @@ class PruneRow:
     seen: Mapping[str, Identity]
     in_use: bool = False
     uploading: bool = False
-    fenced: bool = False
+    is_rejected: bool = False
     leads: str = ""
 
 
@@ -59,7 +59,7 @@ def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, o
         rules.RetainedItem(
             row.manifest.path,
             order.of_manifest(row.manifest, HERE, row.manifest.path),
-            Verdict.VERIFIED if not row.fenced and identity_of(row.manifest.path) == row.manifest.identity else Verdict.UNKNOWN,
+            Verdict.VERIFIED if not row.is_rejected and identity_of(row.manifest.path) == row.manifest.identity else Verdict.UNKNOWN,
             row.manifest.n_bytes,
             row.in_use,
             row.uploading,

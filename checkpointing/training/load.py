@@ -161,7 +161,7 @@ class _Proposer:
             chosen = select.newest(
                 listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking, prefer_finite=True, own=_is_guarded
             )
-            self.passed_over = [*self._refused, *chosen.not_finite, *chosen.fenced, *chosen.dangerous, *chosen.unverifiable]
+            self.passed_over = [*self._refused, *chosen.not_finite, *chosen.torn, *chosen.dangerous, *chosen.unverifiable]
             self.passed_over += chosen.unknown
             if chosen.chosen is not None:
                 return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))

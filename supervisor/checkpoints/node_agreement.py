@@ -146,7 +146,7 @@ def agree(  # noqa: PLR0913  what is asked, of what, and by whom
         action.attempt,
         CheckpointRef(row.path, taken.step, proof.level or "identity"),
         max(one.found for one in offers),
-        selection.fenced,
+        selection.torn,
         (*refused, *offer.refused),
         tuple(CheckpointRef(one.path, one.step, "") for one in reversed(rows[taken.number + 1 :])),
         not_finite=tuple((one.path, "its weights hold NaN; an older one is taken instead") for one in whole),
@@ -178,7 +178,7 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and what they gave
         action.attempt,
         None,
         found,
-        selection.fenced,
+        selection.torn,
         (*refused, *offers[action.node].refused),
         agreement=newest.agreed + 1,
         overrides=newest.overrides,
@@ -209,8 +209,8 @@ def _offer(
         held, selection = node_offer.offer((*rejected, *action.rejected), dict(action.agreements))
     except (CheckpointingError, OSError) as error:
         return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), Selection(None, 1)
-    against = (*selection.poisoned, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
-    return Offer(held, selection.found + bool(problem), (*against, *selection.fenced, *selection.dangerous)), selection
+    against = (*selection.rejected, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
+    return Offer(held, selection.found + bool(problem), (*against, *selection.torn, *selection.dangerous)), selection
 
 
 _Row = TypeVar("_Row", NodeState, Offer, Proof)

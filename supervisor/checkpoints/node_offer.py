@@ -120,7 +120,7 @@ class NodeOffer:
             selection = self._selector.select_from(listing, copies, suspect=suspect, rejections=self._records.rejections)
             chosen = selection.chosen
             if chosen is None:
-                whys = (*selection.fenced, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
+                whys = (*selection.torn, *selection.dangerous, *selection.unverifiable, *selection.unknown, *selection.foreign)
                 return Proof(": ".join(whys[0]) if whys else f"{row.path} is not whole")
             digest = row.digest
             if not is_shared(candidate) and not isinstance(found, Spare):

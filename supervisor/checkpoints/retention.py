@@ -106,7 +106,7 @@ class Retention:
                 discovery.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity),
                 in_use=made.path in self._in_use or (made is finite and newest.has_lost_weights),
                 uploading=feed is not None and feed.is_sending(made),
-                fenced=self._is_rejected(made),
+                is_rejected=self._is_rejected(made),
                 leads=leads_to(made.path),
             )
             for made in here

@@ -59,7 +59,7 @@ class CheckpointSelector:
                 records.order.step_back(avoid, records.copies)
             selection = self._newest(rejections, avoid, suspect=suspect)
             if self._repair is not None and self._resumes_itself and permission.is_valid:
-                repaired = self._repair.repair([path for path, _ in selection.fenced], attempt, permission)
+                repaired = self._repair.repair([path for path, _ in selection.torn], attempt, permission)
                 selection = self._newest(rejections, avoid, suspect=suspect) if repaired else selection
             if permission.is_valid:
                 self._retention.use(None if selection.chosen is None else selection.chosen.path)
@@ -161,6 +161,6 @@ class CheckpointSelector:
 
     def _stuck(self, selection: Selection, attempt: int, repaired: Collection[str]) -> str:
         """Return the torn checkpoint that a rank of the last attempt tried in vain to load, and that is still there."""
-        torn = {path for path, _ in selection.fenced if path not in repaired}
+        torn = {path for path, _ in selection.torn if path not in repaired}
         tried = loads(self._job.attempt_dir(attempt), complete=False) if torn and attempt else []
         return next((checkpoint_path(path) for path in reversed(tried) if checkpoint_path(path) in torn), "")

@@ -47,14 +47,14 @@ def to_ref(verification: Verification) -> CheckpointRef:
 def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected:
     """Return the core's event of a selection."""
     chosen = None if selection.chosen is None else to_ref(selection.chosen)
-    refused = (*selection.poisoned, *selection.unverifiable, *selection.unknown)
+    refused = (*selection.rejected, *selection.unverifiable, *selection.unknown)
     older = tuple(CheckpointRef(path, step, "") for path, step in selection.older)
     return CheckpointSelected(
         t,
         attempt,
         chosen,
         selection.found,
-        selection.fenced,
+        selection.torn,
         refused,
         older,
         not_finite=selection.not_finite,

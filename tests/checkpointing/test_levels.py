@@ -52,10 +52,10 @@ class Bench:
         assert self.manifests.put(made)
         return made
 
-    def choose(self, *, fences: Rejections | None = None, cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
+    def choose(self, *, rejections: Rejections | None = None, cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
         """Select with what is recorded."""
         given = cache if cache is not None else self.cache
-        return newest(find(["*.pt"], str(self.directory)), fences, given, manifests=self.manifests, **more)
+        return newest(find(["*.pt"], str(self.directory)), rejections, given, manifests=self.manifests, **more)
 
 
 @pytest.fixture
@@ -94,12 +94,12 @@ def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> N
     rot(path)
     assert verify(str(path)).verdict is Verdict.VERIFIED  # no structure shows it
     before = everything(bench.directory)
-    fences = Rejections(bench.state)
-    selection = bench.choose(fences=fences)
+    rejections = Rejections(bench.state)
+    selection = bench.choose(rejections=rejections)
     assert told(selection) == ("step_2.pt", "digest")
-    assert "is not what was recorded" in selection.fenced[0][1]
+    assert "is not what was recorded" in selection.torn[0][1]
     assert everything(bench.directory) == before
-    assert told(bench.choose(fences=fences))[0] == "step_2.pt"
+    assert told(bench.choose(rejections=rejections))[0] == "step_2.pt"
 
 
 def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
@@ -112,7 +112,7 @@ def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
     rot(aside := shutil.copy2(path, aside))
     aside.replace(path)
     selection = bench.choose(cache=Cache())
-    assert (selection.chosen, len(selection.fenced)) == (None, 1)
+    assert (selection.chosen, len(selection.torn)) == (None, 1)
 
 
 def test_what_was_written_anew_is_judged_by_its_structure(bench: Bench) -> None:
@@ -152,7 +152,7 @@ def test_after_a_failure_that_it_may_have_caused_nothing_is_believed(bench: Benc
     rot(path)
     assert told(bench.choose(budget_s=0)) == ("step_3.pt", "identity")
     selection = bench.choose(budget_s=0, suspect=True)
-    assert (selection.chosen, len(selection.fenced)) == (None, 1)
+    assert (selection.chosen, len(selection.torn)) == (None, 1)
 
 
 def test_without_a_manifest_suspicion_has_the_structure_read_again(bench: Bench) -> None:
@@ -177,9 +177,9 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
     selection = bench.choose(spares=[spare])
     assert (selection.chosen.step if selection.chosen else None, selection.older) == (300, ((spare.place, 200),))
     os.truncate(path, 700)
-    selection = bench.choose(spares=[spare], fences=Rejections(bench.state))
+    selection = bench.choose(spares=[spare], rejections=Rejections(bench.state))
     assert told(selection) == ("kept", "digest")
-    assert (selection.spare, len(selection.fenced), selection.found) == (spare, 1, 2)
+    assert (selection.spare, len(selection.torn), selection.found) == (spare, 1, 2)
     rot(bench.state / "kept")
     assert bench.choose(spares=[spare]).chosen is None
 
@@ -206,7 +206,7 @@ def test_a_copy_of_just_what_is_avoided_is_avoided_and_an_older_one_is_not(bench
     same = spare_of(bench, path, "kept-300")
     selection = bench.choose(spares=[older, same], avoid=[str(path)])
     assert (selection.spare, selection.found) == (older, 3)
-    assert selection.poisoned == ((str(path), select.POISONED), (same.place, select.POISONED))
+    assert selection.rejected == ((str(path), select.REJECTED), (same.place, select.REJECTED))
     assert bench.choose(spares=[older, same], avoid=[str(path), older.place]).chosen is None
 
 
@@ -216,11 +216,11 @@ def test_incomplete_and_dangerous_ones_are_fenced_as_what_they_are(bench: Bench)
             return os.mkdir, (str(bench.directory / "executed"),)
 
     torch.save({"step": 9, "bomb": Bomb()}, bench.directory / "step_9.pt")
-    fences = Rejections(bench.state)
+    rejections = Rejections(bench.state)
     before = everything(bench.directory)
-    selection = bench.choose(fences=fences)
-    assert (selection.chosen, selection.fenced, len(selection.dangerous)) == (None, (), 1)
+    selection = bench.choose(rejections=rejections)
+    assert (selection.chosen, selection.torn, len(selection.dangerous)) == (None, (), 1)
     (candidate,) = find(["*.pt"], str(bench.directory)).candidates
-    fence = fences.get(candidate.path, candidate.identity)
-    assert fence is not None
-    assert (fence.kind, everything(bench.directory)) == ("dangerous", before)
+    rejection = rejections.get(candidate.path, candidate.identity)
+    assert rejection is not None
+    assert (rejection.kind, everything(bench.directory)) == ("dangerous", before)

@@ -46,7 +46,7 @@ def test_the_highest_step_wins_not_the_latest_file(tmp_path: Path) -> None:
     selection = choose(tmp_path)
     assert selection.chosen is not None
     assert (chosen_name(selection), selection.chosen.step, selection.chosen.level) == ("step_1000.pt", 1000, "structure")
-    assert (selection.found, selection.fenced) == (2, ())
+    assert (selection.found, selection.torn) == (2, ())
 
 
 def test_torn_ones_are_fenced_and_left_untouched(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_torn_ones_are_fenced_and_left_untouched(tmp_path: Path) -> None:
     before = {path.name: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.glob("*.pt")}
     selection = choose(tmp_path)
     assert chosen_name(selection) == "step_1.pt"
-    assert [path.rpartition("/")[2] for path, _ in selection.fenced] == ["step_3.pt", "step_2.pt"]
-    assert all("torn" in reason for _, reason in selection.fenced)
+    assert [path.rpartition("/")[2] for path, _ in selection.torn] == ["step_3.pt", "step_2.pt"]
+    assert all("torn" in reason for _, reason in selection.torn)
     assert selection.found == 3
     assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in tmp_path.glob("*.pt")} == before
 
@@ -70,7 +70,7 @@ def test_a_fenced_file_is_not_read_again_until_it_is_written_anew(tmp_path: Path
     read: list[str] = []
     monkeypatch.setattr(select, "verify", lambda path, **more: (read.append(path), verify(path, **more))[1])
     again = choose(tmp_path)
-    assert (again.chosen, again.found, len(again.fenced), read) == (None, 1, 1, [])
+    assert (again.chosen, again.found, len(again.torn), read) == (None, 1, 1, [])
     save(path, 3)
     assert chosen_name(choose(tmp_path)) == "step_3.pt"
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_proven_is_not_handed_out_and_not_fenced(tmp_path: Path) 
     selection = choose(tmp_path)
     assert chosen_name(selection) == "step_3.pt"
     assert [path.rpartition("/")[2] for path, _ in selection.unverifiable] == ["step_9.pt"]
-    assert (selection.found, selection.fenced) == (2, ())
+    assert (selection.found, selection.torn) == (2, ())
 
 
 def test_what_cannot_be_read_is_neither_fenced_nor_forgotten(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_cannot_be_read_is_neither_fenced_nor_forgotten(tmp_path: Path) -> 
     listing = find(["*.pt"], str(tmp_path))
     (tmp_path / "step_3.pt").unlink()
     selection = newest(listing, Rejections(tmp_path / ".state"), Cache())
-    assert (selection.chosen, selection.found, selection.fenced) == (None, 1, ())
+    assert (selection.chosen, selection.found, selection.torn) == (None, 1, ())
     assert selection.unknown[0][1] == "it could not be read: No such file or directory"
 
 
@@ -200,7 +200,7 @@ def test_a_known_file_is_read_again_while_the_budget_lasts(tmp_path: Path) -> No
     assert cache.get(str(path), find(["*.pt"], str(tmp_path)).candidates[0].identity) is not None
     selection = choose(tmp_path, cache=cache)
     assert selection.chosen is None
-    assert "CRC" in selection.fenced[0][1]
+    assert "CRC" in selection.torn[0][1]
 
 
 def test_an_unknown_file_is_read_in_full_whatever_the_budget(tmp_path: Path) -> None:
@@ -235,9 +235,9 @@ def test_a_poisoned_one_is_passed_over_unread_and_told(tmp_path: Path, monkeypat
     avoid = [str(tmp_path / "step_3.pt"), str(tmp_path / "elsewhere.pt")]
     selection = choose(tmp_path, avoid=avoid)
     assert chosen_name(selection) == "step_2.pt"
-    assert selection.poisoned == ((avoid[0], select.POISONED),)
-    assert select.POISONED.startswith("poisoned: ")
-    assert (selection.found, selection.fenced) == (3, ())
+    assert selection.rejected == ((avoid[0], select.REJECTED),)
+    assert select.REJECTED.startswith("rejected: ")
+    assert (selection.found, selection.torn) == (3, ())
     assert avoid[0] not in read
 
 
@@ -269,7 +269,7 @@ def test_one_whose_weights_turned_nan_gives_way_to_the_newest_that_is_finite_and
     for step, weight in ((100, 1.0), (150, 3.0), (200, NAN), (250, NAN)):
         weights(tmp_path / f"step_{step}.pt", step, weight=weight)
     selection = choose(tmp_path, prefer_finite=True)
-    assert (chosen_name(selection), selection.found, selection.fenced) == ("step_150.pt", 4, ())
+    assert (chosen_name(selection), selection.found, selection.torn) == ("step_150.pt", 4, ())
     assert [path.rpartition("/")[2] for path, _ in selection.not_finite] == ["step_250.pt", "step_200.pt"]
     assert "model.weight is not finite: NaN at element 1" in selection.not_finite[0][1]
     assert "step 150 is taken instead" in selection.not_finite[0][1]

@@ -47,14 +47,14 @@ def test_ls_tells_what_is_known_without_reading(place: Path) -> None:
     rows = {Path(row["path"]).name: row for row in json.loads(done.stdout)["checkpoints"]}
     assert sorted(rows) == ["step_1.pt", "step_2.pt", "step_3.pt"]
     assert (rows["step_3.pt"]["state"], rows["step_1.pt"]["step"]) == ("torn", 1)
-    assert "torn" in run(place, "checkpoints", "ls").stdout  # by the fence alone, without a pattern
+    assert "torn" in run(place, "checkpoints", "ls").stdout  # by the rejection alone, without a pattern
 
 
 def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
     done = run(place, "checkpoints", "quarantine", "--reason", "it diverged", "ckpt/step_2.pt")
     assert done.returncode == 0, done.stderr
     shown = run(place, "checkpoints", "show", "--json", "ckpt/step_2.pt")
-    assert (shown.returncode, json.loads(shown.stdout)["fence"]["reason"]) == (1, "it diverged")
+    assert (shown.returncode, json.loads(shown.stdout)["rejection"]["reason"]) == (1, "it diverged")
     assert json.loads(shown.stdout)["verdict"] == "good"
     again = run(place, "--job", JOB, "--checkpoints", "ckpt/*.pt", "--resume-args", "{resume}", "--", "echo")
     assert "step_1.pt" in again.stdout, again.stderr

@@ -41,7 +41,7 @@ def test_what_a_killed_supervisor_left_in_memory_is_not_taken_for_ours(job: Job,
     assert sorted(path.name for path in job.scratch.iterdir()) == (["attempt-0001"] if continues else [])
 
 
-def test_fences_that_cannot_be_recorded_are_kept_and_told(job: Job) -> None:
+def test_rejections_that_cannot_be_recorded_are_kept_and_told(job: Job) -> None:
     (job.state / "checkpoints").write_text("a file is in the way")
     (job.cwd / "ckpt").mkdir()
     (job.cwd / "ckpt" / "step-3.pt").write_bytes(b"PK\x03\x04 torn")
@@ -49,7 +49,7 @@ def test_fences_that_cannot_be_recorded_are_kept_and_told(job: Job) -> None:
     assert checkpoints.problems == ()
     assert [why for _, why in checkpoints.select(1.0, 1).torn]
     problem, *_ = checkpoints.problems
-    assert problem.startswith("fences could not be recorded")
+    assert problem.startswith("rejections could not be recorded")
     assert str(job.state / "checkpoints") in problem
 
 
@@ -67,7 +67,7 @@ def test_a_poisoned_path_is_not_handed_out_whatever_is_written_there(job: Job) -
         selected = JobCheckpoints(job, print).select(1.0, 1, (str(last),))
         assert selected.chosen is not None
         assert selected.chosen.path == str(directory / "old-3.pt")
-        assert [(path, why.partition(":")[0]) for path, why in selected.refused] == [(str(last), "poisoned")]
+        assert [(path, why.partition(":")[0]) for path, why in selected.refused] == [(str(last), "rejected")]
     free = JobCheckpoints(job, print).select(1.0, 1)
     assert free.chosen is not None
     assert (free.chosen.path, free.chosen.step) == (str(last), 6)

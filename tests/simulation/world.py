@@ -203,7 +203,7 @@ class World:
         here = {} if self.vanished else self.files
         good = [(path, file) for path, file in here.items() if not file.torn and path not in avoid]
         fenced = tuple((path, "central directory missing") for path, file in here.items() if file.torn and path not in avoid)
-        refused = tuple((path, "poisoned: of this run") for path in here if path in avoid)
+        refused = tuple((path, "rejected: of this run") for path in here if path in avoid)
         chosen = CheckpointRef(good[-1][0], good[-1][1].step, "structure") if good else None
         older = tuple(CheckpointRef(path, file.step, "") for path, file in good[:-1]) if self.job.names_older else ()
         return events.CheckpointSelected(t, attempt, chosen, len(here), fenced, refused, older)

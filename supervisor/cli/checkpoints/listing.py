@@ -94,19 +94,19 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     discovered = discovery.read_locations(directory)
-    fences, manifests = rejections_of(directory), Manifests(str(directory))
+    rejections, manifests = rejections_of(directory), Manifests(str(directory))
     rows: list[dict[str, Any]] = []
-    recorded = [fence.path for fence in fences.all()] + [manifest.path for manifest in manifests.all()]
+    recorded = [rejection.path for rejection in rejections.all()] + [manifest.path for manifest in manifests.all()]
     for candidate in _candidates(settings, discovered, recorded):
-        fence, manifest = fences.get(candidate.path, candidate.identity), manifests.get(candidate.path)
+        rejection, manifest = rejections.get(candidate.path, candidate.identity), manifests.get(candidate.path)
         proven = manifest is not None and manifest.identity == candidate.identity
         rows.append(
             {
                 "path": candidate.path,
                 "step": manifest.step if manifest is not None and proven else candidate.named.step if candidate.named else None,
                 "bytes": candidate.identity.size,
-                "state": fence.kind if fence is not None else "verified" if proven else "unread",
-                "reason": fence.reason if fence is not None else _numbers(manifest) if manifest is not None and proven else "",
+                "state": rejection.kind if rejection is not None else "verified" if proven else "unread",
+                "reason": rejection.reason if rejection is not None else _numbers(manifest) if manifest is not None and proven else "",
             }
         )
     location_rows = [{"pattern": one.pattern, "kind": one.kind, "saved": one.saved, "loaded": one.loaded} for one in discovered]
@@ -120,28 +120,28 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
 
 
 def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> int:
-    """Print all that is known of one checkpoint: its verdict now, its fence, its manifest. Returns 0 where it is good, else 1."""
+    """Print all that is known of one checkpoint: its verdict now, its rejection, its manifest. Returns 0 where it is good, else 1."""
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
     manifest = Manifests(str(directory)).get(absolute)
     found = verify_one(absolute, own=manifest is not None and manifest.identity == identity_of(absolute))
-    fence = rejections_of(directory).get(found.path, found.identity)
+    rejection = rejections_of(directory).get(found.path, found.identity)
     row = {
         **as_dict(found),
         "files": list(found.files),
-        "fence": None if fence is None else {"kind": fence.kind, "reason": fence.reason, "t": fence.t},
+        "rejection": None if rejection is None else {"kind": rejection.kind, "reason": rejection.reason, "t": rejection.t},
         "manifest": None
         if manifest is None
         else {"id": manifest.id, "step": manifest.step, "bytes": manifest.n_bytes, "same": manifest.identity == found.identity},
     }
-    good = row["verdict"] == "good" and fence is None
+    good = row["verdict"] == "good" and rejection is None
     if as_json:
         stdio.write(sys.stdout, json.dumps(row, indent=1))
         return int(not good)
     lines = table([found], clean)
-    if fence is not None:
-        lines.append(f"fenced ({fence.kind}) {_day(fence.t)}: {clean(fence.reason)}")
+    if rejection is not None:
+        lines.append(f"rejected ({rejection.kind}) {_day(rejection.t)}: {clean(rejection.reason)}")
     if manifest is not None:
         now = "what is there now" if manifest.identity == found.identity else "what was there before: it was written anew since"
         lines.append(f"manifest {manifest.id}: {manifest.n_bytes} bytes, of {now}")
@@ -185,10 +185,10 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
             hint="Name a file, or a checkpoint's directory, as `supervise checkpoints ls` shows it.",
             exit_code=ExitCode.USAGE,
         )
-    fences = rejections_of(place.directory / DIRECTORY)
-    fences.add([(absolute, identity, reason)], _QUARANTINED)
-    if fences.problem:
-        raise SuperviseError(f"cannot quarantine a checkpoint: {fences.problem}", hint="Make the state directory writable for you.")
+    rejections = rejections_of(place.directory / DIRECTORY)
+    rejections.add([(absolute, identity, reason)], _QUARANTINED)
+    if rejections.problem:
+        raise SuperviseError(f"cannot quarantine a checkpoint: {rejections.problem}", hint="Make the state directory writable for you.")
     stdio.write(sys.stdout, f"never handed out again by job {place.job}, unless it is written anew: {clean(absolute)}")
     return 0
 

@@ -77,7 +77,7 @@ def prune(settings: Settings, job: str, mirror_keep: int | None, *, dry_run: boo
 
 def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> Iterator[pruning.Pruned]:
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
-    fences = rejections_of(directory)
+    rejections = rejections_of(directory)
     declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
     discovered = discovery.read_last_run(directory)
     rows: dict[str, list[pruning.PruneRow]] = {}
@@ -85,9 +85,11 @@ def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> 
     order = CheckpointOrder(directory, manifests).order()
     for made in manifests.all():
         seen = discovered.written_files(made.path, (made.made_unix_s + 1) * 10**9, made.identity)
-        fenced = fences.get(made.path, made.identity) is not None
+        is_rejected = rejections.get(made.path, made.identity) is not None
         if made.path in declared or discovered.is_checkpoint(made.path):
-            rows.setdefault(pattern_of(made.path), []).append(pruning.PruneRow(made, seen, fenced=fenced, leads=leads_to(made.path)))
+            rows.setdefault(pattern_of(made.path), []).append(
+                pruning.PruneRow(made, seen, is_rejected=is_rejected, leads=leads_to(made.path))
+            )
     for pattern in sorted(rows):
         newest = min(rows[pattern], key=lambda row: order.of_manifest(row.manifest, ordering.HERE, row.manifest.path))
         for row, reason in pruning.plan(rows[pattern], policy, newest.manifest.path, order):

@@ -65,8 +65,7 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
     """Print which checkpoint a resume would take, and why the newer ones were passed over. Returns 0 where there is one.
 
     `records`: what the job that saves there recorded of its checkpoints, None where none did. It is the same choice as a resume's, by what
-    is recorded now: fences, manifests, kept copies, the order of the runs, weights that turned NaN, and what was given up by a step back.
-    Nothing is recorded.
+    is recorded now: rejections, manifests, kept copies, order of the runs, weights that turned NaN, roll-backs. Nothing is recorded.
     """
 
     def choose(listing: Listing, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
@@ -77,13 +76,15 @@ def latest(directory: str, records: Path | None, *, as_json: bool) -> int:
 
 def _selected(listing: Listing, records: Path, directory: str, cache: Cache) -> tuple[Selection, Sequence[tuple[str, str]]]:
     """Choose as a resume does, and return (path, reason) of what is rejected."""
-    fences, manifests = rejections_of(records), Manifests(str(records))
-    fenced = {one.path: fence.reason for one in listing.candidates if (fence := fences.get(one.path, one.identity)) is not None}
-    free = replace(listing, candidates=tuple(one for one in listing.candidates if one.path not in fenced))
+    rejections, manifests = rejections_of(records), Manifests(str(records))
+    rejected = {
+        one.path: rejection.reason for one in listing.candidates if (rejection := rejections.get(one.path, one.identity)) is not None
+    }
+    free = replace(listing, candidates=tuple(one for one in listing.candidates if one.path not in rejected))
     known = CheckpointOrder(records, manifests)
     copies = Copies(str(records), 0, order=known.order, is_abandoned=known.is_abandoned)
     above = os.path.abspath(directory)  # noqa: PTH100 -- a link keeps its name
     spares = [spare for spare in copies.spares() if is_within(above, spare.home)]
     order = known.order()
     chosen = newest(free, None, cache, manifests=manifests, spares=spares, limit_s=math.inf, prefer_finite=True, order=order)
-    return chosen, list(fenced.items())
+    return chosen, list(rejected.items())

@@ -22,7 +22,7 @@ STEPS = (1, 2, 3, PROVEN)
 
 
 def row(  # noqa: PLR0913 -- keywords, each with a default
-    path: Path, step: int, *, seen: bool = True, in_use: bool = False, uploading: bool = False, fenced: bool = False
+    path: Path, step: int, *, seen: bool = True, in_use: bool = False, uploading: bool = False, is_rejected: bool = False
 ) -> PruneRow:
     identity = identity_of(str(path))
     assert identity is not None
@@ -40,7 +40,7 @@ def row(  # noqa: PLR0913 -- keywords, each with a default
         part_bytes=5 << 20,
     )
     noted = {str(file): Identity.of(file.stat()) for file in members} if seen else {}
-    return PruneRow(made, noted, in_use=in_use, uploading=uploading, fenced=fenced)
+    return PruneRow(made, noted, in_use=in_use, uploading=uploading, is_rejected=is_rejected)
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ def test_the_first_of_each_so_many_steps_stays(tmp_path: Path, saved: dict[int, 
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_2.pt", "step_4.pt"]
 
 
-@pytest.mark.parametrize("reason", ["not ours", "in use", "uploading", "fenced", "written since", "a second name", "something leads to it"])
+@pytest.mark.parametrize(
+    "reason", ["not ours", "in use", "uploading", "rejected", "written since", "a second name", "something leads to it"]
+)
 def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: str) -> None:
     rows = {n: row(saved[n], n) for n in STEPS}
     if reason == "written since":
@@ -81,7 +83,12 @@ def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: st
         rows[1] = PruneRow(rows[1].manifest, rows[1].seen, leads="best.pt")
     else:
         rows[1] = row(
-            saved[1], 1, seen=reason != "not ours", in_use=reason == "in use", uploading=reason == "uploading", fenced=reason == "fenced"
+            saved[1],
+            1,
+            seen=reason != "not ours",
+            in_use=reason == "in use",
+            uploading=reason == "uploading",
+            is_rejected=reason == "rejected",
         )
     Pruner(str(tmp_path / "state")).prune(list(rows.values()), rules.RetentionPolicy(2), str(saved[PROVEN]))
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_3.pt", "step_4.pt"]

@@ -7,7 +7,6 @@ What is wrong from the beginning (no such command, a held lock, a newer journal,
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import secrets
 import shutil
@@ -28,13 +27,10 @@ from supervisor.core.events import (
     CheckpointVerified,
     JournalDegraded,
     JournalRecovered,
-    StacksRequested,
-    StopRequested,
     SupervisorStarted,
-    TimeLeft,
 )
 from supervisor.core.model import Cause, Launcher
-from supervisor.core.state import NOTICES, Stage
+from supervisor.core.state import Stage
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.clock import Clock
@@ -52,10 +48,11 @@ from supervisor.report.mirror_report import MirrorReport
 from supervisor.report.reporter import Reporter
 from supervisor.report.start_plan import opening_lines
 from supervisor.report.terminal import TerminalWriter
-from supervisor.run import kill_deadline, lock, previous_runs
+from supervisor.run import lock, previous_runs
 from supervisor.run.executor import Executor
 from supervisor.run.factory import JobFactory
 from supervisor.run.loop import Loop
+from supervisor.run.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -79,8 +76,6 @@ LEASE_REFRESH_S = 10.0
 #: How often what descends from the job is written down, for the case that we and the guardian are killed in one instant.
 RECORD_S = 5.0
 CLOSE_DEADLINE_S = 2.0
-#: Signals by which somebody asks us to stop.
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 #: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal.
 END_DEADLINE_S = 6 * CLOSE_DEADLINE_S
 
@@ -136,7 +131,7 @@ class _Run:
 
     def __init__(self, job: Job, terminal: TerminalWriter, held: Lock, ignored: Collection[int]) -> None:
         settings = job.settings
-        self.terminal, self.lock, self.ignored = terminal, held, ignored
+        self.terminal, self.lock = terminal, held
         self.clock = Clock.start()
         self.loop = Loop(self.clock, initial(), self)
         self.continues, self.anew = False, ""
@@ -169,7 +164,7 @@ class _Run:
             self.mirror = MirrorLink(job, lambda row: self.loop.call_soon(lambda: news.took(row)))
         self.next_refresh = self.next_ping = self.next_record = 0.0
         self.recorded_attempt = 0
-        self.stop_requested = threading.Event()  # the state learns of a stop when the loop runs; a restore before that is to end too
+        self.signals = StopSignals(job, self.loop, self.executor.threads, ignored)
 
     def go(self) -> int:
         """Run the loop between a tidy beginning and a tidy end."""
@@ -186,7 +181,7 @@ class _Run:
 
     def _go(self) -> int:
         self._tidy_up()
-        self._catch_signals()
+        self.signals.catch()
         self._restore()
         checkpoints = self.factory.checkpoints
         feed = None if self.mirror is None else checkpoints.mirror_feed(self.mirror, self._has_rank_0)
@@ -301,7 +296,7 @@ class _Run:
         with contextlib.suppress(OSError):
             if not self.lock.refresh():
                 self.log.write(LogEvent.LOCK_LOST, "error")
-                self._request_stop(signal.SIGTERM)
+                self.signals.request_stop(signal.SIGTERM)
 
     # the beginning
 
@@ -347,7 +342,7 @@ class _Run:
         def ask() -> mirror.MirrorAnswer | None:
             return mirror.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.say))
 
-        asked = mirror.run_beside(ask, self._stay_alive, self.stop_requested)
+        asked = mirror.run_beside(ask, self._stay_alive, self.signals.requested)
         if asked is None:
             return
         answer = asked.answer
@@ -366,47 +361,6 @@ class _Run:
             self.notifier.extend_timeout(3 * LEASE_REFRESH_S)
             self.notifier.ping()
             self._refresh_lock()
-
-    def _catch_signals(self) -> None:
-        """Have signals read by a thread. The handler runs no Python code: TERMs faster than a handler runs would nest in it without end."""
-        reads, writes = os.pipe()
-        os.set_blocking(writes, False)
-        signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-        for signum in (*(signum for signum in STOPS if signum not in self.ignored), signal.SIGQUIT):
-            signal.signal(signum, operator.is_)
-        threading.Thread(target=self._read_signals, args=(reads,), name="signals", daemon=True).start()
-
-    def _read_signals(self, reads: int) -> None:
-        while received := os.read(reads, 4096):
-            for signum in dict.fromkeys(received):
-                if signum == signal.SIGQUIT:
-                    self.loop.post(StacksRequested(self.clock.now()))
-                else:
-                    self._request_stop(signum)
-
-    def _request_stop(self, signum: int) -> None:
-        """Take a request to stop, from any thread. The loop posts it, and so never before SupervisorStarted."""
-        self.stop_requested.set()
-        self.loop.call_soon(lambda: self._post_stop(signum))
-
-    def _post_stop(self, signum: int) -> None:
-        """Post the request, with the time that is left. Where a tool must be asked for that time, the answer comes later.
-
-        The request waits for no tool: a scheduler signals the ranks as well, and they may be gone a moment later.
-        """
-        environ, settings, stop = self.job.environ, self.job.settings, self.loop.state.run.stop
-        if not kill_deadline.must_ask(signum, environ, settings):
-            self.loop.post(StopRequested(self.clock.now(), signum, kill_deadline.left_s(signum, environ, settings)))
-            return
-        asks = stop is None or stop.signum in NOTICES  # a further wish only hurries, and needs no time
-        self.loop.post(StopRequested(self.clock.now(), signum, time_left_follows=asks))
-
-        def ask() -> None:
-            left_s = kill_deadline.left_s(signum, environ, settings)
-            self.loop.post(TimeLeft(self.clock.now(), left_s))
-
-        if asks:
-            self.executor.threads.start("left", ask, awaited=False)  # the core has a timer for it
 
     def _start_alerts(self) -> None:
         webhook = self.job.settings.alerts.webhook
@@ -497,5 +451,4 @@ class _Run:
             self.terminal.card(self.reporter.last_card)
         self.terminal.close()
         shutil.rmtree(self.job.scratch, ignore_errors=True)
-        for signum in STOPS:  # handlers end with the interpreter, before the process does: one more TERM would be its exit status
-            signal.signal(signum, signal.SIG_IGN)
+        self.signals.ignore()

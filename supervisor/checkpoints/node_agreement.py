@@ -3,8 +3,8 @@
 Every step is an all-gather: each node gives a row of JSON and gets the rows of all nodes. All nodes then draw the same conclusion by
 themselves, from the same rows.
 
-1. What each node went on with so far. The node that took part in the newest agreement says with which knobs all go on, and which
-   checkpoints are not handed out any more. Before this step each node has written to disk what dead ranks left in memory.
+1. The state that each node continues from. The node with the newest agreement gives the knobs for all, and the checkpoints that are
+   rejected. Before this step each node has written to disk what dead ranks left in shared memory.
 2. The checkpoints that each node has: names, sizes and steps; nothing is read through.
 3. For each candidate that all nodes have, newest first: each node's proof that it can load it. Of a shared file one node reads the bytes,
    the others compare its identity. The first candidate that all nodes prove is taken.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.repair_permission import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
 
-    #: Gives a text to the all-gather of this number; returns the texts of all nodes, in their order.
+    #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
     AllGather = Callable[[int, str], list[str]]
 
 
@@ -86,7 +86,7 @@ class Offer:
     refused: tuple[tuple[str, str], ...] = ()
 
 
-def agree(  # noqa: PLR0913  what is asked, of what, and by whom
+def agree(  # noqa: PLR0913  the request, and this node's part
     action: SelectCheckpoint,
     node_offer: NodeOffer,
     all_gather: AllGather,
@@ -167,7 +167,7 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and what they gave
     rejected: tuple[str, ...],
     t: float,
 ) -> CheckpointSelected:
-    """Nothing that all nodes have. Where no node has, or knew, anything, that is a beginning from scratch; else say who has what."""
+    """Return the event without a checkpoint: a start from scratch if no node has or had one, else with what each node has."""
     found = sum(one.found for one in offers) + sum(state.knows for state in states)
     held = tuple((state.host, _has(offer)) for state, offer in zip(states, offers, strict=True)) if found else ()
     fresh = [node for node, state in enumerate(states) if state.agreed == newest.agreed]

@@ -1,9 +1,8 @@
 """Reports that a checkpoint's numbers turned to NaN or Inf: which tensors, and which step was the last finite one.
 
-The facts are in the manifests (checkpointing/manifest/documents.py), which the watcher writes for each checkpoint that it verified. A
-tensor that is
-not finite in a run's first save is as the script made it (a mask, a placeholder) and stays a note on that checkpoint. Only a
-tensor that an earlier save of the same run held finite is reported: then the training is computing nonsense from there on.
+The facts are in the manifests (checkpointing/manifest/documents.py), which the watcher writes for each verified checkpoint. A tensor that
+is not finite in a run's first save may be meant so (a mask, a placeholder), and stays a note on that checkpoint. A tensor that was finite
+in an earlier save of the same run is reported: from there on the training computes nonsense.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
     from checkpointing.model import NonFinite
 
 
-def newest_of_run(manifests: Iterable[Manifest], run: str, place: str | None = None) -> Manifest | None:
-    """Give what a run saved last, as far as it was verified; with `place` (a pattern) only there."""
-    mine = (one for one in manifests if run and one.about.run == run and (place is None or pattern_of(one.path) == place))
+def newest_of_run(manifests: Iterable[Manifest], run: str, pattern: str | None = None) -> Manifest | None:
+    """Return the last verified checkpoint of a run; with `pattern` the last one there."""
+    mine = (one for one in manifests if run and one.about.run == run and (pattern is None or pattern_of(one.path) == pattern))
     # two saves within one tick of the file system's clock have one time
     return max(mine, key=lambda one: (one.saved_ns, -1 if one.step is None else one.step), default=None)
 
 
 def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[NonFinite, ...]:
-    """Say of each tensor whether it was finite in the save before, or in one before that. `before` None: there was none in this run."""
+    """Note for each tensor whether it was finite in an earlier save. `before`: the save before this one; None: the run's first."""
     if before is None:
         return found
     known = {one.tensor: one for one in before.non_finite}
@@ -47,7 +46,7 @@ def compared(found: tuple[NonFinite, ...], before: Manifest | None) -> tuple[Non
 
 
 def turned(made: Manifest) -> tuple[NonFinite, ...]:
-    """Give the tensors that an earlier save of the run held finite."""
+    """Return the tensors that were finite in an earlier save of the run."""
     return tuple(one for one in made.non_finite if one.was_finite)
 
 

@@ -35,7 +35,7 @@ class CheckpointRecorder:
         self._checkpoints: set[str] = set()  # paths among these that are likely to be of checkpoints
 
     def record(self, found: Verification, reading: ReadOptions, *, by_another_node: bool = False) -> Manifest | None:
-        """Record what was found whole, byte by byte, so that a later change is seen. Return None where it changed meanwhile.
+        """Record the digests of a whole checkpoint, so that a later change is found. Return None if it changed meanwhile.
 
         `by_another_node`: a manifest that another node recorded is taken first.
         """
@@ -108,7 +108,7 @@ class CheckpointRecorder:
     def _compared(self, made: Manifest, before: Manifest | None = None) -> Manifest:
         """Note which tensors an earlier save of this run held finite. Report it, unless the save before it was so too.
 
-        `before`: what was recorded of the same path last, which is no longer there.
+        `before`: the last record of the same path, whose content is gone.
         """
         earlier = [one for one in self._records.manifests.all() if one.path != made.path and one.saved_ns < made.saved_ns]
         earlier += [before] if before is not None else []

@@ -1,4 +1,4 @@
-"""A training of two ranks under FSDP that saves a distributed checkpoint: `torchrun --nproc-per-node 2 sharded_job.py DIRECTORY STEP`."""
+"""A training of two ranks under FSDP that saves a distributed checkpoint: `sharded_job.py DIRECTORY STEP`."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ from checkpointing.formats import dcp_metadata
 from checkpointing.io.reader import Interrupted
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
+from tests.support import preloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +48,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("fsdp") / "step_7"
     job = Path(__file__).with_name("sharded_job.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(job), str(directory), "7"]
-    subprocess.run(command, check=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)  # noqa: S603 -- our own job
+    done = preloaded.run(str(job), str(directory), "7", ranks=2, timeout_s=110)
+    assert done.returncode == 0, done.stderr
     return directory
 
 

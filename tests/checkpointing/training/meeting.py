@@ -1,6 +1,6 @@
 """One rank of a gloo group that saves and loads together with the others. Each rank writes what it saw to <place>/rank-<n>.json.
 
-In: the name of a function below, a directory. Run by torchrun.
+In: the name of a function below, a directory, and the variables of torchrun.
 """
 
 from __future__ import annotations

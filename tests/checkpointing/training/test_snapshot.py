@@ -19,6 +19,7 @@ from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.training import snapshot_layout, snapshot_writer
 from checkpointing.verification import verify
 from tests.checkpointing.mounts import tmpfs
+from tests.support import preloaded
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ s._finish()
 print(s._memory.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 -- ours
+    done = preloaded.run("-c", program)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return done.stdout.split()[-1]
 
@@ -359,7 +360,7 @@ s = Snapshotter({str(directory)!r}, shm={shm!r})
 s.snapshot(state_of(4), step=4)
 {end}
 """
-    subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)  # noqa: S603 -- ours
+    preloaded.run("-c", program)
     assert len(os.listdir(shm)) == left  # noqa: PTH208 -- names
     assert (directory / "step-00000004.snapshot.pt").exists() == on_disk
     snapshot_writer.discard(str(directory), shm=shm)

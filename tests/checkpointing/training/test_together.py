@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import preloaded
 
 HERE = Path(__file__).parent
 
@@ -17,10 +16,8 @@ pytestmark = pytest.mark.process
 
 
 def ranks(name: str, number: int, place: Path) -> list[dict[str, Any]]:
-    """Run meeting.py under torchrun; return what each rank saw."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}", str(HERE / "meeting.py"), name]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*words, str(place)], env=environ, capture_output=True, text=True, timeout=110, check=False)  # noqa: S603 -- our own
+    """Run meeting.py as so many ranks; return what each saw."""
+    done = preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number, timeout_s=110)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
     if any("skip" in one for one in found):

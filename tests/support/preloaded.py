@@ -1,0 +1,132 @@
+"""Runs programs in forks of one process that has imported torch: to import it costs 1.3 CPU seconds each time.
+
+For tests in which neither the start nor the launcher is the subject. The process has one thread whenever it forks; a fork ends as any
+interpreter does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, __file__]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)  # noqa: S603
+    atexit.register(server.communicate)  # it ends with its input
+    return server
+
+
+def run(*words: str, ranks: int = 0, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Run what `python WORDS` would: -c and a program, or a script and its arguments; `ranks` of it at once that meet as under torchrun.
+
+    The return code is that of the first rank that did not end with 0.
+    """
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as place:
+        out, err = Path(place) / "out", Path(place) / "err"
+        files = {"out": str(out), "err": str(err), "cwd": str(Path.cwd())}
+        request = {"words": words, "ranks": ranks, "timeout_s": timeout_s, "environ": dict(os.environ), **files}
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+
+
+def _store() -> tuple[int, int]:
+    """Start a process with the store in which ranks meet; return its pid and port. The server itself is to have one thread."""
+    from torch.distributed import TCPStore  # noqa: PLC0415
+
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(write, str(store.port).encode())
+        signal.pause()
+    os.close(write)
+    port = int(os.read(read, 16))
+    os.close(read)
+    return pid, port
+
+
+def _ended(pids: list[int], timeout_s: float) -> int:
+    """Await the end of all; return the first code that is not 0."""
+    codes: list[int] = []
+    until = time.monotonic() + timeout_s
+    while len(codes) < len(pids):
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes.append(os.waitstatus_to_exitcode(status))
+        elif time.monotonic() > until:
+            for late in pids:
+                os.kill(late, signal.SIGKILL)
+            until += timeout_s
+        else:
+            time.sleep(0.002)
+    return next((code for code in codes if code), 0)
+
+
+def _serve() -> tuple[dict[str, Any], dict[str, str]]:
+    """Answer requests until there are no more; return in each fork, with its request and the variables that make it a rank."""
+    import torch.distributed  # noqa: F401, PLC0415  what all of this is for
+
+    answers = os.dup(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        size = request["ranks"]
+        holder, port = _store() if size else (0, 0)
+        pids = []
+        for rank in range(max(1, size)):
+            pid = os.fork()
+            if pid == 0:
+                os.close(answers)
+                names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+                names |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+                return request, {name: str(value) for name, value in names.items()} if size else {}
+            pids.append(pid)
+        code = _ended(pids, request["timeout_s"])
+        if holder:
+            os.kill(holder, signal.SIGKILL)
+            os.waitpid(holder, 0)
+        os.write(answers, f"{code}\n".encode())
+    sys.exit()
+
+
+def _become(request: dict[str, Any], rank: dict[str, str]) -> None:
+    """Be the program that was asked for."""
+    os.setsid()
+    os.chdir(request["cwd"])
+    for descriptor, name in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
+        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, descriptor)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update({**request["environ"], "OMP_NUM_THREADS": "1", **rank})
+    sys.argv = list(request["words"])
+    if sys.argv[0] == "-c":
+        program = sys.argv.pop(1)
+        sys.path[0] = ""
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  a test's own
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    _become(*_serve())

@@ -1,11 +1,11 @@
-"""Write the tables that the documentation has of the classification: scores on labelled logs, signatures, causes.
+"""Write the tables of the documentation: scores on labelled logs, signatures, causes, kernel messages, Xids.
 
     python bench/classification.py [CORPUS.jsonl]     # write them; scores of CORPUS.jsonl only where it is given
     python bench/classification.py --check            # exit status 1, naming the pages, where they are not up to date
 
-In: tests/corpus, the signatures, supervisor/classify/causes.py; CORPUS.jsonl has one JSON object per line with `id`, `text`, `label`,
-`source` (owner/repository#issue), `alt` (labels that are right too) and `origin`. Out: the text between the markers in
-docs/classification.md, docs/signatures.md and docs/causes.md. A log counts as right if the cause is its label or one of `alt`.
+It writes the text between the markers in docs/classification.md, signatures.md, causes.md and kernel-log.md. CORPUS.jsonl has one JSON
+object per line with `id`, `text`, `label`, `source` (owner/repository#issue), `alt` (labels that are right too) and `origin`. A log counts
+as right if the cause is its label or one of `alt`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from health.kernellog.messages import Role, forms
+from health.nvidia import xids
 from supervisor.classify.causes import EXPLANATIONS
 from supervisor.classify.engine import classify
 from supervisor.classify.match import read_text
+from supervisor.classify.xid import CAUSES
 from supervisor.config.signatures import read
 from supervisor.core.model import Cause
 from supervisor.observe.anchor_scanner import scanner
@@ -146,7 +149,27 @@ def of_sources(samples: Iterable[Sample]) -> str:
 def of_causes() -> str:
     """Return the table of causes."""
     rows = [(f"`{cause}`", row.meaning, row.proof, row.remedy) for cause, row in EXPLANATIONS.items()]
-    return "\n".join(_table(("cause", "meaning", "told by", "what to do"), rows))
+    return "\n".join(_table(("cause", "meaning", "evidence", "what to do"), rows))
+
+
+def of_kernel_messages() -> str:
+    """Return the table of kernel messages, a row for each kind and code."""
+    rows = {
+        (form.kind, form.code): (f"`{form.kind}`", f"`{form.code}`", form.severity.value, form.repair.value, form.meaning)
+        for form in reversed(forms())  # the first form of a code is the one that is shown
+        if form.code not in {"", "severity", "lost_carrier"} and form.role is not Role.END
+    }
+    return "\n".join(_table(("kind", "code", "severity", "repair", "meaning"), reversed(rows.values())))
+
+
+def of_xids() -> str:
+    """Return the table of Xids, without those that current GPUs do not raise."""
+    rows = []
+    for code, entry in sorted(xids.TABLE.items()):
+        if entry.effect is not xids.Effect.UNLISTED:
+            repair, cause = xids.REPAIRS[entry.action].value, CAUSES[entry.part].value
+            rows.append((str(code), entry.name, entry.meaning, entry.effect.value, repair, entry.retry.value, f"`{cause}`"))
+    return "\n".join(_table(("Xid", "name", "meaning", "effect", "repair", "same GPU", "cause"), rows))
 
 
 def of_signatures() -> str:
@@ -204,6 +227,8 @@ def pages(corpus: Path | None = None) -> dict[Path, str]:
         ("causes.md", "causes"): of_causes(),
         ("signatures.md", "signatures"): of_signatures(),
         ("classification.md", "produced"): of_scores(scored(own())),
+        ("kernel-log.md", "kernel messages"): of_kernel_messages(),
+        ("kernel-log.md", "xids"): of_xids(),
     }
     if corpus is not None:
         samples = public(corpus)

@@ -294,7 +294,7 @@ class Health:
     plugins: tuple[str, ...] = setting(
         (),
         "Checks and probes of packages to use too, by the names of their entry points.",
-        "[How](health.md#how-it-looks). Nothing else is imported. Refused in a file that was found in the working directory.",
+        "[How](health.md#how-it-works). Nothing else is imported. Refused in a file that was found in the working directory.",
     )
 
 

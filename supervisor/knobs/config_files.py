@@ -1,6 +1,6 @@
-"""One key in the text of a configuration file: read it, or set it and leave the rest of the text alone.
+"""Reads or sets one key in the text of a configuration file, and leaves the rest of the text alone.
 
-JSON and YAML keep every character but the value's: their own decoders say where a value begins and ends, and only that part is
+JSON and YAML keep every character but the value's: their own decoders find where a value begins and ends, and only that part is
 replaced. If a key stands twice the last counts, as for every reader of these forms. tomlkit keeps the comments and the order of TOML.
 PyYAML and tomlkit are imported where such a file is edited and nowhere else; the extra `files` brings them (docs/knobs.md).
 """
@@ -33,7 +33,7 @@ class EditError(Exception):
 
 
 def value_at(text: str, form: str, key: str) -> str | None:
-    """Return what stands at `key`, None where nothing or null does. A map or a list there is an EditError."""
+    """Return the value at `key`; None: there is none, or null. Raises EditError for a map or a list."""
     node: Any = _parsed(text, form)
     for part in key.split("."):
         if not isinstance(node, dict):
@@ -49,7 +49,7 @@ def value_at(text: str, form: str, key: str) -> str | None:
 
 
 def with_keys(text: str, form: str, values: Mapping[str, str | None]) -> str:
-    """Return the text with these values; digits become a number, true and false a boolean. A value of None takes the key away (JSON)."""
+    """Return the text with these values; digits become a number, true and false a boolean. A value of None removes the key (JSON)."""
     for key, value in values.items():
         text = _EDITS[form](text, key, value)
     return text
@@ -206,7 +206,7 @@ def _toml(text: str, key: str, value: str | None) -> str:
     if value is None:
         raise EditError(f"{key} cannot be taken out of TOML")
     kit = _library("tomlkit", "tomlkit", "toml")
-    _parsed(text, "toml")  # told in one way, whoever reads it
+    _parsed(text, "toml")  # so that the error is the same as from value_at
     document = kit.parse(text)
     *parents, leaf = key.split(".")
     node: Any = document

@@ -49,7 +49,7 @@ class KnobDeclaration:
 
 
 def parse(text: str) -> KnobDeclaration:
-    """Return what `text` declares. Raises ValueError, whose text is the cause, as a person can act on it."""
+    """Return the declaration in `text`. Raises ValueError, whose text is the cause."""
     left, equals, where = text.partition("=")
     name, *options = left.strip().split(":")
     if name not in NAMES:
@@ -71,7 +71,7 @@ def parse(text: str) -> KnobDeclaration:
 
 
 def is_value(name: str, text: str) -> bool:
-    """Whether the knob can hold this."""
+    """Return whether the knob can hold this value."""
     if name in LEAST:
         return text.isascii() and text.isdigit() and int(text) >= LEAST[name]
     return text == ON if name in SWITCHES else bool(text)
@@ -83,7 +83,7 @@ def canonical(name: str, text: str) -> str:
 
 
 def expected(name: str, *, only_value: bool = False) -> str:
-    """Return, in words, what is wrong between a knob's name and its place, or (only_value) with its value."""
+    """Return in words what a wrong text is not: a value of the knob or, unless `only_value`, another option before its place."""
     words = [] if only_value else list(COUNTS.get(name, ()))
     if name in LEAST:
         words.append(f"a whole number from {LEAST[name]}")
@@ -91,7 +91,7 @@ def expected(name: str, *, only_value: bool = False) -> str:
 
 
 def _split_on(where: str) -> tuple[str, str]:
-    """Take `=VALUE` off a switch's place. Without one a flag is turned on by standing there (""), and all else by "true"."""
+    """Split `=VALUE` off a switch's place. Without a value, a flag is turned on by itself (""), and all else by "true"."""
     place, equals, on = where.rpartition("=")
     if not equals:
         return where, "" if where.startswith("-") and ":" not in where else "true"

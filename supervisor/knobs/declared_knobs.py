@@ -1,6 +1,6 @@
-"""The knobs that the user declared, each with its value from the command, a file or the environment.
+"""Finds the value of each declared knob in the command, a file or the environment.
 
-A declaration that cannot hold ends the start: SuperviseError 78, or 64 if it stands on the command line.
+An impossible declaration ends the start: SuperviseError 78, or 64 if it stands on the command line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def find(settings: Settings, argv: Sequence[str], environ: Mapping[str, str], cw
 
 
 class _DeclarationError(ValueError):
-    """A declaration that cannot hold; `hint` says what would help."""
+    """A declaration is impossible; `hint` is the remedy."""
 
     def __init__(self, why: str, hint: str) -> None:
         super().__init__(why)
@@ -45,7 +45,7 @@ class _DeclarationError(ValueError):
 
 
 def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> BoundKnob:
-    """Return the knob with its value. Raises ValueError, EditError, OSError, which say what is wrong with it."""
+    """Return the knob with its value. Raises ValueError, EditError, OSError."""
     place = _as_named(one.binding, argv, cwd)
     texts: dict[str, str] = {}
     if isinstance(place, FileKey):
@@ -97,7 +97,7 @@ def _as_named(place: Binding, argv: Sequence[str], cwd: Path) -> Binding:
 
 
 def _require_place(one: KnobDeclaration, argv: Sequence[str]) -> None:
-    """Refuse a place that could not be written without harm."""
+    """Raise ValueError for a place that cannot be written without harm."""
     place = one.binding
     if isinstance(place, Placeholder) and not any(syntax.placeholder(place.name).search(word) for word in argv):
         raise ValueError(f"{{{place.name}}} stands nowhere in the script's arguments")

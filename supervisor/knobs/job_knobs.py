@@ -1,4 +1,4 @@
-"""What may be changed of a job's command: the knobs that the user declared, and those of the program that it runs."""
+"""Finds what may be changed in a job's command: the knobs that the user declared, and those of the program that it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str], cwd: Path) -> KnobSet:
-    """Return the knobs of `command`. Raises SuperviseError for a declaration that cannot hold."""
+    """Return the knobs of `command`. Raises SuperviseError for an impossible declaration."""
     script = programs.locate(command, environ.get("PATH"))
     argv = tuple(command[script.at :])
     declared = declared_knobs.find(settings, argv, environ, cwd)

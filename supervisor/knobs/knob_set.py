@@ -1,4 +1,4 @@
-"""The knobs of one job, and its command with values set.
+"""Holds the knobs of one job, and sets values in its command.
 
 The user's own files are never written: an attempt gets copies, made from what was read at start.
 """
@@ -36,7 +36,7 @@ class BoundKnob:
 
 @dataclass(frozen=True, slots=True)
 class UnavailableKnob:
-    """A knob of a recognised program (`by`, its name) that is not enabled: why, and what would enable it ("": nothing would)."""
+    """A knob of a recognised program (`by`, its name) that is not enabled. remedy: the option that would enable it; "": none."""
 
     knob: str
     by: str
@@ -46,7 +46,7 @@ class UnavailableKnob:
 
 @dataclass(frozen=True, slots=True)
 class AttemptCommand:
-    """What an attempt is run with. files: the copies of the user's files that were written."""
+    """The command and environment of an attempt. files: the copies of the user's files that were written."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]

@@ -1,8 +1,8 @@
 """The knobs that a recognised program's own flags enable, without a declaration.
 
-A knob is enabled only if it is certain: its flag stands in the command, or in a file that the command names, or its default is known. It is
-uncertain, and unavailable, if the script sets it itself, if its flag may be abbreviated, or if another flag changes its meaning. Batch
-size and accumulation are enabled together or not at all: one without the other cannot keep the global batch.
+A knob is enabled only if its value is sure: its flag stands in the command or in a file that the command names, or its default is known.
+It is unavailable if the script sets it itself, if its flag may be abbreviated, or if another flag changes its meaning. Batch size and
+accumulation are enabled together or not at all: one without the other cannot keep the global batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOGETHER = ("batch_size", "grad_accum")
 
 @dataclass(frozen=True, slots=True)
 class ProgramKnobs:
-    """The knobs that are enabled, those that are not, and the names of the programs."""
+    """The enabled and the unavailable knobs of the recognised programs, and the programs' names."""
 
     bound: tuple[BoundKnob, ...]
     unavailable: tuple[UnavailableKnob, ...]
@@ -43,7 +43,7 @@ class _UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Where knobs are looked up: the script's text, its arguments, those of its launcher, the environment, the working directory."""
+    """The sources of a knob's value: the script's text, its arguments, those of its launcher, the environment, the working directory."""
 
     text: ScriptText
     argv: Sequence[str]
@@ -141,7 +141,7 @@ def _by_flag(lookup: Lookup, program: Program, name: str, row: KnobRow) -> Bound
 
 
 def _by_file_alone(lookup: Lookup, program: Program, name: str, row: KnobRow) -> BoundKnob:
-    """The whole configuration is one file: the command's only argument."""
+    """Return a knob whose place is in the command's only argument, a file with the whole configuration."""
     place = FileKey(syntax.Word(lookup.argv[0]), _leaf(row))
     named = config_files.file_text(lookup.argv, place, lookup.cwd)
     value = (None if named is None else _value(named, place.key)) or _default(lookup, row, place.key)

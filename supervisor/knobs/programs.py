@@ -65,7 +65,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a command runs. `at`: where the script's own arguments begin in the command. kind "none": unknown."""
+    """The script or module of a command. `at`: where its own arguments begin in the command. kind "none": unknown."""
 
     kind: Literal["file", "module", "none"]
     target: str
@@ -118,7 +118,7 @@ def require_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def locate(command: Sequence[str], path: str | None = None) -> Script:
-    """Return what the command runs. Words before torchrun, a launcher or an interpreter (srun, env, nsys) are passed over."""
+    """Return the script of a command. Words before torchrun, a launcher or an interpreter (srun, env, nsys) are skipped."""
     for start in range(len(command)):
         words = command[start:]
         found = _torchrun(words, path) or _python(words) or _launched(words)

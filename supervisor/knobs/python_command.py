@@ -1,7 +1,6 @@
-"""What a command line is: a rank itself, or something that launches ranks.
+"""Splits a Python command line, and decides whether a command is a rank itself or launches ranks (SUPERVISE_JOB_SHIM).
 
-In: the words of a command. Out: how far the instrumentation must reach (SUPERVISE_JOB_SHIM) and, where the command is a Python
-interpreter's, its parts. Nothing can fail and nothing is owned; a script's first line is the only file read.
+Only the first line of a script is read.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ LAUNCHER_MODULES = LAUNCHERS | {"torch.distributed", "torch.multiprocessing"}
 
 @dataclass(frozen=True, slots=True)
 class PythonCommand:
-    """`interpreter flags [-m|-c] target arguments`. kind: script, module or code; interactive (no target) or stdin otherwise."""
+    """`interpreter flags [-m|-c] target arguments`. kind: script, module or code; none: interactive (no target) or stdin."""
 
     interpreter: str
     flags: tuple[str, ...]
@@ -42,12 +41,12 @@ class PythonCommand:
 
 
 def is_interpreter(word: str) -> bool:
-    """Whether the word names a CPython: python, python3, /usr/bin/python3.12 and the like."""
+    """Return whether the word names a CPython: python, python3, /usr/bin/python3.12 and the like."""
     return _INTERPRETER.fullmatch(Path(word).name) is not None
 
 
 def split_python(command: Sequence[str]) -> PythonCommand | None:
-    """The parts of a Python command line, by CPython's own rules; None where the command is not an interpreter's."""
+    """Return the parts of a Python command line, by CPython's own rules; None if the command is not an interpreter's."""
     if not command or not is_interpreter(command[0]):
         return None
     words = list(command[1:])
@@ -69,10 +68,10 @@ def split_python(command: Sequence[str]) -> PythonCommand | None:
 
 
 def shim_mode(command: Sequence[str]) -> ShimMode:
-    """Return "rank" where the command is itself the training process, "launcher" where it starts others that are.
+    """Return "rank" if the command is the training process itself, "launcher" if it starts training processes.
 
-    A launcher's shim leaves the launcher alone and instruments the processes that have a RANK. What is not known to be a rank is
-    taken for a launcher: an instrumented launcher would claim rank 0's place.
+    A launcher's shim leaves the launcher alone and instruments the processes that have a RANK. A command that is not known to be a rank
+    counts as a launcher: an instrumented launcher would claim rank 0's slot.
     """
     python = split_python(command)
     if python is None:
@@ -86,14 +85,14 @@ def shim_mode(command: Sequence[str]) -> ShimMode:
 
 
 def _is_python_script(path: str) -> bool:
-    """./train.py with a Python first line. Console scripts have one too, but no suffix; those are launchers as likely as not."""
+    """Return whether it is ./train.py with a Python first line. Console scripts have that line too, but no suffix; many are launchers."""
     if not path.endswith(".py"):
         return False
     return any(is_interpreter(word) for word in first_line(path).split())
 
 
 def first_line(path: str) -> str:
-    """What follows #! in a file's first line, or nothing."""
+    """Return what follows #! in a file's first line, or ""."""
     try:
         with Path(path).open("rb") as f:
             line = f.readline(4096)

@@ -1,7 +1,7 @@
 """Reads a training script without running it: what it imports and uses, what it sets, what its defaults are.
 
-The text is parsed, never executed. It does not show what happens at run time (an import by name, a setattr), so nothing is concluded from
-what is absent. A text that is no Python gives an empty result.
+The text is parsed, never executed. It does not show what happens at run time (an import by name, a setattr), so an absent name proves
+nothing. A text that is no Python gives an empty result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: A script is written by hand; what is larger is data.
+#: A script is written by hand; a larger file is data.
 MOST_BYTES = 2 << 20
 
 
@@ -38,7 +38,7 @@ class ScriptText:
 
 
 def read_script(path: Path) -> ScriptText:
-    """Return the analysis of a file, empty if it cannot be read or is no Python. A pipe (/dev/fd/63) is left for the script to read."""
+    """Return the analysis of a file, empty if it cannot be read or is no Python. A pipe (/dev/fd/63) is left unread for the script."""
     try:
         if not path.is_file():
             return ScriptText()
@@ -138,7 +138,7 @@ def _set_by(node: ast.AST) -> list[tuple[str, int]]:
 
 
 def _passes_on(name: str, value: ast.expr) -> bool:
-    """Whether the value already has this name: batch_size, args.batch_size, config["batch_size"]."""
+    """Return whether the value already has this name: batch_size, args.batch_size, config["batch_size"]."""
     if isinstance(value, ast.Name):
         return value.id == name
     if isinstance(value, ast.Attribute):
@@ -167,7 +167,7 @@ def _number(node: ast.expr | None) -> int | None:
 
 
 def _datamodule(tree: ast.Module, names: dict[str, str]) -> dict[str, int]:
-    """Return the defaults of the only LightningDataModule's __init__; nothing where there are several: which one is used is not known."""
+    """Return the defaults of the only LightningDataModule's __init__; of several it is unknown which one is used."""
     classes = [
         node
         for node in ast.walk(tree)

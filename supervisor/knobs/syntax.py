@@ -1,6 +1,6 @@
-"""How a command line that we did not write is read and changed, one thing at a time.
+"""Reads and changes one value in a command line that we did not write.
 
-A *binding* says where in the words of a command a knob stands. knobs/declaration.py parses what a person writes for one;
+A *binding* is the place of a knob in the words of a command. knobs/declaration.py parses the binding that a person declares;
 knobs/conflicts.py holds the rules on the bindings of one job.
 
 A binding is one of
@@ -10,7 +10,7 @@ A binding is one of
     Placeholder  {batch_size} anywhere in the command, which is a template of ours then
     Env          a variable: no word of the command
     FileKey      a key in a file that the command names by a word or a flag of its own: the word is set to the path of a copy
-Words behind a `--` are the script's own business: they are neither read nor changed, and new words go in front of it.
+Words behind a `--` belong to the script: they are neither read nor changed, and new words go in front of it.
 A word is a value if it does not begin with "-" or is a negative number: only the script's own parser knows more.
 """
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Every knob there is; docs/knobs.md says what each may hold.
+#: All knobs; docs/knobs.md describes their values.
 NAMES = ("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "skip_window", "resume")
 #: Those that hold a whole number, and the least that it may be.
 LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0}
@@ -36,7 +36,7 @@ COUNTS = {"batch_size": ("gpu", "global"), "grad_accum": ("rank", "world", "deri
 #: The variables from which a script may read a knob's value.
 VARIABLES = {"batch_size": "SUPERVISE_JOB_BATCH_SIZE", "grad_accum": "SUPERVISE_JOB_GRAD_ACCUM"}
 
-#: Suffixes of files in which keys can be set, and the form that they have.
+#: Suffixes of files in which keys can be set, and their form.
 FORMS = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 #: The keys of DeepSpeed's configuration, by knob (deepspeed.ai/docs/config-json, "Batch Size Related Parameters").
 DEEPSPEED_KEYS = {"batch_size": "train_micro_batch_size_per_gpu", "grad_accum": "gradient_accumulation_steps"}
@@ -107,7 +107,7 @@ Binding = Flag | Pair | Override | Placeholder | Env | Word | FileKey
 
 
 def read(argv: Sequence[str], place: Binding) -> str | None:
-    """Return what stands at `place` in `argv`, None where nothing does; "" is a flag without a value. Of a FileKey: the file's name."""
+    """Return the value at `place` in `argv`; None: there is none; "": a flag without a value. Of a FileKey: the file's name."""
     match place:
         case Flag():
             hit = _last(argv, place)
@@ -130,7 +130,7 @@ def read(argv: Sequence[str], place: Binding) -> str | None:
 def write(argv: Sequence[str], place: Binding, value: str) -> list[str]:
     """Return `argv` with `value` at `place`, every other word as it was. Of a FileKey `value` is the path of the copy.
 
-    A flag is written without a value where `value` is "". Where a Word does not stand, and for a variable, nothing is changed.
+    If `value` is "", a flag is written without a value. An absent Word and a variable change nothing.
     """
     words = list(argv)
     match place:
@@ -172,7 +172,7 @@ def describe(place: Binding, value: str) -> str:  # noqa: PLR0911 (one for each 
 
 
 def placeholder(name: str) -> re.Pattern[str]:
-    """Return what matches the placeholder of a knob."""
+    """Return the pattern of a knob's placeholder."""
     return re.compile(rf"(?<!\$)\{{{name}\}}")
 
 
@@ -186,7 +186,7 @@ def abbreviated(argv: Sequence[str], flag: Flag) -> str | None:
 
 
 def has_flag(argv: Sequence[str], name: str) -> bool:
-    """Whether the flag stands anywhere, with whatever value."""
+    """Return whether the flag stands anywhere, with any value or none."""
     return _last(argv, Flag((name,))) is not None
 
 
@@ -227,7 +227,7 @@ def _hits(argv: Sequence[str], flag: Flag) -> Iterator[_Hit]:
 
 
 def _sticks(word: str, name: str) -> bool:
-    """Whether it is a short flag with a number right behind it, -b32; anything else behind it may belong to the flag's name."""
+    """Return whether the word is a short flag and its number, -b32. Other letters there may belong to the flag's name."""
     return len(name) == _SHORT and word.startswith(name) and word[_SHORT:].isdecimal()
 
 
@@ -293,7 +293,7 @@ def _write_override(words: list[str], override: Override, value: str) -> list[st
 
 
 def _behind_overrides(argv: Sequence[str]) -> int:
-    """Return where a new override goes: argparse takes Hydra's only where they stand together."""
+    """Return where a new override goes: argparse takes Hydra's overrides only if they stand together."""
     end = _end(argv)
     return max((i + 1 for i, word in enumerate(argv[:end]) if OVERRIDE.fullmatch(word)), default=end)
 

@@ -1,9 +1,8 @@
-"""Recognises torchrun in a command line, and says how our agent, or stock torchrun, is to be run in its place.
+"""Recognises torchrun in a command line, and builds the command of our agent, or of stock torchrun, in its place.
 
-In: the words of a command, PATH, the first lines of scripts. Out: the interpreter whose torch it is, torchrun's own arguments, and the
-argument vectors. A `torchrun` whose interpreter cannot be told (a wrapper in bash, a binary) is run stock. Nothing fails and nothing is
-owned. torch is not imported: only torch parses torchrun's arguments, with the one exception that stock torchrun needs
-`--max-restarts=0` *after* the user's own, in front of the script, which takes the table below (tests hold it against torch's parser).
+A `torchrun` whose interpreter is unknown (a wrapper in bash, a binary) is run stock. torch is not imported: only torch parses torchrun's
+arguments. There is one exception: stock torchrun needs `--max-restarts=0` after the user's options and in front of the script. The table
+below finds that place; tests compare it with torch's parser.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NO_RESTARTS = "--max-restarts=0"  # we restart it
 
 @dataclass(frozen=True, slots=True)
 class Torchrun:
-    """A torchrun command. `head` is what stands before torchrun's own `args`; `interpreter` None: it could not be told."""
+    """A torchrun command. `head`: the words before torchrun's own `args`. `interpreter` None: it is unknown."""
 
     head: tuple[str, ...]
     args: tuple[str, ...]
@@ -62,19 +61,19 @@ def recognise(command: Sequence[str], *, path: str | None = None) -> Torchrun | 
 
 
 def launcher(command: Torchrun | None) -> Launcher:
-    """Return how the ranks of a command are run: by our agent, by stock torchrun where its interpreter cannot be told, or as it stands."""
+    """Return how the ranks of a command are run: by our agent, by stock torchrun if its interpreter is unknown, or as it stands."""
     if command is None:
         return Launcher.PLAIN
     return Launcher.STOCK if command.interpreter is None else Launcher.ELASTIC
 
 
 def size(command: Torchrun | None, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return the ranks of a node and the number of nodes, 0 for what the command and torchrun's variables do not say in figures."""
+    """Return the ranks of a node and the number of nodes, each 0 if neither the command nor torchrun's variables give it in figures."""
     return _figure(_option(command, environ, "nproc-per-node")), _figure(_option(command, environ, "nnodes"))
 
 
 def most_nodes(command: Torchrun | None, environ: Mapping[str, str]) -> int:
-    """Return how many nodes an attempt may have: 4 of `--nnodes=2:4`. 0 where nobody says."""
+    """Return how many nodes an attempt may have: 4 of `--nnodes=2:4`. 0: unknown."""
     return _figure(_option(command, environ, "nnodes").rpartition(":")[2])
 
 
@@ -91,7 +90,7 @@ def _figure(text: str) -> int:
 
 
 def _interpreter_of(torchrun: str, path: str | None) -> tuple[str | None, tuple[str, ...]]:
-    """The interpreter, and its flags, that the console script names in its first line.
+    """Return the interpreter, and its flags, that the console script names in its first line.
 
     Where the interpreter's path has spaces or is long, pip writes `#!/bin/sh` and a second line: '''exec' "/the/python" "$0" "$@".
     """
@@ -124,8 +123,8 @@ def agent_argv(  # noqa: PLR0913  one for each of the agent's options
 ) -> list[str]:
     """Return the argument vector of our agent for the command, run by `interpreter` (command.interpreter).
 
-    `link_fd` and `output_fd` may be the guardian's placeholders. The agent is run by path: another interpreter than our own does not
-    know our package, and any may find somebody else's of that name first.
+    `link_fd` and `output_fd` may be the guardian's placeholders. The agent is run by path: another interpreter does not know our package,
+    and any interpreter may find another package of that name first.
     """
     options = ["--link-fd", link_fd, "--output-fd", output_fd, "--grace-s", f"{grace_s:g}", "--streams", streams]
     options += ["--window", f"{window[0]}x{window[1]}", "--entry", command.entry]
@@ -135,7 +134,7 @@ def agent_argv(  # noqa: PLR0913  one for each of the agent's options
 def stock_argv(command: Torchrun, nproc: int | None = None) -> list[str]:
     """Return the user's command with --max-restarts=0 as torchrun's last own option: restarts are ours, each with a new torchrun.
 
-    nproc: ranks of this node, None: as the user says. Of an option that is given twice, argparse takes the last.
+    nproc: ranks of this node; None: as in the user's command. If an option is given twice, argparse takes the last.
     """
     at = _script_index(command.args)
     ours = [NO_RESTARTS] if nproc is None else [f"--nproc-per-node={nproc}", NO_RESTARTS]
@@ -143,12 +142,12 @@ def stock_argv(command: Torchrun, nproc: int | None = None) -> list[str]:
 
 
 def own_arguments(command: Torchrun) -> tuple[str, ...]:
-    """Return what stands before the script: torchrun's own options."""
+    """Return torchrun's own options, which stand before the script."""
     return command.args[: _script_index(command.args)]
 
 
 def script_arguments(command: Torchrun) -> tuple[str, ...]:
-    """Return what stands behind the script (or module, or program): the script's own arguments."""
+    """Return the script's own arguments, which stand behind the script, module or program."""
     at = _script_index(command.args)
     if command.args[at : at + 1] == ("--",):
         at += 1
@@ -156,7 +155,7 @@ def script_arguments(command: Torchrun) -> tuple[str, ...]:
 
 
 def _script_index(args: Sequence[str]) -> int:
-    """Where torchrun's own options end and the script begins."""
+    """Return where torchrun's own options end and the script begins."""
     i = 0
     while i < len(args):
         word = args[i]
@@ -167,10 +166,10 @@ def _script_index(args: Sequence[str]) -> int:
 
 
 def _abbreviates_a_flag(word: str) -> bool:
-    """Whether argparse would take the word for a flag: --stand is --standalone."""
+    """Return whether argparse would take the word for a flag: --stand is --standalone."""
     return word.startswith("--") and any(flag.startswith(word) for flag in FLAGS)
 
 
 def _joined(word: str) -> bool:
-    """Whether it is a short option with its value: -t3, -r0:1."""
+    """Return whether it is a short option with its value: -t3, -r0:1."""
     return not word.startswith("--") and len(word) > len("-t")

@@ -1,6 +1,5 @@
-# Runs in every Python process that the job starts with our folder on PYTHONPATH: hands over to the shim, then to the sitecustomize
-# that would have run without us. In: the environment. Out: nothing. It must compile under any Python (a job's helper may run an old
-# one), so there are no annotations or f-strings in here.
+# Runs in every Python process that the job starts with our folder on PYTHONPATH: starts the shim, then the sitecustomize that would have
+# run without us. It must compile under any Python (a job's helper may run an old one), so there are no annotations or f-strings in here.
 # ruff: noqa: D100, UP036 - no docstring: the user's own sitecustomize takes this module's place; other Pythons run it too
 import os
 import sys

@@ -1,6 +1,6 @@
-"""Which checkpoint goes on, stays and is brought back, over runs, steps back and supervisors that were killed: real files, a real mirror.
+"""The right checkpoint is chosen, kept and restored over runs, steps back and killed supervisors: real files, a real mirror.
 
-In: ranks that save and tell of it as `_supervise_shim` does. Out: what a selection, the directory, the mirror and a fresh node have.
+Ranks save, and log it as `_supervise_shim` does. A selection, the directory, the mirror and a fresh node then have what they must.
 """
 
 from __future__ import annotations

@@ -15,29 +15,29 @@ from supervisor.checkpoints.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.cli.checkpoints import listing
 from supervisor.cli.checkpoints import verify as checkpoint_verify
 from supervisor.observe.path_patterns import pattern_of
-from tests.checkpoints.test_repair import Ground, ground
+from tests.checkpoints.test_repair import JobOnDisk, disk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
 
-__all__ = ["ground"]
+__all__ = ["disk"]
 NAN = float("nan")
 
 
 class Saves:
     """A job that saves, and the watcher that looks at each save."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, disk: JobOnDisk) -> None:
         """Take note of what would be alerted."""
-        self.ground = ground
+        self.disk = disk
         self.looked_for: set[str] = set()  # patterns of what a load was tried of
 
     @property
     def said(self) -> list[str]:
         """The alerts."""
-        reports = self.ground.reports
+        reports = self.disk.reports
         return [one.text for one in reports if isinstance(one, CheckpointAlert) and one.trouble is CheckpointTrouble.NOT_FINITE]
 
     @property
@@ -47,16 +47,16 @@ class Saves:
 
     def save(self, step: int, weight: float = 1.0, name: str = "") -> Path:
         path = self.write(step, weight, name)
-        self.ground.checkpoints.records.absorb()
+        self.disk.checkpoints.records.absorb()
         self.watched(path)
         return path
 
     def write(self, step: int, weight: float = 1.0, name: str = "") -> Path:
         name = name or f"step_{step}.pt"
         if pattern_of(name) not in self.looked_for:
-            self.ground.rank.loads(name)  # before the first step, as a script that resumes by itself does
+            self.disk.rank.loads(name)  # before the first step, as a script that resumes by itself does
             self.looked_for.add(pattern_of(name))
-        path = self.ground.rank.saves(name, step)
+        path = self.disk.rank.saves(name, step)
         alibi = torch.tensor([0.5, 1.0, -float("inf")])
         torch.save({"model": {"weight": torch.tensor([1.0, weight, 3.0]), "alibi": alibi}, "step": step}, path)
         return path
@@ -65,14 +65,14 @@ class Saves:
         """Do what the watcher does with what stood still."""
         found = verify(str(path))
         assert found.verdict is Verdict.VERIFIED
-        manifest = self.ground.checkpoints.recorder.record(found, ReadOptions())
+        manifest = self.disk.checkpoints.recorder.record(found, ReadOptions())
         assert manifest is not None
-        self.ground.checkpoints.recorder.note_newest(manifest)
-        self.ground.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.ground.checkpoints.recorder)
+        self.disk.checkpoints.recorder.note_newest(manifest)
+        self.disk.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.disk.checkpoints.recorder)
 
 
-def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     for step, weight in ((50, 1.0), (100, 2.0), (150, NAN), (200, NAN)):
         saves.save(step, weight)
     (text,) = saves.said
@@ -80,94 +80,94 @@ def test_a_weight_that_turned_nan_is_said_once_with_the_last_finite_step(ground:
     assert "model.weight is not finite: NaN at element 1" in text
     assert "the last finite one is of step 100" in text
     assert "alibi" not in text, "it was so from the first save on"
-    assert "step 200" in ground.checkpoints.numbers()
-    assert "the last finite one is of step 100" in ground.checkpoints.numbers()
+    assert "step 200" in disk.checkpoints.numbers()
+    assert "the last finite one is of step 100" in disk.checkpoints.numbers()
 
 
-def test_a_roll_back_to_a_lower_step_that_is_finite_ends_it_and_the_next_time_is_said_again(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_a_roll_back_to_a_lower_step_that_is_finite_ends_it_and_the_next_time_is_said_again(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     saves.save(100)
     saves.save(200, NAN)
-    for path in ground.here.iterdir():
+    for path in disk.here.iterdir():
         path.unlink()  # the manifests of what is gone are passed over as the next ones are written
-    ground.checkpoints.records.manifests.sweep()  # what the watcher does
+    disk.checkpoints.records.manifests.sweep()  # what the watcher does
     saves.save(100, 4.0)
-    assert ground.checkpoints.numbers() == ""
+    assert disk.checkpoints.numbers() == ""
     saves.save(150, NAN)
     assert saves.steps == [200, 150]
 
 
-def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_replaced_by_that(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_replaced_by_that(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     saves.save(100, name="ckpt.pt")
     for step in (150, 200, 250):
         saves.save(step, NAN, name="ckpt.pt")
     assert saves.steps == [150]
-    assert [copy.manifest.step for copy in ground.checkpoints.records.copies.all()] == [100]
-    assert ground.mends() == {}, "NaN is no reason to move it"
-    assert verify(str(ground.here / "ckpt.pt")).step == 250
+    assert [copy.manifest.step for copy in disk.checkpoints.records.copies.all()] == [100]
+    assert disk.repairs() == {}, "NaN is no reason to move it"
+    assert verify(str(disk.here / "ckpt.pt")).step == 250
 
 
-def test_of_several_that_are_verified_the_newest_first_it_is_said_as_well(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_of_several_that_are_verified_the_newest_first_it_is_said_as_well(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     for step, weight in ((100, 1.0), (200, NAN)):
         saves.write(step, weight)
-    ground.checkpoints.records.absorb()
-    saves.watched(ground.here / "step_200.pt")
+    disk.checkpoints.records.absorb()
+    saves.watched(disk.here / "step_200.pt")
     assert saves.said == []
-    saves.watched(ground.here / "step_100.pt")
+    saves.watched(disk.here / "step_100.pt")
     assert saves.steps == [200]
-    assert "the last finite one is of step 100" in ground.checkpoints.numbers()
+    assert "the last finite one is of step 100" in disk.checkpoints.numbers()
 
 
-def test_nothing_is_said_of_what_another_run_saved(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_nothing_is_said_of_what_another_run_saved(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     saves.save(100)
-    object.__setattr__(ground.job, "run_id", "run-2")
+    object.__setattr__(disk.job, "run_id", "run-2")
     saves.save(200, NAN)
-    assert (saves.said, ground.checkpoints.numbers()) == ([], "")
+    assert (saves.said, disk.checkpoints.numbers()) == ([], "")
 
 
-def test_files_whose_saves_ended_stay_where_they_are_whatever_they_hold(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_files_whose_saves_ended_stay_where_they_are_whatever_they_hold(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     for step in (100, 200, 300):
         saves.save(step, NAN)
-    assert ground.mends() == {}
-    path = ground.rank.saves("ckpt.pt", 10)
-    ground.rank.loads("ckpt.pt")
+    assert disk.repairs() == {}
+    path = disk.rank.saves("ckpt.pt", 10)
+    disk.rank.loads("ckpt.pt")
     with path.open("r+b") as file:
         file.seek(300)
         file.write(b"x")
     told = path.stat()
-    ground.rank.line(what="began", path=str(path), n=99, via="torch", was=None, file=False)
-    ground.rank.line(what="ended", path=str(path), n=99, well=True, now=[told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns])
-    assert "left where it is, because its save ended" in ground.mends()["ckpt.pt"]
-    assert ground.moved() == []
+    disk.rank.line(what="began", path=str(path), n=99, via="torch", was=None, file=False)
+    disk.rank.line(what="ended", path=str(path), n=99, well=True, now=[told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns])
+    assert "left where it is, because its save ended" in disk.repairs()["ckpt.pt"]
+    assert disk.moved() == []
 
 
-def test_ls_shows_it(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_ls_shows_it(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     saves.save(100)
     saves.save(200, NAN)
-    (mask, _) = ground.checkpoints.records.manifests.all()
+    (mask, _) = disk.checkpoints.records.manifests.all()
     assert listing._numbers(mask) == "model.alibi is not finite: Inf at element 2"  # noqa: SLF001  the cell of the list
 
 
-def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(ground: Ground, capfd: pytest.CaptureFixture[str]) -> None:
-    saves = Saves(ground)
+def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(disk: JobOnDisk, capfd: pytest.CaptureFixture[str]) -> None:
+    saves = Saves(disk)
     saves.save(100)
     saves.save(200, NAN)
-    checkpoint_verify.latest(str(ground.here), ground.state / "checkpoints", as_json=True)
+    checkpoint_verify.latest(str(disk.here), disk.state / "checkpoints", as_json=True)
     row = json.loads(capfd.readouterr().out)
     assert row["step"] == 100
     assert [(one["step"], one["verdict"]) for one in row["passed_over"]] == [(200, "good")]
     assert "NaN" in row["passed_over"][0]["reasons"][0]
 
 
-def test_where_not_all_tensors_were_listed_none_is_said_to_have_been_finite(ground: Ground) -> None:
-    saves = Saves(ground)
+def test_where_not_all_tensors_were_listed_none_is_said_to_have_been_finite(disk: JobOnDisk) -> None:
+    saves = Saves(disk)
     saves.save(100)
-    (before,) = ground.checkpoints.records.manifests.all()
+    (before,) = disk.checkpoints.records.manifests.all()
     many = tuple(NonFinite(f"w{number}", "NaN", 0) for number in range(numerics.MOST_NON_FINITE))
     object.__setattr__(before, "non_finite", many)
     assert numerics.compared((NonFinite("later", "NaN", 0),), before) == (NonFinite("later", "NaN", 0),)

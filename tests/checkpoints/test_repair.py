@@ -1,7 +1,6 @@
-"""What is done to a torn checkpoint before an attempt: moved, put back, or left, and reversed by `undo`, file by file.
+"""A torn checkpoint is moved, replaced by its copy, or left before an attempt, and `undo` reverses that, file by file.
 
-In: what a rank told of its saves, and the files as a kill left them. Out: every file outside the state directory is where and what it was,
-but for the renames in the journal.
+Every file outside the state directory is where and what it was, but for the renames in the journal.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Rank:
-    """A rank of attempt 1 that saves, tells of it as `_supervise_shim` does, and was killed in the middle."""
+    """A rank of attempt 1 that saves, logs it as `_supervise_shim` does, and was killed in the middle."""
 
     def __init__(self, place: Path, script: Path) -> None:
         """Take the attempt's directory, and that of the script."""
@@ -43,7 +42,7 @@ class Rank:
         place.mkdir(parents=True)
 
     def line(self, **row: Any) -> None:  # noqa: ANN401  a row of JSON
-        """Tell."""
+        """Append a row to the save log."""
         with self.file.open("a") as out:
             out.write(json.dumps({"t": self.number, **row}) + "\n")
 
@@ -67,7 +66,7 @@ class Rank:
             out.write(json.dumps(row) + "\n")
 
     def makes(self, name: str) -> list[list[Any]]:
-        """Make a directory, and give what is told of it at each save in it."""
+        """Make a directory, and return what the log has of it at each save in it."""
         (self.here / name).mkdir(parents=True)
         st = (self.here / name).stat()
         return [[str(self.here / name), st.st_dev, st.st_ino]]
@@ -80,8 +79,8 @@ def stat_of(path: Path) -> list[int] | None:
     return [st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns]
 
 
-class Ground:
-    """A job, its files, and what is done to them."""
+class JobOnDisk:
+    """A job with its files on this disk, before its next attempt."""
 
     def __init__(self, tmp_path: Path) -> None:
         """Make the directories."""
@@ -95,8 +94,8 @@ class Ground:
         self.checkpoints = JobCheckpoints(self.job, self.reports.append)
         self.checkpoints.began(1)
 
-    def keeps(self, path: Path) -> None:
-        """Have the copy made that the watcher makes."""
+    def keep_copy(self, path: Path) -> None:
+        """Make the copy that the watcher makes."""
         self.checkpoints.records.absorb()
         found = verify(str(path), own=self.checkpoints.records.provenance.trusts(str(path)))
         assert found.verdict is Verdict.VERIFIED
@@ -104,8 +103,8 @@ class Ground:
         assert manifest is not None
         self.checkpoints.retention.keep_copy(manifest, ReadOptions(), self.checkpoints.recorder)
 
-    def mends(self) -> dict[str, str]:
-        """Select, once no rank is alive."""
+    def repairs(self) -> dict[str, str]:
+        """Select, once no rank is alive; return what was repaired."""
         self.checkpoints.ended()
         return {path[len(str(self.here)) + 1 :]: what for path, what in self.checkpoints.select(1.0, 2).repaired}
 
@@ -120,8 +119,8 @@ class Ground:
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Ground:
-    return Ground(tmp_path)
+def disk(tmp_path: Path) -> JobOnDisk:
+    return JobOnDisk(tmp_path)
 
 
 class Config:
@@ -131,136 +130,136 @@ class Config:
         return Config, ()
 
 
-def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one_in_any_other(ground: Ground) -> None:
-    path = ground.rank.saves("ckpt.pt", 10)
-    ground.rank.number += 1
-    ground.rank.line(what="began", path=str(path), n=ground.rank.number, via="torch", was=stat_of(path), file=False)
+def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one_in_any_other(disk: JobOnDisk) -> None:
+    path = disk.rank.saves("ckpt.pt", 10)
+    disk.rank.number += 1
+    disk.rank.line(what="began", path=str(path), n=disk.rank.number, via="torch", was=stat_of(path), file=False)
     torch.save({"step": 10, "config": Config()}, path)
-    ground.rank.line(what="ended", path=str(path), n=ground.rank.number, well=True, now=stat_of(path))
-    strange = ground.here / "strange.pt"
+    disk.rank.line(what="ended", path=str(path), n=disk.rank.number, well=True, now=stat_of(path))
+    strange = disk.here / "strange.pt"
     torch.save({"step": 99, "config": Config()}, strange)
-    ground.checkpoints.records.absorb()
-    assert [verify(str(one), own=ground.checkpoints.records.provenance.trusts(str(one))).verdict for one in (path, strange)] == [
+    disk.checkpoints.records.absorb()
+    assert [verify(str(one), own=disk.checkpoints.records.provenance.trusts(str(one))).verdict for one in (path, strange)] == [
         Verdict.VERIFIED,
         Verdict.DANGEROUS,
     ]
-    ground.keeps(path)
-    (ground.state / "checkpoints" / "learned.json").unlink()
-    trusts = JobCheckpoints(replace(ground.job, run_id="run-9"), ground.reports.append).records.provenance.trusts
+    disk.keep_copy(path)
+    (disk.state / "checkpoints" / "learned.json").unlink()
+    trusts = JobCheckpoints(replace(disk.job, run_id="run-9"), disk.reports.append).records.provenance.trusts
     assert (trusts(str(path)), trusts(str(strange))) == (True, False), "what was recorded of this job is this job's"
 
 
-def hf(ground: Ground, step: int, *, cut: bool = False, made: bool = True) -> Path:
+def hf(disk: JobOnDisk, step: int, *, cut: bool = False, made: bool = True) -> Path:
     """Save as transformers does."""
     name = f"out/checkpoint-{step}"
-    told = ground.rank.makes(name) if made else []
-    directory = ground.here / name
+    told = disk.rank.makes(name) if made else []
+    directory = disk.here / name
     (directory / "config.json").write_text("{}")
-    ground.rank.saves(f"{name}/pytorch_model.bin", step, made=told)
-    ground.rank.saves(f"{name}/training_args.bin", step, made=told)
-    ground.rank.saves(f"{name}/optimizer.pt", step, made=told, cut=cut)
+    disk.rank.saves(f"{name}/pytorch_model.bin", step, made=told)
+    disk.rank.saves(f"{name}/training_args.bin", step, made=told)
+    disk.rank.saves(f"{name}/optimizer.pt", step, made=told, cut=cut)
     if not cut:
-        ground.rank.saves(f"{name}/scheduler.pt", step, made=told)
-        ground.rank.saves(f"{name}/rng_state.pth", step, made=told)
+        disk.rank.saves(f"{name}/scheduler.pt", step, made=told)
+        disk.rank.saves(f"{name}/rng_state.pth", step, made=told)
         (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     return directory
 
 
-def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_beside_and_back(ground: Ground) -> None:
-    hf(ground, 10)
-    torn = hf(ground, 20, cut=True)
-    before = listing(ground.here)
-    assert "moved to" in ground.mends()["out/checkpoint-20"]
-    assert ground.moved() == [(str(torn), f"{torn}.torn-2")]
-    assert listing(ground.here) == renamed(before, ground.moved())
-    assert [one.problem for one in ground.aside.undo()] == [""]
-    assert listing(ground.here) == before
+def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_beside_and_back(disk: JobOnDisk) -> None:
+    hf(disk, 10)
+    torn = hf(disk, 20, cut=True)
+    before = listing(disk.here)
+    assert "moved to" in disk.repairs()["out/checkpoint-20"]
+    assert disk.moved() == [(str(torn), f"{torn}.torn-2")]
+    assert listing(disk.here) == renamed(before, disk.moved())
+    assert [one.problem for one in disk.aside.undo()] == [""]
+    assert listing(disk.here) == before
 
 
-def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(ground: Ground) -> None:
-    hf(ground, 10)
-    hf(ground, 20, cut=True)
-    before = listing(ground.here)
+def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(disk: JobOnDisk) -> None:
+    hf(disk, 10)
+    hf(disk, 20, cut=True)
+    before = listing(disk.here)
     permission = RepairPermission()
     permission.revoke()  # the core gave it up and begins an attempt, whose ranks write here
-    ground.checkpoints.ended()
-    assert ground.checkpoints.select(1.0, 2, permission=permission).repaired == ()
-    assert listing(ground.here) == before
+    disk.checkpoints.ended()
+    assert disk.checkpoints.select(1.0, 2, permission=permission).repaired == ()
+    assert listing(disk.here) == before
 
 
-def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(ground: Ground) -> None:
-    ground.checkpoints = JobCheckpoints(ground.job, ground.reports.append, several_nodes=True)
-    ground.checkpoints.began(1)
-    hf(ground, 10)
-    hf(ground, 20, cut=True)
-    before = listing(ground.here)
-    assert ground.mends() == {}
-    assert listing(ground.here) == before
+def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(disk: JobOnDisk) -> None:
+    disk.checkpoints = JobCheckpoints(disk.job, disk.reports.append, several_nodes=True)
+    disk.checkpoints.began(1)
+    hf(disk, 10)
+    hf(disk, 20, cut=True)
+    before = listing(disk.here)
+    assert disk.repairs() == {}
+    assert listing(disk.here) == before
 
 
-def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_format_knows_it(ground: Ground) -> None:
+def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_format_knows_it(disk: JobOnDisk) -> None:
     for step in (10, 20):
-        ground.rank.saves(f"out/step_{step}/state.bin", step, made=ground.rank.makes(f"out/step_{step}"))
-    told = ground.rank.makes("out/step_30")
-    torn = ground.here / "out/step_30"
-    ground.rank.number += 1
-    ground.rank.line(what="began", path=str(torn / "state.bin"), n=ground.rank.number, via="torch", was=None, file=False, made=told)
-    before = listing(ground.here)
-    assert "a save began it and did not end" in ground.mends()["out/step_30"]
-    assert ground.moved() == [(str(torn), f"{torn}.torn-2")]
-    assert listing(ground.here) == renamed(before, ground.moved())
-    assert [one.problem for one in ground.aside.undo()] == [""]
-    assert listing(ground.here) == before
+        disk.rank.saves(f"out/step_{step}/state.bin", step, made=disk.rank.makes(f"out/step_{step}"))
+    told = disk.rank.makes("out/step_30")
+    torn = disk.here / "out/step_30"
+    disk.rank.number += 1
+    disk.rank.line(what="began", path=str(torn / "state.bin"), n=disk.rank.number, via="torch", was=None, file=False, made=told)
+    before = listing(disk.here)
+    assert "a save began it and did not end" in disk.repairs()["out/step_30"]
+    assert disk.moved() == [(str(torn), f"{torn}.torn-2")]
+    assert listing(disk.here) == renamed(before, disk.moved())
+    assert [one.problem for one in disk.aside.undo()] == [""]
+    assert listing(disk.here) == before
 
 
-def test_an_empty_directory_that_this_run_did_not_make_stays(ground: Ground) -> None:
+def test_an_empty_directory_that_this_run_did_not_make_stays(disk: JobOnDisk) -> None:
     for step in (10, 20):
-        ground.rank.saves(f"out/step_{step}/state.bin", step, made=ground.rank.makes(f"out/step_{step}"))
-    (ground.here / "out/step_30").mkdir()
-    before = listing(ground.here)
-    assert ground.mends() == {}
-    assert listing(ground.here) == before
+        disk.rank.saves(f"out/step_{step}/state.bin", step, made=disk.rank.makes(f"out/step_{step}"))
+    (disk.here / "out/step_30").mkdir()
+    before = listing(disk.here)
+    assert disk.repairs() == {}
+    assert listing(disk.here) == before
 
 
-def a_name_of_the_frameworks(ground: Ground) -> None:
-    (ground.here / "out/checkpoint-20").mkdir(parents=True)
-    (ground.here / "out/checkpoint-20" / "tokenizer.json").write_text("a person's, from before")
-    hf(ground, 20, cut=True, made=False)
+def a_name_of_the_frameworks(disk: JobOnDisk) -> None:
+    (disk.here / "out/checkpoint-20").mkdir(parents=True)
+    (disk.here / "out/checkpoint-20" / "tokenizer.json").write_text("a person's, from before")
+    hf(disk, 20, cut=True, made=False)
 
 
-def another_name(ground: Ground) -> None:
-    (hf(ground, 20, cut=True) / "README.md").write_text("a person's")
+def another_name(disk: JobOnDisk) -> None:
+    (hf(disk, 20, cut=True) / "README.md").write_text("a person's")
 
 
-def once_nobody_was_alive(ground: Ground) -> None:
-    directory = hf(ground, 20, cut=True)
-    ground.checkpoints.ended()
-    ground.checkpoints.ended = lambda: None  # type: ignore[method-assign]  it ended before what comes now
-    until = ground.checkpoints._repair._ranks_ended_ns  # type: ignore[union-attr]  # noqa: SLF001  what it is about
+def once_nobody_was_alive(disk: JobOnDisk) -> None:
+    directory = hf(disk, 20, cut=True)
+    disk.checkpoints.ended()
+    disk.checkpoints.ended = lambda: None  # type: ignore[method-assign]  it ended before what comes now
+    until = disk.checkpoints._repair._ranks_ended_ns  # type: ignore[union-attr]  # noqa: SLF001  what it is about
     while not (directory / "vocab.txt").exists() or (directory / "vocab.txt").stat().st_ctime_ns <= until:
         (directory / "vocab.txt").write_text("a person's")
 
 
-def a_link(ground: Ground) -> None:
-    (ground.here / "out" / "mine.json").write_text("a person's")
-    os.link(ground.here / "out" / "mine.json", hf(ground, 20, cut=True) / "vocab.json")
+def a_link(disk: JobOnDisk) -> None:
+    (disk.here / "out" / "mine.json").write_text("a person's")
+    os.link(disk.here / "out" / "mine.json", hf(disk, 20, cut=True) / "vocab.json")
 
 
-def changed(ground: Ground) -> None:
-    (hf(ground, 20, cut=True) / "pytorch_model.bin").write_bytes(b"PK\x03\x04 another's")
+def changed(disk: JobOnDisk) -> None:
+    (hf(disk, 20, cut=True) / "pytorch_model.bin").write_bytes(b"PK\x03\x04 another's")
 
 
-def a_pointer(ground: Ground) -> None:
-    hf(ground, 20, cut=True)
-    (ground.here / "out" / "latest").write_text("checkpoint-20")
+def a_pointer(disk: JobOnDisk) -> None:
+    hf(disk, 20, cut=True)
+    (disk.here / "out" / "latest").write_text("checkpoint-20")
 
 
-def a_symbolic_link(ground: Ground) -> None:
-    hf(ground, 20, cut=True)
-    (ground.here / "last").symlink_to("out/checkpoint-20")
+def a_symbolic_link(disk: JobOnDisk) -> None:
+    hf(disk, 20, cut=True)
+    (disk.here / "last").symlink_to("out/checkpoint-20")
 
 
-STAYS: dict[str, tuple[Callable[[Ground], None], str]] = {
+STAYS: dict[str, tuple[Callable[[JobOnDisk], None], str]] = {
     "a name of the framework's": (a_name_of_the_frameworks, ""),
     "another name": (another_name, ""),
     "once nobody was alive": (once_nobody_was_alive, ""),
@@ -273,102 +272,102 @@ STAYS: dict[str, tuple[Callable[[Ground], None], str]] = {
 
 @pytest.mark.parametrize(("damage", "why"), STAYS.values(), ids=STAYS)
 def test_one_with_a_file_of_somebody_else_or_that_something_leads_to_stays_where_it_is(
-    ground: Ground, damage: Callable[[Ground], None], why: str
+    disk: JobOnDisk, damage: Callable[[JobOnDisk], None], why: str
 ) -> None:
-    (ground.here / "out").mkdir()
-    hf(ground, 10)
-    damage(ground)
-    before = listing(ground.here)
-    assert verify(str(ground.here / "out/checkpoint-20")).verdict in (Verdict.BAD, Verdict.INCOMPLETE)
-    said = ground.mends()
-    assert ground.moved() == []
-    assert listing(ground.here) == before
+    (disk.here / "out").mkdir()
+    hf(disk, 10)
+    damage(disk)
+    before = listing(disk.here)
+    assert verify(str(disk.here / "out/checkpoint-20")).verdict in (Verdict.BAD, Verdict.INCOMPLETE)
+    said = disk.repairs()
+    assert disk.moved() == []
+    assert listing(disk.here) == before
     assert (why in said["out/checkpoint-20"]) if why else not said
 
 
 @pytest.mark.parametrize("leads", [False, True], ids=["alone", "a link leads to it"])
-def test_a_file_that_no_rank_was_seen_to_load_is_put_back_after_its_second_save_was_cut_off(ground: Ground, leads: bool) -> None:  # noqa: FBT001  a column
-    path = ground.rank.saves("ckpt.pt", 10)
-    (ground.here / "export.pt").write_bytes(b"PK\x03\x04 somebody's")
+def test_a_file_that_no_rank_was_seen_to_load_is_put_back_after_its_second_save_was_cut_off(disk: JobOnDisk, leads: bool) -> None:  # noqa: FBT001  a column
+    path = disk.rank.saves("ckpt.pt", 10)
+    (disk.here / "export.pt").write_bytes(b"PK\x03\x04 somebody's")
     if leads:
-        (ground.here / "latest.pt").symlink_to("ckpt.pt")
-    ground.keeps(path)
-    ground.rank.saves("ckpt.pt", 20, cut=True)
-    before = listing(ground.here, without=[ground.here / "latest.pt"])
-    assert "the copy of step 10 was put in its place" in ground.mends()["ckpt.pt"]
+        (disk.here / "latest.pt").symlink_to("ckpt.pt")
+    disk.keep_copy(path)
+    disk.rank.saves("ckpt.pt", 20, cut=True)
+    before = listing(disk.here, without=[disk.here / "latest.pt"])
+    assert "the copy of step 10 was put in its place" in disk.repairs()["ckpt.pt"]
     assert torch.load(path)["step"] == 10
-    after = listing(ground.here, without=[path, ground.here / "latest.pt"])
+    after = listing(disk.here, without=[path, disk.here / "latest.pt"])
     assert after == renamed(before, [(str(path), f"{path}.torn-2")])
-    assert [one.problem for one in ground.aside.undo()] == ["", ""]
-    assert listing(ground.here, without=[ground.here / "latest.pt"]) == before
+    assert [one.problem for one in disk.aside.undo()] == ["", ""]
+    assert listing(disk.here, without=[disk.here / "latest.pt"]) == before
 
 
-def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_rank_was_seen_to_load_it(ground: Ground) -> None:
-    path = ground.rank.saves("ckpt.pt", 10)
-    ground.rank.saves("ckpt.pt", 20, cut=True)
-    before = listing(ground.here)
-    told = ground.mends()["ckpt.pt"]
+def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_rank_was_seen_to_load_it(disk: JobOnDisk) -> None:
+    path = disk.rank.saves("ckpt.pt", 10)
+    disk.rank.saves("ckpt.pt", 20, cut=True)
+    before = listing(disk.here)
+    told = disk.repairs()["ckpt.pt"]
     assert "left where it is, because it has no copy, and no whole checkpoint lies beside it" in told
-    assert listing(ground.here) == before
+    assert listing(disk.here) == before
     command = told.rpartition(": ")[2]
     assert shlex.split(command) == ["mv", str(path), f"{path}.torn"]
-    ground.rank.loads("ckpt.pt")
-    assert "moved to" in ground.mends()["ckpt.pt"]
-    assert ground.moved() == [(str(path), f"{path}.torn-2")]
+    disk.rank.loads("ckpt.pt")
+    assert "moved to" in disk.repairs()["ckpt.pt"]
+    assert disk.moved() == [(str(path), f"{path}.torn-2")]
 
 
-def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    ground.keeps(ground.rank.saves("ckpt.pt", 10))
-    ground.rank.saves("ckpt.pt", 20, cut=True)
-    (ground.here / "latest.pt").symlink_to("ckpt.pt")
-    before = listing(ground.here)
-    monkeypatch.setattr(ground.checkpoints.records.copies, "put_back", lambda *_: "the disk is full")  # a disk that is full
-    assert "left where it is: the copy could not be put there: the disk is full" in ground.mends()["ckpt.pt"]
-    assert listing(ground.here) == before
-    assert ground.moved() == []
+def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.keep_copy(disk.rank.saves("ckpt.pt", 10))
+    disk.rank.saves("ckpt.pt", 20, cut=True)
+    (disk.here / "latest.pt").symlink_to("ckpt.pt")
+    before = listing(disk.here)
+    monkeypatch.setattr(disk.checkpoints.records.copies, "put_back", lambda *_: "the disk is full")  # a disk that is full
+    assert "left where it is: the copy could not be put there: the disk is full" in disk.repairs()["ckpt.pt"]
+    assert listing(disk.here) == before
+    assert disk.moved() == []
 
 
 def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Path) -> None:
-    ground = Ground(tmp_path)
-    settings = replace(ground.job.settings, checkpoints=Checkpoints(paths=("ckpt.pt",)))
-    ground.checkpoints = checkpoints = JobCheckpoints(replace(ground.job, settings=settings), ground.reports.append)
+    disk = JobOnDisk(tmp_path)
+    settings = replace(disk.job.settings, checkpoints=Checkpoints(paths=("ckpt.pt",)))
+    disk.checkpoints = checkpoints = JobCheckpoints(replace(disk.job, settings=settings), disk.reports.append)
     checkpoints.began(1)
     for step in (10, 20):
-        path = ground.rank.saves("ckpt.pt", step)
-        ground.keeps(path)
-    ground.rank.saves("ckpt.pt", 30, cut=True)
+        path = disk.rank.saves("ckpt.pt", step)
+        disk.keep_copy(path)
+    disk.rank.saves("ckpt.pt", 30, cut=True)
     checkpoints.ended()
     chosen = checkpoints.select(1.0, 2).chosen
     assert chosen is not None
     assert (chosen.step, chosen.path == str(path)) == (20, False)
     for step in (30, 40, 50):
-        ground.keeps(ground.rank.saves("ckpt.pt", step))
+        disk.keep_copy(disk.rank.saves("ckpt.pt", step))
     assert os.path.exists(chosen.path)  # noqa: PTH110  a plain string
 
 
-def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = hf(ground, 10)
-    torn = hf(ground, 20, cut=True)
-    ground.rank.loads("out/checkpoint-10/optimizer.pt")
+def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = hf(disk, 10)
+    torn = hf(disk, 20, cut=True)
+    disk.rank.loads("out/checkpoint-10/optimizer.pt")
 
     def full(*_: Any, **__: Any) -> None:  # noqa: ANN401  whatever it is called with
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(MoveJournal, "move", full)
-    ground.checkpoints.ended()
-    selected = ground.checkpoints.select(1.0, 2)
+    disk.checkpoints.ended()
+    selected = disk.checkpoints.select(1.0, 2)
     assert selected.chosen is not None
     assert selected.chosen.path == str(whole)
     assert [(path, "could not be moved aside: [Errno 28]" in what) for path, what in selected.repaired] == [(str(torn), True)]
 
 
-def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(ground: Ground) -> None:
-    paths = [ground.rank.saves(name, 1) for name in ("gone.pt", "there.pt")]
+def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk) -> None:
+    paths = [disk.rank.saves(name, 1) for name in ("gone.pt", "there.pt")]
     for path in paths:
-        ground.keeps(path)
+        disk.keep_copy(path)
     paths[0].unlink()
-    watcher = ground.checkpoints.watcher()
+    watcher = disk.checkpoints.watcher()
     assert watcher is not None
     watcher.start()
     assert watcher.finish(20.0)
-    assert [made.path for made in Manifests(str(ground.state / "checkpoints")).all()] == [str(paths[1])]
+    assert [made.path for made in Manifests(str(disk.state / "checkpoints")).all()] == [str(paths[1])]

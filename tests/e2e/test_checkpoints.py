@@ -1,7 +1,7 @@
-"""`supervise -- torchrun train.py` alone: who resumes by itself is protected from its own torn file, and nobody else's is touched.
+"""`supervise -- torchrun train.py` alone protects a script that resumes by itself from its own torn file, and touches no other file.
 
-In: a real gloo training under torchrun that saves in its own way, nothing declared, and is killed in the middle of a save. Out: it comes to
-its end, from a whole checkpoint; every file that is not its own is where and what it was.
+A real gloo training under torchrun saves in its own way, nothing declared, and is killed in the middle of a save. It comes to its end
+from a whole checkpoint, and every file that is not its own is where and what it was.
 """
 
 from __future__ import annotations

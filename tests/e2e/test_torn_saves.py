@@ -1,8 +1,8 @@
 """Trainings of real libraries that are killed in the middle of a save: they go on, never from a torn one, and come to the same end.
 
-In: transformers' Trainer, Lightning and torch.distributed.checkpoint as their users use them, resuming by themselves, under `supervise --
-torchrun`, with nothing declared and with --checkpoints; a kill -9 of a rank, or of all, at a random moment of a save, 50 of each. Out: what
-each kill left, printed; a run of which fewer than half left something torn says nothing, and fails as invalid.
+transformers' Trainer, Lightning and torch.distributed.checkpoint resume by themselves under `supervise -- torchrun`, with nothing
+declared and with --checkpoints. A rank, or all, are killed with -9 at 50 random moments of a save. What each kill left is printed.
+The run is invalid and fails if fewer than half of the kills left something torn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.torn import Ground, Killer, Strike
+from tests.e2e.torn import Killer, SavedFiles, Strike
 from tests.support.waiting import words_of
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def final(run: Supervised) -> list[str]:
     return ends[-1]
 
 
-def told_by_us(out: Path) -> dict[str, str]:
+def our_verdicts(out: Path) -> dict[str, str]:
     """Return the verdict of `supervise checkpoints verify --json` on each thing that lies there, by name."""
     words = ["supervise", "checkpoints", "verify", "--json", *map(str, sorted(out.iterdir()))]
     said = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False).stdout  # noqa: S603  the program under test
@@ -116,7 +116,7 @@ class Series:
         """Train without anybody's kill."""
         place = self._tmp_path / "uninterrupted"
         run = self._start(*command(self._library, pace_s=0.0), place=place, around=around, **self._environment)
-        killer = Killer(run, Ground(place / "out", place), random.Random(0), world=self._library.world, prefix=self._library.prefix)  # noqa: S311
+        killer = Killer(run, SavedFiles(place / "out", place), random.Random(0), world=self._library.world, prefix=self._library.prefix)  # noqa: S311
         killer.strike(0)
         assert run.exit_code() == 0
         self.expected = final(run)
@@ -130,8 +130,8 @@ class Series:
         options += ["--checkpoints", self._library.pattern, "--resumes-itself"] if declared else []
         environment = {**self._environment, "TMPDIR": str(temporary)}
         run = self._start(*command(self._library, pace_s=self._library.pace_s), options=options, place=place, **environment)
-        ground = Ground(place / "out", temporary, self._library.away)
-        killer = Killer(run, ground, random.Random(number), world=self._library.world, prefix=self._library.prefix)  # noqa: S311
+        files = SavedFiles(place / "out", temporary, self._library.away)
+        killer = Killer(run, files, random.Random(number), world=self._library.world, prefix=self._library.prefix)  # noqa: S311
         killer.strike(kills)
         code = run.exit_code()
         for strike in killer.strikes:
@@ -140,7 +140,7 @@ class Series:
         assert final(run) == self.expected, "what it trained is not what it trains uninterrupted"
         wrong = [str(strike) for strike in killer.strikes if strike.left and strike.resumed != strike.newest]
         assert wrong == [], "it was not resumed from the newest whole one"
-        left = told_by_us(place / "out")
+        left = our_verdicts(place / "out")
         assert {name for name, verdict in left.items() if verdict == "good" and ".torn-" in name} == set(), "a whole one was moved"
         in_place = {name for name in left if name.startswith(self._library.prefix) and ".torn-" not in name}
         assert {name for name in in_place if left[name] != "good"} == set(), "what it resumes from is left torn"

@@ -1,6 +1,6 @@
-"""Killing a training in the middle of its saves, again and again, and saying what each kill left.
+"""Kills a training in the middle of its saves, again and again, and finds what each kill left.
 
-In: a supervised run of one of tests/jobs/torn_*.py, which tells in its file `events` what it does; a dice. Out: a `Strike` for each kill.
+The training is one of tests/jobs/torn_*.py, which logs what it does in its file `events`. Each kill gives a `Strike`.
 A rank that resumed waits until it is let go: then nobody writes, and what lies there is judged. What was judged once is known by its
 identity. What a kill left is known when the next attempt has resumed.
 """
@@ -51,8 +51,8 @@ class Strike:
 
 
 @dataclass
-class Ground:
-    """What lies in the directory of checkpoints, and in that of temporary files."""
+class SavedFiles:
+    """The files in the directory of checkpoints, and in that of temporary files."""
 
     out: Path
     temporary: Path
@@ -96,9 +96,9 @@ class Ground:
 class Killer:
     """Kills ranks of one run during saves."""
 
-    def __init__(self, run: Supervised, ground: Ground, dice: random.Random, *, world: int, prefix: str) -> None:
+    def __init__(self, run: Supervised, files: SavedFiles, dice: random.Random, *, world: int, prefix: str) -> None:
         """Take the run, and how the names of what the script resumes from begin."""
-        self._run, self._ground, self._dice, self._world, self._prefix = run, ground, dice, world, prefix
+        self._run, self._files, self._dice, self._world, self._prefix = run, files, dice, world, prefix
         self.strikes: list[Strike] = []
 
     def _events(self, *kinds: str) -> list[list[str]]:
@@ -133,10 +133,10 @@ class Killer:
         """Say what the last kill left, and what the script made of it."""
         if self.strikes:
             strike = self.strikes[-1]
-            strike.left, strike.torn = self._ground.left(strike.step)
-            strike.resumed, strike.newest = resumed, self._ground.newest(self._prefix)
+            strike.left, strike.torn = self._files.left(strike.step)
+            strike.resumed, strike.newest = resumed, self._files.newest(self._prefix)
         else:
-            self._ground.known = set(self._ground.look().values())
+            self._files.known = set(self._files.look().values())
 
     def _strike(self, pids: dict[int, int], number: int) -> None:
         """Kill in the save of that number, at a random moment of it."""
@@ -147,7 +147,7 @@ class Killer:
         _, step, since = begun[number - 1]
         took_s = [float(end) - float(begin) for (_, one, begin), (_, other, end) in self._saves() if one == other]
         after_s = self._dice.uniform(0.0, median(took_s) if took_s else FIRST_S)
-        if self._ground.away:  # what it saves is pickled first, and written to a temporary file, for each of its two files
+        if self._files.away:  # what it saves is pickled first, and written to a temporary file, for each of its two files
             self._await_temporary(self._dice.randint(1, 2))
             since, after_s = str(time.monotonic()), after_s * PART_OF_IT
         time.sleep(max(0.0, float(since) + after_s - time.monotonic()))
@@ -158,12 +158,12 @@ class Killer:
 
     def _await_temporary(self, number: int) -> None:
         """Wait until so many temporary files came since the save began, or it is over."""
-        before = set(self._ground.temporary.glob("tmp*"))
+        before = set(self._files.temporary.glob("tmp*"))
         came = before - before
         ended = len(self._events("saved"))
         until = time.monotonic() + 20
         while len(came) < number and len(self._events("saved")) == ended and time.monotonic() < until:
-            came |= set(self._ground.temporary.glob("tmp*")) - before
+            came |= set(self._files.temporary.glob("tmp*")) - before
 
     def _saves(self) -> list[tuple[list[str], list[str]]]:
         events = self._events("saving", "saved")

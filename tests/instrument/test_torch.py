@@ -30,7 +30,7 @@ PHASES = """
 said = [look().phase]
 import io, threading
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
-class Tell:
+class PhaseRecorder:
     def __reduce__(self):
         said.append(look().phase)  # within torch.save
         return (tell, ())
@@ -39,7 +39,7 @@ def tell():
 said.append(look().phase)
 dist.init_process_group('gloo', init_method='tcp://127.0.0.1:0', rank=0, world_size=1)
 said.append(look().phase)
-torch.save({'x': Tell()}, 'a.pt')
+torch.save({'x': PhaseRecorder()}, 'a.pt')
 torch.load('a.pt', weights_only=False)
 with open('a.pt', 'rb') as file:
     torch.load(file, weights_only=False)

@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list[str]) -> int:  # noqa: ANN401  a Director, known after torch
-    """Run torchrun from parsing to its end. Raises what torch raises, SystemExit where we are told to leave."""
+    """Run torchrun from parsing to its end. Raises torch's own exceptions, SystemExit where the supervisor orders us to leave."""
     import torch  # noqa: PLC0415
     from torch.distributed import launch, run  # noqa: PLC0415
     from torch.distributed.elastic.utils.logging import get_logger  # noqa: PLC0415
@@ -118,9 +118,9 @@ def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list
     )
     link.send(hello)
     director.start()
-    # not in torch's own log: every attempt has a store of its own whatever this says, it only keeps torch from serving one in vain
+    # not in torch's own log: every attempt has a store of its own in any case; this only keeps torch from serving a useless one
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    if options.entry == "launch":  # as `python -m` runs it, so that its deprecation is told in the same words
+    if options.entry == "launch":  # as `python -m` runs it, so that torch prints its deprecation in the same words
         del sys.modules[launch.__name__]
         sys.argv = [launch.__file__, *args]
         runpy.run_module(launch.__name__, run_name="__main__", alter_sys=True)

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from supervisor.agent.link import AgentLink, Command
 
-LEAVE_S = 2.5  # from the last rank's end to ours, when we were told to leave
+LEAVE_S = 2.5  # from the last rank's end to ours, when the supervisor ordered us to leave
 ORPHANED_S = 6.0  # the guardian ends us 4 s after the supervisor's end; this is for the day that it does not
 PUBLISH_S = 1.0
-LOOK_S = 0.2  # between two looks whether an attempt was stopped
+POLL_S = 0.2  # between two checks whether an attempt was stopped
 
 
 class AttemptController:
@@ -80,11 +80,11 @@ class AttemptController:
 
     @property
     def orphaned(self) -> bool:
-        """Whether the supervisor is gone. The guardian asked the ranks to save then: that they exit 0 does not say that they finished."""
+        """Whether the supervisor is gone. The guardian then asked the ranks to save: exit code 0 does not mean that they finished."""
         return self._link.lost()
 
     def wait_for_go(self) -> Go:
-        """Block until an attempt is wanted. Raises SystemExit where the supervisor told us to leave."""
+        """Block until an attempt is wanted. Raises SystemExit where the supervisor ordered us to leave."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._go is not None or self._leave is not None)
@@ -113,13 +113,13 @@ class AttemptController:
     def agree(self, attempt: int, store: Store, token: str, node: int, nodes: int) -> Go:
         """Carry the all-gathers of the supervisors, until ours orders how the ranks start.
 
-        Raises stores.Cancelled where the attempt is stopped meanwhile, TimeoutError where a node is silent.
+        Raises AttemptCancelled where the attempt is stopped meanwhile, TimeoutError where a node is silent.
         """
         exchange = NodeAllGathers(store, token, node, nodes, self.cancelled)
         self._link.send(NodesMet(attempt, node, nodes))
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._orders), LOOK_S)
+                self._changed.wait_for(lambda: bool(self._orders), POLL_S)
                 order = self._orders.popleft() if self._orders else None
             if self.cancelled():
                 raise round_agreement.AttemptCancelled
@@ -156,7 +156,7 @@ class AttemptController:
             self._fence = (attempt, fence)
 
     def lose_store(self, attempt: int, error: object) -> None:
-        """Begin another round, unless a node said that it is done: whether every node's ranks ended well can no longer be known."""
+        """Begin another round, unless a node reported that it is done: whether every node's ranks ended well can no longer be known."""
         self._with_fence(attempt, lambda fence: fence.lose(f"the agents' store was lost before every node reported success: {error}"))
 
     def end_ranks(self, attempt: int) -> None:
@@ -166,7 +166,7 @@ class AttemptController:
             self.ranks.wait(attempt, self._grace_s + outcomes.END_DEADLINE_S)
 
     def finish(self) -> None:
-        """Last words to the other nodes, for at most PUBLISH_S."""
+        """Write this node's last notes to the other nodes, for at most PUBLISH_S."""
         with self._changed:
             fence, self._fence = self._fence, None
             broadcasts, self._broadcasts = self._broadcasts, None
@@ -181,7 +181,7 @@ class AttemptController:
         try:
             for command in self._link.commands():
                 self._take(command)
-        except BaseException:  # noqa: BLE001  deaf to the supervisor we are of no use
+        except BaseException:  # noqa: BLE001  without the supervisor's commands we are of no use
             self._crash()
         self._nobody_decides()
         time.sleep(ORPHANED_S)
@@ -259,7 +259,7 @@ class AttemptController:
             self._leave_soon()
 
     def _leave_soon(self) -> None:
-        """The main thread leaves by the gate; where it is deaf, this does it."""
+        """The main thread leaves by the gate; where it does not react, this does it."""
         timer = threading.Timer(LEAVE_S, lambda: os._exit(self._leave or 0))
         timer.daemon = True
         timer.start()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from supervisor.agent.link import Go, ScriptArgs
     from supervisor.agent.spawn import OutputChannel
 
-WAKE_S = 0.001  # torch sleeps this long between two looks; the wait itself is in `_monitor_workers`, which a death ends at once
+WAKE_S = 0.001  # torch sleeps this long between two polls; the wait itself is in `_monitor_workers`, which a death ends at once
 SHUTDOWN_S = 2.0
 LAST_S = 1.5
 BARRIER_POLL_S = 0.1
@@ -109,7 +109,7 @@ class RoundRendezvous(RendezvousHandler):
         return 0
 
     def shutdown(self) -> bool:
-        """Say the last words to the other nodes and close the rendezvous, if the job is over for all; for at most SHUTDOWN_S."""
+        """Write the last notes to the other nodes and close the rendezvous, if the job is over for all; for at most SHUTDOWN_S."""
         closer = threading.Thread(target=self._shutdown_quietly, name="shutdown", daemon=True)
         closer.start()
         closer.join(SHUTDOWN_S)
@@ -126,7 +126,7 @@ class RoundRendezvous(RendezvousHandler):
                 round_agreement.await_left(shared, self._others, LAST_S)
             self._inner.shutdown()
             if shared is not None and not serves:
-                round_agreement.say_left(shared)
+                round_agreement.mark_left(shared)
         except Exception:  # noqa: BLE001  the store may have gone with its host; we are leaving anyway
             return
 
@@ -244,7 +244,7 @@ class GatedAgent(LocalElasticAgent):
         """Wait until every node's ranks have ended well: torch's exit barrier, but a stop or another node's failure ends it.
 
         Like torch's it lasts at most `_exit_barrier_timeout` (300 s). A store that is lost meanwhile is a failure: whoever serves it stays
-        until every node knows of the success, or says that it is done before it leaves after that time.
+        until every node knows of the success, or reports that it is done before it leaves after that time.
         """
         store, world = self._rounds.store, worker_group.group_world_size
         if store is not None and world > 1:
@@ -299,7 +299,7 @@ class GatedAgent(LocalElasticAgent):
                 seen = store.add("supervise/seen", 0)
 
     def _exit_barrier(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        """Nothing: `_settle` was there before, where a stop can be heard."""
+        """Nothing: `_settle` came before, where a stop can end the wait."""
 
     def _stop_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """The ranks are dead already, by the watcher's hand; torch reaps them and closes its logs."""

@@ -38,7 +38,7 @@ class Go:
     `env` and `unset` edit the ranks' environment, `args` are appended to the script's arguments, and every text in `replace` is
     replaced in the script's own arguments (placeholders of the command line; the agent outlives many attempts, so they are filled here).
     `script_args`: the script's own arguments, as the user wrote them, and what stands in their place; None: as they were written.
-    `nproc`: ranks of this node, None: as torchrun's arguments say.
+    `nproc`: ranks of this node, None: as in torchrun's arguments.
     """
 
     attempt: int
@@ -97,7 +97,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The nodes agree: start the ranks as `go` says. Where a job has one node, the first Go is enough."""
+    """The nodes agree: start the ranks by `go`. Where a job has one node, the first Go is enough."""
 
     attempt: int
     go: Go

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 SILENT_S = 30.0
 POLL_S = 0.02
-LOOK_S = 1.0
-LOOK_SELDOM_S = 10.0
+POLL_S = 1.0
+POLL_SELDOM_S = 10.0
 
 
 class NodeAllGathers:
@@ -58,24 +58,24 @@ class NodeAllGathers:
             if not missing:
                 return [self._store.get(f"{number}/{node}").decode() for node in range(self._nodes)]
             self.beat()
-            self._look_for_silence(missing, seen)
+            self._check_silence(missing, seen)
             time.sleep(min(BEAT_S, POLL_S * self._nodes))
 
-    def _look_for_silence(self, missing: list[int], seen: dict[int, tuple[int, float]]) -> None:
+    def _check_silence(self, missing: list[int], seen: dict[int, tuple[int, float]]) -> None:
         now = time.monotonic()
         for node in missing:
             count = self._store.add(f"alive/{node}", 0)
             if seen.get(node, (-1, 0.0))[0] != count:
                 seen[node] = count, now
             elif now - seen[node][1] > SILENT_S:
-                msg = f"node {node} of this rendezvous has not been heard of for {SILENT_S:.0f} s, while the nodes agreed on a checkpoint"
+                msg = f"node {node} of this rendezvous has been silent for {SILENT_S:.0f} s, while the nodes agreed on a checkpoint"
                 raise TimeoutError(msg)
 
 
 class NodeBroadcasts:
     """One text of each node for all others, while the ranks run: how they began. `received` is called with each, from a thread.
 
-    The thread looks at one count, and reads only when that grew; after a minute it looks seldom: some nodes have nothing to send.
+    The thread polls one count, and reads only when that grew; after a minute it polls seldom: some nodes have nothing to send.
     """
 
     def __init__(self, store: Store, token: str, node: int, nodes: int, received: Callable[[str], None]) -> None:
@@ -97,14 +97,14 @@ class NodeBroadcasts:
         self._changed.set()
 
     def _quietly(self, store: Store, prefix: str) -> None:
-        with suppress(RuntimeError, OSError):  # torch's errors of a lost store are RuntimeErrors: the ranks' own collectives tell of it
+        with suppress(RuntimeError, OSError):  # torch's errors of a lost store are RuntimeErrors: the ranks' own collectives report it
             self._run(PrefixStore(prefix, own_client(store)))
 
     def _run(self, store: Store) -> None:
         missing = [node for node in range(self._nodes) if node != self._node]
         known, is_sent, began = 0, False, time.monotonic()
         while missing or not is_sent:
-            self._changed.wait(LOOK_S if time.monotonic() - began < 60 * LOOK_S else LOOK_SELDOM_S)
+            self._changed.wait(POLL_S if time.monotonic() - began < 60 * POLL_S else POLL_SELDOM_S)
             if self._left:
                 return
             self._changed.clear()

@@ -96,7 +96,7 @@ def _stat(pid: int) -> process_tree.ProcessStat:
 
 
 def _signal_group(rank: MonitoredRank, signum: int) -> None:
-    """To the rank's process group, as torchrun does (DataLoader workers hear it too); to the rank where it left its group."""
+    """To the rank's process group, as torchrun does (DataLoader workers get it too); to the rank where it left its group."""
     try:
         os.killpg(rank.pid, signum)
     except OSError:
@@ -118,8 +118,8 @@ def _end(rank: MonitoredRank, signum: int) -> None:
 class RankMonitor:
     """The rank table and its watcher thread (started at once, ends with the process).
 
-    `send` reports; `on_failure(attempt, rank, text)` is told of a failure that fences the attempt; `on_ended(attempt)` that
-    no rank is left and `stopped` was sent; `on_crash(traceback)` that the watcher itself failed: it must end the process.
+    `send` reports; `on_failure(attempt, rank, text)` is called at a failure that fences the attempt, `on_ended(attempt)` when no rank is
+    left and `stopped` was sent, `on_crash()` when the watcher itself failed: it must end the process.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class RankMonitor:
         self._poke()
 
     def seal(self, world_size: int) -> None:
-        """Every rank of this node exists: say so. Deaths are reported from here on, so that none comes before its birth."""
+        """Every rank of this node exists: report it. Deaths are reported from here on, so that none comes before its birth."""
         with self._changed:
             now = self._now
         spawned = tuple(SpawnedRank(r.rank, r.local_rank, r.pid, r.start_ticks) for r in now.all)

@@ -1,11 +1,11 @@
 """Gives every attempt a store of its own, and carries which node failed first and what its supervisor decided.
 
 torch lets the ranks of every attempt use the agents' store, without a prefix per attempt, so restarted ranks read the addresses of the
-dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port for each attempt, on which rank 0 hosts a store, and hands the
+dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port for each attempt, on which rank 0 hosts a store, and gives the
 port to the other nodes through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and no node waits
 for another. `enter_round` counts rounds for it.
 
-The agents' store holds two keys per round. The fence says which node's rank failed first (one compare_set). The decision is what the
+The agents' store holds two keys per round. The fence names the node whose rank failed first (one compare_set). The decision is what the
 supervisor of that node published for all. A thread reads the fence with its own store client in one long wait, because TCPStore prints a
 warning for each wait that times out and locks the client meanwhile. Leaving the round sets the fence, which ends these waits on every
 node. The decision is polled, since it comes within seconds. The node that owes it counts up a key meanwhile; when that count stands still
@@ -61,7 +61,7 @@ class AttemptCancelled(Exception):  # noqa: N818  not a failure: the attempt was
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What rank 0's node tells the others of a round. `token` makes its keys unlike those of any other round."""
+    """The message of rank 0's node to the others of a round. `token` makes its keys unlike those of any other round."""
 
     round: int
     port: int
@@ -101,7 +101,7 @@ def _bindable(port: int) -> bool:
 
 
 def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what: str) -> None:
-    """Poll for keys, so that a stop is heard and no wait times out aloud. Raises Cancelled or TimeoutError."""
+    """Poll for keys, so that a stop ends the wait and torch prints no timeout. Raises AttemptCancelled or TimeoutError."""
     until = time.monotonic() + PEER_TIMEOUT_S
     while not store.check(keys):
         if cancelled():
@@ -184,9 +184,9 @@ def _base(store: Store) -> Store:
 
 @dataclass(frozen=True, slots=True)
 class DecisionChanges:
-    """What a decision changes on all nodes: knobs' values, checkpoints that are not handed out any more, and what it was made for.
+    """What a decision changes on all nodes: knobs' values, checkpoints from which no attempt resumes any more, and its cause.
 
-    first: what failed, which no agent looks into (FirstCause in core/model.py); its node is filled in here.
+    first: the cause (FirstCause in core/model.py), which no agent reads; its node is filled in here.
     """
 
     overrides: tuple[tuple[str, str], ...] = ()
@@ -259,7 +259,7 @@ class RoundAgreement:
     """The fence and the decision of one round on several nodes.
 
     `on_fence(kind, node, text)` when another node fenced; `on_decision(kind, exit_code, text, changes)` when another node decided. `fail`,
-    `admit`, `publish`, `abandon` and `leave` return at once; a thread writes what they say.
+    `admit`, `publish`, `abandon` and `leave` return at once; a thread writes their notes.
     """
 
     def __init__(  # noqa: PLR0913  two callbacks and the four facts of a round
@@ -314,7 +314,7 @@ class RoundAgreement:
         self._notes.put(("default", note))
 
     def lose(self, text: str) -> None:
-        """The store is lost: end this node's attempt and begin another round, unless a node said that it is done: it left for good."""
+        """The store is lost: end this node's attempt and begin another round, unless a node reported that it is done: it left for good."""
         if not self._done:
             self._on_fence(FAILURE, self._node, text)
             self._on_decision("restart", 0, text, None)
@@ -322,7 +322,7 @@ class RoundAgreement:
     def leave(self, *, done: bool = False) -> None:
         """The round is over for this node: nothing is reported any more, and the waits on its fence end.
 
-        Unless every node is `done`, one that still runs is fenced by this, and told to begin another round, as we do.
+        Unless every node is `done`, this fences one that still runs, with the decision to begin another round, as we do.
         """
         self._left.set()
         text = f"node {self._node} left the round"
@@ -331,14 +331,14 @@ class RoundAgreement:
         self._notes.put(None)
 
     def finish(self, timeout_s: float, *, done: bool) -> None:
-        """Leave, and wait until all is written and what was published is read by all: the store may be served by this process."""
+        """Leave, and wait until all notes are written and all nodes have read them: this process may serve the store."""
         self.leave(done=done)
         until = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _quietly(self, target: Callable[[Store], None], store: Store, prefix: str) -> None:
-        with suppress(RuntimeError, OSError):  # every torch.distributed error is a RuntimeError: the store is lost, the ranks will tell
+        with suppress(RuntimeError, OSError):  # every torch.distributed error is a RuntimeError: the store is lost, the ranks will fail too
             target(PrefixStore(prefix, own_client(store)))
 
     def _write(self, store: Store) -> None:
@@ -381,18 +381,18 @@ class RoundAgreement:
         their supervisors give up.
         """
         mine, beats = fence.node == self._me, -1
-        heard = time.monotonic()
-        next_look = heard
+        last_beat = time.monotonic()
+        next_check = last_beat
         while not store.check(["decision"]):
             now = time.monotonic()
-            if now >= next_look:
-                next_look = now + BEAT_S
+            if now >= next_check:
+                next_check = now + BEAT_S
                 before, beats = beats, store.add("beats", int(mine))
                 if beats != before:
-                    heard = now
-                elif now - heard > SILENT_S:
-                    told = f"node {fence.node.partition('/')[0]} was not heard of for {SILENT_S:.0f} s and did not decide: {fence.text}"
-                    store.compare_set("decision", "", _RoundNote("restart", self._node, told).dump())
+                    last_beat = now
+                elif now - last_beat > SILENT_S:
+                    reason = f"node {fence.node.partition('/')[0]} was silent for {SILENT_S:.0f} s and did not decide: {fence.text}"
+                    store.compare_set("decision", "", _RoundNote("restart", self._node, reason).dump())
             if self._left.wait(min(DECISION_POLL_MAX_S, POLL_S * self._nodes)):
                 return None
         note = _RoundNote.load(store.get("decision"))
@@ -419,7 +419,7 @@ class RoundAgreement:
 
 
 def served_here(store: Store) -> bool:
-    """Whether this process serves the agents' store. torch says so in the store's text only; a wrong No costs noise at the end."""
+    """Whether this process serves the agents' store. torch shows it in the store's text only; a wrong No costs noise at the end."""
     return "server=TCPServer" in repr(_base(store))
 
 
@@ -430,6 +430,6 @@ def await_left(store: Store, others: int, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def say_left(store: Store) -> None:
+def mark_left(store: Store) -> None:
     """This node will not use the store again."""
     store.add(LEFT, 1)

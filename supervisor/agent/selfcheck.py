@@ -1,4 +1,4 @@
-"""Checks whether the installed torch still looks the way the agent needs it.
+"""Checks whether the installed torch still has the form that the agent needs.
 
 It checks names, the arguments that are passed or must be accepted, and whether torch still *calls* what is overridden (the names in a
 function's byte code): an override that is never called would fail in silence. A torch that cannot be imported is an answer too.

@@ -26,7 +26,7 @@ from supervisor.agent.ranks import MonitoredRank, spawned
 
 PIPE_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)  # looked up here, not in the child between fork and exec
+LIBC = ctypes.CDLL(None, use_errno=True)  # resolved here, not in the child between fork and exec
 
 #: Our stdout and stderr: one open file, two, one terminal, or a terminal and something else.
 ONE, TWO, TTY, TTY_OUT, TTY_ERR = "one", "two", "tty", "tty-out", "tty-err"
@@ -63,11 +63,11 @@ class AttemptEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class _OutputEnds:
-    """What the child gets as stdout and stderr (None: as torch opened it, or inherited), and what is handed over of it."""
+    """What the child gets as stdout and stderr (None: as torch opened it, or inherited), and which of its descriptors the guardian gets."""
 
     out: int | None
     err: int | None
-    handed: tuple[tuple[int, dict[str, object]], ...]
+    for_guardian: tuple[tuple[int, dict[str, object]], ...]
     linebuf: bool
 
     def close(self) -> None:
@@ -104,14 +104,14 @@ class RankHandler(SubprocessHandler):
                 preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509  one prctl, its symbol resolved before the fork; see docs/elastic-agent.md
             )
         except BaseException:
-            for fd, _ in ends.handed:
+            for fd, _ in ends.for_guardian:
                 os.close(fd)
             raise
         finally:
             ends.close()
         logs = tuple((name, path) for name, path in paths.items() if path not in ("", os.devnull))
         self._birth.born(spawned(proc.pid, rank, local_rank, env.get("TORCHELASTIC_ERROR_FILE", ""), logs))
-        for fd, what in ends.handed:
+        for fd, what in ends.for_guardian:
             self._output.hand_over(fd, attempt=self._birth.attempt, rank=rank, **what)
         return proc
 
@@ -128,12 +128,12 @@ class RankHandler(SubprocessHandler):
             read, write = _pipe()
             return _OutputEnds(write, os.dup(write), ((read, {"name": "both", "show": ours["out"], "to": 1}),), linebuf=linebuf)
         written: dict[str, int] = {}
-        handed: list[tuple[int, dict[str, object]]] = []
+        for_guardian: list[tuple[int, dict[str, object]]] = []
         for name, show in ours.items():
             pty = terminal and show and _TERMINALS.get(streams) == name
             read, written[name] = _terminal(self._output.window) if pty else _pipe()
-            handed.append((read, {"name": name, "show": show, "to": 1 if name == "out" else 2, "pty": pty}))
-        return _OutputEnds(written.get("out"), written.get("err"), tuple(handed), linebuf=linebuf)
+            for_guardian.append((read, {"name": name, "show": show, "to": 1 if name == "out" else 2, "pty": pty}))
+        return _OutputEnds(written.get("out"), written.get("err"), tuple(for_guardian), linebuf=linebuf)
 
 
 def _pipe() -> tuple[int, int]:

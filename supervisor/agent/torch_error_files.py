@@ -56,7 +56,7 @@ def read(ranks: Sequence[RankFiles]) -> TorchErrorFiles:
     errors: list[TorchError] = []
     tails: list[LogTail] = []
 
-    def look() -> None:
+    def read_all() -> None:
         for rank in ranks:
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 if rank.error_file:
@@ -67,7 +67,7 @@ def read(ranks: Sequence[RankFiles]) -> TorchErrorFiles:
                     if text := _tail(path):
                         tails.append(LogTail(rank.rank, name, text))
 
-    reader = threading.Thread(target=look, name="torch-error-files", daemon=True)
+    reader = threading.Thread(target=read_all, name="torch-error-files", daemon=True)
     reader.start()
     reader.join(READ_DEADLINE_S)
     return TorchErrorFiles(tuple(errors), tuple(tails))  # the reader may still be at it

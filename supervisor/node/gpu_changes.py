@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from health.model import Json
     from supervisor.classify.catalogue import Catalogue
 
-#: Of these 8 and 11 say why a GPU cannot be looked up.
+#: Of these 8 and 11 name the reason why a GPU cannot be found.
 _LOST: Final = frozenset({8, 11, 15, 999})
 _RESET: Final = 16
 _GONE: Final = frozenset({9, 18})
@@ -128,7 +128,7 @@ def xid_facts(
         name = f": {entry.name}" if entry is not None else ""
         text = f"{_called(names, one.subject)}: Xid {one.code}{name}"
         # the kernel's own form, because its rows know every code
-        record = Evidence("kernel", "record", f"NVRM: Xid (PCI:{one.pci.rpartition('.')[0] or one.pci}): {one.code}, told by NVML", t=one.t)
+        record = Evidence("kernel", "record", f"NVRM: Xid (PCI:{one.pci.rpartition('.')[0] or one.pci}): {one.code}, by NVML", t=one.t)
         repeated = _repeated(one, memory) if in_use - {_uuid(one.subject)} else ""
         for fact in claims(record, catalogue):
             hardware = "suspected" if repeated else entry.hardware if entry is not None else "unknown"

@@ -1,7 +1,7 @@
 """Watches this node's health for one job: before each attempt, while it runs, and after a failure.
 
 Probes run in processes that can be killed (health/probing/runner.py). One that hangs costs its own readings, is reported as a finding, and
-is not asked again before an attempt until it answers. A look may take seconds, so none is on the loop's thread.
+is not asked again before an attempt until it answers. A check may take seconds, so none runs on the loop's thread.
 
 Without an NVIDIA GPU only the space on the disks is watched to which declared checkpoints go.
 """
@@ -34,32 +34,32 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures
 
-#: Of a look before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
+#: Of the check before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
 DEADLINE_S: Final = 8.0
-#: Of what is asked once the ranks are gone: the verdict waits for it.
+#: Of the check after the ranks are gone: the verdict waits for it.
 AFTER_S: Final = 0.9
 #: How long the verdict waits for a sample that is under way.
 _TURN_S: Final = 0.3
 #: And how long an attempt does.
 _START_TURN_S: Final = 2.0
 _CLOSING_S: Final = 0.5
-#: What tells of a GPU's end.
+#: The probes that show a GPU's end.
 AFTER: Final = ("nvml",)
 DISKS: Final = ("disk",)
-#: What is judged before an attempt only: while it runs its own ranks hold the memory, and in a container they have other pids for NVML.
+#: Judged before an attempt only: while it runs its own ranks hold the memory, and in a container they have other pids for NVML.
 NOT_SAMPLED: Final = frozenset({"gpu_memory"})
 MOST: Final = 40
 MOST_CHARACTERS: Final = 300
 NVML: Final = "libnvidia-ml.so.1"
 _MARKS: Final = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-#: How a probe ends of whose readings no more are to come.
+#: How a probe ends that will give no more readings.
 _ENDED: Final = frozenset({"answered", "failed"})
 _SEVERITY: Final = {Result.OK: 0, Result.DEGRADED: 1, Result.FAILED: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class HealthLook:
-    """One look before an attempt. problem: why there was none, or none of all that was to be seen."""
+class NodeHealth:
+    """This node before an attempt. problem: why nothing, or not everything, could be read."""
 
     readings: Readings
     findings: tuple[Finding, ...]
@@ -67,7 +67,7 @@ class HealthLook:
 
 
 class HealthWatch:
-    """Looks at this node for one job. `on_change` gets the findings that became better or worse, in a thread."""
+    """Reads this node's health for one job. `on_change` gets the findings that became better or worse, in a thread."""
 
     def __init__(self, job: Job, signatures: Signatures, on_change: Callable[[tuple[Finding, ...]], None]) -> None:
         self._job, self._signatures, self._on_change = job, signatures, on_change
@@ -93,12 +93,12 @@ class HealthWatch:
         self._xids: list[gpu_changes.DriverXid] = []
         self._stop: threading.Event | None = None
 
-    def look(self, paths: Sequence[str], need_bytes: int) -> HealthLook:
+    def before(self, paths: Sequence[str], need_bytes: int) -> NodeHealth:
         """Read all that may hold an attempt back. Takes DEADLINE_S at most, and the start of a process."""
         wanted = tuple(name for name in self.probes if name not in self._hung)
         with self._turns(_START_TURN_S) as mine:
             if not mine:
-                return HealthLook(Readings(), (), "an earlier look at this node is stuck")
+                return NodeHealth(Readings(), (), "an earlier check of this node hangs")
             ask = replace(self._ask(DEADLINE_S, paths, need_bytes), hosts=self._rendezvous.hosts, ports=self._rendezvous.ports)
             now = self._runner.sweep(wanted, ask)
             skipped = ", ".join(sorted(self._hung))
@@ -110,8 +110,8 @@ class HealthWatch:
             ill = [one for one in results if one.result in {Result.DEGRADED, Result.FAILED}]
             findings = tuple(self._named(_finding(one)) for one in ill[:MOST])
             self._reported = {one.about: _SEVERITY[Result(one.result)] for one in findings}
-        problems = [f"not looked at, because it hung before: {skipped}"] if skipped else []
-        return HealthLook(now, findings, "; ".join([*problems, *self._failed(now, results)]))
+        problems = [f"not read, because it hung before: {skipped}"] if skipped else []
+        return NodeHealth(now, findings, "; ".join([*problems, *self._failed(now, results)]))
 
     def _failed(self, now: Readings, results: Iterable[CheckResult]) -> list[str]:
         """Return which checks, and which probes of packages, failed themselves: each once."""
@@ -181,7 +181,7 @@ class HealthWatch:
         """Return what the GPUs show of the end of this attempt. ranks: by UUID of the GPU, as far as they are known."""
         if not self.has_gpus:
             return ()
-        now, problem = self._last_look()
+        now, problem = self._last_reading()
         overdue = (Evidence("observer", "overdue", f"nvml: {problem}"),) if problem else ()
         catalogue, _ = self._signatures()
         xids = gpu_changes.xid_facts(tuple(self._xids), self._memory, now, ranks, catalogue)
@@ -191,15 +191,15 @@ class HealthWatch:
         """Return how many uncorrectable errors a GPU has counted since its last reset, None where nobody knows."""
         return None if self._last is None else self._last.count("gpu.ecc_uncorrected_volatile", f"gpu:{uuid}")
 
-    def _last_look(self) -> tuple[Readings, str]:
-        """Return what is known of the GPUs now, and why that is not all of today, "" where it is."""
+    def _last_reading(self) -> tuple[Readings, str]:
+        """Return the newest readings of the GPUs, and why some of them are older, "" where none is."""
         with self._turns(_TURN_S) as mine:
             if not mine:
-                return self._last or Readings(), "a sample is under way and does not end; what the one before it saw is used"
+                return self._last or Readings(), "a sample is under way and does not end; the one before it is used"
             now = self._runner.sample(AFTER, self._ask(AFTER_S))
             self._note_sample(now)
         if now.table(OUTCOME, "probe:nvml").get("state") != "answered":
-            return _over(self._last, now), "no answer in time; what it did not come to is of the last sample"
+            return _over(self._last, now), "no answer in time; the missing readings are of the last sample"
         return now, ""
 
     def _sample_until(self, stop: threading.Event, every_s: float) -> None:

@@ -5,7 +5,7 @@ is taken for another GPU's would quarantine a healthy one.
 
 CUDA_VISIBLE_DEVICES is read as CUDA reads it: numbers, UUIDs and beginnings of UUIDs, up to the first that names no GPU. CUDA numbers
 the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID; among GPUs of one kind that is nvidia-smi's order. NVIDIA_VISIBLE_DEVICES (of the
-container runtime) says "none", or narrows by UUIDs; its numbers are the host's, and nvidia-smi shows a container its own GPUs only.
+container runtime) is "none", or narrows by UUIDs; its numbers are the host's, and nvidia-smi shows a container its own GPUs only.
 """
 
 from __future__ import annotations
@@ -119,6 +119,6 @@ def _named_gpu(word: str, there: Sequence[_Row]) -> _Row | None:
 
 
 def _rows(text: str) -> list[_Row]:
-    """Read nvidia-smi's answer. Lines of another form (what it says of a GPU that is lost) name no GPU that can be used."""
+    """Read nvidia-smi's answer. Lines of another form (its text for a lost GPU) name no GPU that can be used."""
     found = (_LINE.fullmatch(line.strip()) for line in text.splitlines())
     return [_Row(int(match[1]), match[2], pci_id(match[3]), match[4]) for match in found if match]

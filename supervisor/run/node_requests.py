@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from supervisor.core import actions as act
 from supervisor.core.events import GpusListed, HealthChanged, HealthChecked
 from supervisor.core.model import Launcher as LauncherKind
-from supervisor.node.health_watch import HealthLook, HealthWatch, shown
+from supervisor.node.health_watch import HealthWatch, NodeHealth, shown
 
 if TYPE_CHECKING:
     from supervisor.core.model import Finding, RankInfo
@@ -40,17 +40,17 @@ class NodeRequests:
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
-        """Look at this node. Whatever goes wrong with that holds nothing back: the answer comes, or its timer."""
+        """Check this node. A failure of the check holds nothing back: the answer comes, or its timer."""
 
-        def look() -> tuple[tuple[Finding, ...], str]:
-            looked = self.health.look(*self._factory.health_paths())
-            return shown(looked.findings, self._job.environ, self._list_by(looked)), looked.problem
+        def check_node() -> tuple[tuple[Finding, ...], str]:
+            node = self.health.before(*self._factory.health_paths())
+            return shown(node.findings, self._job.environ, self._list_by(node)), node.problem
 
         def work() -> None:
             try:
-                findings, problem = look()
+                findings, problem = check_node()
             except Exception as error:  # noqa: BLE001 (whatever it is, it is ours, and no reason to hold a job back)
-                findings, problem = (), f"this node could not be looked at: {type(error).__name__}: {error}"
+                findings, problem = (), f"this node could not be checked: {type(error).__name__}: {error}"
             if problem:
                 self._loop.call_soon(lambda: self._warn(f"health: {problem}"))
             now, late = self._loop.clock.now(), self._loop.state.attempt.number != action.attempt  # the attempt began without it
@@ -60,16 +60,16 @@ class NodeRequests:
 
         self._threads.start("health-check", work)
 
-    def _list_by(self, looked: HealthLook) -> tuple[str, ...]:
-        """Have the GPUs listed by the first look, those that are well again put back into use; return the UUIDs that the job sees."""
+    def _list_by(self, node: NodeHealth) -> tuple[str, ...]:
+        """Have the GPUs listed by the first check, those that are well again put back into use; return the UUIDs that the job sees."""
         if not self.health.has_gpus:
             return ()
         if not self._gpus_listed:  # once: a GPU that is lost later would move the numbers of the others
             self._gpus_listed = True
             with contextlib.suppress(OSError):  # of the ledger: told by list_gpus
-                for entry in self._factory.release(looked.readings):
+                for entry in self._factory.release(node.readings):
                     self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
-                found = self._factory.gpus_of(looked.readings) or self._factory.gpus()
+                found = self._factory.gpus_of(node.readings) or self._factory.gpus()
                 if found:
                     self._loop.post(GpusListed(self._loop.clock.now(), found))
                     return tuple(gpu.uuid for gpu in found)

@@ -170,7 +170,7 @@ def test_where_the_node_that_fenced_falls_silent_one_decision_is_made_in_its_pla
         heard.append(node.heard.get(timeout=DEADLINE_S))
     assert heard[0] == heard[1]
     assert (heard[0][:2], heard[0][4]) == (("decision", "restart"), None)
-    assert "node dead was not heard of" in heard[0][3]
+    assert "node dead was silent" in heard[0][3]
     for node in (one, two):
         node.fence.finish(DEADLINE_S, done=False)
 

@@ -52,14 +52,14 @@ def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa:
 @pytest.mark.process
 def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
     looks = watch()
-    first = looks.look((), 0)
+    first = looks.before((), 0)
     assert [one for one in first.findings if one.blocks] == []
     assert first.problem == ""
     assert [gpu.uuid for gpu in visible_gpus.from_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
     half = Readings(one for one in first.readings if (one.name, one.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
     assert visible_gpus.from_nvml(half, {}) == (), "one that hung before the last"
     fake_nvml.set({"1.lost": 1})
-    second = looks.look((), 0)
+    second = looks.before((), 0)
     blocking = {one.check: one.gpu for one in second.findings if one.blocks}
     assert blocking["gpu_errors"] == UUID.format(1)
 
@@ -71,7 +71,7 @@ def test_changes_are_told_once_with_what_is_well_again_and_a_failure_has_its_evi
 ) -> None:
     told: list[Finding] = []
     looks = watch(told.extend)
-    looks.look((), 0)
+    looks.before((), 0)
     fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})  # a rank
     looks.begin()
     fake_nvml.set({"1.temperature": 95})
@@ -89,7 +89,7 @@ def test_changes_are_told_once_with_what_is_well_again_and_a_failure_has_its_evi
 @pytest.mark.process
 def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
     looks = watch()
-    looks.look((), 0)
+    looks.before((), 0)
     fake_nvml.set({"all.hang_ms.nvmlDeviceGetFieldValues": 60_000})
     (fact,) = looks.after({})
     assert (fact.source, fact.name) == ("observer", "overdue")
@@ -99,7 +99,7 @@ def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvm
 @pytest.mark.process
 def test_what_a_driver_told_before_it_hung_counts(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
     looks = watch()
-    looks.look((), 0)
+    looks.before((), 0)
     fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
     assert [(one.source, one.name, one.rank) for one in looks.after({UUID.format(1): 3})] == [
         ("nvml", "lost", 3),
@@ -117,7 +117,7 @@ def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_a
     told: list[Finding] = []
     looks = watch(told.extend)
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": 60_000, "0.ecc_unc_vol": 2})
-    assert any(one.subject == "probe:nvml" for one in looks.look((), 0).findings)
+    assert any(one.subject == "probe:nvml" for one in looks.before((), 0).findings)
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": None})
     monkeypatch.setattr("supervisor.node.health_watch.DEADLINE_S", 8.0)
     looks.begin()
@@ -141,7 +141,7 @@ def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
 
     told: list[Finding] = []
     looks = watch(told.extend)
-    looks.look((), 0)
+    looks.before((), 0)
     fake_nvml.set({"1.temperature": 95})
     with monkeypatch.context() as patch:
         patch.setattr("health.probing.runner.selectors.DefaultSelector", full)
@@ -171,7 +171,7 @@ def test_an_event_of_an_earlier_attempt_is_news_again_in_the_next(watch: Callabl
     looks = watch()
     xid = CheckResult("gpu_events", "gpu:GPU-a", Result.FAILED, "Xid 48", event="xid 48")
     assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
-    looks.look((), 0)
+    looks.before((), 0)
     assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
 
 
@@ -193,7 +193,7 @@ def test_a_port_of_the_rendezvous_that_another_holds_is_told_before_an_attempt(w
         other.listen()
         port = other.getsockname()[1]
         looks = watch(command=("python", "-m", "torch.distributed.run", f"--master-port={port}", "train.py"))
-        (told,) = [one for one in looks.look((), 0).findings if one.check == "net_ports"]
+        (told,) = [one for one in looks.before((), 0).findings if one.check == "net_ports"]
     assert (told.subject, told.blocks) == (f"listen:{port}", False)
     assert f"port {port} is taken: process {os.getpid()} (" in told.reason
 
@@ -287,5 +287,5 @@ def test_a_check_that_fails_itself_is_told_once(watch: Callable[..., HealthWatch
 
     broken = Check(needs=(), check=check)
     looks._set = replace(looks._set, checks={"rack_water": broken})  # noqa: SLF001  as a package's plug-in comes
-    assert looks.look((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
-    assert looks.look((), 0).problem == ""
+    assert looks.before((), 0).problem == "check rack_water: the check itself failed: LookupError: rack"
+    assert looks.before((), 0).problem == ""

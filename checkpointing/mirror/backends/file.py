@@ -15,6 +15,7 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from checkpointing.io import durable
 from checkpointing.io.reader import CHUNK_BYTES
 from checkpointing.manifest import digest
 from checkpointing.mirror.backends import (
@@ -62,7 +63,7 @@ class FileBackend:
                     _write(file.fileno(), 0, body, target)
                     os.fsync(file.fileno())
                 os.replace(beside, target)  # noqa: PTH105
-                _sync_directory(target)
+                durable.sync_directory(os.path.dirname(target))  # noqa: PTH120
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(beside)  # noqa: PTH108
@@ -80,7 +81,7 @@ class FileBackend:
             for name in (f"{target}{_PART}{upload_id}", f"{target}{_PART}{upload_id}{_LOG}"):
                 with open(name, "xb"):  # noqa: PTH123
                     pass
-            _sync_directory(target)
+            durable.sync_directory(os.path.dirname(target))  # noqa: PTH120
         return Upload(key, upload_id)
 
     def put_part(self, upload: Upload, number: int, body: Body) -> StoredPart:
@@ -122,7 +123,7 @@ class FileBackend:
             finally:
                 os.close(fd)
             os.replace(beside, target)  # noqa: PTH105
-            _sync_directory(target)
+            durable.sync_directory(os.path.dirname(target))  # noqa: PTH120
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{beside}{_LOG}")  # noqa: PTH108
         return Stored(upload.key, size, crc64nvme=crc64nvme)
@@ -211,14 +212,6 @@ def _write(fd: int, offset: int, body: Body, target: str) -> None:
     if offset != end or crc != body.crc64nvme:
         message = f"cannot write: {target}: the checksums differ"
         raise TransferDamaged(message, hint="the source changed while it was copied")
-
-
-def _sync_directory(target: str) -> None:
-    fd = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _arrived(beside: str, target: str) -> tuple[StoredPart, ...]:

@@ -1,1 +1,1 @@
-"""Telling people: model (what is said), outbox (so that none is lost), sender (so that none delays the job), one file per sink."""
+"""Alerts: model (what one contains), outbox (so that none is lost), sender (so that none delays the job), one file per sink."""

@@ -22,7 +22,7 @@ VERSION = 1
 
 #: Longer names are cut: a receiver's limit must not turn an alert into a dead letter.
 NAME_LIMIT = 120
-# What a job's name may show as. A slash could be a path, so only the last part of a name is told.
+# What a job's name may show as. A slash could be a path, so only the last part of a name is sent.
 _ODD = re.compile(r"[^A-Za-z0-9._@:+=-]+")
 
 
@@ -124,12 +124,12 @@ class OutgoingAlert:
     @property
     def event_id(self) -> str:
         """32 hex digits that are equal for the same news of the same run: a supervisor that replays its journal names it alike."""
-        told = f"{self.run_id}\0{self.job}\0{self.incident}\0{self.attempt}\0{self.event}" + (f"\0{self.about}" if self.about else "")
-        return hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        identity = f"{self.run_id}\0{self.job}\0{self.incident}\0{self.attempt}\0{self.event}" + (f"\0{self.about}" if self.about else "")
+        return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
     @property
     def command(self) -> str:
-        """What to type on the machine to see the rest; a job whose name is not told as it is, is asked for without it."""
+        """The command that shows the rest, on the machine; without the job's name if the alert shows another form of it."""
         shown = f"supervise why {self.incident}" if self.incident else "supervise status"
         return shown + (f" --job {self.job}" if _plain(self.job) == self.job else "")
 

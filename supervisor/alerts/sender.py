@@ -67,7 +67,7 @@ class _Lost:
     """How many alerts the cap has cost so far; `enqueue` counts too, so that it need not log."""
 
     total: int = 0
-    told: int = 0
+    reported: int = 0
 
 
 @dataclass(slots=True)
@@ -186,8 +186,8 @@ class _AlertDelivery:
         while len(self.waiting) > CAP:
             del self.waiting[next(iter(self.waiting))]
             self.lost.total += 1
-        if self.lost.total > self.lost.told:
-            self.lost.told = self.lost.total
+        if self.lost.total > self.lost.reported:
+            self.lost.reported = self.lost.total
             self.say("alert.dropped", total=self.lost.total)
 
     def say_delayed(self, state: RetryCallState, entry: QueuedAlert) -> None:

@@ -35,7 +35,7 @@ Outcome = Delivered | DeliveryDeferred | DeliveryRefused
 
 
 class AlertSink(Protocol):
-    """A place that alerts go to. `host` may be said aloud; nothing else of its address may."""
+    """A place that alerts go to. `host` may be logged; nothing else of its address may."""
 
     host: str
 

@@ -88,7 +88,7 @@ class WebhookSink:
             # the text of an exception may quote what the peer sent; its type and the system's own words do not
             cause = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             request.outcome = DeliveryDeferred(str(cause))
-        except Exception as error:  # noqa: BLE001 - a bug here must not lose the alert: it is retried, and said
+        except Exception as error:  # noqa: BLE001 - a bug here must not lose the alert: it is retried and reported
             request.outcome = DeliveryDeferred(f"unexpected {type(error).__name__}")
         finally:
             request.done.set()

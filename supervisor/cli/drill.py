@@ -1,11 +1,10 @@
 """`supervise drill KIND -- CMD`: runs the user's own job with one fault in it, and reports what was recovered and what it cost.
 
-In: settings, the command, the fault and the step. Out: the report on stdout; 0 where the job made a step after the fault, else 1. What can
-fail is told before anything is started. The job runs under `supervise` as it always would, in a forked child, under a name of its own: no
-journal and no budget of the real job is touched. Its files are the user's: the command writes checkpoints where it writes them. Once
-the recovery is shown the job is ended, unless it is to go on. Owns the child, the order for the ranks (`drill` in the job's directory),
-and in a bitrot drill the original checkpoint, which lies beside the damaged copy under a name with a dot in front until it is put back:
-when the job has ended, and only in the place of that very copy. What the job wrote there itself stays.
+The job runs under `supervise` in a forked child, under a name of its own: the real job's journal and budget stay untouched. The
+command writes its checkpoints where it always does.
+
+A bitrot drill replaces the newest checkpoint with a damaged copy. The original lies beside it under a name that begins with a dot. When the
+job has ended it goes back, but only in the place of that very copy: what the job wrote there itself stays.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Account:
     noticed_t: float | None = None
     noticed: str = ""
     decided: str = ""
-    told: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     saved_t: float | None = None
     resumed_t: float | None = None
     resumed_step: int | None = None
@@ -338,7 +337,7 @@ class _Drill:
     def _report(self, struck: Struck | None) -> int:
         order = self._order
         if struck is None and self._status in {ExitCode.USAGE, ExitCode.CONFIG}:
-            return int(self._status)  # it has said why
+            return int(self._status)  # it has reported why
         if struck is None:
             stdio.write(
                 sys.stdout, f"drill {order.kind}: the job ended ({self._status}) before step {order.at_step}; nothing was rehearsed"
@@ -382,7 +381,7 @@ def _take(found: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any rec
         plan, verdict = decided["plan"], decided["verdict"]
         found.decided = f"{verdict['cause']} ({verdict['confidence']:.2f}): {plan['kind']}: {plan['reason']}"
         changes = tuple(f"{change['how'] or change['knob']} {change['old']}→{change['new']}" for change in plan.get("changes", ()))
-        found.told = (*found.told, *changes)
+        found.changes = (*found.changes, *changes)
     if resumed and found.resumed_t is None:
         found.resumed_t, found.resumed_step, found.resumed_path = t, resumed["step"], resumed["path"]
 
@@ -399,13 +398,13 @@ def _lines(order: Order, struck: Struck, found: Account, *, ended_first: bool) -
     lines = [f"  noticed    after {max(0.0, found.noticed_t - struck.t):.1f} s: {found.noticed}"]
     if found.decided:
         lines.append(f"  decided    {found.decided}")
-    lines += [f"  changed    {change}" for change in found.told]
+    lines += [f"  changed    {change}" for change in found.changes]
     if order.kind == "preempt":
         by_itself = found.resumed_path is not None and (found.resumed_step or 0) >= struck.step
         saved = (
             "by the script itself, before it ended" if by_itself else "no: it does not ask worker.should_save(), or its save was not seen"
         )
-        lines.append(f"  saved      {saved if found.saved_t is None else f'after {found.saved_t - struck.t:.1f} s, as it was told'}")
+        lines.append(f"  saved      {saved if found.saved_t is None else f'after {found.saved_t - struck.t:.1f} s, on request'}")
     if found.resumed_t is None:
         return [*lines, "  recovered  no"]
     start = f"from {found.resumed_path}" if found.resumed_path else "from scratch"

@@ -91,8 +91,8 @@ def clear(settings: Settings, which: str) -> int:
             hint="Write a UUID as `supervise gpus` shows it, or `all`; the ledger belongs to a state directory (--state-dir).",
             exit_code=ExitCode.USAGE,
         )
-    told = [f"back in use from the next start of a job on: {entry.name} (was: {clean(entry.reason)})" for entry in freed]
-    stdio.write(sys.stdout, "\n".join(told or ["no GPU was out of use"]))
+    lines = [f"back in use from the next start of a job on: {entry.name} (was: {clean(entry.reason)})" for entry in freed]
+    stdio.write(sys.stdout, "\n".join(lines or ["no GPU was out of use"]))
     return 0
 
 
@@ -130,8 +130,8 @@ def _rows(ledger: GpuQuarantine, held: tuple[QuarantinedGpu, ...], seen: visible
 def _state(ledger: GpuQuarantine, entry: QuarantinedGpu | None) -> dict[str, Any]:
     if entry is None:
         return {"in_use": True}
-    told = {"reason": entry.reason, "evidence": entry.evidence, "since": entry.t, "until": entry.t + ledger.quarantine_s}
-    return {"in_use": False, **told, "job": entry.job, "run": entry.run}
+    row = {"reason": entry.reason, "evidence": entry.evidence, "since": entry.t, "until": entry.t + ledger.quarantine_s}
+    return {"in_use": False, **row, "job": entry.job, "run": entry.run}
 
 
 def _line(row: dict[str, Any]) -> str:

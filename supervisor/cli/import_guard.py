@@ -1,8 +1,7 @@
-"""Our packages under our names, whatever else bears them.
+"""Makes `checkpointing` and `health` ours, whatever else has these names.
 
-In: sys.path. Out: `checkpointing` and `health` in sys.modules are the ones installed beside this package. A working directory or
-PYTHONPATH that has its own of these names is passed by, and keeps them for the ranks. What fails is an *installed* package of
-such a name in front of ours: the script's own `import checkpointing` would find that one, so it is named (78). Nothing is kept.
+The user's package of such a name, in the working directory or on PYTHONPATH, stays for the ranks and is ignored here. An *installed* one
+that comes before ours is an error (78): the script's own `import checkpointing` would find it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def earlier_histories(place: JobFiles) -> Iterator[History]:
     from supervisor.journal.reader import read_earlier  # noqa: PLC0415  loads msgspec: not for --help
 
     for path in earlier(place.journal):
-        with contextlib.suppress(OSError):  # forgotten meanwhile
+        with contextlib.suppress(OSError):  # removed meanwhile
             yield read_earlier(path)
 
 
@@ -57,7 +57,7 @@ def state_root(settings: Settings) -> Path:
 
 
 def find_job(root: Path, job: str | None) -> JobFiles:
-    """Return the files of `job`, or of the only or most recent one; how many there are is said on stderr then.
+    """Return the files of `job`, else of the only or most recent one; a line on stderr says then how many there are.
 
     Where several nodes share the directory, it is this node's part, else the most recent. Raises SuperviseError (64) listing what there is.
     """
@@ -95,7 +95,7 @@ def _changed_at(place: JobFiles) -> float:
 
 
 def history_of(place: JobFiles) -> tuple[History, bool | None]:
-    """Return what the journal tells, with the death of its supervisor where nobody else could have written it down."""
+    """Return what the journal tells, and its supervisor's death, which nobody could record."""
     from supervisor.journal.reader import read_history  # noqa: PLC0415  loads msgspec: not for --help
 
     try:
@@ -106,7 +106,7 @@ def history_of(place: JobFiles) -> tuple[History, bool | None]:
     alive = _alive(place, history)
     if alive is False:
         if history.end is None:
-            history.progress = live_progress(history)  # its ranks' last words outlive it
+            history.progress = live_progress(history)  # its ranks' heartbeats outlive it
         history.with_our_death()
     return history, alive
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_S = 0.2
-#: How often the end of the job is looked for while nothing grows, in polls.
+#: While nothing grows, the number of polls between two checks for the end of the job.
 _END_POLLS = 10
 _CHUNK_BYTES = 1 << 16
 _NAME = re.compile(r"(?P<who>rank-(?P<rank>\d+)|agent)\.(?P<stream>out|err|log)(?:\.(?P<part>\d+))?")

@@ -1,8 +1,4 @@
-"""Our own stdin, stdout and stderr, made safe to use whatever the caller left of them.
-
-In: the process's descriptors 0, 1, 2. Out: descriptors that are open, and streams that can print any text. Nothing fails here;
-`stdout_fails` tells a failure of stdout (a closed pipe, a full disk) from any other. The process owns the streams.
-"""
+"""Makes our own stdin, stdout and stderr safe to use, whatever the caller left of them."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ def prepare() -> None:
         except OSError:
             # the lowest free number is this one: those below are open by now. Inheritable, as the standard ones are
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003  positional only
-    # python makes no stream for a descriptor that was closed, and most of what prints does not reckon with None
+    # python makes no stream for a descriptor that was closed, and most code that prints does not expect None
     if sys.stdout is None:
         sys.stdout = _nowhere()
     if sys.stderr is None:
@@ -50,7 +46,7 @@ def write(stream: TextIO, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line of our own to stderr. A stderr that takes nothing ends no command, and changes no exit code."""
+    """Write a line of our own to stderr. If stderr takes nothing, the command and its exit code stay the same."""
     try:
         write(sys.stderr, f"supervise: {text}")
     except (OSError, ValueError):
@@ -58,19 +54,19 @@ def say(text: str) -> None:
 
 
 class StatusLine:
-    """A line on stderr that is written over, and taken away at the end. Nothing is shown where it is not `wanted`, or to no terminal."""
+    """A line on stderr that is overwritten, and removed at the end. It is shown only on a terminal, and only if it is `wanted`."""
 
     def __init__(self, *, wanted: bool) -> None:
         self.is_on = wanted and sys.stderr is not None and sys.stderr.isatty()
 
     def show(self, text: str) -> None:
-        """Show this in place of what was there."""
+        """Replace the line with this text."""
         if self.is_on:
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self.show("")
 
 
@@ -80,9 +76,9 @@ def flush() -> None:
 
 
 def stdout_fails() -> bool:
-    """Tell whether stdout cannot be written: what failed to be flushed is still in its buffer, and fails again.
+    """Whether stdout cannot be written: the buffer still holds what could not be flushed, and fails again.
 
-    What is larger than the buffer is not kept there; a pipe that nobody reads any more is known without it.
+    The buffer does not keep more than its size; poll(2) shows a pipe without a reader anyway.
     """
     try:
         flush()
@@ -94,7 +90,7 @@ def stdout_fails() -> bool:
 
 
 def point_stdout_nowhere() -> None:
-    """Let what is left in stdout's buffer vanish, so that python does not fail on it when it ends."""
+    """Discard the rest of stdout's buffer, so that Python does not fail on it at its end."""
     _point_nowhere(1)
 
 

@@ -1,4 +1,4 @@
-"""`supervise why`: explains one incident in six hops."""
+"""`supervise why`: explains one incident in six steps: seen, stopped, evidence, verdict, plan, resumed."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def command(invocation: Invocation, *, incident: int | None) -> int:
 
 
 def why(settings: Settings, job: str | None, incident: int | None) -> int:
-    """Print the six hops of an incident, by default of the last one. Returns 0."""
+    """Explain an incident, by default the last one. Returns 0."""
     place = find_job(state_root(settings), job)
     history, _ = history_of(place)
     show_problems(history)
     address = settings.address(place.job)
-    told: list[int] = []
+    numbers: list[int] = []
     for found in _incidents(place, history):
         if incident in (None, found.number):
             break
-        told.append(found.number)
+        numbers.append(found.number)
     else:
         if incident is None:
             print_text(f"job {place.job}: no incident so far; supervise status {address} shows where it stands")
             _print_restored(history)
             return 0
-        raise _no_incident(place, incident, told)
+        raise _no_incident(place, incident, numbers)
     print_text(card.why_text(place.job, place.node, found, address, since=history.run.run_id if history.run else ""))
     _print_restored(history)
     return 0
@@ -71,9 +71,9 @@ def _incidents(place: JobFiles, history: History) -> Iterator[RecordedIncident]:
         yield from reversed(before.incidents)
 
 
-def _no_incident(place: JobFiles, number: int, told: Sequence[int]) -> SuperviseError:
+def _no_incident(place: JobFiles, number: int, numbers: Sequence[int]) -> SuperviseError:
     path = place.directory / "incidents" / f"{number:04d}" / "card.txt"
-    hint = f"Name one of these: {', '.join(str(n) for n in reversed(told[:MOST_LISTED]))}." if told else "Leave the number out."
+    hint = f"Name one of these: {', '.join(str(n) for n in reversed(numbers[:MOST_LISTED]))}." if numbers else "Leave the number out."
     if path.exists():
         hint = f"Its journal is not kept any more; read its card: {path}."
     return SuperviseError(f"no such incident: job {place.job}: {number}", hint=hint, exit_code=ExitCode.USAGE)

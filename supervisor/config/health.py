@@ -1,8 +1,4 @@
-"""What is looked at for a job: what a site adds to health, thresholds and packages' checks and probes, and where checkpoints are written.
-
-In: the settings. Out: a HealthSet, directories. What can fail: a name that there is not, a value that is none, a package that cannot be
-imported (SuperviseError naming the setting). Nothing is kept.
-"""
+"""The health settings, resolved: thresholds, packages' checks and probes, and the directories that checkpoints are written to."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HealthSet:
-    """What a look at this node goes by. checks: ours, and those of packages behind them."""
+    """What an examination of this node uses. checks: ours first, then those of packages."""
 
     limits: Thresholds
     plugged: registry.Plugged
@@ -55,7 +51,7 @@ def healthset(settings: Settings) -> HealthSet:
 
 
 def directories(patterns: Iterable[str], cwd: str) -> tuple[str, ...]:
-    """Return the directories to which declared checkpoints are written; those of a pattern that begins within one are not told apart."""
+    """Return the directories that declared checkpoints are written to; a pattern counts up to its first `*`."""
     beginnings = (os.path.expanduser(pattern.partition("*")[0]) for pattern in patterns)  # noqa: PTH111  patterns
     return tuple(dict.fromkeys(os.path.join(cwd, os.path.dirname(beginning)) for beginning in beginnings))  # noqa: PTH118, PTH120  patterns
 

@@ -1,12 +1,10 @@
-"""One tree of settings out of four kinds of place, strongest first: command line, environment, configuration files, defaults.
+"""Reads the settings: command line, environment, files and defaults, the strongest first. Each value knows its origin.
 
-In: the flags that were given, the environment, the working directory. Out: `Settings` in which each value knows its origin. What can
-fail is the person's own doing and is told with its place and the nearest right name: an unknown key or variable, a value of the wrong
-type, a file that others may write (supervisor/config/trust.py). Nothing is kept: each call reads anew, and the caller owns the answer.
+All files that exist are read, key by key, strongest first: `supervise.toml` in the working directory (or instead the file
+that --config or SUPERVISE_CONFIG names), `$XDG_CONFIG_HOME/supervise/config.toml`, `/etc/supervise/config.toml`.
 
-Files, strongest first: `supervise.toml` in the working directory (or the one given by --config or SUPERVISE_CONFIG instead),
-`$XDG_CONFIG_HOME/supervise/config.toml`, `/etc/supervise/config.toml`. All that exist are read, key by key. A file found in the working
-directory may have come with somebody's code, so it cannot name secrets; one that was named explicitly can.
+A file that is found in the working directory may have come with somebody's code, so it cannot name secrets or plug-ins. A file that a
+person named can. A file that others may write is refused (supervisor/config/trust.py).
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ CREDENTIAL = "webhook-secret"
 _BY_KEY = {row.key: row for row in ROWS}
 _BY_ENV = {row.env: row for row in ROWS}
 _BOOLS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-_SHOWN = 200  # characters of a wrong value: what was meant to be a number may be a book
+_SHOWN = 200  # characters of a wrong value: it may be very long
 _EXPECTED = {str: "a string", int: "an integer", float: "a number", bool: "true or false", tuple: "a list of strings"}
 # SUPERVISE_JOB_* is what ranks are given (a supervisor may run within a job); the others are what Kubernetes puts into every container
 # of a namespace that has a Service named "supervise" or "supervise-ui" (kubernetes.io/docs/concepts/services-networking/service).
@@ -89,13 +87,13 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A configuration file. `found`: it was looked for, not named."""
+    """A configuration file. found: nobody named it, it lay in the working directory."""
 
     path: Path
     found: bool
 
 
-def load(  # noqa: PLR0913 (the four kinds of place, and who hears of what is wrong in them)
+def load(  # noqa: PLR0913 (the four kinds of place, and who gets the errors)
     flags: Mapping[str, str | bool | tuple[str, ...]],
     environ: Mapping[str, str],
     cwd: Path,
@@ -106,7 +104,7 @@ def load(  # noqa: PLR0913 (the four kinds of place, and who hears of what is wr
 ) -> Settings:
     """Return the settings. `flags` maps setting keys to what stood on the command line. Raises SuperviseError (78; 64 for a flag).
 
-    warn: hears what is wrong in a file or the environment, and all that is right counts; without it that is raised.
+    warn: gets each error in a file or the environment, and the other values count; without it the first error is raised.
     """
     values: dict[str, Value] = {}
     origins: dict[str, Origin] = {}
@@ -166,7 +164,7 @@ def show(settings: Settings, *, as_json: bool) -> str:
 
 
 def _digest(value: Value) -> str:
-    """Return what tells two secrets apart and gives neither away; an address keeps its host, which is what people look for."""
+    """Return a digest that distinguishes secrets without showing them; an address keeps its host, which people look for."""
     text = str(value)
     if not text:
         return ""
@@ -176,7 +174,7 @@ def _digest(value: Value) -> str:
 
 
 def _from_systemd(environ: Mapping[str, str], take: Any) -> None:  # noqa: ANN401  load's own closure
-    """Take what systemd offers: StateDirectory= and LoadCredential=. Weaker than any file: they are the unit's, not ours."""
+    """Take systemd's StateDirectory= and LoadCredential=. They are weaker than any file: they are the unit's, not ours."""
     if directory := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         take(_BY_KEY["job.state_dir"], directory, Origin("environment", "STATE_DIRECTORY"))
     if directory := environ.get("CREDENTIALS_DIRECTORY", ""):
@@ -341,20 +339,20 @@ def _checked(row: SettingRow, value: object, origin: Origin) -> Value:
 
 
 def _is_empty(row: SettingRow, value: object, origin: Origin) -> bool:
-    """Tell whether nothing was said where something must be: `--job "$UNSET"`, or a place for files that is no place."""
+    """Whether a value is empty that must not be: `--job "$UNSET"`, or a pattern for files."""
     if row.key == "checkpoints.paths":
         return "" in cast("tuple[str, ...]", value)
     return value == "" and (origin.kind == "command line" or bool(row.default))
 
 
 def _require_placeholder(settings: Settings) -> None:
-    """Refuse arguments that would be appended at a restart, and would not say what to resume from; and those that never would be."""
+    """Refuse resume arguments without a placeholder, and those that no checkpoint would ever fill."""
     knob = settings.knobs.resume
     learns = settings.checkpoints.learn and settings.instrument.enabled
     if knob.hands_over and not settings.checkpoints.paths and not learns:
         name = next(name for name in ("args", "flag", "env") if getattr(knob, name))
         raise SuperviseError(
-            f"no checkpoint is ever handed over: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
+            f"the script never gets a checkpoint: knobs.resume.{name} = {_cut(repr(getattr(knob, name)))}: none is declared or learned",
             hint="Name them with --checkpoints 'DIR/*.pt', or leave checkpoints.learn and instrument.enabled on.",
             exit_code=settings.origin(f"knobs.resume.{name}").exit_code,
         )
@@ -362,8 +360,8 @@ def _require_placeholder(settings: Settings) -> None:
         return
     origin = settings.origin("knobs.resume.args")
     raise SuperviseError(
-        f"no checkpoint is handed over: knobs.resume.args = {_cut(repr(knob.args))} from {origin}: it has neither {{resume}} nor {{step}}",
-        hint="Write '--resume {resume}' with the script's own flag, or say --resumes-itself where the script finds its checkpoint.",
+        f"the script gets no checkpoint: knobs.resume.args = {_cut(repr(knob.args))} from {origin}: it has no {{resume}} and no {{step}}",
+        hint="Write '--resume {resume}' with the script's own flag, or add --resumes-itself if the script finds its checkpoint.",
         exit_code=origin.exit_code,
     )
 

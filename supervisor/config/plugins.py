@@ -1,12 +1,8 @@
-"""Strategies beyond ours, and ladders of the user's own.
+"""Strategies of installed packages, and the user's own ladders.
 
-In: the settings `restart.plugins` and `restart.ladders`. Out: ladders by cause, for the policy, in which a strategy of a package is named
-as what it is, MODULE:FUNCTION (supervisor/strategies/rung.py), so that a journal says it for good. What can fail is the person's doing
-(SuperviseError 78): a plug-in that is not installed or cannot be imported, a cause or a strategy of another name, each told with the
-nearest right one. A package is imported only if it is listed: that it is installed is no consent. Nothing is kept here.
-
-A package offers a strategy as an entry point of the group `supervise.strategies`: NAME = "MODULE:FUNCTION", where the function is as
-our own `propose(situation)`.
+A package offers a strategy as an entry point of the group `supervise.strategies`: NAME = "MODULE:FUNCTION". The function is called as our
+own `propose(situation)`. A ladder names it by MODULE:FUNCTION (supervisor/strategies/rung.py), so that a journal stays readable. A package
+is imported only if `restart.plugins` lists it: installing it is not consent.
 """
 
 from __future__ import annotations
@@ -75,8 +71,8 @@ def ladders(settings: Settings) -> Ladders:
 
 def _unknown(what: str, name: str, where: str, known: Collection[str], remedy: str) -> NoReturn:
     meant = nearest(name, known)
-    told = f"the nearest is {meant}" if meant else f"there are {', '.join(known)}" if known else "none is installed"
-    raise SuperviseError(f"unknown {what}: {name} ({where}): {told}", hint=f"{remedy}.")
+    help_ = f"the nearest is {meant}" if meant else f"there are {', '.join(known)}" if known else "none is installed"
+    raise SuperviseError(f"unknown {what}: {name} ({where}): {help_}", hint=f"{remedy}.")
 
 
 def _imported(name: str, point: EntryPoint, origin: str) -> str:

@@ -1,4 +1,4 @@
-"""What the core decides by, from the settings and from what is known of the command."""
+"""The core's Policy, made from the settings and from what is known of the command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
     """Return what decisions depend on; `knobs` and `allocator` are from KnobSet.
 
     health: whether this node can be examined. nodes: as the command says, 0 where it does not.
-    Raises SuperviseError for a wrong ladder, and for a check that there is not.
+    Raises SuperviseError for a wrong ladder or an unknown check.
     """
     restart = settings.restart
     return Policy(
@@ -53,7 +53,7 @@ def to_policy(  # noqa: PLR0913  what is known of the command, each by name
 
 
 def evict_on(settings: Settings) -> tuple[str, ...]:
-    """Return the checks that end a healthy attempt. Raises SuperviseError for one that there is not, and for a wrong setting of health."""
+    """Return the checks that end a healthy attempt. Raises SuperviseError for an unknown one, and for a wrong setting of health."""
     checks = healthset(settings).checks
     unknown = [name for name in settings.health.evict_on if name not in checks]
     if unknown:

@@ -44,7 +44,7 @@ def configured(settings: Settings, report: Callable[[str], None]) -> tuple[Catal
     texts = []
     for name in settings.classify.signatures:
         path = Path(settings.cwd) / Path(name).expanduser()
-        text = read_trusted(path, "signatures")  # what was looked at is what is used
+        text = read_trusted(path, "signatures")  # the text that was checked is the text that is used
         if text is None:
             raise SuperviseError(
                 f"cannot read signatures: {path}: no such file",

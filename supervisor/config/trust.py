@@ -1,8 +1,6 @@
-"""Whether a file is safe to take orders from: that nobody but the caller and root could have written it.
+"""Reads a file only if nobody but the caller and root could have written it.
 
-In: a path. Out: the file's text, or None where there is no such file. What fails is a file that another user owns or may write, or whose
-directories (any of them, up to the root) another user could rename it in; a file that cannot be read; one that is no plain file.
-Nothing is kept.
+That holds for the file and for each directory above it: whoever may write one of them could rename the file.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from supervisor.errors import SuperviseError
 
-#: What is written by hand is no longer.
+#: No file that is written by hand is larger.
 LIMIT_BYTES = 1 << 20
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -36,7 +34,7 @@ def read_trusted(path: Path, what: str = "configuration") -> str | None:
         return None
     except OSError as error:
         if isinstance(error, PermissionError) and not os.path.lexists(path):
-            return None  # nothing can be looked up there, as with another user's HOME
+            return None  # the directory cannot be searched, as with another user's HOME
         raise SuperviseError(f"cannot read {what}: {path}: {error.strerror}", hint=f"Make {path} readable, or remove it.") from error
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
@@ -66,7 +64,7 @@ def _require_ours(file: Path, part: Path, status: os.stat_result, what: str) -> 
     hint = f"Run `chown {os.geteuid()} {part}` and `chmod go-w {part}`, or name another file {other}."
     if status.st_uid not in _trusted_uids():
         raise SuperviseError(f"{what} refused: {file}: {part} belongs to uid {status.st_uid}", hint=hint)
-    if stat.S_ISLNK(status.st_mode):  # its mode means nothing, and where it leads is looked at by itself
+    if stat.S_ISLNK(status.st_mode):  # its mode means nothing, and its target is checked by itself
         return
     sticky_directory = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
     if status.st_mode & _OTHERS_WRITE and not sticky_directory:

@@ -1,11 +1,10 @@
-"""Regular expressions of the user's own: searched for a bounded time, and no longer once they have taken too much of it.
+"""The user's own regular expressions, searched for a bounded time. A pattern that is too slow is disabled and reported once.
 
-In: a pattern in the syntax of Python's `re`. Out: what `re` would find, or nothing where that would take long. A search never fails: a
-pattern that is too slow is out of use from then on, and `tell` hears of it, once. Any thread may search; each pattern owns its account.
+The standard library's `re` has no limit and holds the interpreter while it searches: a pattern that backtracks without end would block
+the whole process, signals too. The package `regex` reads the same syntax, takes a time limit for each search, and lets other threads go on.
+It is imported with the first pattern. Our own signatures do not need it: tests search them in hostile text.
 
-The standard library's `re` knows no limit and holds the interpreter while it searches, so that a pattern that backtracks without end
-would make the whole process deaf, to signals too. The package `regex` reads the same syntax, takes a time limit for each search, and lets
-other threads go on. It is imported with the first pattern: our own signatures need none of this, for tests search them in hostile text.
+Any thread may search; each pattern counts its own time.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ if TYPE_CHECKING:
 
     from supervisor.classify.patterns import Found
 
-#: One search, in seconds of the processor. An honest pattern needs some microseconds for the longest line that is looked at.
+#: One search, in seconds of the processor. An honest pattern needs some microseconds for the longest line.
 SEARCH_S = 0.1
-#: What any search may take. What one takes beyond it is charged, and what one leaves of it is made good, up to nothing.
+#: What any search may take. Time beyond it is added to the account; time below it is taken off, down to zero.
 FAIR_S = 0.001
-#: How much may be charged: a pattern that is merely slow must not take the time that all the logs have.
+#: The most on the account: a pattern that is merely slow must not take the time of all the logs.
 CHARGED_S = 0.3
 
 
 class Bounded:
-    """One pattern. `tell` is called once, with the reason, when it goes out of use; from whichever thread searched."""
+    """One pattern. `report` is called once, with the reason, when it is disabled; from whichever thread searched."""
 
-    def __init__(self, pattern: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, pattern: str, report: Callable[[str], None]) -> None:
         """Take a pattern. Raises ValueError where `regex` does not know what `re` knows, or is not installed."""
         try:
             import regex  # noqa: PLC0415  see the head of this module
@@ -40,12 +39,12 @@ class Bounded:
             self._pattern = regex.compile(pattern, regex.V0)
         except regex.error as error:
             raise ValueError(str(error)) from error
-        self._tell = tell
+        self._report = report
         self._charged_s = 0.0
         self._in_use = True
 
     def search(self, text: str, /) -> Found | None:
-        """Return what it finds in the text; None too where it is out of use."""
+        """Return what it finds in the text; None too if it is disabled."""
         if not self._in_use:
             return None
         began = time.thread_time()  # not the wall's: a busy machine must not put an honest pattern out of use
@@ -64,4 +63,4 @@ class Bounded:
     def _give_up(self, reason: str) -> None:
         if self._in_use:
             self._in_use = False
-            self._tell(f"{reason}; make it begin with what is always there, and repeat no group that repeats something itself")
+            self._report(f"{reason}; make it begin with what is always there, and repeat no group that repeats something itself")

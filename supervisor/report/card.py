@@ -29,16 +29,16 @@ CARD_EVIDENCE = 3
 WHY_EVIDENCE = 3
 _LABEL = 12
 _FOLDED = 2
-#: Rows that are neither folded nor cut: a command, a path, a line that would arm a knob are there to be copied.
+#: Rows that are neither folded nor cut: a command, a path, a line that would enable a knob are there to be copied.
 _COPIED = frozenset({"look", "files", "core", "note", "and"})
 _WHOLE_FOLDED = 3
-#: Evidence that reads well by itself, best first; heartbeats tell where, which has a line of its own.
+#: Evidence that reads well by itself, best first. Heartbeats show where it happened, and that has a line of its own.
 _TELLING = ("exception", "traceback", "last_exception", "signal", "exit_code", "err", "both", "out")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `status` says. `supervisor_alive` is None where it cannot be seen from here; `exit_code` is None while there is none."""
+    """What `status` shows. supervisor_alive: None if it cannot be seen from here. exit_code: None while there is none."""
 
     job: str
     node: str
@@ -77,7 +77,7 @@ def card(  # noqa: PLR0913 (all that the card names)
 
     `address`: the options by which our other commands find the job (Settings.address). `dumped`: what is known of the ranks' cores,
     which takes the place of a line of evidence. `repaired`: what was done to the job's checkpoints before the next attempt (path, what),
-    which takes the place of another; where no line is left, `why` alone tells it.
+    which takes the place of another; if no line is left, only `why` shows it.
     """
     verdict, plan = decision.verdict, decision.plan
     core = _core(dumped, verdict)
@@ -104,15 +104,15 @@ def card(  # noqa: PLR0913 (all that the card names)
 
 
 def why_text(job: str, node: str, incident: RecordedIncident, address: str, *, since: str = "") -> str:
-    """Return the six hops of an incident: seen, stopped, evidence, verdict, plan, resumed.
+    """Return the six steps of an incident: seen, stopped, evidence, verdict, plan, resumed.
 
-    `since`: the job's last run, which is named where the incident is not one of it.
+    `since`: the job's last run. It is named if the incident belongs to another run.
     """
     last = incident.rounds[-1]
     rows: list[tuple[str, float | None, str]] = [_failed(incident, last)]
     lines_left = WHY_EVIDENCE
     if since and incident.run_id != since:
-        lines_left -= 1  # what is shown stays as short
+        lines_left -= 1  # the text stays as short
         rows.append(("run", None, f"{incident.run_id}, an earlier one; the last is {since}"))
         address = f"{address} --run {incident.run_id}"
     core = _core([fact for fact in last.evidence if fact.name == core_dumps.NAME], last.decision.verdict if last.decision else None)
@@ -159,8 +159,8 @@ def stopped_text(state: JobState) -> str:
 
 
 def status_text(status: Status, address: str) -> str:
-    """Return how a job does, for people."""
-    alive = {True: "alive", False: "ended" if status.ended else "died without a word", None: "cannot be seen from here"}
+    """Return the text of `supervise status`."""
+    alive = {True: "alive", False: "ended" if status.ended else "died, and could not report it", None: "cannot be seen from here"}
     open_ = f"incident {status.incident} is open" if status.incident is not None else "no open incident"
     died = status.supervisor_alive is False and not status.ended
     stage = f"{status.stage}, exit code {status.exit_code}" if status.ended else f"{status.stage}{' when supervise died' if died else ''}"
@@ -183,9 +183,9 @@ def status_text(status: Status, address: str) -> str:
 
 
 def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evidence] = ()) -> list[str]:
-    """Return the facts that tell most, a line each: who saw it, of which rank, and its last line of text.
+    """Return the best evidence, a line each: who saw it, of which rank, and its last line of text.
 
-    `first`: what a verdict stands on, which is readable before all that reads well.
+    `first`: the evidence that a verdict stands on; it comes before all else.
     """
     order = {name: i for i, name in enumerate(_TELLING)}
     readable = sorted((f for f in facts if f.name in order or f.source != "heartbeat"), key=lambda f: order.get(f.name, len(order)))
@@ -199,7 +199,7 @@ def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evid
 
 
 def _evidence(decision: ReportDecision, facts: Sequence[Evidence], most: int) -> list[str]:
-    """Return the lines of evidence: none where a beginning was refused, since what was found wrong is what `failed` says."""
+    """Return the lines of evidence: none if a beginning was refused, since `failed` already says what was wrong."""
     return [] if not facts and decision.plan.strategy == "beginning" else evidence_lines(facts, most, first=decision.verdict.because[:1])
 
 
@@ -245,7 +245,7 @@ def _labelled(label: str, lines: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _telling_line(fact: Evidence) -> str:
-    """Return of an exception what it says first, unless it hands on another one's traceback; of all else the last line."""
+    """Return the first line of an exception, unless its text is another one's traceback; of all else the last line."""
     is_exception = fact.name in {"exception", "last_exception"} or fact.claim is not None
     first = next((line for line in fact.text.splitlines() if line.strip()), "")
     return first if is_exception and "Traceback (most recent call last)" not in fact.text else _last_line(fact.text)
@@ -280,13 +280,13 @@ def change(of: Change) -> str:
 
 
 def changes(plan: Plan) -> str:
-    """Return what the next attempt runs with that this one did not."""
+    """Return what the next attempt changes."""
     ranks = [f"{plan.nproc} ranks on this node"] if plan.nproc is not None else []
     return ", ".join([*map(change, plan.changes), *ranks])
 
 
 def _beside(plan: Plan) -> list[tuple[str, str]]:
-    """Return what a plan does beside a restart or a stop, and what it has to tell: two rows at most, or three with a change."""
+    """Return the changes and the notes of a plan: two rows at most, or three with a change."""
     changed = [("changed", text)] if (text := changes(plan)) else []
     notes = [plan.notes[0], "; ".join(plan.notes[1:])] if plan.notes else []
     return [*changed, *(("note" if i == 0 else "and", text) for i, text in enumerate(notes) if text)]
@@ -300,17 +300,17 @@ def _done(plan: Plan, attempt: int) -> str:
 
 
 def beginning(report: ReportResume) -> str:
-    """Return how an attempt began, in one line; a journal of before tells only what was handed over, as `path`."""
-    handed = report.resume_from or report.path
+    """Return how an attempt began, in one line; an older journal has only the checkpoint that the command was given, as `path`."""
+    given = report.resume_from or report.path
     if report.began is Beginning.RESUMED:
         step = "an unknown step" if report.step is None else f"step {report.step}"
         return f"resumed at {step} from {report.path}"
     if report.began is Beginning.FROM_SCRATCH:
         why = report.reason or "no load of a checkpoint was seen"
-        return f"STARTED FROM SCRATCH: {why}" + (f"; {handed} was handed over" if handed else "")
-    if not handed and report.reason:
+        return f"STARTED FROM SCRATCH: {why}" + (f"; it was given {given}" if given else "")
+    if not given and report.reason:
         return f"STARTED FROM SCRATCH? {report.reason}"
-    return f"resume not confirmed: no rank was seen to load {handed or 'a checkpoint'}"
+    return f"resume not confirmed: no rank was seen to load {given or 'a checkpoint'}"
 
 
 def _beginning_label(resume: ReportResume) -> str:
@@ -353,7 +353,7 @@ def _stopped(last: Round) -> list[tuple[str, float | None, str]]:
     first = min((t for t, _ in last.deaths), default=None)
     took = "" if first is None else f", {max(0.0, last.ended_t - first):.1f} s after the first death"
     peers = len({death.rank for _, death in last.deaths if death.rank >= 0}) - 1
-    others = f" ({peers} more with it)" if peers > 0 else ""
+    others = f" ({peers} more {'rank' if peers == 1 else 'ranks'} died with it)" if peers > 0 else ""
     return [("stopped", last.ended_t, f"no rank was left{took}{others}")]
 
 
@@ -397,7 +397,7 @@ def _ending(incident: RecordedIncident, last: Round) -> list[tuple[str, float | 
     elif last.began is not None:
         rows.append(("began", last.began_t, f"attempt {last.began} was ordered"))
     if incident.died_t is not None:
-        rows.append(("then", incident.died_t, "supervise itself ended without a word: this is the last that it wrote"))
+        rows.append(("then", incident.died_t, "supervise itself died: this is its last record"))
     elif incident.exit_code is not None:
         rows.append(("end", incident.closed_t, f"given up, exit code {incident.exit_code}"))
     return rows

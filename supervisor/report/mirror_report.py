@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from supervisor.report.event_log import EventLog
     from supervisor.report.reporter import Reporter
 
-#: Told to nobody but the log: they are many.
+#: Only logged: they are many.
 _QUIET = frozenset({"ready", "spooled", "progress", "idle", "stopped", "pruned", "swept", "uploaded"})
 #: A checkpoint that waits longer while nothing moves is alerted, unless the reason was reported already.
 STALLED_S: Final = 600.0

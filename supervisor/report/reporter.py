@@ -105,7 +105,7 @@ class _AttemptSummary:
 
 
 class Reporter:
-    """Tells people about one run. Its methods are called on the loop's thread."""
+    """Reports one run. Its methods are called on the loop's thread."""
 
     def __init__(self, job: Job, clock: Clock, terminal: TerminalWriter, log: EventLog, notifier: Notifier) -> None:
         self.last_card: str | None = None
@@ -131,7 +131,7 @@ class Reporter:
     # the run
 
     def started(self, lines: Sequence[str]) -> None:
-        """Say what is supervised: the lines that open every run."""
+        """Print the lines that open every run."""
         for line in lines:
             self._terminal.say(line)
 
@@ -271,7 +271,7 @@ class Reporter:
             self._keep(action.incident, "card.txt", self._card(self._decision, action))
 
     def closed(self, action: act.CloseIncident) -> None:
-        """Log it, and tell the alert sinks that it is over, one way or the other."""
+        """Log it, and alert that it is over, one way or the other."""
         now = self._clock.now()
         decision = self._decision if self._decision is not None and self._decision.incident == action.incident else None
         self._log.write(
@@ -338,7 +338,7 @@ class Reporter:
         for rank, text in found:
             self._terminal.say(f"stacks of rank {rank}:\n{text}")
         if not found:
-            self._terminal.say("no rank has said hello yet: there are no stacks to ask for", "warning")
+            self._terminal.say("no rank has reported to us yet: their stacks cannot be requested", "warning")
 
     # what the guardian reports
 

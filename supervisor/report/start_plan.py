@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Policy
     from supervisor.knobs.knob_set import KnobSet
 
-#: Settings that are shown as they are, default or not: what a person would want to know of a failure at night.
+#: Settings that are shown even if they have their defaults: a person wants to know them at 3 a.m.
 MATTER = (
     "checkpoints.paths",
     "job.resumes_itself",
@@ -53,18 +53,18 @@ _OF_A_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER, Cause
 _STEP, _CHECKPOINTS = 310, (100, 200, 300)
 _MOST_FAILURES = 12
 _NOT_KNOBS = frozenset({"resume"})
-_NO_BATCH_CHANGE = "on CUDA OOM: the batch is left as it is (--no-batch-change)"
+_NO_BATCH_CHANGE = "on CUDA OOM: the batch stays as it is (--no-batch-change)"
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one failure after another of the same cause would be answered with."""
+    """The answer to one of several equal failures."""
 
     strategy: str
     kind: str
     reason: str
     exit_code: int
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def opening_lines(
@@ -85,7 +85,7 @@ def opening_lines(
     return [line for line in (goes_on, opening_line(found, command, environ, ladder=ladder, overrides=overrides)) if line]
 
 
-def opening_line(  # noqa: PLR0911  one for each thing that is to be said
+def opening_line(  # noqa: PLR0911  one for each case
     found: KnobSet,
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -105,14 +105,14 @@ def opening_line(  # noqa: PLR0911  one for each thing that is to be said
     if not found.batch_change:
         return _NO_BATCH_CHANGE
     if ladder is not None and "halve_batch" not in ladder:
-        return "on CUDA OOM: the batch is left as it is: the ladder that you gave cuda_oom has no halve_batch"
+        return "on CUDA OOM: the batch stays as it is: the ladder that you gave cuda_oom has no halve_batch"
     if size is not None and accum is None and found.batch_drift:
         half = batch.halved_alone(size, 0)
-        changed = f"is left as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
+        changed = f"stays as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
         return f"on CUDA OOM: {size.how} {changed}; --no-batch-drift forbids it"
     if size is None or accum is None:
         have, lack = (size.how, "grad_accum") if size is not None else (accum.how if accum else "", "batch_size")
-        return f"on CUDA OOM: {have} is left as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG enables it"
+        return f"on CUDA OOM: {have} stays as it is, because no {lack} is known: --knob {lack}=--YOUR-FLAG enables it"
     by = ", ".join(dict.fromkeys(programs.title(knob.by) for knob in (size, accum) if knob.by != "declared"))
     rest = f"{f' ({by})' if by else ''}; --no-batch-change forbids it"
     per_node, nodes = torchrun.size(_torchrun(command, environ), environ)
@@ -123,13 +123,13 @@ def opening_line(  # noqa: PLR0911  one for each thing that is to be said
     old = batch.read(size, accum, per_node * nodes or 1)
     new = batch.halved(old) if isinstance(old, batch.Batch) else old
     if isinstance(new, str):
-        return f"on CUDA OOM: the batch is left as it is: {new}"
+        return f"on CUDA OOM: the batch stays as it is: {new}"
     changes = ", ".join(f"{change.how} {change.old}→{change.new}" for change in batch.changes(new, size, accum))
     return f"on CUDA OOM: {changes}{rest}"
 
 
 def document(settings: Settings, command: Sequence[str], cause: str | None) -> dict[str, Any]:
-    """Return what would be done with `command`, as data. cause: the name of one, for what it is answered with. Raises SuperviseError."""
+    """Return the plan of `command` as data; with `cause` also the answers to that cause. Raises SuperviseError."""
     programs.require_command(command, os.environ)
     found = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
@@ -146,7 +146,7 @@ def _cause(name: str) -> Cause:
 
 
 def sequence(cause: Cause, policy: Policy, ranks: int, nodes: int = 1) -> tuple[_Step, ...]:
-    """Return what equal failures of `cause` without progress between them would be answered with, up to the stop.
+    """Return the answers to equal failures of `cause` without progress between them, up to the stop.
 
     Supposed is the node that the command implies: `ranks` on each of `nodes` (0: not known), with a GPU each, of which one after another
     fails where the cause is a GPU's; a failure well beyond the first step, with good checkpoints before it where any are declared.
@@ -181,12 +181,12 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
         "script_is_here": script.kind != "file" or (Path(settings.cwd) / script.target).exists(),
         "programs": [programs.title(name) for name in found.programs],
         "on_cuda_oom": opening_line(found, command, os.environ, ladder=strategies.ladder(Cause.CUDA_OOM, policy)) or _unknown_batch(found),
-        "armed": [_enabled(knob) for knob in found.knobs],
-        "not_armed": _not_enabled(found),
+        "enabled": [_enabled(knob) for knob in found.knobs],
+        "not_enabled": _not_enabled(found),
         "settings": {key: one for key, one in shown.items() if key in MATTER or one["origin"] != "default"},
         "ladders": {
             one.value: [
-                {"strategy": name, "does": strategies.summary(name), "lacks": _missing(name, policy)}
+                {"strategy": name, "does": strategies.summary(name), "missing": _missing(name, policy)}
                 for name in strategies.ladder(one, policy)
             ]
             for one in Cause
@@ -196,7 +196,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
     if cause is not None:
         ranks, nodes = torchrun.size(_torchrun(command, os.environ), os.environ)
         steps = sequence(cause, policy, ranks, nodes)
-        names = ("strategy", "kind", "reason", "exit_code", "told")
+        names = ("strategy", "kind", "reason", "exit_code", "notes")
         data["cause"] = {"name": cause.value, "meaning": EXPLANATIONS[cause].meaning}
         data["supposed"] = _supposed(policy, ranks, nodes)
         data["sequence"] = [{name: getattr(step, name) for name in names} for step in steps]
@@ -206,7 +206,7 @@ def _data(settings: Settings, command: Sequence[str], found: KnobSet, policy: Po
 def _unknown_batch(found: KnobSet) -> str:
     if not found.batch_change:
         return _NO_BATCH_CHANGE
-    return f"on CUDA OOM: the batch is left as it is: neither of its knobs is known: {memory.ENABLE_BATCH} enables it"
+    return f"on CUDA OOM: the batch stays as it is: neither of its knobs is known: {memory.ENABLE_BATCH} enables it"
 
 
 def _enabled(knob: Knob) -> dict[str, Any]:
@@ -215,17 +215,17 @@ def _enabled(knob: Knob) -> dict[str, Any]:
 
 
 def _not_enabled(found: KnobSet) -> list[dict[str, str]]:
-    """Return every knob that is not there, with the option that would enable it."""
+    """Return every knob that is missing, with the option that would enable it."""
     there = {knob.name for knob in found.knobs}
-    told = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
+    rows = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
     there |= {one.knob for one in found.unavailable} | _NOT_KNOBS
-    return told + [
+    return rows + [
         {"knob": name, "why": "not declared", "remedy": f"--knob {name}=--YOUR-FLAG"} for name in syntax.NAMES if name not in there
     ]
 
 
 def _missing(name: str, policy: Policy) -> str:
-    """Return what a rung needs and has not, "" if it has all."""
+    """Return the knobs or options that a rung needs and does not have, "" if it has all."""
     there = {knob.name for knob in policy.knobs}
     wants = _WANTS.get(name, ())
     if name == "halve_batch" and not policy.batch_change:
@@ -243,8 +243,8 @@ def _torchrun(command: Sequence[str], environ: Mapping[str, str]) -> torchrun.To
 
 
 def _supposed(policy: Policy, ranks: int, nodes: int) -> str:
-    """Say in words what `sequence` supposes, and what it does not."""
-    where = f"{ranks} ranks here, a GPU each" if ranks else "nothing of ranks and GPUs, which the command does not tell"
+    """Return in words what `sequence` assumes."""
+    where = f"{ranks} ranks here, a GPU each" if ranks else "an unknown number of ranks and GPUs: the command does not say it"
     world = "" if nodes == 1 or not ranks else f", {nodes} nodes" if nodes else ", one node of an unknown number"
     made = f"checkpoints of steps {', '.join(map(str, _CHECKPOINTS))}" if policy.checkpoints_declared else "no checkpoint"
     return f"{where}{world}; step {_STEP}, {made}"
@@ -255,11 +255,11 @@ def text(data: Mapping[str, Any]) -> list[str]:
     known = f" ({', '.join(data['programs'])})" if data["programs"] else ""
     lines = [
         f"command   {shlex.join(data['command'])}"[:140],
-        f"script    {data['script'] or 'not told apart from its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
+        f"script    {data['script'] or 'unknown behind its launcher'}{known}{'' if data['script_is_here'] else ': no such file here'}",
         "",
     ]
-    lines += ["enabled", *(_columns([_enabled_row(one) for one in data["armed"]]) or ["  nothing"])]
-    lines += ["not enabled", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_armed"]])]
+    lines += ["enabled", *(_columns([_enabled_row(one) for one in data["enabled"]]) or ["  nothing"])]
+    lines += ["not enabled", *_columns([(one["knob"], one["why"], one["remedy"]) for one in data["not_enabled"]])]
     lines += [data["on_cuda_oom"], ""]
     if "cause" in data:
         return lines + _one_ladder(data)
@@ -278,9 +278,9 @@ def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str
     guards = strategies.GUARDS
     groups: dict[tuple[str, ...], list[str]] = {}
     for cause, rungs in ladders.items():
-        words = tuple(rung["strategy"] + ("*" if rung["lacks"] else "") for rung in rungs if rung["strategy"] not in guards)
+        words = tuple(rung["strategy"] + ("*" if rung["missing"] else "") for rung in rungs if rung["strategy"] not in guards)
         groups.setdefault(words, []).append(cause)
-    lines = [f"ladders   (before each: {', '.join(guards)}; * not enabled; `supervise plan --cause CAUSE -- CMD` shows one)"]
+    lines = [f"ladders   (each begins with: {', '.join(guards)}; *: not enabled; `supervise plan --cause CAUSE -- CMD` explains one)"]
     for rungs_, causes in groups.items():
         lines += [f"  {' '.join(causes)}", f"      {' → '.join(rungs_)}"]
     return lines
@@ -289,14 +289,15 @@ def _all_ladders(ladders: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str
 def _one_ladder(data: Mapping[str, Any]) -> list[str]:
     name = data["cause"]["name"]
     rows = [
-        (rung["strategy"], rung["does"] + (f" [not enabled: {rung['lacks']}]" if rung["lacks"] else "")) for rung in data["ladders"][name]
+        (rung["strategy"], rung["does"] + (f" [not enabled: {rung['missing']}]" if rung["missing"] else ""))
+        for rung in data["ladders"][name]
     ]
     lines = [f"ladder for {name}: {data['cause']['meaning']}", *_columns(rows), ""]
-    lines += [f"if it came again and again, proven, with no progress between (supposed: {data['supposed']})"]
+    lines += [f"if it came again and again without progress between (supposed: {data['supposed']})"]
     for number, step in enumerate(data["sequence"], start=1):
         end = f" ({step['exit_code']})" if step["kind"] == "stop" else ""
         lines.append(f"  {number}. {step['kind']}{end}: {step['reason']}")
-        lines += [f"     {told}" for told in step["told"]]
+        lines += [f"     {note}" for note in step["notes"]]
     return lines
 
 

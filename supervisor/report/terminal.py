@@ -116,7 +116,7 @@ class TerminalWriter:
         self._writer.put(_encoded(line) + b"\n")
 
     def close(self, deadline_s: float = _WRITE_DEADLINE_S) -> None:
-        """Wait until all is written, at most `deadline_s`. Nothing that is said later is printed."""
+        """Wait until all is written, at most `deadline_s`. Later lines are not printed."""
         self._writer.close(deadline_s)
 
     def _put(self, text: str) -> None:
@@ -125,7 +125,7 @@ class TerminalWriter:
     def _write(self, data: bytes, dropped: int) -> bool:
         if dropped:
             data = f"supervise: warning: {dropped} messages could not be written here\n".encode() + data
-        # once stuck, it is only looked whether it moves again: a queue of lines must not wait for each
+        # once stuck, only check whether it moves again: a queue of lines must not wait for each
         until = time.monotonic() + (0.0 if self._stuck else self._deadline_s)
         self._stuck = not _write_all(self._fd, data, until)
         return not self._stuck

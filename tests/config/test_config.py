@@ -218,7 +218,7 @@ def test_every_number_has_two_bounds(row: Any, load: Callable[..., Settings]) ->
         ('knobs.resume.args = "--from \'"', "expected words as a shell would read them"),
         ("knobs.resume.args = '--r {ckpt}'", "from file FILE:1: expected no placeholder but {resume}, the checkpoint's path, and {step}"),
         ("knobs.resume.args = '--r {x} {resume}'", "expected no placeholder but {resume}"),
-        ("knobs.resume.args = '--resume'", "'--resume' from file FILE:1: it has neither {resume} nor {step}"),
+        ("knobs.resume.args = '--resume'", "'--resume' from file FILE:1: it has no {resume} and no {step}"),
         ("job.name = 'a/b'", "job.name = 'a/b' from file FILE:1: expected a name of up to 64 letters"),
         ("job.state_dir = ''", "job.state_dir = '' from file FILE:1: expected something that is not empty"),
         ("checkpoints.paths = ['']", "checkpoints.paths = [''] from file FILE:1: expected something that is not empty"),
@@ -253,7 +253,7 @@ def test_a_wrong_flag_is_a_usage_error(load: Callable[..., Settings]) -> None:
         ("checkpoints.paths", ("",), "expected something that is not empty"),
         ("knobs.resume.args", "", "expected something that is not empty"),
         ("knobs.resume.args", "--resume {ckpt}", "expected no placeholder but {resume}"),
-        ("knobs.resume.args", "--resume", "neither {resume} nor {step}"),
+        ("knobs.resume.args", "--resume", "it has no {resume} and no {step}"),
     ],
 )
 def test_a_flag_that_says_nothing_or_would_not_work_is_a_usage_error(

@@ -432,7 +432,7 @@ def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
         ("resolved", "info", "started_from_scratch"),
     }
     card = next(run.state.glob("*/nodes/*/incidents/0001/card.txt")).read_text()
-    assert re.search(r"STARTED FROM SCRATCH: its training began at step 0; \S*ckpt/step-20.pt was handed over", run.stderr)
+    assert re.search(r"STARTED FROM SCRATCH: its training began at step 0; it was given \S*ckpt/step-20.pt", run.stderr)
     assert "STARTED FROM SCRATCH" in card
     assert "resumed" not in run.stderr + card
 

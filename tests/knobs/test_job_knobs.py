@@ -298,7 +298,7 @@ def test_an_override_that_this_node_cannot_make_is_told(tmp_path: Path) -> None:
     [
         (
             ("batch_size=--bs",),
-            "on CUDA OOM: --bs is left as it is, because no grad_accum is known: --knob grad_accum=--YOUR-FLAG enables it",
+            "on CUDA OOM: --bs stays as it is, because no grad_accum is known: --knob grad_accum=--YOUR-FLAG enables it",
         ),
         (("batch_size=--bs", "grad_accum:derived=--accum"), "on CUDA OOM: --bs 8→4; --no-batch-change forbids it"),
         (
@@ -310,7 +310,7 @@ def test_an_override_that_this_node_cannot_make_is_told(tmp_path: Path) -> None:
         ),
         (
             ("batch_size=--odd", "grad_accum:2=--accum"),
-            "on CUDA OOM: the batch is left as it is: a micro-batch of 7 cannot be halved",
+            "on CUDA OOM: the batch stays as it is: a micro-batch of 7 cannot be halved",
         ),
     ],
     ids=["one alone", "derived", "global", "odd"],
@@ -331,7 +331,7 @@ def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path
 def test_a_ladder_of_the_users_without_the_halving_is_not_contradicted(tmp_path: Path) -> None:
     found = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc")
     assert opening_lines(found, (), {}, ("restart_within_budget",)) == [
-        "on CUDA OOM: the batch is left as it is: the ladder that you gave cuda_oom has no halve_batch"
+        "on CUDA OOM: the batch stays as it is: the ladder that you gave cuda_oom has no halve_batch"
     ]
     assert "8→4" in opening_lines(found, (), {}, ("halve_batch", "restart_within_budget"))[0]
 

@@ -60,9 +60,9 @@ def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--json", "--cause", "nan_loss", "--", *HF]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["programs"] == ["HF Trainer"]
-    assert {one["knob"] for one in data["armed"]} == {"batch_size", "grad_accum", "num_workers"}
-    assert {one["knob"] for one in data["armed"] + data["not_armed"]} == set(NAMES) - {"resume"}
-    assert all(one["remedy"].startswith("--knob ") for one in data["not_armed"])
+    assert {one["knob"] for one in data["enabled"]} == {"batch_size", "grad_accum", "num_workers"}
+    assert {one["knob"] for one in data["enabled"] + data["not_enabled"]} == set(NAMES) - {"resume"}
+    assert all(one["remedy"].startswith("--knob ") for one in data["not_enabled"])
     assert list(data["ladders"]) == ["nan_loss"]
     assert data["sequence"][-1]["kind"] == "stop"
 
@@ -99,8 +99,8 @@ def test_what_a_rung_wants_is_said_of_rungs_and_knobs_that_there_are() -> None:
     ("command", "line"),
     [
         ("torchrun --nproc-per-node=2 train.py", "--batch 24→24"),
-        ("torchrun --nproc-per-node=8 train.py", "the batch is left as it is: a micro-batch of 3 cannot be halved"),
-        ("torchrun --nproc-per-node=5 train.py", "the batch is left as it is: --batch 24 is no multiple of 5 ranks"),
+        ("torchrun --nproc-per-node=8 train.py", "the batch stays as it is: a micro-batch of 3 cannot be halved"),
+        ("torchrun --nproc-per-node=5 train.py", "the batch stays as it is: --batch 24 is no multiple of 5 ranks"),
         ("deepspeed train.py", "halved at the same global batch, if --batch divides by the ranks, not known yet"),
         ("torchrun --nproc-per-node=gpu train.py", "if --batch divides by the ranks"),
     ],
@@ -131,7 +131,7 @@ def test_the_node_that_the_command_implies_is_supposed() -> None:
     [
         ("torchrun --nproc-per-node=2 --nnodes=3 train.py", "2 ranks here, a GPU each, 3 nodes; step 310, no checkpoint"),
         ("torchrun --nproc_per_node 2 --nnodes=1:4 train.py", "2 ranks here, a GPU each, one node of an unknown number;"),
-        ("accelerate launch train.py", "nothing of ranks and GPUs, which the command does not tell; step 310"),
+        ("accelerate launch train.py", "an unknown number of ranks and GPUs: the command does not say it; step 310"),
     ],
 )
 def test_what_is_supposed_is_said(capsys: pytest.CaptureFixture[str], command: str, supposed: str) -> None:

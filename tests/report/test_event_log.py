@@ -140,8 +140,9 @@ def written() -> Written:
 
 
 @pytest.fixture
-def reporter(written: Written) -> Reporter:  # what it tells elsewhere is no matter here
-    return Reporter(MagicMock(), Clock.start(), MagicMock(), cast("EventLog", written), MagicMock())
+def reporter(written: Written, tmp_path: Path) -> Reporter:  # only its log matters here
+    job = MagicMock(incident_dir=lambda _number: tmp_path)
+    return Reporter(job, Clock.start(), MagicMock(), cast("EventLog", written), MagicMock())
 
 
 def test_every_fact_that_is_noted_is_logged(reporter: Reporter, written: Written) -> None:

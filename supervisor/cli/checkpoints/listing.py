@@ -120,7 +120,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
 
 
 def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> int:
-    """Print all that is known of one checkpoint: its verdict now, its rejection, its manifest. Returns 0 where it is good, else 1."""
+    """Print all that is known of one checkpoint: its verdict now, its rejection, its manifest. Returns 0 if it is good, else 1."""
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
@@ -151,7 +151,7 @@ def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> in
 
 
 def undo(settings: Settings, job: str | None, number: int | None, *, as_json: bool) -> int:
-    """Reverse what was moved aside or put back, all of it or one change, the last first. Returns 0, 1 where something could not be."""
+    """Reverse all repairs or one, the last first. Returns 0; 1 if one could not be reversed."""
     place = find_job(state_root(settings), job)
     refuse_while_running(place)
     aside = MoveJournal(str(place.directory / DIRECTORY))
@@ -168,20 +168,20 @@ def undo(settings: Settings, job: str | None, number: int | None, *, as_json: bo
     if as_json:
         stdio.write(sys.stdout, json.dumps([{**_change_row(one.change), "problem": one.problem} for one in undone], indent=1))
     else:
-        lines = [f"{_told(_change_row(one.change))}: {clean(one.problem) or 'reversed'}" for one in undone]
+        lines = [f"{_change_text(_change_row(one.change))}: {clean(one.problem) or 'reversed'}" for one in undone]
         stdio.write(sys.stdout, "\n".join(lines or ["nothing was moved"]))
     return int(any(one.problem for one in undone))
 
 
 def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> int:
-    """Fence one checkpoint as it is now, so that no later start hands it out; the file stays where it is. Returns 0."""
+    """Reject one checkpoint as it is now, for all later starts; the file stays where it is. Returns 0."""
     place = find_job(state_root(settings), job)
     refuse_while_running(place)
     absolute = os.path.realpath(path)
     identity = identity_of(absolute)
     if identity is None:
         raise SuperviseError(
-            f"cannot quarantine a checkpoint: {path}: it is not there, or cannot be looked at",
+            f"cannot quarantine a checkpoint: {path}: it does not exist, or cannot be read",
             hint="Name a file, or a checkpoint's directory, as `supervise checkpoints ls` shows it.",
             exit_code=ExitCode.USAGE,
         )
@@ -189,12 +189,12 @@ def quarantine(settings: Settings, job: str | None, path: str, reason: str) -> i
     rejections.add([(absolute, identity, reason)], _QUARANTINED)
     if rejections.problem:
         raise SuperviseError(f"cannot quarantine a checkpoint: {rejections.problem}", hint="Make the state directory writable for you.")
-    stdio.write(sys.stdout, f"never handed out again by job {place.job}, unless it is written anew: {clean(absolute)}")
+    stdio.write(sys.stdout, f"rejected for all later starts of job {place.job}, unless it is written anew: {clean(absolute)}")
     return 0
 
 
 def _numbers(manifest: Manifest) -> str:
-    """Say what is not finite in a verified checkpoint, and whether it was in an earlier one of its run."""
+    """Return what is not finite in a verified checkpoint, and whether an earlier one of its run was finite there."""
     return numerics.report(manifest) or note_of(manifest.non_finite)
 
 
@@ -220,11 +220,11 @@ def _unwritable(place: JobFiles, error: OSError) -> SuperviseError:
     )
 
 
-def _change_row(change: Any) -> dict[str, Any]:  # noqa: ANN401  setaside.Change, whose fields these are
+def _change_row(change: Any) -> dict[str, Any]:  # noqa: ANN401  a change of the move journal, whose fields these are
     return {"id": change.id, "kind": change.kind, "phase": change.phase, "path": change.path, "to": change.to, "reason": change.reason}
 
 
-def _told(row: dict[str, Any]) -> str:
+def _change_text(row: dict[str, Any]) -> str:
     if row["kind"] == "moved":
         return f"{row['id']}: {clean(row['path'])} was moved to {clean(row['to'])}"
     return f"{row['id']}: {clean(row['path'])} was put there from the copy {clean(row['to'])}"
@@ -240,7 +240,7 @@ def _listed(place: JobFiles, rows: list[dict[str, Any]], discovered: list[dict[s
     for one in discovered:
         yield f"learned: {one['kind']:<10}  saved {one['saved']}, loaded {one['loaded']}  {clean(one['pattern'])}"
     for change in moved:
-        yield f"change {_told(change)}" + ("" if change["phase"] == "done" else f" ({change['phase']})")
+        yield f"change {_change_text(change)}" + ("" if change["phase"] == "done" else f" ({change['phase']})")
 
 
 def _day(t: float) -> str:

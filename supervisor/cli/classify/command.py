@@ -1,11 +1,8 @@
-"""`supervise classify`: what failed and why, read from any log, on any machine, without the job.
+"""`supervise classify`: names what failed and why from any log, on any machine, without the job.
 
-In: names of files and directories, "-" for standard input. Out: on stdout an answer for each log as soon as it is read; on stderr what
-could not be. Nothing is written, and memory is bounded whatever the files hold. What can fail: that there is nothing to read at all
-(SuperviseError, 64), and a file of signatures that is not to be trusted (78).
-
-A file is an incident of its own. A directory whose files are named as those of our attempts are (`rank-3.err`, `rank-3.out`, their rotated
-parts, `agent.err`) is one incident, told from all of them; any other directory stands for the plain files in it and below.
+A file is an incident of its own. A directory whose files have the names of our attempts' (`rank-3.err`, `rank-3.out`, their rotated parts,
+`agent.err`) is one incident of all of them. Any other directory stands for the plain files in it and below. Memory is bounded, whatever the
+files hold.
 """
 
 from __future__ import annotations
@@ -44,11 +41,11 @@ if TYPE_CHECKING:
     from supervisor.config.settings import Settings
 
 STDIN = "-"
-#: The name of the fact that a log is no text.
+#: The name of the fact: this log is not text.
 _NOT_TEXT = "not_text"
 #: Facts about how far training went: lines of one stream say nothing of another stream's.
 _PROGRESS = frozenset({"progress", "recent_progress", "last_progress"})
-#: What a line is worth in seconds where only the time of a file's last one is known: next to nothing, but in order.
+#: Seconds between two lines of a file if only the time of its last line is known: nearly none, but in order.
 _LINE_S = 1e-6
 #: Places in the files of one incident of which the evidence is kept, in all and of one kind and rank at each end.
 MOST_PLACES = 8192
@@ -67,7 +64,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What gets one answer."""
+    """One incident: it gets one answer."""
 
     path: str
     streams: tuple[Stream, ...]
@@ -162,7 +159,7 @@ def _with_texture(evidence: tuple[Evidence, ...], texture: Texture) -> tuple[Evi
 
 
 def _tried(log: Log, catalogue: Catalogue, scan: Scanner) -> Answer | None:
-    """Return the answer about a log; None where it could not be read, which is told."""
+    """Return the answer about a log; None if it could not be read, which is reported."""
     try:
         evidence, parts = read(log, catalogue, scan)
     except OSError as error:
@@ -221,7 +218,7 @@ def _were_copied(streams: Sequence[Stream]) -> bool:
     """Whether the times of the files are those of their copying, which goes by name, and say nothing of who wrote last."""
     times: list[float] = []
     for file in sorted(stream.files[-1] for stream in streams):
-        with contextlib.suppress(OSError):  # why it cannot be read is told when it is tried
+        with contextlib.suppress(OSError):  # the attempt to read it reports the reason
             times.append(file.stat().st_mtime)
     return len(times) >= FEWEST_COPIED and times == sorted(times)
 
@@ -256,7 +253,7 @@ def _is_new(file: Path, seen: set[tuple[int, int]]) -> bool:
     try:
         status = file.stat()
     except OSError:
-        return True  # why it cannot be read is told when it is tried
+        return True  # the attempt to read it reports the reason
     name = (status.st_dev, status.st_ino)
     if not stat.S_ISREG(status.st_mode) or name in seen:
         return False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 256 << 10
 #: What begins like this is no log as it stands: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04", b"\x7fELF")
-#: How long a pipe may be silent before that is said.
+#: How long a pipe may be silent before a line on stderr says so.
 SILENT_S = 2.0
 
 #: UTF-32's begins with that of UTF-16.
@@ -37,8 +37,8 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 #: Of UTF-16 without a mark every other byte is NUL in what is mostly ASCII, and next to none of the others is.
-_LOOKED_AT = 4096
-_LEAST_LOOKED_AT = 16
+_SAMPLE_BYTES = 4096
+_LEAST_SAMPLE_BYTES = 16
 _MOSTLY, _HARDLY = 0.6, 0.02
 #: What no text holds: control characters but for those that move and colour (\a \b \t \n \v \f \r ESC).
 _CONTROL = bytes(code for code in range(1, 32) if code not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
@@ -112,7 +112,7 @@ def blocks(fd: int, name: str) -> Iterator[bytes]:
         raise SuperviseError(
             f"cannot read {name}: it is packed, or a program", hint="Unpack it first, as in `zcat LOG.gz | supervise classify -`."
         )
-    while 0 < len(block) < _LEAST_LOOKED_AT and (more := os.read(fd, BLOCK_BYTES)):  # a pipe gives what there is
+    while 0 < len(block) < _LEAST_SAMPLE_BYTES and (more := os.read(fd, BLOCK_BYTES)):  # a pipe gives what there is
         block += more
     encoding = _encoding(block)
     if encoding is None:
@@ -131,8 +131,8 @@ def _encoding(block: bytes) -> str | None:
     """Return the name of an encoding that is not made of ASCII's bytes, by the beginning of a log; None: it is as it should be."""
     if marked := next((name for mark, name in _MARKS if block.startswith(mark)), None):
         return marked
-    part = block[: min(len(block), _LOOKED_AT) & ~1]
-    if len(part) < _LEAST_LOOKED_AT:
+    part = block[: min(len(block), _SAMPLE_BYTES) & ~1]
+    if len(part) < _LEAST_SAMPLE_BYTES:
         return None
     even, odd = (part[start::2].count(0) / (len(part) // 2) for start in (0, 1))
     if odd >= _MOSTLY and even <= _HARDLY:

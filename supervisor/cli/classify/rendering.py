@@ -81,10 +81,10 @@ def page(answer: Answer) -> str:
     rows = [("cause", f"{verdict.cause.value}: {EXPLANATIONS[verdict.cause].meaning}"), ("sure", _sure(verdict))]
     if culprit := _culprit(verdict):
         rows.append(("culprit", culprit))
-    told = [f"{_where(answer, fact)}{clean(said(fact))}" for fact in verdict.because[:MOST_EVIDENCE]]
-    if not told and verdict.cause is not Cause.NONE:
-        told = [clean(verdict.summary)]
-    rows += [("evidence" if i == 0 else "", line) for i, line in enumerate(told)]
+    lines = [f"{_where(answer, fact)}{clean(text_of(fact))}" for fact in verdict.because[:MOST_EVIDENCE]]
+    if not lines and verdict.cause is not Cause.NONE:
+        lines = [clean(verdict.summary)]
+    rows += [("evidence" if i == 0 else "", line) for i, line in enumerate(lines)]
     if verdict.facts:
         rows.append(("facts", ", ".join(f"{name} {_amount(clean(value), answer.kinds.get(name, ''))}" for name, value in verdict.facts)))
     rows.append(("to do", EXPLANATIONS[verdict.cause].remedy))
@@ -103,8 +103,8 @@ def row(answer: Answer, width: int) -> str:
     return f"{path:<{min(width, _LONGEST_PATH)}}  {cause}  {rank:<9} {summary}".rstrip()
 
 
-def said(fact: Evidence) -> str:
-    """Return the text of a fact, in one line: of an end the line that told it, of a traceback the innermost frame."""
+def text_of(fact: Evidence) -> str:
+    """Return the text of a fact, in one line: of an exit the line that reports it, of a traceback the innermost frame."""
     if fact.name in {"signal", "exit_code"}:
         return dict(fact.fields).get("line") or f"{fact.name.replace('_', ' ')} {fact.text}"
     lines = [line.strip() for line in fact.text.splitlines() if line.strip()]
@@ -115,14 +115,14 @@ def said(fact: Evidence) -> str:
 
 def _evidence(answer: Answer, fact: Evidence) -> dict[str, Any]:
     name, line = answer.place(fact)
-    told = {
+    row = {
         "line": line or None,
         "rank": fact.rank,
         "source": fact.source,
         "signature": fact.name if fact.claim is not None else None,
-        "text": redact.text(said(fact)),
+        "text": redact.text(text_of(fact)),
     }
-    return told | {"file": name or None} if len(answer.parts) > 1 else told
+    return row | {"file": name or None} if len(answer.parts) > 1 else row
 
 
 def _where(answer: Answer, fact: Evidence) -> str:

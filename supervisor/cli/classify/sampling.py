@@ -40,7 +40,7 @@ class FloodReader:
     """A Reader of one stream."""
 
     def __init__(self, catalogue: Catalogue, scanner: Scanner, *, rank: int | None = None) -> None:
-        """Begin at the beginning of a stream. `rank` is said of lines that do not name their own."""
+        """Begin at the beginning of a stream. rank: of lines that do not name their own."""
         self._scanner = scanner
         self._counted = _Counting(scanner)
         self._reader = Reader(catalogue, self._counted, rank=rank)

@@ -81,7 +81,7 @@ def command(  # noqa: PLR0913  one for each option
 
 
 def _largest(patterns: Sequence[str], cwd: str) -> int:
-    """Return how large the largest checkpoint is that is there; 0 where none is, or where the disk does not tell in time."""
+    """Return how large the largest checkpoint is that is there; 0 if there is none, or if the disk does not answer in time."""
     from checkpointing.discover import find  # noqa: PLC0415  for this command only
     from checkpointing.model import CheckpointingError  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def _largest(patterns: Sequence[str], cwd: str) -> int:
         with contextlib.suppress(CheckpointingError, OSError):
             sizes.extend(found.identity.size for found in find(patterns, cwd).candidates)
 
-    if patterns:  # in a thread: a server that is gone answers nobody, and that is what is to be told
+    if patterns:  # in a thread: a server that is gone never answers, and doctor is to report exactly that
         looking = threading.Thread(target=look, name="checkpoints", daemon=True)
         looking.start()
         looking.join(_LISTED_S)

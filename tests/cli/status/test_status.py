@@ -133,7 +133,7 @@ def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture
     assert found["supervisor"] == {"pid": 1, "alive": False}
     assert (found["incident"], found["incidents"], found["ranks"], found["step"]) == (1, 1, [], 3)
     assert status(written.settings, "train", as_json=False) == 0
-    assert "died without a word" in capsys.readouterr().out
+    assert "died, and could not report it" in capsys.readouterr().out
 
 
 def test_the_lock_says_that_it_lives(written: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytes
     for pattern in (
         r"failed +\d\d:\d\d:\d\d  rank 1: killed by signal 9",
         r"where .*rank 1 on \S+, attempt 1, step 9 .*phase train",
-        r"stopped +\d\d:\d\d:\d\d .*2\.0 s after the first death \(1 more with it\)",
+        r"stopped +\d\d:\d\d:\d\d .*2\.0 s after the first death \(1 more rank died with it\)",
         r"evidence +exit of rank 1: signal 9",
         r"verdict .*killed_unknown, 60 % sure, transient: rank 1 was killed by SIGKILL",
         r"plan +restart as attempt 2",
@@ -117,7 +117,7 @@ def test_we_died_within_an_incident(written: Any, capsys: pytest.CaptureFixture[
     written.close()
     text = told(written, capsys)
     assert "rank 1: killed by signal 9" in text
-    assert "this is the last that it wrote" in text
+    assert "this is its last record" in text
 
 
 def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make_job: Any, root: Any, capsys: Any) -> None:

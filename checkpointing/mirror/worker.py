@@ -112,12 +112,12 @@ class MirrorWorker:
                     )
 
     def _upload(self, entry: SpoolEntry) -> None:
-        began, state = time.monotonic(), {"sent": 0, "told": time.monotonic()}
+        began, state = time.monotonic(), {"sent": 0, "reported_at": time.monotonic()}
         control = self._control
 
         def moving() -> None:
-            if time.monotonic() - state["told"] >= _PROGRESS_S:
-                state["told"] = time.monotonic()
+            if time.monotonic() - state["reported_at"] >= _PROGRESS_S:
+                state["reported_at"] = time.monotonic()
                 self._emit("progress", id=entry.id, mirror=self._backend.url, sent=state["sent"], bytes=entry.manifest.n_bytes)
 
         def take(n_bytes: int) -> None:

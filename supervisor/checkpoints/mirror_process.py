@@ -70,7 +70,7 @@ class MirrorLink:
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._changed = threading.Lock()
         self._pending: dict[str, dict[str, Any]] = {}  # path → what was asked and is not held yet
-        self._left: int | None = None  # entries in its spool, None where it is busy or was not heard
+        self._left: int | None = None  # entries in its spool, None while it is busy or has not reported
         self._still_since: float | None = None  # something waits, and nothing has moved since then (monotonic seconds)
         self._n_held = 0
         self._last_error_line = ""
@@ -132,7 +132,7 @@ class MirrorLink:
             if code == _REFUSED or (closing and code == 0):
                 return  # its configuration is wrong, and would be the next time; or it sent what it could in its time
             if code not in {None, _HELD}:
-                self._on_event({"ev": "died", "code": code, "wait_s": wait_s, "said": self._last_error_line})
+                self._on_event({"ev": "died", "code": code, "wait_s": wait_s, "last_line": self._last_error_line})
             wait_s = FIRST_WAIT_S if time.monotonic() - began > _LASTED_S else min(2 * wait_s, LONGEST_WAIT_S)
             # a process that died as the run ends, or a moment before, is started again at once: its spool is still to be sent
             (self._given_up if closing else self._closing).wait(FIRST_WAIT_S if closing else wait_s)

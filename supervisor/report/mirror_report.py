@@ -55,9 +55,9 @@ class MirrorReport:
         elif event == "died":
             self._deaths += 1
             if self._deaths == 1:
-                last_words = f" ({row['said']})" if row.get("said") else ""
+                last_line = f" ({row['last_line']})" if row.get("last_line") else ""
                 again = "and is started again; the training goes on"
-                self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{last_words} {again}")
+                self._alert("mirror_failing", f"the mirror's process ended with {row['code']}{last_line} {again}")
 
     def waited(self, seconds: float) -> None:
         """Take how long a checkpoint has waited while no upload moved. Whatever the reason is, somebody must hear of it."""

@@ -154,7 +154,7 @@ class Process:
         )
         threading.Thread(target=self._read, daemon=True).start()
         spool = str(place.home / "state" / "spool")
-        self.tell({"cmd": "configure", "spool": spool, "mirrors": [place.url], "job": "job", "workers": 2, "s3": place.s3, **more})
+        self.send({"cmd": "configure", "spool": spool, "mirrors": [place.url], "job": "job", "workers": 2, "s3": place.s3, **more})
 
     def __enter__(self) -> Self:
         """Give the process, which runs already."""
@@ -172,7 +172,7 @@ class Process:
         if self.popen.stdout is not None:
             self.popen.stdout.close()
 
-    def tell(self, row: dict[str, Any]) -> None:
+    def send(self, row: dict[str, Any]) -> None:
         """Send a command."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(json.dumps(row) + "\n")
@@ -180,7 +180,7 @@ class Process:
 
     def mirror(self, path: Path, described: Path, step: int = 100) -> None:
         """Ask for a checkpoint."""
-        self.tell({"cmd": "mirror", "path": str(path), "step": step, "manifest": str(described)})
+        self.send({"cmd": "mirror", "path": str(path), "step": step, "manifest": str(described)})
 
     def wait_for(self, ev: str, deadline_s: float = 60.0, **members: Any) -> dict[str, Any]:  # noqa: ANN401 -- as above
         """Return the first event of this name and with these members that has not been returned yet."""

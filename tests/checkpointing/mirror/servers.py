@@ -95,8 +95,8 @@ def swift(base: Path, *, older: bool = False) -> Iterator[Server]:
         )
     try:
         if process.stdout is None or process.stdout.readline() != b"ready\n":
-            said = "\n".join(path.read_text()[-800:] for path in base.glob("*.log"))
-            raise RuntimeError(f"swift did not start: {said}")
+            logs = "\n".join(path.read_text()[-800:] for path in base.glob("*.log"))
+            raise RuntimeError(f"swift did not start: {logs}")
         yield Server(port, log)
     finally:
         process.terminate()

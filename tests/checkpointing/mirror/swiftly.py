@@ -37,7 +37,7 @@ sys.exit(main())"""
 
 
 def configure(base: Path, port: int) -> None:
-    """Write the configuration of the four services, and the rings that tell them of each other."""
+    """Write the configuration of the four services, and the rings by which they find each other."""
     from swift.common.ring import RingBuilder  # noqa: PLC0415 -- only there in the environment that runs the servers
 
     etc, data = base / "etc", base / "data"
@@ -70,7 +70,7 @@ def configure(base: Path, port: int) -> None:
 
 
 def main(base: Path, port: int) -> int:
-    """Run until told to stop."""
+    """Run until SIGTERM or the end of stdin."""
     configure(base, port)
     services = []
     for kind in KINDS:

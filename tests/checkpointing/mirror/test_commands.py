@@ -101,7 +101,7 @@ def test_pruning_says_first_what_it_would_do(settings: Settings, tmp_path: Path,
     assert [row["step"] for row in rows(capsys)] == [3]
 
 
-def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
+def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state" / "job" / "nodes" / "here"
@@ -124,11 +124,11 @@ def test_what_would_go_is_said_and_the_jobs_own_are_left_to_its_supervisor(
     paths = (str(tmp_path / "ckpt" / "*.pt"),)
     keeping = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, keep=1, paths=paths, mirror=()))
     assert prune.prune(keeping, "job", None, dry_run=True, as_json=True) == 0
-    said = rows(capsys)
-    assert [(row["what"], row["removed"]) for row in said] == [("copy", False)] * 2 + [("checkpoint", False)] * 2
-    assert [row["path"] for row in said[2:]] == [str(tmp_path / "ckpt" / f"step_{step}.pt") for step in (1, 2)]
-    assert "the supervisor removes it" in said[2]["reason"]
-    assert len(copies.all()) == 3, "it was only said"
+    printed = rows(capsys)
+    assert [(row["what"], row["removed"]) for row in printed] == [("copy", False)] * 2 + [("checkpoint", False)] * 2
+    assert [row["path"] for row in printed[2:]] == [str(tmp_path / "ckpt" / f"step_{step}.pt") for step in (1, 2)]
+    assert "the supervisor removes it" in printed[2]["reason"]
+    assert len(copies.all()) == 3, "a dry run removes nothing"
     assert prune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
     assert [one.manifest.step for one in copies.all()] == [3]
     shutil.copyfile(saved(tmp_path, 4), tmp_path / "latest.pt")

@@ -1,4 +1,4 @@
-"""What a run does with its mirrors at its two ends: when they are asked, what is said, and that nobody is held up by it."""
+"""What a run does with its mirrors at its two ends: when they are asked, what is reported, and that nothing else waits."""
 
 from __future__ import annotations
 
@@ -262,37 +262,37 @@ def test_the_node_of_rank_0(ranks: tuple[RankInfo, ...], environ: dict[str, str]
 
 
 def test_only_who_has_nothing_is_ended_by_a_mirror_that_gives_nothing() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     refused = RestoreAnswer("unreachable", message="no answer")
-    checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(refused, none_good=True), said.append)
-    assert said == ["none of the checkpoints on this disk is good, and none could be restored: no answer"]
+    checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(refused, none_good=True), lines.append)
+    assert lines == ["none of the checkpoints on this disk is good, and none could be restored: no answer"]
     with pytest.raises(SuperviseError, match="no checkpoint on this disk") as raised:
-        checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(refused, none_good=False), said.append)
+        checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(refused, none_good=False), lines.append)
     assert raised.value.exit_code == ExitCode.REQUEUE
     checkpoint_mirror.report(
-        checkpoint_mirror.MirrorAnswer(RestoreAnswer("restored", "/a.pt", 3, "file:/m", 10), none_good=True), said.append
+        checkpoint_mirror.MirrorAnswer(RestoreAnswer("restored", "/a.pt", 3, "file:/m", 10), none_good=True), lines.append
     )
     checkpoint_mirror.report(
-        checkpoint_mirror.MirrorAnswer(RestoreAnswer("restored", "/a.pt", 3, "file:/m", 0), none_good=False), said.append
+        checkpoint_mirror.MirrorAnswer(RestoreAnswer("restored", "/a.pt", 3, "file:/m", 0), none_good=False), lines.append
     )
-    assert said[1:] == [
+    assert lines[1:] == [
         "restored /a.pt of step 3 from file:/m: none on this disk is good",
         "/a.pt of step 3 is here already, whole and the same as in file:/m: nothing was downloaded",
     ]
     with pytest.raises(SuperviseError) as raised:
         checkpoint_mirror.report(
-            checkpoint_mirror.MirrorAnswer(RestoreAnswer("elsewhere", message="not this job's"), none_good=False), said.append
+            checkpoint_mirror.MirrorAnswer(RestoreAnswer("elsewhere", message="not this job's"), none_good=False), lines.append
         )
     assert raised.value.exit_code == ExitCode.CONFIG
 
 
-def test_a_newer_copy_that_was_passed_over_is_said_and_recorded() -> None:
-    said: list[str] = []
+def test_a_newer_copy_that_was_passed_over_is_reported_and_recorded() -> None:
+    lines: list[str] = []
     answer = RestoreAnswer(
         "restored", "/a.pt", 100, "s3://b", 10, passed_over=(("s3://b/job/run/step-120-1/", "the copy is damaged: part 2"),)
     )
-    checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(answer, none_good=False), said.append)
-    assert said[0] == "passed over in the mirror: s3://b/job/run/step-120-1/: the copy is damaged: part 2"
+    checkpoint_mirror.report(checkpoint_mirror.MirrorAnswer(answer, none_good=False), lines.append)
+    assert lines[0] == "passed over in the mirror: s3://b/job/run/step-120-1/: the copy is damaged: part 2"
     note = checkpoint_mirror.note(answer)
     assert note.text == "a.pt from s3://b; passed over: step-120-1: the copy is damaged: part 2"
     assert note.data["passed_over"] == [["s3://b/job/run/step-120-1/", "the copy is damaged: part 2"]]

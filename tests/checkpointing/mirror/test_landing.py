@@ -101,7 +101,7 @@ DECLARED, LEARNED = ["ckpt/*.pt", "/scratch/run/**/model-*", "~/saves"], ["/lear
         ("", False),
     ],
 )
-def test_what_is_the_jobs_is_told_by_names(path: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a parameter
+def test_what_is_the_jobs_is_decided_by_names(path: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a parameter
     monkeypatch.setenv("HOME", "/home/me")
     refused = refusal(path, "/srv/job", DECLARED, LEARNED, COMMAND)
     assert (refused is None) is may
@@ -114,7 +114,7 @@ def test_a_container_that_begins_at_the_root_is_no_leave_to_write_anywhere() -> 
 
 
 @pytest.mark.process
-def test_a_start_on_a_fresh_node_is_told_how_to_declare_the_place(tmp_path: Path, backend: Backend) -> None:
+def test_a_start_on_a_fresh_node_learns_how_to_declare_the_place(tmp_path: Path, backend: Backend) -> None:
     path, _ = brought(tmp_path, backend, 1)
     shutil.rmtree(path.parent)
     base = Settings()
@@ -149,7 +149,7 @@ def test_two_nodes_of_one_disk_take_turns(tmp_path: Path, backend: Backend, monk
         try:
             done = restore.newest([backend], "job", into=str(tmp_path / "shared"), workers=1)
             found.append(done and done.fetched_bytes)
-        except Exception as error:  # noqa: BLE001 -- told by the assertion
+        except Exception as error:  # noqa: BLE001 -- shown by the assertion
             found.append(error)
 
     first = threading.Thread(target=go)

@@ -43,11 +43,11 @@ def job(tmp_path: Path) -> Job:
 
 @contextlib.contextmanager
 def linked(job: Job) -> Iterator[tuple[MirrorLink, list[Mapping[str, Any]]]]:
-    told: list[Mapping[str, Any]] = []
-    link = MirrorLink(job, told.append)
+    events: list[Mapping[str, Any]] = []
+    link = MirrorLink(job, events.append)
     link.start()
     try:
-        yield link, told
+        yield link, events
     finally:
         link.close(0.0)
 
@@ -55,53 +55,53 @@ def linked(job: Job) -> Iterator[tuple[MirrorLink, list[Mapping[str, Any]]]]:
 def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described = save(path, 1 << 20, 1)
-    with linked(job) as (link, told):
-        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+    with linked(job) as (link, events):
+        wait_for(lambda: any(row["ev"] == "ready" for row in events), "the process")
         process = link._process  # noqa: SLF001 -- whom to kill
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)  # it is asked, and dies before it can hold it
         link.send(str(path), 1, str(described))
         assert link.is_sending(str(path), "any")
         os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
-        assert [(row["code"], row["wait_s"]) for row in told if row["ev"] == "died"] == [(-signal.SIGKILL, 1.0)]
-        wait_for(lambda: not link.is_sending(str(path), next(row["id"] for row in told if row["ev"] == "uploaded")), "the spool")
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload by the next process")
+        assert [(row["code"], row["wait_s"]) for row in events if row["ev"] == "died"] == [(-signal.SIGKILL, 1.0)]
+        wait_for(lambda: not link.is_sending(str(path), next(row["id"] for row in events if row["ev"] == "uploaded")), "the spool")
         assert link.close(20.0) == 0
 
 
 def test_a_process_that_dies_as_the_run_ends_is_started_once_more_to_bring_the_rest(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described = save(path, 1 << 20, 1)
-    with linked(job) as (link, told):
-        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+    with linked(job) as (link, events):
+        wait_for(lambda: any(row["ev"] == "ready" for row in events), "the process")
         process = link._process  # noqa: SLF001 -- whom to kill
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)
         link.send(str(path), 1, str(described))
         os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda: any(row["ev"] == "died" for row in told), "it is known to be dead, and the next one waits a second")
+        wait_for(lambda: any(row["ev"] == "died" for row in events), "it is known to be dead, and the next one waits a second")
         assert link.close(30.0) == 0
-        assert [row["ev"] for row in told if row["ev"] == "uploaded"] == ["uploaded"]
+        assert [row["ev"] for row in events if row["ev"] == "uploaded"] == ["uploaded"]
 
 
 def test_a_configuration_that_is_none_is_not_tried_again(job: Job) -> None:
     wrong = replace(job.settings, checkpoints=replace(job.settings.checkpoints, mirror=("ftp://nowhere",)))
-    with linked(replace(job, settings=wrong)) as (link, told):
+    with linked(replace(job, settings=wrong)) as (link, events):
         wait_for(lambda: not link._thread.is_alive(), "the end of it")  # noqa: SLF001 -- what must not go on
-        assert [row["what"] for row in told if row["ev"] == "alert"] == ["refused"]
-        assert not any(row["ev"] == "died" for row in told)
+        assert [row["what"] for row in events if row["ev"] == "alert"] == ["refused"]
+        assert not any(row["ev"] == "died" for row in events)
 
 
 def test_a_spool_that_a_predecessor_still_holds_is_waited_for(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described = save(path, 1000, 1)
     held = Spool(str(job.state / "spool"))
-    with linked(job) as (link, told):
+    with linked(job) as (link, events):
         link.send(str(path), 1, str(described))
-        wait_for(lambda: link._n_held > 0, "a start that meets the other process")  # noqa: SLF001 -- nothing is told of it
+        wait_for(lambda: link._n_held > 0, "a start that meets the other process")  # noqa: SLF001 -- no event reports it
         held.close()
-        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload by the next process")
-        assert not any(row["ev"] in {"alert", "died", "recovered"} for row in told)
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload by the next process")
+        assert not any(row["ev"] in {"alert", "died", "recovered"} for row in events)
         assert link.close(20.0) == 0
 
 
@@ -110,10 +110,10 @@ def test_a_process_that_cannot_begin_says_why(job: Job, tmp_path: Path) -> None:
     broken.mkdir()
     (broken / "tenacity.py").write_text("raise ImportError('no such library')\n")
     environ = {**job.environ, "PYTHONPATH": f"{broken}{os.pathsep}{ROOT}"}
-    with linked(replace(job, environ=environ)) as (_, told):
-        wait_for(lambda: any(row["ev"] == "died" for row in told), "its end")
-        died = next(row for row in told if row["ev"] == "died")
-        assert (died["code"], died["said"]) == (1, "ImportError: no such library")
+    with linked(replace(job, environ=environ)) as (_, events):
+        wait_for(lambda: any(row["ev"] == "died" for row in events), "its end")
+        died = next(row for row in events if row["ev"] == "died")
+        assert (died["code"], died["last_line"]) == (1, "ImportError: no such library")
     answer = restore_process.restore(replace(job, environ=environ), lambda _line: None)
     assert (answer.kind, answer.message) == ("failed", "the process that restores ended with 1: ImportError: no such library")
 
@@ -143,14 +143,14 @@ def test_a_checkpoint_that_waits_while_nothing_moves_is_an_alert_once() -> None:
     assert [kind for kind, _ in heard.alerts] == ["mirror_failing", "mirror_recovered"]
     news.took({"ev": "alert", "what": "away", "mirror": "s3://b", "message": "no answer"})
     news.waited(900.0)
-    assert len(heard.alerts) == 3, "it was said already what it waits for"
+    assert len(heard.alerts) == 3, "the reason was reported already"
 
 
 def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described = save(path, 1000, 1)
-    with linked(job) as (link, told):
-        wait_for(lambda: any(row["ev"] == "ready" for row in told), "the process")
+    with linked(job) as (link, events):
+        wait_for(lambda: any(row["ev"] == "ready" for row in events), "the process")
         process = link._process  # noqa: SLF001 -- whom to stop
         assert process is not None
         assert link.waits_s() == 0
@@ -158,8 +158,8 @@ def test_how_long_a_checkpoint_waits_is_known_from_the_asking_until_bytes_move(j
         link.send(str(path), 1, str(described))
         wait_for(lambda: link.waits_s() > 0.2, "the time that it waits")
         os.kill(process.pid, signal.SIGCONT)
-        wait_for(lambda: any(row["ev"] == "uploaded" for row in told), "the upload")
+        wait_for(lambda: any(row["ev"] == "uploaded" for row in events), "the upload")
         wait_for(lambda: link.waits_s() == 0, "nothing that waits")
         link.send(str(path), 1, str(tmp_path / "gone.json"))
-        wait_for(lambda: any(row.get("what") == "refused" for row in told), "the refusal")
+        wait_for(lambda: any(row.get("what") == "refused" for row in events), "the refusal")
         assert link.waits_s() == 0, "nobody waits for what was refused"

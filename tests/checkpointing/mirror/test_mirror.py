@@ -1,4 +1,4 @@
-"""The mirror process against a real S3 server: what arrives, what it says, and what it does when it is not let."""
+"""The mirror process against a real S3 server: what arrives, what it reports, and what it does without permission."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ def test_no_permission_is_one_alert_and_not_a_hot_loop(place: Place) -> None:
         process.mirror(path, save(path))
         alert = process.wait_for("alert")
         assert (alert["what"], "AccessDenied" in alert["message"]) == ("denied", True)
-        process.tell({"cmd": "retry"})
+        process.send({"cmd": "retry"})
         wait_for(lambda: place.proxy.count("^(PUT|POST)") >= 2, "another attempt")
         process.wait_for("idle", left=1)
         assert place.proxy.count("^(PUT|POST)") == 2
         assert process.alerts() == ["denied"]
         denied.times = 0
-        process.tell({"cmd": "retry"})
+        process.send({"cmd": "retry"})
         process.wait_for("recovered", what="denied")
         process.wait_for("uploaded")
     assert place.no_manifest_lies() == 1
@@ -135,7 +135,7 @@ def test_fresh_credentials_in_the_file_are_found_by_the_running_process(place: P
         process.mirror(path, save(path))
         process.wait_for("alert", what="denied")
         file.write_text("[default]\naws_access_key_id = test:tester\naws_secret_access_key = testing\n")
-        process.tell({"cmd": "retry"})
+        process.send({"cmd": "retry"})
         process.wait_for("uploaded")
     assert place.no_manifest_lies() == 1
 
@@ -156,7 +156,7 @@ def test_while_the_mirror_is_away_it_is_kept_and_the_newest_goes_first(place: Pl
         process.wait_for("ready", left=3)
         process.wait_for("alert", what="away")
         place.proxy.refuses = False
-        process.tell({"cmd": "retry"})
+        process.send({"cmd": "retry"})
         assert [process.wait_for("uploaded")["step"] for _ in range(3)] == [400, 300, 200]
         assert process.alerts() == ["away"]
     assert place.no_manifest_lies() == 3
@@ -245,7 +245,7 @@ def test_the_second_process_on_one_spool_says_so_and_ends(place: Place) -> None:
 def test_nonsense_is_refused_and_the_next_command_is_heard(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     with Process(place) as process:
-        process.tell({"cmd": "mirror"})
+        process.send({"cmd": "mirror"})
         process.wait_for("alert", what="refused")
         process.mirror(path, place.home / "none.json")
         process.wait_for("alert", what="refused")

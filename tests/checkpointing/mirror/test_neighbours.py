@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """One node's view; `verified` is what its watcher told, `sent` what it would upload."""
+    """One node's view; `verified` is what its watcher reported, `sent` what it would upload."""
 
     def __init__(self, place: Path, name: str, *, has_rank_0: bool, state: Path | None = None) -> None:
         self.state = state = (state or place / "state") / "train" / "nodes" / name
@@ -93,7 +93,7 @@ def test_one_node_reads_and_the_others_take_what_it_recorded(tmp_path: Path, rea
     first, second = Node(tmp_path, "a", has_rank_0=True), Node(tmp_path, "b", has_rank_0=False)
     second.watcher.start()
     torch.save({"step": 7, "w": torch.ones(64)}, tmp_path / "here" / "step_7.pt")
-    wait_for(lambda: bool(second.watcher._seen), "the second node to see it")  # noqa: SLF001 -- it tells nothing yet
+    wait_for(lambda: bool(second.watcher._seen), "the second node to see it")  # noqa: SLF001 -- it reports nothing yet
     wait_for(lambda: bool(second.checkpoints.shared._asked), "the second node to wait")  # noqa: SLF001 -- as above
     assert reads == []
     first.watcher.start()

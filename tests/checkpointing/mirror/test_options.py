@@ -99,7 +99,7 @@ def test_a_request_that_is_refused_for_another_reason_is_an_alert(place: Place) 
         process.mirror(path, save(path))
         assert "InvalidArgument" in process.wait_for("alert", what="denied")["message"]
         refusal.times = 0
-        process.tell({"cmd": "retry"})
+        process.send({"cmd": "retry"})
         process.wait_for("uploaded")
     assert place.proxy.count("^PUT.*partNumber") == 3
     assert place.no_manifest_lies() == 1
@@ -128,7 +128,7 @@ def test_one_mirror_that_is_away_does_not_hold_up_the_other(place: Place) -> Non
         process.wait_for("ready", left=1)
         process.wait_for("alert", what="away")
         place.proxy.refuses = False
-        process.tell({"cmd": "retry"})
+        process.send({"cmd": "retry"})
         assert process.wait_for("uploaded")["mirror"] == place.url
         process.wait_for("idle", left=0)
 
@@ -139,7 +139,7 @@ def test_finish_waits_until_all_has_arrived_and_stop_does_not(place: Place) -> N
     place.proxy.faults.append(held)
     with Process(place) as process:
         process.mirror(path, save(path))
-        process.tell({"cmd": "finish", "deadline_s": 60})
+        process.send({"cmd": "finish", "deadline_s": 60})
         process.wait_for("uploaded")
         assert process.wait_for("stopped")["left"] == 0
         assert process.popen.wait(20) == 0

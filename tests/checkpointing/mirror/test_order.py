@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Backend:
-    """Hold step 600, then what was proven after it: step 500, and a best.pt that tells no step and was written last."""
+    """Hold step 600, then what was proven after it: step 500, and a best.pt without a step and was written last."""
     (tmp_path / "mirror").mkdir()
     backend = open_backend(str(tmp_path / "mirror"))
     for made, (name, step) in enumerate((("step_600.pt", 600), ("step_500.pt", 500), ("best.pt", None)), 1000):

@@ -265,7 +265,7 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
     completed: list[str] = []
 
     def damages(self: Backend, upload: Upload, parts: Sequence[StoredPart], crc64nvme: int) -> Stored:
-        """Do as a server does that damages the first object, tells no checksum but an ETag, and forgets uploads once completed."""
+        """Do as a server does that damages the first object, reports an ETag but no checksum, and forgets uploads once completed."""
         if upload.id in completed:
             raise NotFound("NoSuchUpload", hint="")
         stored = real(self, upload, parts, crc64nvme)
@@ -287,13 +287,13 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
 
 
 @pytest.mark.parametrize(
-    ("token", "told"),
+    ("token", "expected"),
     [("9f1b0f4d9bb8b2f1a7d1c9b1f2d2c0b5-2", False), ("d27b9a3396e25d98241d19dbef4ab961-2", True), ("9f1b0f4d", None), ("", None)],
     ids=["another", "these", "no-md5", "none"],
 )
-def test_an_etag_says_of_which_parts_an_object_was_made(token: str, told: bool | None) -> None:  # noqa: FBT001 -- a parameter
+def test_an_etag_shows_of_which_parts_an_object_was_made(token: str, expected: bool | None) -> None:  # noqa: FBT001 -- a parameter
     parts = [StoredPart(number, 1, hashlib.md5(b"x" * number, usedforsecurity=False).hexdigest()) for number in (1, 2)]
-    assert is_made_of(token, parts) is told
+    assert is_made_of(token, parts) is expected
 
 
 def test_a_torn_line_in_the_log_of_what_arrived_is_passed_over(tmp_path: Path, backend: Backend) -> None:

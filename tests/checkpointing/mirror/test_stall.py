@@ -1,4 +1,4 @@
-"""A mirror that stalls while it is asked: it is said, given up in time, and the next source is taken."""
+"""A mirror that stalls while it is asked: it is reported, given up in time, and the next source is taken."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ def stall(backend: Backend, pattern: str) -> None:
         os.mkfifo(path)
 
 
-def test_what_stalls_is_said_and_given_up_for_the_next_mirror_and_then_for_an_older_one(mirrors: list[Backend]) -> None:
+def test_what_stalls_is_reported_and_given_up_for_the_next_mirror_and_then_for_an_older_one(mirrors: list[Backend]) -> None:
     stall(mirrors[0], "step_[34].pt")
     stall(mirrors[1], "step_4.pt")
-    said: list[str] = []
-    done = restore.newest(mirrors, "job", progress=RestoreProgress(said.append, stall_s=0.5))
+    lines: list[str] = []
+    done = restore.newest(mirrors, "job", progress=RestoreProgress(lines.append, stall_s=0.5))
     assert done is not None
     assert (done.manifest.step, done.url) == (3, mirrors[1].url)
     assert ["no data for" in why for _, why in done.passed_over] == [True, True, True]
-    assert [line.startswith("gave up: ") for line in said] == [True, True, True]
+    assert [line.startswith("gave up: ") for line in lines] == [True, True, True]
 
 
 def test_a_mirror_of_which_all_stalls_is_not_asked_for_each_checkpoint(mirrors: list[Backend]) -> None:
     stall(mirrors[0], "*.pt")
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(restore.Unreachable):
-        restore.newest(mirrors[:1], "job", progress=RestoreProgress(said.append, stall_s=0.5))
-    assert len(said) == 2
+        restore.newest(mirrors[:1], "job", progress=RestoreProgress(lines.append, stall_s=0.5))
+    assert len(lines) == 2
 
 
 @pytest.mark.s3

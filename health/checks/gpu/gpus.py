@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, CheckResult, Result
+from health.model import GONE, HOST, NOT_SUPPORTED, PERMISSION, CheckResult, Readings, Repair, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from health.model import Readings
-
 _UNKNOWN: Final = 999
 _LOOKED_UP: Final = ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """Makes the results of one check for one GPU. Each reason begins with the GPU's name."""
+
+    check: str
+    now: Readings
+    subject: str
+
+    def ok(self, words: str, evidence: tuple[str, ...] = ()) -> CheckResult:
+        """Return a healthy result."""
+        return self._made(Result.OK, words, evidence)
+
+    def failed(self, words: str, evidence: tuple[str, ...], repair: Repair, command: str) -> CheckResult:
+        """Return a failure. command: repairs it, or shows more."""
+        return replace(self._made(Result.FAILED, words, evidence), repair=repair, command=command)
+
+    def degraded(self, words: str, evidence: tuple[str, ...], repair: Repair, command: str) -> CheckResult:
+        """Return a lesser fault."""
+        return replace(self._made(Result.DEGRADED, words, evidence), repair=repair, command=command)
+
+    def skipped(self, words: str, evidence: tuple[str, ...]) -> CheckResult:
+        """Return that this GPU cannot be judged by the check."""
+        return self._made(Result.SKIPPED, words, evidence)
+
+    def _made(self, result: Result, words: str, evidence: tuple[str, ...]) -> CheckResult:
+        return CheckResult(self.check, self.subject, result, f"{label(self.now, self.subject)}: {words}", evidence)
 
 
 def subjects(now: Readings) -> Iterator[str]:

@@ -31,14 +31,14 @@ def _nvlinks(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subje
     """Judge one GPU's links. most: how many the best of its siblings has up."""
     now, before = sweeps
     links = now.rows("gpu.nvlinks", subject)
-    who, look = gpus.label(now, subject), f"nvidia-smi nvlink -s -e -i {gpus.address(now, subject)}"
+    gpu, look = gpus.GpuReport("gpu_nvlink", now, subject), f"nvidia-smi nvlink -s -e -i {gpus.address(now, subject)}"
     down = [str(link.get("link")) for link in links if not link.get("active")]
     old = {link.get("link"): link for link in before.rows("gpu.nvlinks", subject)} if before is not None else {}
     lost = [number for number in down if any(str(at) == number and link.get("active") for at, link in old.items())]
     evidence = [f"up: {len(links) - len(down)} of {len(links)}"]
     if lost or 0 < _links_up(links) < most:
-        why = f"{who}: NVLink {', '.join(lost or down)} is down{' since the job started' if lost else ', other GPUs have more'}"
-        return CheckResult("gpu_nvlink", subject, Result.FAILED, why, tuple(evidence), Repair.RESET_GPU, look)
+        why = f"NVLink {', '.join(lost or down)} is down{' since the job started' if lost else ', other GPUs have more'}"
+        return gpu.failed(why, tuple(evidence), Repair.RESET_GPU, look)
     reading, first = now.one("gpu.nvlinks", subject), before.one("gpu.nvlinks", subject) if before is not None else None
     minutes = max(1.0, (reading.t - first.t) / 60) if reading is not None and first is not None else 1.0
     recovered, erring = [], []
@@ -52,23 +52,20 @@ def _nvlinks(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subje
         if errors / minutes > limits.nvlink_errors_per_minute:
             erring.append(f"link {link.get('link')}: {errors} replays or CRC errors in {minutes:.1f} min")
     if recovered or erring:
-        why = f"{who}: errors on NVLink: {'; '.join(recovered + erring)}"
-        return CheckResult("gpu_nvlink", subject, Result.DEGRADED, why, (*evidence, *recovered, *erring), Repair.RESET_GPU, look)
+        why = f"errors on NVLink: {'; '.join(recovered + erring)}"
+        return gpu.degraded(why, (*evidence, *recovered, *erring), Repair.RESET_GPU, look)
     if not _links_up(links):
         others = [_links_up(now.rows("gpu.nvlinks", other)) for other in gpus.subjects(now) if other != subject]
         if len(others) >= _SIBLINGS and all(others):
-            why = f"{who}: none of its NVLinks is up, those of all other GPUs are"
-            return CheckResult("gpu_nvlink", subject, Result.DEGRADED, why, tuple(evidence), Repair.RESET_GPU, look)
-        return CheckResult("gpu_nvlink", subject, Result.OK, f"{who}: no NVLink is in use: it has no bridge or switch", tuple(evidence))
+            why = "none of its NVLinks is up, those of all other GPUs are"
+            return gpu.degraded(why, tuple(evidence), Repair.RESET_GPU, look)
+        return gpu.ok("no NVLink is in use: it has no bridge or switch", tuple(evidence))
     if down:
-        return CheckResult(
-            "gpu_nvlink",
-            subject,
-            Result.OK,
-            f"{who}: {_links_up(links)} of {len(links)} NVLinks are in use, as on its siblings",
+        return gpu.ok(
+            f"{_links_up(links)} of {len(links)} NVLinks are in use, as on its siblings",
             tuple(evidence),
         )
-    return CheckResult("gpu_nvlink", subject, Result.OK, f"{who}: {len(links)} NVLinks are up", tuple(evidence))
+    return gpu.ok(f"{len(links)} NVLinks are up", tuple(evidence))
 
 
 def _links_up(links: list[dict[str, Json]]) -> int:
@@ -103,22 +100,22 @@ def gpu_fabric(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
         state, summary, mask = (_int(fabric_row.get(name)) for name in ("state", "summary", "mask"))
         if state == _NO_FABRIC:
             continue  # this driver reports no NVSwitch
-        who = gpus.label(now, subject)
+        gpu = gpus.GpuReport("gpu_fabric", now, subject)
         evidence = (f"state {state}, status {fabric_row.get('status')}, health {summary}, mask {mask:#x}",)
         look = f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A5 Fabric; systemctl status nvidia-fabricmanager"
         if state != _REGISTERED or _int(fabric_row.get("status")):
-            why = f"{who}: registration with the fabric is {_FABRIC_STATES.get(state, 'not done')}: CUDA does not start until it is"
-            yield CheckResult("gpu_fabric", subject, Result.FAILED, why, evidence, Repair.RESTART_DRIVER, look)
+            why = f"registration with the fabric is {_FABRIC_STATES.get(state, 'not done')}: CUDA does not start until it is"
+            yield gpu.failed(why, evidence, Repair.RESTART_DRIVER, look)
             continue
         ready += 1
         wrong = [words for shift, width, bad, words in _HEALTH_MASK if (mask >> shift) & width == bad]
         if (mask >> _CONFIGURATION[0]) & _CONFIGURATION[1] > 1:
             wrong.append("it is configured wrongly")
         if summary in _FABRIC_SUMMARIES or wrong:
-            why = f"{who}: its fabric is {_FABRIC_SUMMARIES.get(summary, 'impaired')}{': ' if wrong else ''}{', '.join(wrong)}"
-            yield CheckResult("gpu_fabric", subject, Result.DEGRADED, why, evidence, Repair.DRAIN, look)
+            why = f"its fabric is {_FABRIC_SUMMARIES.get(summary, 'impaired')}{': ' if wrong else ''}{', '.join(wrong)}"
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
         else:
-            yield CheckResult("gpu_fabric", subject, Result.OK, f"{who}: part of the fabric", evidence)
+            yield gpu.ok("part of the fabric", evidence)
     manager = now.table("fabric.manager")
     if not manager.get("switches") or ready:
         return  # GPUs that are registered prove a manager, also one that this container does not see
@@ -203,18 +200,18 @@ def gpu_pcie(now: Readings, _before: Readings | None, limits: Thresholds) -> Ite
         )
         if not width or not width_max:
             continue  # what has no PCIe link, or is lost
-        who = gpus.label(now, subject)
+        gpu = gpus.GpuReport("gpu_pcie", now, subject)
         evidence = (f"width x{width} of x{width_max}, generation {gen} of {gen_max}",)
         look = f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A12 'GPU Link Info'; lspci -vv -s {gpus.address(now, subject)}"
         busy = now.number("gpu.busy_percent", subject) or 0
         if width < width_max:
-            why = f"{who}: its PCIe link has {width} lanes of {width_max}: a slot, riser or cable with bad contact"
-            yield CheckResult("gpu_pcie", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look)
+            why = f"its PCIe link has {width} lanes of {width_max}: a slot, riser or cable with bad contact"
+            yield gpu.degraded(why, evidence, Repair.REPLACE, look)
         elif gen and gen_max and gen < gen_max and busy >= limits.load_percent:
-            why = f"{who}: its PCIe link runs at generation {gen} of {gen_max} under load"
-            yield CheckResult("gpu_pcie", subject, Result.DEGRADED, why, (*evidence, f"busy {busy:.0f} %"), Repair.RESET_GPU, look)
+            why = f"its PCIe link runs at generation {gen} of {gen_max} under load"
+            yield gpu.degraded(why, (*evidence, f"busy {busy:.0f} %"), Repair.RESET_GPU, look)
         else:
-            yield CheckResult("gpu_pcie", subject, Result.OK, f"{who}: PCIe x{width}", evidence)
+            yield gpu.ok(f"PCIe x{width}", evidence)
 
 
 def gpu_replays(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
@@ -223,14 +220,14 @@ def gpu_replays(now: Readings, before: Readings | None, limits: Thresholds) -> I
         grown, seconds = delta(now, before, "gpu.pcie_replays", subject), elapsed_s(now, before, "gpu.pcie_replays", subject)
         if grown is None or seconds is None:
             continue  # no baseline
-        rate, who = grown / max(1.0, seconds / 60), gpus.label(now, subject)
+        rate, gpu = grown / max(1.0, seconds / 60), gpus.GpuReport("gpu_replays", now, subject)
         evidence = (f"{grown:.0f} replays in {seconds:.0f} s",)
         if rate > limits.pcie_replays_per_minute:
-            why = f"{who}: {rate:.0f} PCIe replays a minute: the link's signal is bad"
+            why = f"{rate:.0f} PCIe replays a minute: the link's signal is bad"
             look = f"lspci -vv -s {gpus.address(now, subject)} | grep -i -e LnkSta -e DevSta; dmesg | grep -i aer"
-            yield CheckResult("gpu_replays", subject, Result.DEGRADED, why, evidence, Repair.REPLACE, look)
+            yield gpu.degraded(why, evidence, Repair.REPLACE, look)
         else:
-            yield CheckResult("gpu_replays", subject, Result.OK, f"{who}: PCIe replays are few", evidence)
+            yield gpu.ok("PCIe replays are few", evidence)
 
 
 CHECKS: Final = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from health.checks.gpu import gpus
-from health.model import Check, CheckResult, Repair, Result, delta, elapsed_s
+from health.model import Check, CheckResult, Repair, delta, elapsed_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,22 +21,22 @@ def gpu_temperature(now: Readings, _before: Readings | None, limits: Thresholds)
         if core is None:
             continue
         slow, memory_max = now.number("gpu.slowdown_c", subject), now.number("gpu.memory_max_c", subject) or limits.hbm_max_c
-        who, look = gpus.label(now, subject), f"nvidia-smi -q -d TEMPERATURE -i {gpus.address(now, subject)}"
+        gpu, look = gpus.GpuReport("gpu_temperature", now, subject), f"nvidia-smi -q -d TEMPERATURE -i {gpus.address(now, subject)}"
         margin = now.number("gpu.margin_c", subject) if slow is None else slow - core
         at = core + (margin or 0.0)
         memory_text = "" if memory is None else f", memory {memory:.0f} of {memory_max:.0f} °C"
         evidence = (f"{core:.0f} °C{'' if margin is None else f' of {at:.0f} °C'}{memory_text}",)
         if margin is not None and margin <= limits.gpu_slowdown_margin_c:
-            why = f"{who}: {core:.0f} °C, and it slows itself down at {at:.0f} °C: check its cooling"
-            yield CheckResult("gpu_temperature", subject, Result.DEGRADED, why, evidence, Repair.DRAIN, look)
+            why = f"{core:.0f} °C, and it slows itself down at {at:.0f} °C: check its cooling"
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
         elif memory is not None and memory >= memory_max:
-            why = f"{who}: its memory is at {memory:.0f} °C, its limit is {memory_max:.0f} °C: check its cooling"
-            yield CheckResult("gpu_temperature", subject, Result.DEGRADED, why, evidence, Repair.DRAIN, look)
+            why = f"its memory is at {memory:.0f} °C, its limit is {memory_max:.0f} °C: check its cooling"
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
         elif margin is None:
-            why = f"{who}: {core:.0f} °C; this GPU or its driver does not report at which temperature it slows down"
-            yield CheckResult("gpu_temperature", subject, Result.SKIPPED if memory is None else Result.OK, why, evidence)
+            why = f"{core:.0f} °C; this GPU or its driver does not report at which temperature it slows down"
+            yield gpu.skipped(why, evidence) if memory is None else gpu.ok(why, evidence)
         else:
-            yield CheckResult("gpu_temperature", subject, Result.OK, f"{who}: {core:.0f} °C", evidence)
+            yield gpu.ok(f"{core:.0f} °C", evidence)
 
 
 #: nvmlClocksEventReasons. 0x4 (power cap) is how a busy GPU runs, and no fault.
@@ -50,7 +50,7 @@ def gpu_throttle(now: Readings, before: Readings | None, limits: Thresholds) -> 
         reasons = now.count("gpu.throttle_reasons", subject)
         if reasons is None:
             continue
-        who = gpus.label(now, subject)
+        gpu = gpus.GpuReport("gpu_throttle", now, subject)
         look = f"nvidia-smi -q -d PERFORMANCE -i {gpus.address(now, subject)}"
         held: dict[str, float] = {}
         for name, words in _THROTTLE_COUNTERS.items():
@@ -62,10 +62,10 @@ def gpu_throttle(now: Readings, before: Readings | None, limits: Thresholds) -> 
         long = [words for words, share in held.items() if share > limits.throttled_share]
         if long or (at_present and not held):
             power = "a power brake" in (long or at_present)
-            why = f"{who}: held back by {', '.join(long or at_present)}: check its {'power' if power else 'cooling'}"
-            yield CheckResult("gpu_throttle", subject, Result.DEGRADED, why, evidence, Repair.DRAIN, look)
+            why = f"held back by {', '.join(long or at_present)}: check its {'power' if power else 'cooling'}"
+            yield gpu.degraded(why, evidence, Repair.DRAIN, look)
         else:
-            yield CheckResult("gpu_throttle", subject, Result.OK, f"{who}: not held back", evidence)
+            yield gpu.ok("not held back", evidence)
 
 
 def gpu_clocks(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
@@ -77,14 +77,14 @@ def gpu_clocks(now: Readings, _before: Readings | None, limits: Thresholds) -> I
             shares[subject] = clock / most
     usual = sorted(shares.values())[len(shares) // 2] if shares else 0.0
     for subject, share in shares.items():
-        who = gpus.label(now, subject)
+        gpu = gpus.GpuReport("gpu_clocks", now, subject)
         evidence = (f"{now.number('gpu.clock_sm_mhz', subject):.0f} of {now.number('gpu.clock_sm_max_mhz', subject):.0f} MHz under load",)
         if share < limits.clock_share_under_load * usual:
-            why = f"{who}: runs at {share:.0%} of its clock under load, its siblings at {usual:.0%}"
+            why = f"runs at {share:.0%} of its clock under load, its siblings at {usual:.0%}"
             look = f"nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpus.address(now, subject)}"
-            yield CheckResult("gpu_clocks", subject, Result.DEGRADED, why, evidence, Repair.RESET_GPU, look)
+            yield gpu.degraded(why, evidence, Repair.RESET_GPU, look)
         else:
-            yield CheckResult("gpu_clocks", subject, Result.OK, f"{who}: runs at {share:.0%} of its clock", evidence)
+            yield gpu.ok(f"runs at {share:.0%} of its clock", evidence)
 
 
 def gpu_power(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
@@ -93,13 +93,13 @@ def gpu_power(now: Readings, _before: Readings | None, limits: Thresholds) -> It
         limit, usual = now.number("gpu.power_limit_mw", subject), now.number("gpu.power_default_mw", subject)
         if not limit or not usual:
             continue
-        who, evidence = gpus.label(now, subject), (f"{limit / 1000:.0f} W of {usual / 1000:.0f} W",)
+        gpu, evidence = gpus.GpuReport("gpu_power", now, subject), (f"{limit / 1000:.0f} W of {usual / 1000:.0f} W",)
         if limit < limits.power_cap_share * usual:
-            why = f"{who}: its power is limited to {limit / 1000:.0f} W, its default is {usual / 1000:.0f} W"
+            why = f"its power is limited to {limit / 1000:.0f} W, its default is {usual / 1000:.0f} W"
             command = f"nvidia-smi -pl {usual / 1000:.0f} -i {gpus.address(now, subject)}"
-            yield CheckResult("gpu_power", subject, Result.DEGRADED, why, evidence, Repair.CONFIGURE, command)
+            yield gpu.degraded(why, evidence, Repair.CONFIGURE, command)
         else:
-            yield CheckResult("gpu_power", subject, Result.OK, f"{who}: {limit / 1000:.0f} W", evidence)
+            yield gpu.ok(f"{limit / 1000:.0f} W", evidence)
 
 
 CHECKS: Final = {

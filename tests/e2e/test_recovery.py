@@ -226,21 +226,22 @@ def starts(place: Path) -> list[int]:
     return [int(step) for rank, step, _ in words_of(place / "started") if rank == "0"]
 
 
-@pytest.mark.parametrize("poison", ["segfault", *(pytest.param(name, marks=pytest.mark.slow) for name in list(POISONS)[1:])])
+@pytest.mark.parametrize(("poison", "ranks"), [("segfault", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in POISONS)])
 def test_a_checkpoint_that_kills_twice_while_it_is_loaded_is_poisoned_and_the_one_before_is_taken(
-    supervise: Callable[..., Supervised], tmp_path: Path, poison: str
+    supervise: Callable[..., Supervised], tmp_path: Path, poison: str, ranks: int
 ) -> None:
     checkpoint(tmp_path, 5)
     bad = checkpoint(tmp_path, 10, poison)
-    run = supervise(*SUSPECTS, "--steps=12", "--save-every=100", options=RESUMING, **FAST)
+    job = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", *SUSPECTS[len(TORCHRUN) :]]
+    run = supervise(*job, "--steps=12", "--save-every=100", options=RESUMING, **FAST)
     assert run.exit_code() == 0
     assert run.attempts() == 3
     assert causes(run) == [poison, poison]
     assert starts(tmp_path) == [5]  # the other two died in torch.load
-    assert len(words_of(tmp_path / "at_end")) == 2
+    assert len(words_of(tmp_path / "at_end")) == ranks
     assert bad.exists()
     assert logged(run, "plan.decided")[-1]["reason"].startswith(f"{bad} is not used again in this run: back to ")
-    assert "costs 5 steps × 2 ranks = 10 rank-steps, done again from step 5" in run.stderr  # noqa: RUF001  the sign
+    assert f"costs 5 steps × {ranks} ranks = {5 * ranks} rank-steps, done again from step 5" in run.stderr  # noqa: RUF001  the sign
     run.wait_for_nothing_left()
 
 

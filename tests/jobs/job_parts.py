@@ -81,10 +81,14 @@ def append(path: Path | None, *words: object) -> None:
 
 
 def start_daemon(pid_file: Path, environment: list[str] | None) -> None:
-    """Start a process that left our session, has closed our output and sleeps for ten minutes."""
+    """Start a process that left our session, has closed our output and sleeps for ten minutes; return once it sleeps."""
+    until_exec, held = os.pipe()
     child = os.fork()
     if child:
+        os.close(held)
         os.waitpid(child, 0)
+        os.read(until_exec, 1)  # the end of the file: exec closed the other end
+        os.close(until_exec)
         return
     os.setsid()
     if os.fork():

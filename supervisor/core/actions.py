@@ -200,7 +200,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class OpenIncident:
-    """Something went wrong: the record of it begins. People are told with the decision, a moment later."""
+    """Something went wrong: the record of it begins. It is reported with the decision, a moment later."""
 
     incident: int
     attempt: int

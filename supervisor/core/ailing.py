@@ -1,8 +1,8 @@
 """This node gets worse, or well again, while the job runs. See core/decide.py for the rules.
 
-It is told once, and acted on when the next attempt begins (preflight.py): health alone ends no healthy attempt, unless --evict-on names the
-check. Then the attempt is fenced as if a rank had failed, and the finding is what it failed of; one that was seen before its ranks were
-there is remembered until they are.
+It is reported once, and taken into account when the next attempt begins (node_health.py). Health alone ends no healthy attempt, unless
+--evict-on names the check. Then the attempt ends as if a rank had failed, and the finding is the cause. A finding from before its ranks
+exist is kept until they do.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
     state = changed(state, run=changed(state.run, reported_findings=tuple(after.values())))
     actions: list[Action] = []
     if well:
-        actions.append(PrintMessage("info", f"health: over: {node_health.told(well)}"))
+        actions.append(PrintMessage("info", f"health: over: {node_health.summary(well)}"))
     reasons = tuple(one for one in worse if one.check in state.run.policy.evict_on)
-    fenced = bool(reasons) and state.stage is Stage.RUNNING
+    evicts = bool(reasons) and state.stage is Stage.RUNNING
     waits = bool(reasons) and state.stage is Stage.STARTING
     if state.stage is Stage.STARTING:
         eviction = {one.about: one for one in (*state.attempt.eviction, *reasons) if one.about in after}
         state = changed(state, attempt=changed(state.attempt, eviction=tuple(eviction.values())))
     if worse:
         then = "the job goes on; it is acted on at the next restart"
-        if fenced or waits:
+        if evicts or waits:
             then = f"the attempt is ended{' once its ranks are there' * waits} (--evict-on)"
-        actions.append(Alert("node_health", state.attempt.number, f"health: {node_health.told(worse)}; {then}"))
-    if not fenced:
+        actions.append(Alert("node_health", state.attempt.number, f"health: {node_health.summary(worse)}; {then}"))
+    if not evicts:
         return state, tuple(actions)
     state, more = _evict(changed(state, attempt=changed(state.attempt, eviction=reasons)), event.t)
     return state, (*actions, *more)
@@ -63,4 +63,4 @@ def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
 
 
 def _evict(state: JobState, t: float) -> Step:
-    return failure.fence(state, t, None, f"health: {node_health.told(state.attempt.eviction)}")
+    return failure.tear_down(state, t, None, f"health: {node_health.summary(state.attempt.eviction)}")

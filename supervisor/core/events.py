@@ -34,7 +34,7 @@ class SupervisorStarted:
 
 @dataclass(frozen=True, slots=True)
 class LauncherStarted:
-    """torchrun's agent is ready, and said what torch made of the command line: a cap on restarts (None: not given), and how many nodes.
+    """torchrun's agent is ready, and reports what torch made of the command line: a cap on restarts (None: not given), and how many nodes.
 
     nproc: ranks of this node, 0 where torch did not say. least_nodes: an attempt begins with so many at least, 0 where torch did not say.
     """
@@ -256,7 +256,7 @@ class ProgressObserved:
 
 @dataclass(frozen=True, slots=True)
 class StartCeilingPassed:
-    """These ranks never said hello through their heartbeat: progress and hangs of theirs are UNKNOWN."""
+    """These ranks sent no heartbeat: their progress and hangs are UNKNOWN."""
 
     t: float
     attempt: int
@@ -330,7 +330,7 @@ class HealthChanged:
 
 @dataclass(frozen=True, slots=True)
 class SaveOnRequestSeen:
-    """A rank asks whether to save (supervisor.worker.should_save): the script saves when it is told. Once per attempt."""
+    """A rank polls supervisor.worker.should_save: the script saves on request. Once per attempt."""
 
     t: float
     attempt: int
@@ -338,7 +338,7 @@ class SaveOnRequestSeen:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """After it was told to, every rank that asks has made its checkpoint."""
+    """Every rank that polls should_save has made the requested checkpoint."""
 
     t: float
     attempt: int
@@ -346,7 +346,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SaveSearched:
-    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were told to save, None where there is none."""
+    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None where there is none."""
 
     t: float
     attempt: int

@@ -1,4 +1,4 @@
-"""From a dying rank to the plan: fence, wait for the end and the evidence, judge, plan. See core/decide.py for the rules."""
+"""From a failed rank to the plan: stop the ranks, wait for their end and the evidence, judge, plan. See core/decide.py for the rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     Step = tuple[JobState, tuple[Action, ...]]
 
-#: Beyond the grace, for TERM, KILL and the sweep to be carried out and told.
+#: Beyond the grace, until TERM, KILL and the sweep are done and reported.
 TEARDOWN_MARGIN_S = 3.0
 #: Beyond the deadline, for the observers' answer to arrive; without it the deaths are all the evidence there is.
 EVIDENCE_MARGIN_S = 5.0
@@ -45,7 +45,7 @@ def teardown_timer(state: JobState, token: int) -> SetTimer:
     return SetTimer("teardown", token, state.run.policy.grace_s + TEARDOWN_MARGIN_S)
 
 
-def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:
+def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:
     """End the attempt: stop what is left of it, open (or go on with) the incident, collect what the observers know."""
     actions: tuple[Action, ...] = ()
     incident = state.run.incident
@@ -79,16 +79,16 @@ def fence(state: JobState, t: float, death: RankExit | None, summary: str) -> St
 
 
 def on_rank_exited(state: JobState, event: RankExited) -> Step:
-    """A failed rank fences the attempt; the first one to die is remembered first."""
+    """End the attempt of a rank that failed. The deaths are kept in their order."""
     death = event.exit
     if state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.STOPPING, Stage.ADMITTING}:
         return changed(state, attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death))), ()
     if not death.failed:
         return state, ()
-    return fence(state, event.t, death, told(death))
+    return tear_down(state, event.t, death, death_text(death))
 
 
-def told(death: RankExit) -> str:
+def death_text(death: RankExit) -> str:
     """Return who ended, and how."""
     how = f"killed by signal {death.signal}" if death.signal is not None else f"exit code {death.code}"
     return f"rank {death.rank}: {how}"
@@ -102,7 +102,7 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
     if state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING}:
         return state, (EndLauncher(state.attempt.number, f"the {event.who} ended: {how}"),)
     death = RankExit(NO_RANK, 0, 0, event.code, event.signal) if event.code is not None or event.signal is not None else None
-    state, actions = fence(state, event.t, None, f"the {event.who} ended: {how}")
+    state, actions = tear_down(state, event.t, None, f"the {event.who} ended: {how}")
     state = changed(state, attempt=changed(state.attempt, deaths=(death,))) if death else state
     rest = tuple(a for a in actions if not isinstance(a, StopRanks))  # there is nobody left to stop them kindly
     return state, (EndLauncher(state.attempt.number, f"the {event.who} ended"), *rest)
@@ -111,12 +111,12 @@ def on_launcher_exited(state: JobState, event: LauncherExited) -> Step:
 def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step:
     """Another node's rank failed first, and that node decides; or it admits nodes, and so do we. Our ranks are being stopped."""
     if event.kind == "membership" and state.stage in {Stage.STARTING, Stage.RUNNING}:
-        said = PrintMessage(
+        message = PrintMessage(
             "info",
             f"node {event.node} lets waiting nodes join: attempt {state.attempt.number} is stopped, and the next one starts with them",
         )
         token = state.token + 1
-        return changed(state, stage=Stage.ADMITTING, token=token), (said, teardown_timer(state, token))
+        return changed(state, stage=Stage.ADMITTING, token=token), (message, teardown_timer(state, token))
     if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.TEARDOWN}:
         return state, ()
     incident = state.run.incident or Incident(state.incidents + 1, event.t, state.attempt.number)
@@ -142,8 +142,8 @@ def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
     verdict = _of_peer(event)
     before, hows = dict(state.run.overrides), {knob.name: knob.how for knob in state.run.policy.knobs}
     changes = tuple(Change(k, before.get(k, ""), new, hows.get(k, k)) for k, new in event.overrides if before.get(k) != new)
-    told = f"the node whose rank failed decided: {event.reason}" if first or kind is PlanKind.RESTART else _stopped_by_peer(event)
-    plan = Plan(kind, told, _next_of_peer(event), "peer", event.exit_code, changes=changes)
+    reason = f"the node whose rank failed decided: {event.reason}" if first or kind is PlanKind.RESTART else _stopped_by_peer(event)
+    plan = Plan(kind, reason, _next_of_peer(event), "peer", event.exit_code, changes=changes)
     incident = replace(state.run.incident, verdict=verdict, plan=plan)
     if first is not None:  # counted on every node, so that the budget is the same whoever decides next
         state = planning.remembered(state, replace(first.failure, attempt=state.attempt.number, t=event.t))
@@ -171,8 +171,8 @@ def _of_peer(event: PeerDecided) -> Verdict:
     first, because = event.first, (Evidence("launcher", "peer", event.reason, node=event.first.node if event.first else ""),)
     if first is None:
         ended = f"the ranks of another node ended, and that node reported no cause: {event.reason}"
-        told = ended if event.kind == "restart" else _stopped_by_peer(event)
-        return Verdict(Cause.UNKNOWN, 0.2, told, "peer", because=because)
+        summary = ended if event.kind == "restart" else _stopped_by_peer(event)
+        return Verdict(Cause.UNKNOWN, 0.2, summary, "peer", because=because)
     summary, failure = f"node {first.node}: {first.summary}", first.failure
     return Verdict(
         failure.cause, first.confidence, summary, failure.fingerprint, first.rank, first.transient, because=because, node=first.node
@@ -289,11 +289,11 @@ def _has_saved(state: JobState) -> bool:
 
 def _carry_out(state: JobState, t: float, verdict: Verdict, plan: Plan, *, publish: bool) -> Step:
     if plan.kind is PlanKind.STOP:
-        told = (_published(state, "stop", verdict, plan),) if publish else ()
+        decision = (_published(state, "stop", verdict, plan),) if publish else ()
         state, actions = start.give_up(state, verdict, plan)
-        return state, (*told, *actions)
-    told = (_published(state, "restart", verdict, plan),) if publish else ()
-    return start.restart(state, t, verdict, plan, *told)
+        return state, (*decision, *actions)
+    decision = (_published(state, "restart", verdict, plan),) if publish else ()
+    return start.restart(state, t, verdict, plan, *decision)
 
 
 def _published(state: JobState, kind: str, verdict: Verdict, plan: Plan) -> PublishDecision:

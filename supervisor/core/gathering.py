@@ -77,20 +77,20 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 
 def _nothing_in_common(state: JobState, event: CheckpointSelected) -> Step:
     """Stop on every node: some would resume and others begin from scratch, in one training."""
-    told = "no checkpoint that every node has and can load"
-    return _apart_by(state, event, told, "nodes would train on from different states", "checkpoint_mismatch:nodes")
+    summary = "no checkpoint that every node has and can load"
+    return _apart_by(state, event, summary, "nodes would train on from different states", "checkpoint_mismatch:nodes")
 
 
 def _leave(state: JobState, event: CheckpointSelected) -> Step:
     """Stop here alone: the others have what they resume from, and can go on without this node."""
-    told = "this node does not have what the other nodes resume from"
-    return _apart_by(state, event, told, "the other nodes go on without this one", "checkpoint_mismatch:this-node")
+    summary = "this node does not have what the other nodes resume from"
+    return _apart_by(state, event, summary, "the other nodes go on without this one", "checkpoint_mismatch:this-node")
 
 
-def _apart_by(state: JobState, event: CheckpointSelected, told: str, why: str, fingerprint: str) -> Step:
+def _apart_by(state: JobState, event: CheckpointSelected, summary: str, why: str, fingerprint: str) -> Step:
     held = tuple(f"{node}: {text}" for node, text in event.node_offers)
     because = tuple(Evidence("checkpoint", "held", row, t=event.t) for row in held)
-    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, told, fingerprint, because=because)
+    verdict = Verdict(Cause.CHECKPOINT_MISMATCH, 0.95, summary, fingerprint, because=because)
     return start.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"{why}: {'; '.join(held)}"[:600], HINT, "beginning", 65))
 
 
@@ -98,9 +98,9 @@ def on_select_overdue(state: JobState, t: float) -> Step:
     """The nodes do not come to an agreement: one of them cannot read its checkpoints. None can begin alone."""
     if not state.attempt.awaits_agreement:
         return state, ()
-    told = f"the nodes did not agree on a checkpoint within {state.run.policy.select_deadline_s:.0f} s"
-    verdict = Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
-    return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
+    summary = f"the nodes did not agree on a checkpoint within {state.run.policy.select_deadline_s:.0f} s"
+    verdict = Verdict(Cause.IO_ERROR, 0.8, summary, "select:overdue", transient=True)
+    return start.stop_for(state, t, verdict, Plan(PlanKind.STOP, summary, "the scheduler's requeue continues this run", "beginning", 75))
 
 
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
@@ -135,7 +135,7 @@ def _compared(state: JobState, t: float) -> Step:
             differs = f"this node's ranks {began_text(*mine)}, those of {text}"
             run = changed(state.run, mixed_from_t=state.attempt.began_t)
             state = changed(state, run=run, attempt=changed(state.attempt, start_mismatch=differs))
-            return failure.fence(state, t, None, differs)
+            return failure.tear_down(state, t, None, differs)
     return state, ()
 
 

@@ -79,7 +79,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     actions: tuple[Action, ...] = ()
     if died_with_us and state.run.incident is None:
         number = state.incidents + 1
-        verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "supervise itself ended without a word, and its attempt with it", "supervisor:died")
+        verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "supervise died, and its attempt with it", "supervisor:died")
         plan = Plan(PlanKind.RESTART, "the job is taken over", "the same again", "takeover")
         incident = Incident(number, event.t, state.attempt.number, verdict, plan)
         state = changed(state, run=changed(state.run, incident=incident), incidents=number)
@@ -112,14 +112,14 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
     if isinstance(fewer, str):
         return start.stop_for_gpus(state, event.t, left, f"{wanted} ranks: {fewer}")
     state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
-    said = PrintMessage("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}")
+    message = PrintMessage("warning", f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}")
     state, actions = start.begin(state, event.t, state.attempt.resume)  # under a new number: of this one no rank was begun
-    return state, (said, *actions)
+    return state, (message, *actions)
 
 
 def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
-    """Go on with stock torchrun under us; said once."""
-    said = PrintMessage("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
+    """Go on with stock torchrun under us."""
+    message = PrintMessage("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
     gathers, several = state.attempt.awaits_agreement, state.run.policy.nodes > 1
     state = changed(
         state,
@@ -128,7 +128,7 @@ def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
     )
     alone = (PrintMessage("warning", ALONE),) if several else ()
     state, actions = start.select(state, event.t) if gathers else (state, ())
-    return state, (said, *alone, *actions)
+    return state, (message, *alone, *actions)
 
 
 def on_attempt_started(state: JobState, event: AttemptStarted) -> Step:
@@ -153,8 +153,8 @@ def on_program_seen(state: JobState, event: ProgramSeen) -> Step:
     disputes = planning.disputes(state, event.values)
     ours = dict(state.attempt.overrides)
     new = [row for row in disputes if row[0] in ours and row not in state.run.disputes]
-    wrong = [f"{name} {seen}, and was to have {said}" for name, seen, said in new]
-    alerts = tuple(Alert("change_ignored", state.attempt.number, f"a rank trains with {told}") for told in wrong)
+    texts = (f"a rank trains with {name} {seen}, and was to have {planned}" for name, seen, planned in new)
+    alerts = tuple(Alert("change_ignored", state.attempt.number, text) for text in texts)
     return changed(state, run=changed(state.run, disputes=disputes)), alerts
 
 
@@ -166,7 +166,7 @@ def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     """Take the step over; the first one of a restarted attempt closes the incident.
 
-    Where another node's rank failed, the last step of ours counts too, until that node has told its own: one failure has one step.
+    Where another node's rank failed, the last step of ours counts too, until that node reports its own: one failure has one step.
     """
     run, attempt, resume = state.run, state.attempt, state.attempt.resume
     follows = state.stage is Stage.FOLLOWING and run.incident is not None and run.incident.plan is None
@@ -218,34 +218,38 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
     """
     found, newest = event.checkpoint, state.run.newest
     state = planning.with_verified(state, found)
-    told: tuple[Action, ...] = ()
+    report: tuple[Action, ...] = ()
     if event.made_in == state.attempt.number and state.attempt.number:
-        state, told = resumption.reported(resumption.with_save(state, found))
+        state, report = resumption.reported(resumption.with_save(state, found))
     if newest is not None and found.step is not None and newest.step is not None and found.step <= newest.step:
-        return state, told
+        return state, report
     run = state.run
     if state.stage is not Stage.RUNNING:
-        return changed(state, run=changed(run, newest=found)), told
+        return changed(state, run=changed(run, newest=found)), report
     failures = run.failures
     if found.step is not None and found.step > max(run.saved_high_water, run.high_water or 0):
         failures = _refilled(failures, found.step + 1, found.step + 1)
     saved_high_water = max(run.saved_high_water, found.step or 0)
-    return changed(state, run=changed(run, newest=found, saved_high_water=saved_high_water, failures=failures)), told
+    return changed(state, run=changed(run, newest=found, saved_high_water=saved_high_water, failures=failures)), report
 
 
 def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
-    """Ranks that never said hello have no step and no phase; said once."""
+    """Ranks without a heartbeat have no step and no phase; report that once."""
     names = ", ".join(str(r) for r in event.uninstrumented)
     return state, (PrintMessage("info", f"rank {names}: no heartbeat, so its progress and phase are unknown (docs/instrumentation.md)"),)
 
 
 def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
     """Let waiting nodes in: an elastic job restarts at the new size, through the same gate as after a failure."""
-    said = PrintMessage(
+    message = PrintMessage(
         "info", f"{event.count} node(s) ask to join: attempt {state.attempt.number} is stopped and the next one starts with them"
     )
     stop = StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "membership")
-    return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (said, stop, core_failure.teardown_timer(state, state.token + 1))
+    return changed(state, stage=Stage.ADMITTING, token=state.token + 1), (
+        message,
+        stop,
+        core_failure.teardown_timer(state, state.token + 1),
+    )
 
 
 def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
@@ -266,13 +270,13 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     if runs and event.outcome == "succeeded":
         return _done(state)
     return (
-        core_failure.fence(state, event.t, None, "the attempt ended without saying why") if runs else (state, ())
-    )  # told twice, and answered
+        core_failure.tear_down(state, event.t, None, "the attempt ended and gave no reason") if runs else (state, ())
+    )  # reported twice, and answered
 
 
 def _done(state: JobState) -> Step:
     closing: tuple[Action, ...] = ()
-    if state.attempt.number > 1 and state.attempt.began_as is None:  # no step was ever seen: it is over before it could be told
+    if state.attempt.number > 1 and state.attempt.began_as is None:  # no step was ever seen: it is over before that could be reported
         state, closing = resumption.reported(state, over=True)
     elif state.run.incident is not None:
         outcome = "withdrawn" if state.attempt.eviction and state.run.incident.opened_t > state.attempt.began_t else "resolved"
@@ -281,10 +285,10 @@ def _done(state: JobState) -> Step:
 
 
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
-    """Leave with 75 where the job is to go on later, else with 128+n: nothing failed, somebody asked.
+    """Leave with 75 where the job is to go on later, else with 128+n: nothing failed, a stop was requested.
 
-    It goes on later after a scheduler's notice, and where the ranks saved as they were told, or ended well by themselves when they were. A
-    job that came to its own end before anybody told it anything is done.
+    It goes on later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one. A job that
+    came to its own end before any request is done.
     """
     stop = state.run.stop
     if stop is not None and stop.spares_ranks and not stop.save_requested and outcome == "succeeded":
@@ -321,7 +325,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
 
 
 def _may_have_saved(state: JobState, stop: StopRequest, outcome: str) -> bool:
-    """Whether the disk can tell more than the ranks did: a script that saves when it is told may save by itself when it gets TERM too."""
+    """Whether the disk can tell more than the ranks did: a script that saves on request may save by itself when it gets TERM too."""
     saves = state.attempt.save_on_request and stop.signum != SIGINT and (stop.save_requested or state.attempt.awaits_own_signal)
     return saves and not state.attempt.saved and outcome != "succeeded" and not stop.save_search
 

@@ -129,7 +129,7 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a signature says of the text that it matched, carried by the evidence so that a verdict can be told again without the rows.
+    """What a signature says of the text that it matched, carried by the evidence so that a verdict can be explained without the rows.
 
     weight: how sure it is where nothing else speaks, 0..1. consequence_of: the causes that this may merely follow from, "*" for any.
     """
@@ -235,7 +235,7 @@ class Knob:
 class Gpu:
     """A GPU that the job can see.
 
-    index: as nvidia-smi shows it, which is how people are told of a GPU. CUDA's number is its place among those that the job sees.
+    index: as nvidia-smi shows it, the number by which people know a GPU. CUDA's number is its place among those that the job sees.
     quarantined: why the ledger keeps it out, "" where it does not.
     """
 
@@ -384,7 +384,7 @@ class Policy:
     keep_going: bool = False  # --keep-going
     ladders: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of the user's, by cause: names of strategies
     steps_back: int = 2  # to an older checkpoint, in one run
-    recurring_alert: int = 3  # equal failures in a run, with progress or without, at which a person is told
+    recurring_alert: int = 3  # equal failures in a run, with progress or without, at which a person is alerted
     recurring_stop: int = 10  # and at which it ends, unless keep_going
     start_tries: int = 2  # for the infrastructure's failures before the first step
     allocator: str = ""  # what the user's own environment says to torch's allocator

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAME = "health"
 #: Worse is greater.
 WORSE = {"ok": 0, "degraded": 1, "failed": 2}
-#: Of what is told at once; `supervise doctor` has all of it.
+#: How many findings one line has; `supervise doctor` has all of it.
 MOST_TOLD = 3
 #: The cause that a finding of a check is, where it alone ends an attempt or holds one back. Of any other nothing is known but itself.
 CAUSES = {
@@ -65,15 +65,15 @@ def judged(state: JobState, t: float) -> Judged:
     # want of room may pass by itself: anything else that is not a GPU's comes first
     hopeless = min((one for one in others if not _of_a_gpu(one)), key=lambda one: CAUSES.get(one.check) is Cause.DISK_FULL, default=None)
     if hopeless is not None:
-        state, actions = _told(state, words)
+        state, actions = _reported(state, words)
         return Judged(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))
     if not ours and not others:
-        return Judged(*_told(state, words), None)
+        return Judged(*_reported(state, words), None)
     state, quarantined = _left_out(state, ours)
     first = next(iter([*ours.values(), *others]))
     state, fewer, why = _ranks(state, t, len(usable) - len(ours), len(usable) + len({one.subject for one in others}))
     stop = _stop(first, why, state.run.policy.clears if ours else "") if why else None
-    state, actions = _told(state, [*others, *words] if stop is None else words)
+    state, actions = _reported(state, [*others, *words] if stop is None else words)
     return Judged(state, (*actions, *quarantined, *fewer), stop)
 
 
@@ -82,15 +82,15 @@ def _of_a_gpu(finding: Finding) -> bool:
     return finding.subject.startswith("gpu:") or finding.check == "gpu_count"
 
 
-def _told(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple[Action, ...]]:
-    """Tell in one line what was not told before. What the last look did not find any more may be told again."""
+def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple[Action, ...]]:
+    """Report in one line what was not reported before. What the last examination no longer found may be reported again."""
     before = {one.about: WORSE.get(one.result, 0) for one in state.run.reported_findings}
     new = [one for one in findings if WORSE.get(one.result, 0) > before.get(one.about, 0)]
     state = changed(state, run=changed(state.run, reported_findings=tuple(findings)))
-    return state, (PrintMessage("warning", f"health: {told(new)}; the job goes on"),) if new else ()
+    return state, (PrintMessage("warning", f"health: {summary(new)}; the job goes on"),) if new else ()
 
 
-def told(findings: Iterable[Finding]) -> str:
+def summary(findings: Iterable[Finding]) -> str:
     """Return findings as a person reads them in one line."""
     listed = list(findings)
     more = f"; {len(listed) - MOST_TOLD} more (supervise doctor)" if len(listed) > MOST_TOLD else ""
@@ -130,8 +130,8 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
     if isinstance(fewer, str):
         return state, (), fewer.replace("; to go on with them, ", "; to go on with them: ")
     state = changed(state, run=changed(state.run, nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes)))
-    said = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}"
-    return state, (PrintMessage("warning", said), Alert("batch_changed", state.attempt.number, said)), ""
+    text = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}"
+    return state, (PrintMessage("warning", text), Alert("batch_changed", state.attempt.number, text)), ""
 
 
 def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:

@@ -116,18 +116,18 @@ def _may_be_seen(knob: Knob) -> bool:
     return knob.by != DECLARED and knob.counts != "derived"
 
 
-def disputes(state: JobState, told: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str, str], ...]:
-    """Return (knob, what a rank trains with, what it was begun with) where the two differ, once a rank has told new values.
+def disputes(state: JobState, reported: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str, str], ...]:
+    """Return (knob, what a rank trains with, what it was begun with) where the two differ, once a rank has reported new values.
 
-    What ranks of earlier attempts told of other knobs stands: only a rank that trains with what was said takes it back.
+    What ranks of earlier attempts reported of other knobs stands: only a rank that trains with the planned value takes it back.
     """
-    begun_with, seen_now = dict(state.attempt.overrides), dict(told)
+    begun_with, seen_now = dict(state.attempt.overrides), dict(reported)
     found = {row[0]: row for row in state.run.disputes if row[0] not in seen_now}
     for knob in state.run.policy.knobs:
-        said, seen = begun_with.get(knob.name) or knob.value, seen_now.get(knob.name, "")
-        ours = _may_be_seen(knob) and knob.by in state.run.programs
-        if ours and said.isdigit() and seen.isdigit() and int(said) != int(seen):
-            found[knob.name] = (knob.name, seen, said)
+        planned, seen = begun_with.get(knob.name) or knob.value, seen_now.get(knob.name, "")
+        is_checked = _may_be_seen(knob) and knob.by in state.run.programs
+        if is_checked and planned.isdigit() and seen.isdigit() and int(planned) != int(seen):
+            found[knob.name] = (knob.name, seen, planned)
     return tuple(found.values())
 
 
@@ -163,7 +163,7 @@ def _known_as(state: JobState, name: str) -> Gpu | None:
 def failed_gpus(state: JobState, facts: Iterable[Evidence]) -> dict[str, str]:
     """Return the GPUs in use that are proven to have failed by themselves, by UUID, with what proves it: a reading, and no log text.
 
-    A link that is down is told of both its ends, of which one may be well: it proves nothing here.
+    A link that is down is reported at both its ends, of which one may be well: it proves nothing here.
     """
     found: dict[str, str] = {}
     for fact in facts:
@@ -186,7 +186,7 @@ def _pci(text: str) -> str:
 
 
 def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tuple[Action, ...]]:
-    """Return the state that remembers the failure and what the plan changes, and what is to be done and told beside it."""
+    """Return the state that remembers the failure and what the plan changes, and what is to be done and reported beside it."""
     verdict = failed.verdict
     count = failed.recurrences + (not changes(plan))
     out_of_use = {gpu.uuid: gpu for gpu in state.gpus if gpu.uuid in plan.exclude}
@@ -224,13 +224,13 @@ def remembered(state: JobState, failure: Failure) -> JobState:
 
 def _quarantined(state: JobState, out_of_use: dict[str, Gpu], failed: Situation) -> tuple[Action, ...]:
     verdict, proofs = failed.verdict, dict(failed.failed_gpus)
-    told = verdict.because[0].text if verdict.because else verdict.summary
-    texts = {uuid: (verdict.summary, told) if uuid == failed.gpu else (proofs.get(uuid, told),) * 2 for uuid in out_of_use}
+    proof = verdict.because[0].text if verdict.because else verdict.summary
+    texts = {uuid: (verdict.summary, proof) if uuid == failed.gpu else (proofs.get(uuid, proof),) * 2 for uuid in out_of_use}
     return tuple(Quarantine(state.attempt.number, gpu, *texts[uuid]) for uuid, gpu in out_of_use.items())
 
 
 def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[Action, ...]:
-    """Return what a person is told beside the incident."""
+    """Return the alerts beside the incident."""
     found: list[Action] = [Alert("gpu_quarantined", state.attempt.number, f"{plan.reason}: {verdict.summary}")] if plan.exclude else []
     changed = [c for c in plan.changes if c.knob in {"batch_size", "grad_accum"}]
     if changed:

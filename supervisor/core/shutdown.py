@@ -1,15 +1,15 @@
-"""A wish to stop, a person's or a scheduler's, and the timers that make sure that every wish is answered. See core/decide.py for the rules.
+"""A request to stop, by a person or a scheduler, and the timers by which every request is answered. See core/decide.py for the rules.
 
 What a signal means: INT is a person's. TERM and HUP are the end, from whoever. USR1 and USR2 are a scheduler's *notice*: the end is
-coming, and the job is to go on later, so it ends with 75. On all but INT a script that asks (worker.should_save) is told to save first:
+coming, and the job is to go on later, so it ends with 75. On all but INT a script that polls worker.should_save is asked to save first:
 
     RequestSave ─> Saved, or the ranks' own end ─────────────┐
         │ the time is over, less what stopping takes         v
         └──────────────────────────────────> StopRanks ─> AttemptEnded ─> Finish (75 where it saved, or was given notice)
 
-A script that does not ask is stopped at once by TERM and HUP. After a notice it trains on for as long as the time that is known to be left
-allows, and then gets TERM. A rank that fails while they are left alone ends the waiting, and a card says why. After any wish no rank is
-started, so an attempt whose ranks are not there yet is stopped at once, after a notice too.
+A script that does not poll it is stopped at once by TERM and HUP. After a notice it trains on for as long as the known time allows, and
+then gets TERM. If a rank fails meanwhile, the wait ends and a card says why. After any request no rank is started. So an attempt whose
+ranks are not there yet is stopped at once, after a notice too.
 
 TERM after a notice is the announced end: the time left counts from there anew. Anything more hurries.
 """
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
     Step = tuple[JobState, tuple[Action, ...]]
 
-#: Signals closer together than this are one wish: schedulers, process groups and shells send them in bursts.
+#: Signals closer together than this are one request: schedulers, process groups and shells send them in bursts.
 BURST_S = 0.25
 HURRY_GRACE_S = 2.0
 #: Of the time that is left, what is kept back for TERM to KILL, and for our own end, at most: a fifth for each.
 OF_WHAT_IS_LEFT = 0.2
-#: What is waited for the answer how much time is left; a tool that takes longer is ended (supervisor/run/kill_deadline.py).
+#: How long the answer to "how much time is left" is awaited; a tool that takes longer is ended (supervisor/run/kill_deadline.py).
 ANSWER_S = 2.0
 #: With less than this a save is not worth beginning.
 LEAST_SAVE_S = 1.0
@@ -68,7 +68,7 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
         return _first(state, event)
     if event.t - stop.t < BURST_S:
         return state, ()
-    if state.attempt.ended and (stop.rank_failed or stop.save_search):  # all that is waited for is who says why, or what was saved
+    if state.attempt.ended and (stop.rank_failed or stop.save_search):  # only the reason, or the search for a save, is awaited
         stop = replace(stop, save_search=True, save_search_done=True)
         state = changed(state, attempt=changed(state.attempt, evidence=state.attempt.evidence or ()))
         return lifecycle.finish_stopped(_with_stop(state, stop))
@@ -79,10 +79,10 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
     state = changed(_with_stop(state, replace(stop, count=count, t=event.t, spares_ranks=False)), token=state.token + 1)
     if count == 2:  # noqa: PLR2004 (the second signal)
         hurry = StopRanks(state.attempt.number, SIGTERM, HURRY_GRACE_S, "hurry")
-        said = PrintMessage(
+        message = PrintMessage(
             "warning", f"{signal_name(event.signum)} again: ranks are killed in {HURRY_GRACE_S:.0f} s; once more kills them now"
         )
-        return state, (hurry, said, SetTimer("stop", state.token, HURRY_GRACE_S + failure.TEARDOWN_MARGIN_S))
+        return state, (hurry, message, SetTimer("stop", state.token, HURRY_GRACE_S + failure.TEARDOWN_MARGIN_S))
     return state, (EndLauncher(state.attempt.number, "a third signal"),)
 
 
@@ -104,7 +104,7 @@ def _first(state: JobState, event: StopRequested) -> Step:
 def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> Step:
     """Use the time that is left: for a save where the script asks, after a notice for training on; then stop the ranks."""
     stop, t, left_s = state.run.stop, event.t, event.left_s
-    assert stop is not None  # noqa: S101 (callers set it; says it to the type checker)
+    assert stop is not None  # noqa: S101 (callers set it; this is for the type checker)
     stop = replace(stop, left_s=left_s, left_from_t=t, spares_ranks=False)
     state = changed(state, run=changed(state.run, stop=stop))
     if isinstance(event, StopRequested) and event.time_left_follows:
@@ -115,23 +115,23 @@ def _in_time(state: JobState, event: StopRequested | TimeLeft, signum: int) -> S
         wait_s = left_s - _our_end(left_s) - _grace(state, left_s)
         if wait_s >= LEAST_SAVE_S:
             state = _with_stop(state, replace(stop, spares_ranks=True))
-            told = f"{signal_name(signum)}: {left_s:.0f} s are left; the ranks train on for {wait_s:.0f} s and are asked to end then"
-            return state, (PrintMessage("info", told), SetTimer("wait", state.token, wait_s))
+            text = f"{signal_name(signum)}: {left_s:.0f} s are left; the ranks train on for {wait_s:.0f} s and are asked to end then"
+            return state, (PrintMessage("info", text), SetTimer("wait", state.token, wait_s))
     return _stop(state, _sent(signum), _grace(state, left_s))
 
 
 def _until_it_is_known(state: JobState) -> Step:
-    """Tell the ranks to save at once, and leave them alone until it is known how much time they have: schedulers signal them as well."""
+    """Ask the ranks to save at once. Let them run until the time that is left is known: schedulers signal them as well."""
     stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
     asks = state.attempt.save_on_request and not stop.save_requested
     state = _with_stop(state, replace(stop, save_requested=stop.save_requested or asks, spares_ranks=True))
-    asked = (RequestSave(state.attempt.number, state.run.policy.stop_deadline_s),) if asks else ()
-    return state, (*asked, SetTimer("left", state.token, ANSWER_S))
+    request = (RequestSave(state.attempt.number, state.run.policy.stop_deadline_s),) if asks else ()
+    return state, (*request, SetTimer("left", state.token, ANSWER_S))
 
 
 def on_time_left(state: JobState, event: TimeLeft) -> Step:
-    """The answer how much time is left, or none: count from now. Where the ranks are asked to end already it is too late for that."""
+    """Count from now, whether the time that is left is known or not. If the ranks were asked to end already, it is too late for that."""
     stop = state.run.stop
     if stop is None or not stop.spares_ranks or state.attempt.ended:
         return state, ()
@@ -139,17 +139,17 @@ def on_time_left(state: JobState, event: TimeLeft) -> Step:
 
 
 def _save(state: JobState, t: float) -> Step:
-    """Tell the ranks to save, and leave them alone until they have or the time is over."""
+    """Ask the ranks to save, and let them run until they have saved or the time is over."""
     stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
     left_s = (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (t - stop.left_from_t)
     for_it_s = left_s - _our_end(left_s) - min(state.run.policy.grace_s, OF_WHAT_IS_LEFT * left_s)
     if for_it_s < LEAST_SAVE_S:
         return _stop(state, _sent(stop.signum), _grace(state, left_s))
-    asked = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
+    request = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
     state = _with_stop(state, replace(stop, save_requested=True, spares_ranks=True))
-    told = f"{signal_name(stop.signum)}: ranks are told to save, and asked to end when they have, or in {for_it_s:.0f} s"
-    return state, (*asked, PrintMessage("info", told), SetTimer("save", state.token, for_it_s))
+    text = f"{signal_name(stop.signum)}: ranks are asked to save, and to end when they have saved, or in {for_it_s:.0f} s"
+    return state, (*request, PrintMessage("info", text), SetTimer("save", state.token, for_it_s))
 
 
 def _stop(state: JobState, signum: int, grace_s: float) -> Step:
@@ -158,11 +158,11 @@ def _stop(state: JobState, signum: int, grace_s: float) -> Step:
     assert stop is not None  # noqa: S101 (as above)
     state = _with_stop(state, replace(stop, spares_ranks=False))
     name = signal_name(stop.signum)
-    said = PrintMessage(
+    message = PrintMessage(
         "info", f"{name}: ranks are asked to end, killed in {grace_s:.0f} s; send it again to hurry, a third time to kill them now"
     )
     timer = SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S)
-    return state, (StopRanks(state.attempt.number, signum, grace_s, "stop"), said, timer)
+    return state, (StopRanks(state.attempt.number, signum, grace_s, "stop"), message, timer)
 
 
 def _sent(signum: int) -> int:
@@ -181,7 +181,7 @@ def _grace(state: JobState, left_s: float | None) -> float:
 
 
 def on_save_on_request_seen(state: JobState, event: SaveOnRequestSeen) -> Step:
-    """The script saves when it is told. One that says so for the first time while a notice runs is told at once."""
+    """The script saves on request. If this is first seen while a notice runs, it is asked at once."""
     state = changed(state, attempt=changed(state.attempt, save_on_request=True))
     stop = state.run.stop
     if stop is None or not stop.spares_ranks or stop.save_requested or stop.signum == lifecycle.SIGINT:
@@ -190,7 +190,7 @@ def on_save_on_request_seen(state: JobState, event: SaveOnRequestSeen) -> Step:
 
 
 def on_saved(state: JobState, event: Saved) -> Step:
-    """The checkpoint that was asked for is made: nothing is waited for any more."""
+    """The requested checkpoint is saved: stop the ranks."""
     stop = state.run.stop
     if stop is None or not stop.save_requested:
         return state, ()
@@ -200,11 +200,11 @@ def on_saved(state: JobState, event: Saved) -> Step:
     left_s = stop.left_s if stop.left_s is None else stop.left_s - (event.t - stop.left_from_t)
     state = changed(state, token=state.token + 1)
     state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, _grace(state, left_s)))
-    return state, (PrintMessage("info", "the checkpoint that was asked for is made"), *actions)
+    return state, (PrintMessage("info", "the requested checkpoint is saved"), *actions)
 
 
 def on_save_searched(state: JobState, event: SaveSearched) -> Step:
-    """Take what the disk holds for an answer where the ranks gave none."""
+    """The ranks gave no answer; take what the disk holds."""
     stop = state.run.stop
     if stop is None or not stop.save_search:
         return state, ()
@@ -213,7 +213,7 @@ def on_save_searched(state: JobState, event: SaveSearched) -> Step:
 
 
 def on_rank_exited(state: JobState, event: RankExited) -> Step:
-    """A rank that fails while ranks save, or train on for the time that is left: nothing is waited for any more."""
+    """A rank that fails while ranks save, or train on for the time that is left, ends the wait."""
     stop, death = state.run.stop, event.exit
     if (
         state.stage is not Stage.STOPPING
@@ -225,8 +225,8 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     ):
         return failure.on_rank_exited(state, event)
     incident = state.run.incident or Incident(state.incidents + 1, event.t, state.attempt.number)
-    told = f"{failure.told(death)} while ranks were left alone to {'save' if stop.save_requested else 'train on'}"
-    opening = () if state.run.incident else (OpenIncident(incident.number, state.attempt.number, death.rank, told),)
+    text = f"{failure.death_text(death)} while ranks were to {'save' if stop.save_requested else 'train on'}"
+    opening = () if state.run.incident else (OpenIncident(incident.number, state.attempt.number, death.rank, text),)
     state = changed(
         state,
         token=state.token + 1,
@@ -251,7 +251,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
 
 
 def on_evidence_collected(state: JobState, event: EvidenceCollected) -> Step:
-    """Say why a rank failed while ranks were left alone; all else is of an attempt that failed by itself."""
+    """Use the evidence on a rank that failed while the others were spared; other evidence is of an attempt that failed by itself."""
     stop = state.run.stop
     if state.stage is not Stage.STOPPING or stop is None or not stop.rank_failed:
         return failure.on_evidence_collected(state, event)
@@ -287,12 +287,12 @@ def _time_is_over(state: JobState, t: float) -> Step:
     left_s = left_s if left_s is None else max(0.0, left_s - (t - stop.left_from_t))
     grace_s = _grace(state, left_s)
     state, actions = _stop(state, SIGTERM, min(state.run.policy.grace_s, grace_s) if stop.save_requested else grace_s)
-    said = (PrintMessage("warning", "the checkpoint that was asked for was not seen to be made in time"),) if stop.save_requested else ()
-    return state, (*said, *actions)
+    message = (PrintMessage("warning", "no checkpoint was saved before the deadline"),) if stop.save_requested else ()
+    return state, (*message, *actions)
 
 
-def _nothing_told(state: JobState, _t: float) -> Step:
-    """The observers do not answer: the stop does not wait for them."""
+def _evidence_overdue(state: JobState, _t: float) -> Step:
+    """The observers do not answer, and the stop does not wait for them."""
     state = changed(state, attempt=changed(state.attempt, evidence=()))
     return lifecycle.finish_stopped(state) if state.attempt.ended else (state, ())
 
@@ -313,7 +313,7 @@ def _own_signal_over(state: JobState, t: float) -> Step:
 
 
 def _peer_silent(state: JobState, _t: float) -> Step:
-    verdict = Verdict(Cause.RENDEZVOUS, 0.7, "the node whose rank failed never said what it decided", "peer:silent", transient=True)
+    verdict = Verdict(Cause.RENDEZVOUS, 0.7, "the node whose rank failed sent no decision", "peer:silent", transient=True)
     why = "without its decision the nodes would part ways"
     return start.give_up(state, verdict, Plan(PlanKind.STOP, why, "the scheduler's requeue continues this run", "peer", 75))
 
@@ -327,7 +327,7 @@ TIMERS: dict[tuple[str, Stage], Callable[[JobState, float], Step]] = {
     ("own_signal", Stage.TEARDOWN): _own_signal_over,
     ("evidence", Stage.TEARDOWN): failure.on_evidence_overdue,
     ("peer", Stage.FOLLOWING): _peer_silent,
-    ("evidence", Stage.STOPPING): _nothing_told,
+    ("evidence", Stage.STOPPING): _evidence_overdue,
     ("find", Stage.STOPPING): _nothing_found,
     ("left", Stage.STOPPING): _time_unknown,
     ("save", Stage.STOPPING): _time_is_over,

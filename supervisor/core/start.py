@@ -38,7 +38,7 @@ PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {
 def select(state: JobState, t: float) -> Step:
     """Look for the newest verified checkpoint where any were declared or may be learned; else begin, if that is allowed from scratch.
 
-    Beside it this node is looked at.
+    Meanwhile this node is examined.
     """
     state = changed(state, run=changed(state.run, findings=None, next_resume=None), attempt=changed(state.attempt, awaits_agreement=False))
     beside = (CheckHealth(state.attempt.number),) if state.run.policy.health else ()
@@ -99,12 +99,12 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
     """Return the stop where checkpoints are declared and none of them can be resumed from."""
     listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.torn, *event.refused))
     if event.dangerous:  # these are whole, and a person can say that they are their own
-        told = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
-        verdict, hint = Verdict(Cause.NONE, 1.0, told, "checkpoint:dangerous"), TRUST
+        summary = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
+        verdict, hint = Verdict(Cause.NONE, 1.0, summary, "checkpoint:dangerous"), TRUST
     else:
         listed = listed or (state.run.newest.path if state.run.newest else "")
-        told = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
-        verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, told, "checkpoint_corrupt:none-good")
+        summary = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
+        verdict = Verdict(Cause.CHECKPOINT_CORRUPT, 0.95, summary, "checkpoint_corrupt:none-good")
         hint = "name a good one, or move the bad ones away, and start again"
     return verdict, Plan(PlanKind.STOP, "starting from scratch would throw the training away", hint, "beginning", 65)
 
@@ -162,10 +162,10 @@ def on_select_overdue(state: JobState, t: float) -> Step:
     """The place of the checkpoints does not answer: where it was declared, neither resuming nor starting from scratch can be justified."""
     if not state.run.policy.checkpoints_declared:
         state, actions = begin_from_scratch(state, t)
-        return state, (PrintMessage("warning", "the checkpoints could not be looked at, and are left to the script"), *actions)
-    told = f"the checkpoints could not be looked at within {state.run.policy.select_deadline_s:.0f} s"
-    verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, told, "select:overdue", transient=True)
-    return stop_for(state, t, verdict, Plan(PlanKind.STOP, told, "the scheduler's requeue continues this run", "beginning", 75))
+        return state, (PrintMessage("warning", "the checkpoints could not be read, and are left to the script"), *actions)
+    summary = f"the checkpoints could not be read within {state.run.policy.select_deadline_s:.0f} s"
+    verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, summary, "select:overdue", transient=True)
+    return stop_for(state, t, verdict, Plan(PlanKind.STOP, summary, "the scheduler's requeue continues this run", "beginning", 75))
 
 
 def begin_from_scratch(state: JobState, t: float) -> Step:
@@ -192,8 +192,8 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
     run = state.run
     if run.policy.checkpoints_declared or run.ever_loaded or run.newest is not None:  # a place from which it loads holds a good one
         return None
-    told = f"attempt {state.attempt.number} ran {lasted:.0f} s and nothing shows that the script resumes"
-    return Plan(PlanKind.STOP, f"{told}: a restart would start from scratch", PERMITS, "beginning", 65)
+    lasted_text = f"attempt {state.attempt.number} ran {lasted:.0f} s and nothing shows that the script resumes"
+    return Plan(PlanKind.STOP, f"{lasted_text}: a restart would start from scratch", PERMITS, "beginning", 65)
 
 
 def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | None:
@@ -203,8 +203,10 @@ def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | 
     """
     if state.attempt.steps_seen < 1 or resumption.is_shown(state):
         return None
-    told = f"attempt {state.attempt.number} ran {lasted:.0f} s, and nothing shows that it resumed from {handed.path}, which it was given"
-    return Plan(PlanKind.STOP, f"{told}: another attempt would start from scratch too", TAKES, "beginning", 65)
+    lasted_text = (
+        f"attempt {state.attempt.number} ran {lasted:.0f} s, and nothing shows that it resumed from {handed.path}, which it was given"
+    )
+    return Plan(PlanKind.STOP, f"{lasted_text}: another attempt would start from scratch too", TAKES, "beginning", 65)
 
 
 def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
@@ -247,10 +249,10 @@ def on_health_checked(state: JobState, event: HealthChecked) -> Step:
 
 
 def on_health_overdue(state: JobState, t: float) -> Step:
-    """Whoever looks at this node does not answer: our own blindness is no reason to hold a job back."""
-    told = f"this node could not be looked at within {state.run.policy.health_deadline_s:.0f} s: the attempt begins without that"
+    """The examination of this node does not answer: that is no reason to hold a job back."""
+    text = f"this node could not be examined within {state.run.policy.health_deadline_s:.0f} s: the attempt begins without that"
     state, actions = begin(state, t, state.run.next_resume)
-    return state, (PrintMessage("warning", told), *actions)
+    return state, (PrintMessage("warning", text), *actions)
 
 
 def begin(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
@@ -293,10 +295,10 @@ def _left_out(state: JobState) -> tuple[Action, ...]:
         return ()
     names = ", ".join(f"GPU {gpu.index} ({gpu.uuid}): {gpu.quarantined}" for gpu in out)
     left = len(state.gpus) - len(out)
-    told = (
+    text = (
         f"out of use, and not shown to the command: {names}; one that uses all GPUs it sees has {left} ranks now, and another global batch"
     )
-    return (PrintMessage("warning", told),)
+    return (PrintMessage("warning", text),)
 
 
 def stop_for_gpus(state: JobState, t: float, left: int, wanted: str) -> Step:
@@ -344,9 +346,9 @@ def give_up(state: JobState, verdict: Verdict, plan: Plan) -> Step:
     """End the run with the plan's exit code and its card."""
     assert state.run.incident is not None  # noqa: S101 (callers opened one)
     number = state.run.incident.number
-    told = PublishDecision(state.attempt.number, "stop", plan.exit_code, plan.reason, state.run.overrides, state.run.rejected)
+    decision = PublishDecision(state.attempt.number, "stop", plan.exit_code, plan.reason, state.run.overrides, state.run.rejected)
     actions: tuple[Action, ...] = (
-        *((told,) if state.attempt.awaits_agreement and state.stage is Stage.STARTING else ()),  # the others wait for this node
+        *((decision,) if state.attempt.awaits_agreement and state.stage is Stage.STARTING else ()),  # the others wait for this node
         ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step),
         CloseIncident(number, state.attempt.number, "given_up", state.attempt.progress.step),
         Finish(plan.exit_code, plan.reason),

@@ -64,19 +64,19 @@ def read(ask: Ask) -> Iterator[Reading]:
     yield Reading(NAME, HOST, "env.python", sys.executable)
     yield Reading(NAME, HOST, "env.versions", _versions(ask))
     yield Reading(NAME, HOST, "env.compat", _compat(ask))
-    yield Reading(NAME, HOST, "env.variables", {**told(ask.environ)})
+    yield Reading(NAME, HOST, "env.variables", {**selected(ask.environ)})
     place = ask.options.get("code")
     yield _code(place if isinstance(place, str) else os.getcwd())  # noqa: PTH109 -- a name
 
 
-def told(environ: Mapping[str, str]) -> dict[str, str]:
+def selected(environ: Mapping[str, str]) -> dict[str, str]:
     """Return those variables of a job that are read."""
     return {key: value for key, value in sorted(environ.items()) if (key in NAMES or key.startswith(PREFIXES)) and not _secret(key)}
 
 
 def needed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return all of a job's variables that are looked at here."""
-    return told(environ) | {key: environ[key] for key in _LINKER if key in environ}
+    """Return all of a job's variables that this probe reads."""
+    return selected(environ) | {key: environ[key] for key in _LINKER if key in environ}
 
 
 def _secret(key: str) -> bool:
@@ -101,8 +101,8 @@ def _versions(ask: Ask) -> dict[str, Json]:
 
 def _compat(ask: Ask) -> str:
     """Return the newest libcuda that stands in for the driver's, where the linker may find it. Its name ends in its version."""
-    told = ask.environ.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
-    places = [Path(ask.at(word)) for word in told.split(":") if word.startswith("/")]
+    library_path = ask.environ.get("LD_LIBRARY_PATH") or os.environ.get("LD_LIBRARY_PATH", "")
+    places = [Path(ask.at(word)) for word in library_path.split(":") if word.startswith("/")]
     for pattern in ("cuda*/compat", "cuda*/compat/lib"):
         places += sorted(Path(ask.at("/usr/local")).glob(pattern))
     files = (file.resolve() for place in places for file in place.glob("libcuda.so.1") if "compat" in file.resolve().parts)
@@ -114,7 +114,7 @@ def _numbers(name: str) -> list[int]:
 
 
 def _torch() -> dict[str, Json]:
-    """Return what torch/version.py says: it is a few assignments, and importing torch takes seconds and memory."""
+    """Return the assignments of torch/version.py; importing torch takes seconds and memory."""
     spec = PathFinder.find_spec("torch")
     places = spec.submodule_search_locations if spec is not None else None
     found: dict[str, Json] = {}
@@ -139,7 +139,7 @@ def _code(directory: str) -> Reading:
         return Reading(NAME, HOST, "env.code", None, "git is not here")
     until = time.monotonic() + _GIT_S
     try:
-        told = _git(until, program, directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").split("\n")
+        answer = _git(until, program, directory, "rev-parse", "--show-toplevel", "HEAD", "--abbrev-ref", "HEAD").split("\n")
         changed = _git(until, program, directory, "status", "--porcelain", "--untracked-files=no")
         difference = _git(until, program, directory, "diff", "HEAD", "--no-ext-diff", "--no-textconv") if changed else ""
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -148,13 +148,13 @@ def _code(directory: str) -> Reading:
         words = str(error.stderr).strip().splitlines()[:1]
         missing = any("not a git repository" in word for word in words)
         return Reading(NAME, HOST, "env.code", None, NOT_SUPPORTED if missing else f"git: {''.join(words)[:200]}")
-    value: dict[str, Json] = {"root": told[0], "head": told[1], "branch": told[2] if len(told) > 2 else ""}  # noqa: PLR2004 -- three answers
+    value: dict[str, Json] = {"root": answer[0], "head": answer[1], "branch": answer[2] if len(answer) > 2 else ""}  # noqa: PLR2004 -- three answers
     value |= {"dirty": len(changed.splitlines()), "changed": hashlib.sha256(difference.encode()).hexdigest()[:16] if difference else ""}
     return Reading(NAME, HOST, "env.code", value)
 
 
 def _git(until: float, program: str, directory: str, *words: str) -> str:
-    """Return what git says. It writes nothing, not even its index, and whose tree is not ours it does not look into (safe.directory)."""
+    """Return git's answer. It writes nothing, not even its index, and reads no tree of another user (safe.directory)."""
     done = subprocess.run(  # noqa: S603 -- git, found on the PATH
         [program, "-C", directory, "-c", "core.fsmonitor=false", *words],
         env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},

@@ -1,4 +1,4 @@
-"""The kernel's log: what it says of trouble since the boot, as far back as it is kept.
+"""The trouble in the kernel's log since the boot, as far back as it is kept.
 
 Reads /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Yields, of `kernel`: `kernel.findings` (a list
 of findings, each with `last_time`, the log's own of its last line, and `age_s`, None where these are not known), `kernel.source`,
@@ -65,7 +65,7 @@ class KernelLogSession:
         self._overruns = 0
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what the log says up to now."""
+        """Yield the log's findings up to now."""
         try:
             if self._device is None:
                 self._device = Device(ask.at(kmsg_reader.KMSG), whole=True)
@@ -103,19 +103,19 @@ class KernelLogSession:
 
 
 def _is_own(text: str) -> bool:
-    """Whether reading by this process, or by who started it, made the kernel say so: drivers print the pid."""
+    """Whether reading by this process, or by who started it, made the kernel print this: drivers print the pid."""
     return f"(pid {os.getpid()})" in text or f"(pid {os.getppid()})" in text
 
 
 def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
-    """Yield what those say who keep a copy of the log."""
+    """Yield the findings of the programs that keep a copy of the log."""
     reasons = [why]
     if ask.root == "/":
         copies = sources.journal(0.0, _Wall(), {})
         if not isinstance(copies, str):
             judge = Correlator()
             judge.take_all(Entry(text, text, number, t) for number, (text, t, _) in enumerate(copies, 1))
-            yield from _told("journalctl", _rows(judge.findings(), time.time()))
+            yield from _findings("journalctl", _rows(judge.findings(), time.time()))
             return
         reasons.append(copies)
     for path in sources.SYSLOG_FILES:
@@ -128,14 +128,14 @@ def _copied(ask: Ask, why: str, *, denied: bool) -> Iterator[Reading]:
             continue
         judge = Correlator()
         judge.take_all(Lines().all(data.decode("utf-8", "replace").split("\n")))
-        yield from _told(ask.at(path), _rows(judge.findings(), None))
+        yield from _findings(ask.at(path), _rows(judge.findings(), None))
         return
     reasons.append("no file of syslog's that can be read")
     yield Reading(NAME, KERNEL, "kernel.source", None, "; ".join(reasons))
     yield Reading(NAME, KERNEL, "kernel.findings", None, PERMISSION if denied else "; ".join(reasons))
 
 
-def _told(source: str, rows: Json) -> Iterator[Reading]:
+def _findings(source: str, rows: Json) -> Iterator[Reading]:
     yield Reading(NAME, KERNEL, "kernel.source", source)
     yield Reading(NAME, KERNEL, "kernel.findings", rows)
 

@@ -55,7 +55,7 @@ def main() -> None:
                 one = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
                 _send(out, {"id": number, "reading": one})
             _send(out, {"id": number, "done": time.thread_time() - begun})
-        except Exception as error:  # noqa: BLE001  whatever a probe meets is told as its answer
+        except Exception as error:  # noqa: BLE001  whatever a probe meets is its answer
             with contextlib.suppress(KeyError):
                 sessions.pop(name).close()
             _send(out, {"id": number, "failed": f"{type(error).__name__}: {error}"[:500]})

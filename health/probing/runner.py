@@ -44,9 +44,10 @@ _KILLED_S: Final = 0.3
 #: We waited longer than we asked to: we were stopped (a suspended job, a paused VM), and so may they have been.
 _STOPPED_S: Final = 0.5
 _SLICE_S: Final = 0.25
-#: A process rests where so many looks in a row find it in one state. One that waits for a CPU to go to sleep on is running at one look.
-_LOOKS: Final = 5
-_BETWEEN_LOOKS_S: Final = 0.02
+#: A process rests where so many samples in a row find it in one state. A process that waits for a
+#: CPU to go to sleep on is running in one sample.
+_SAMPLES: Final = 5
+_BETWEEN_SAMPLES_S: Final = 0.02
 #: A process that does not rest for so long is running.
 _RESTLESS_S: Final = 0.5
 #: No answer is as long as that: whatever writes it is no prober of ours.
@@ -265,7 +266,7 @@ class Runner:
                 readable = {key.fd for key, _ in selector.select(left)}  # also where the time is up: who answered in time is not late
                 stopped_s = time.monotonic() - began - left
                 for fd in readable:
-                    _hear(open_jobs[fd])
+                    _receive(open_jobs[fd])
                 now = time.monotonic()
                 for fd, job in open_jobs.items():
                     if stopped_s > _STOPPED_S:
@@ -304,7 +305,7 @@ def asked(readings: Readings) -> frozenset[str]:
     return frozenset(one.subject.removeprefix("probe:") for one in readings.of(OUTCOME))
 
 
-def _hear(job: _Job) -> None:
+def _receive(job: _Job) -> None:
     was_ready = job.process.ready
     answers = job.process.lines()
     if answers is None:
@@ -333,15 +334,15 @@ def _outcome(name: str, table: dict[str, Json]) -> Reading:
 
 def _at_rest(pid: int) -> dict[str, Json]:
     """Return where a process rests; state R if it does not rest."""
-    looks = [_seen(pid)]
+    samples = [_seen(pid)]
     until = time.monotonic() + _RESTLESS_S
     while time.monotonic() < until:
-        states = {look["process"] for look in looks[-_LOOKS:]}
-        if len(looks) >= _LOOKS and len(states) == 1 and "R" not in states:
-            return looks[-1]
-        time.sleep(_BETWEEN_LOOKS_S)
-        looks.append(_seen(pid))
-    return {**looks[-1], "process": "R"}
+        states = {sample["process"] for sample in samples[-_SAMPLES:]}
+        if len(samples) >= _SAMPLES and len(states) == 1 and "R" not in states:
+            return samples[-1]
+        time.sleep(_BETWEEN_SAMPLES_S)
+        samples.append(_seen(pid))
+    return {**samples[-1], "process": "R"}
 
 
 def _seen(pid: int) -> dict[str, Json]:
@@ -352,7 +353,7 @@ def _seen(pid: int) -> dict[str, Json]:
             with contextlib.suppress(OSError, IndexError):
                 state = (task / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]
                 wchan = ""
-                with contextlib.suppress(OSError):  # another user's, or a kernel that does not tell
+                with contextlib.suppress(OSError):  # another user's, or a kernel that does not show it
                     wchan = (task / "wchan").read_text("ascii", "replace").strip("0\n")
                 # the thread that listens for requests sleeps in a pipe, always
                 if "pipe" not in wchan or task.name == str(pid):

@@ -31,7 +31,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     with contextlib.suppress(OSError):
         devices = list(Path(ask.at("/sys/bus/pci/devices")).iterdir())
         switches = sum(1 for one in devices if _text(one / "vendor") == _NVIDIA and _text(one / "class").startswith(_BRIDGE))
-    if switches:  # only then are all processes looked at
+    if switches:  # only then are all processes read
         with contextlib.suppress(OSError):
             # psutil reads command lines for such long names, which the kernel may not answer for a process in state D
             running = any(_text(one / "comm").startswith(_MANAGER) for one in Path(ask.at("/proc")).iterdir() if one.name.isdecimal())

@@ -1,4 +1,4 @@
-"""Who holds a GPU's memory: processes by number, and what psutil says of each.
+"""The processes that hold a GPU's memory, each as psutil describes it.
 
 One table describes each process of NVML's list: pid, bytes, there, command, user, ours. `ours` is `job` (named by the caller),
 or `cookie` (its environment bears the job's own SUPERVISE_JOB_COOKIE: a leftover, or what inherited it, so no proof by itself), or `other

@@ -33,7 +33,7 @@ NAME: Final = "nvml"
 _OK, _UNINITIALIZED, _INVALID, _UNSUPPORTED, _NO_PERMISSION, _NO_FUNCTION = 0, 1, 2, 3, 4, 13
 _NO_POWER, _IRQ = 8, 11
 _NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _OLD_STRUCT, _UNKNOWN = 9, 14, 15, 16, 18, 25, 999
-#: Errors that say something of the GPU or the driver, not of the call.
+#: Errors of the GPU or the driver, not of the call.
 _VERDICTS: Final = frozenset({_NO_POWER, _IRQ, _NOT_LOADED, _INFOROM, _LOST, _RESET, _MISMATCH, _UNKNOWN})
 _LOOKED_UP: Final = frozenset({"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID"})
 #: After these the library's handles may be of a driver that is no more.
@@ -98,7 +98,7 @@ class NvmlSession:
         self._opened_for: tuple[frozenset[tuple[int, Json]] | None, float] = (None, 0.0)
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what is read now, what was heard first of all: it is in no second process, and the driver's calls may hang."""
+        """Yield the readings, received events first: no other process has them, and the driver's calls may hang."""
         arrived: dict[str, list[Json]] = {}
         yield from self._events.drain(arrived)
         if self._nvml is not None and (self._counted() != len(self._gpus) or self._is_to_be_opened_anew()):
@@ -209,7 +209,7 @@ class NvmlSession:
         yield Reading(NAME, gpu.subject, "gpu.recovery_action", value, problem)
 
     def _gpu(self, gpu: _Gpu, ask: Ask) -> Iterator[Reading]:
-        """Yield all else of one GPU, up to the call that says that it is lost."""
+        """Yield all else of one GPU, up to the call that reports it lost."""
         for row in ROWS:
             if row.name in gpu.static:
                 yield gpu.static[row.name]
@@ -219,7 +219,7 @@ class NvmlSession:
             if refused is not None:
                 yield from self._verdict(gpu, row.functions[0], refused)
                 if refused.code == _LOST:
-                    return  # each further call may take its time to say the same
+                    return  # each further call may take long to fail the same way
             if row.static and (refused is None or refused.code not in _ANEW):
                 gpu.static[row.name] = reading
         for name, call in (("gpu.fields", self._read_fields), ("gpu.nvlinks", self._read_links),

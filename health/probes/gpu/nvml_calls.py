@@ -53,7 +53,7 @@ def _busy(answer: Any) -> Json:  # noqa: ANN401
     return int(answer.gpu)
 
 
-#: In the order in which they are asked: what tells most comes first, in case that a later one hangs.
+#: In the order in which they are asked: the most informative first, in case a later one hangs.
 ROWS: Final = (
     NvmlCall("gpu.remapped_rows", ("nvmlDeviceGetRemappedRows",), shape=_pair),
     NvmlCall("gpu.ecc_mode", ("nvmlDeviceGetEccMode",), shape=_pair),
@@ -69,7 +69,7 @@ ROWS: Final = (
     NvmlCall("gpu.slowdown_c", ("nvmlDeviceGetTemperatureThreshold",), (1,), static=True),
     NvmlCall("gpu.memory_max_c", ("nvmlDeviceGetTemperatureThreshold",), (2,), static=True),
     NvmlCall("gpu.max_c", ("nvmlDeviceGetTemperatureThreshold",), (3,), static=True),
-    # from Ada on in place of the thresholds, which newer drivers tell no more (nvml.h at nvmlDeviceGetTemperatureThreshold)
+    # from Ada on in place of the thresholds, which newer drivers no longer report (nvml.h at nvmlDeviceGetTemperatureThreshold)
     NvmlCall("gpu.margin_c", ("nvmlDeviceGetMarginTemperature",)),
     NvmlCall("gpu.throttle_reasons", ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")),
     NvmlCall("gpu.busy_percent", ("nvmlDeviceGetUtilizationRates",), shape=_busy),

@@ -56,7 +56,7 @@ class Events:
                 nvml.nvmlDeviceRegisterEvents(gpu.handle, known & sum(EVENTS), events)
         by_handle = {ctypes.cast(gpu.handle, ctypes.c_void_p).value: gpu for gpu in listed}
 
-        def hear() -> None:
+        def receive() -> None:
             while not stop.is_set():
                 try:
                     event = nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
@@ -69,7 +69,7 @@ class Events:
                 if gpu is not None:
                     self.pending.append((gpu.subject, {"kind": kind, "data": int(event.eventData), "t": time.time(), "pci": gpu.pci}))
 
-        thread = threading.Thread(target=hear, name="nvml-events", daemon=True)
+        thread = threading.Thread(target=receive, name="nvml-events", daemon=True)
         self._running = (stop, thread, nvml, events)
         thread.start()
 

@@ -1,4 +1,4 @@
-"""The GPUs that the bus and /dev have, whatever the driver says.
+"""The GPUs that the bus and /dev have, whatever the driver reports.
 
 Reads /sys/bus/pci/devices, /dev/nvidia[0-9]*. Yields `pci.gpus` (a list of tables: address, driver, current_link_width and its like),
 `pci.config` with the problem GONE of subject `pci:ADDRESS` where a device's config space reads as all ones, `dev.gpus` (numbers of the

@@ -39,7 +39,7 @@ def read(ask: Ask) -> Iterator[Reading]:
     psutil_root.use(ask)
     yield _made("host.memory", _memory())
     yield _made("host.oom_kills", system_files.table(ask.at("/proc/vmstat")).get("oom_kill"))
-    yield _room("host.shm", ask.at("/dev/shm"))  # noqa: S108 -- looked at, not written to
+    yield _room("host.shm", ask.at("/dev/shm"))  # noqa: S108 -- measured, not written to
     limits = {name: found for name, found in _limits(system_files.text(ask.at("/proc/self/limits"))).items() if found}
     yield _made("host.limits", {**limits} or None)
     yield _made("host.pids", _pids(ask))

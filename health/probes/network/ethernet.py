@@ -43,7 +43,7 @@ _COUNTERS: Final = (
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what each interface says."""
+    """Yield the readings of each interface."""
     root = Path(ask.at(_CLASS))
     try:
         names = [name for name in system_files.listed(root) if (root / name).is_dir()]  # bonding_masters is a file

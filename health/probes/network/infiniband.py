@@ -46,12 +46,12 @@ COUNTERS: Final = frozenset(
         "symbol_error",
     }
 )
-#: The most records of the kernel's log that are looked through.
+#: The most records of the kernel's log that are searched.
 _MOST_RECORDS: Final = 100_000
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what each port says."""
+    """Yield the readings of each port."""
     yield from Ports().read(ask)
 
 
@@ -68,7 +68,7 @@ class Ports:
         self._log_read = False
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what each port says."""
+        """Yield the readings of each port."""
         root = Path(ask.at(_CLASS))
         try:
             devices = system_files.listed(root)
@@ -171,7 +171,7 @@ def _complained(path: str) -> set[str]:
     found: set[str] = set()
     try:
         log = kmsg.Device(path, whole=True)
-    except OSError:  # not ours to read: the first EINVAL tells
+    except OSError:  # not ours to read: the first EINVAL shows it
         return found
     try:
         for _ in range(_MOST_RECORDS):

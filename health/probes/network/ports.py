@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "ports"
 _STATES: Final = {"01": "connected", "0A": "listening", "06": "time-wait", "08": "close-wait"}
-#: Variables that tell ranks, and agents, the port on which they meet.
+#: Variables that give ranks and agents the port on which they meet.
 _PORT_VARIABLES: Final = ("MASTER_PORT", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT")
 _LOCAL, _STATE, _USER, _INODE = 1, 3, 7, 9
 
@@ -64,7 +64,7 @@ def _bind_error(port: int) -> str:
 def _holders(ask: Ask, ports: list[int]) -> dict[int, list[Json]]:
     """Return who holds each port.
 
-    The kernel's tables and not psutil.net_connections: that does not say which user has a socket whose process we may not read.
+    The kernel's tables and not psutil.net_connections: that names no user of a socket whose process we may not read.
     """
     psutil_root.use(ask)
     sockets: dict[str, tuple[int, str, str]] = {}
@@ -96,7 +96,7 @@ def _holders(ask: Ask, ports: list[int]) -> dict[int, list[Json]]:
 
 
 def _whose(pid: int, port: int, ask: Ask) -> dict[str, Json]:
-    """Return whether a process is the job's; and, where nobody knows which the job is, whether it may be: of a job, or told this port."""
+    """Return whether a process is the job's; and, where nobody knows which the job is, whether it may be: of a job, or given this port."""
     words = memory_holders.environment(pid)
     cookie = words.get(memory_holders.COOKIE, "")
     has_port = any(words.get(name, "").rpartition(":")[2] == str(port) for name in _PORT_VARIABLES)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 NAME: Final = "disk"
 #: Less than a checkpoint's part, and more than a disk's own cache hides for free: a few milliseconds on an NVMe disk.
 WRITE_BYTES: Final = 1 << 20
-#: What is kept of the deadline for telling what did not answer.
+#: The part of the deadline kept for reporting the paths that did not answer.
 _RESERVE_S: Final = 1.0
 _LEAST_S: Final = 0.2
 _GONE_S: Final = 0.2
@@ -49,8 +49,8 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(slots=True)
-class _Look:
-    """One path that is being looked at."""
+class _PathTrial:
+    """One path, and the process that reads and writes it."""
 
     path: str
     popen: subprocess.Popen[bytes]
@@ -61,8 +61,8 @@ class _Look:
         assert self.popen.stdout is not None  # noqa: S101 -- a pipe was asked for
         return self.popen.stdout.fileno()
 
-    def hear(self) -> bool:
-        """Take what is there. False at the end."""
+    def receive(self) -> bool:
+        """Take the output that has come. False at its end."""
         got = os.read(self.fd(), 1 << 16)
         *lines, self.rest = (self.rest + got).split(b"\n")
         for line in lines:
@@ -71,43 +71,43 @@ class _Look:
 
 
 def read(ask: Ask) -> Iterator[Reading]:
-    """Yield what each path says."""
+    """Yield the readings of each path."""
     yield from Paths().read(ask)
 
 
 def session() -> Paths:
-    """Return what looks at paths again and again."""
+    """Return a session for repeated reads."""
     return Paths()
 
 
 class Paths:
-    """Looks at paths, and keeps those of its processes that hang, so that they are waited for when they end."""
+    """Reads paths, and keeps those of its processes that hang, to collect them when they end."""
 
     def __init__(self) -> None:
         self._hanging: list[subprocess.Popen[bytes]] = []
 
     def read(self, ask: Ask) -> Iterator[Reading]:
-        """Yield what each path says, those that answer first."""
+        """Yield the readings of each path, those that answer first."""
         mounts = _mounts(ask)
         self._hanging = [one for one in self._hanging if one.poll() is None]
         deadline = time.monotonic() + max(_LEAST_S, ask.deadline_s - _RESERVE_S)
-        looks: list[_Look] = []
+        trials: list[_PathTrial] = []
         for path in dict.fromkeys(ask.paths):
             yield _mount(path, mounts)
             if (stuck := _left_behind(ask, one_path.mark(path))) is not None:
                 yield _hung(ask, path, stuck)
                 continue
             try:
-                looks.append(self._start(ask, path, deadline))
+                trials.append(self._start(ask, path, deadline))
             except OSError as error:
                 yield Reading(NAME, f"path:{path}", "path.state", None, f"no process could be started: {error.strerror}")
-        yield from self._heard(looks, deadline, ask)
+        yield from self._received(trials, deadline, ask)
 
     def close(self) -> None:
         """Let go. Those that hang end by themselves as soon as the kernel lets them: each has an alarm set."""
         self._hanging.clear()
 
-    def _start(self, ask: Ask, path: str, deadline: float) -> _Look:
+    def _start(self, ask: Ask, path: str, deadline: float) -> _PathTrial:
         options = ask.options.get("disk")
         size = options.get("write_bytes", WRITE_BYTES) if isinstance(options, dict) else WRITE_BYTES
         left = f"{max(_LEAST_S, deadline - time.monotonic()) + _GONE_S:.3f}"
@@ -117,58 +117,58 @@ class Paths:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        return _Look(path, popen)
+        return _PathTrial(path, popen)
 
-    def _heard(self, looks: list[_Look], deadline: float, ask: Ask) -> Iterator[Reading]:
-        waiting = {look.fd(): look for look in looks}
+    def _received(self, trials: list[_PathTrial], deadline: float, ask: Ask) -> Iterator[Reading]:
+        waiting = {trial.fd(): trial for trial in trials}
         with selectors.DefaultSelector() as selector:
             for fd in waiting:
                 selector.register(fd, selectors.EVENT_READ)
             while waiting and (left := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(left):
-                    look = waiting[key.fd]
-                    if look.hear():
+                    trial = waiting[key.fd]
+                    if trial.receive():
                         continue
                     selector.unregister(key.fd)
                     del waiting[key.fd]
-                    _end(look)
-                    yield from _told(look, ask.need_bytes)
-        for look in waiting.values():
+                    _end(trial)
+                    yield from _answered(trial, ask.need_bytes)
+        for trial in waiting.values():
             state = _hung(
-                ask, look.path, look.popen.pid, next(reversed(look.results), "")
+                ask, trial.path, trial.popen.pid, next(reversed(trial.results), "")
             )  # before it is killed: where it waits is the finding
-            if not _end(look):
-                self._hanging.append(look.popen)
+            if not _end(trial):
+                self._hanging.append(trial.popen)
             yield state
-            yield from _answers(look, ask.need_bytes)
+            yield from _answers(trial, ask.need_bytes)
 
 
-def _end(look: _Look) -> bool:
+def _end(trial: _PathTrial) -> bool:
     """End it. Returns whether it is gone."""
-    assert look.popen.stdout is not None  # noqa: S101 -- a pipe was asked for
-    look.popen.stdout.close()
-    look.popen.kill()
+    assert trial.popen.stdout is not None  # noqa: S101 -- a pipe was asked for
+    trial.popen.stdout.close()
+    trial.popen.kill()
     try:
-        look.popen.wait(_GONE_S)
+        trial.popen.wait(_GONE_S)
     except subprocess.TimeoutExpired:
         return False
     return True
 
 
-def _told(look: _Look, need: int) -> Iterator[Reading]:
-    state = look.results.get("stat")
+def _answered(trial: _PathTrial, need: int) -> Iterator[Reading]:
+    state = trial.results.get("stat")
     if state is None:
-        yield Reading(NAME, f"path:{look.path}", "path.state", None, f"its process ended ({look.popen.returncode}) and told nothing")
+        yield Reading(NAME, f"path:{trial.path}", "path.state", None, f"its process ended ({trial.popen.returncode}) and answered nothing")
         return
-    yield Reading(NAME, f"path:{look.path}", "path.state", {"answers": "error" not in state, **state})
-    yield from _answers(look, need)
+    yield Reading(NAME, f"path:{trial.path}", "path.state", {"answers": "error" not in state, **state})
+    yield from _answers(trial, need)
 
 
-def _answers(look: _Look, need: int) -> Iterator[Reading]:
+def _answers(trial: _PathTrial, need: int) -> Iterator[Reading]:
     for name in ("space", "write"):
-        row = look.results.get(name)
+        row = trial.results.get(name)
         if row is not None:
-            yield Reading(NAME, f"path:{look.path}", f"path.{name}", {**row, "need": need} if name == "space" else row)
+            yield Reading(NAME, f"path:{trial.path}", f"path.{name}", {**row, "need": need} if name == "space" else row)
 
 
 def _hung(ask: Ask, path: str, pid: int, after: str = "") -> Reading:

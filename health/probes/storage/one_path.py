@@ -1,6 +1,6 @@
-"""`python -P -S one_path.py PATH BYTES SECONDS`: looks at one path and writes to it, in a process that ends itself after SECONDS.
+"""`python -P -S one_path.py PATH BYTES SECONDS`: reads one path and writes to it, in a process that ends itself after SECONDS.
 
-The path need not be there yet: what is nearest to it and exists is looked at. Each row is printed to stdout as soon as it is known, because
+The path need not be there yet: the nearest path that exists is read. Each row is printed to stdout as soon as it is known, because
 a dead server holds up the next call for ever: {"stat": {...}}, {"space": {...}}, {"write": {...}}, each with `error` and `errno` where it
 failed. The file that is written has no name (O_TMPFILE), or loses its name before anything is written: however this process ends, the
 kernel removes the file. It imports nothing of ours.
@@ -53,12 +53,12 @@ def main() -> None:
 
 
 def mark(path: str) -> str:
-    """Return what a process that looks at this path is called: the fifteen characters that the kernel keeps of a name."""
+    """Return the name of a process for this path: the fifteen characters that the kernel keeps of a name."""
     return f"onepath{binascii.crc32(os.fsencode(path)):08x}"
 
 
 def _name_myself(path: str) -> None:
-    """Take a name by which one that is stuck is known again, without a look at its memory, which may be held up as it is."""
+    """Take a name by which a stuck process is found again without a read of its memory, which may block too."""
     try:
         fd = os.open("/proc/self/comm", os.O_WRONLY)
     except OSError:

@@ -13,8 +13,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
+from supervisor.report.background_writer import BackgroundWriter
 from supervisor.report.log_events import LogEvent
-from supervisor.report.terminal import BackgroundWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -30,7 +30,7 @@ FILE_NAME = "supervise.log"
 class EventLog:
     """A log to write to. `bind` returns another view of the same log."""
 
-    def __init__(self, logger: Any, writer: BackgroundWriter, file: _BoundedFile) -> None:  # noqa: ANN401  structlog types its loggers as Any
+    def __init__(self, logger: Any, writer: BackgroundWriter[bytes], file: _BoundedFile) -> None:  # noqa: ANN401  structlog types its loggers as Any
         """Keep what `open_log` made."""
         self._logger = logger
         self._writer = writer

@@ -8,75 +8,20 @@ from __future__ import annotations
 
 import errno
 import os
-import queue
 import re
 import select
-import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from supervisor.report.background_writer import BackgroundWriter
 
 Level = Literal["info", "warning", "error"]
 
-_QUEUE_LINES = 1000
 _WRITE_DEADLINE_S = 2.0
 #: Up to this many bytes a pipe that polls as writable takes without blocking (pipe(7), PIPE_BUF).
 _CHUNK_BYTES = 4096
 # what a rank printed may be quoted in our lines, and must not move the cursor or retitle the window
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-class BackgroundWriter:
-    """A bounded queue, and a thread that hands what is in it to `sink`. What does not fit is dropped and counted."""
-
-    def __init__(self, name: str, sink: Callable[[bytes, int], bool], limit: int = _QUEUE_LINES) -> None:
-        """Start the thread. `sink(data, dropped)` returns False if it dropped the data too; `dropped` counts what was lost before."""
-        self._queue: queue.Queue[bytes | None] = queue.Queue(limit)
-        self._sink = sink
-        self._lock = threading.Lock()
-        self._dropped = 0
-        self._total = 0
-        # a daemon: a disk that hangs must not keep the process from ending
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def dropped(self) -> int:
-        """How much was dropped since the start, in calls of `put`."""
-        return self._total
-
-    def put(self, data: bytes) -> None:
-        """Queue `data`, or drop it if the queue is full."""
-        try:
-            self._queue.put_nowait(data)
-        except queue.Full:
-            self._lose(1)
-
-    def close(self, deadline_s: float) -> bool:
-        """Wait until all is written, at most `deadline_s`. False: the thread is still at it, and is left to it."""
-        until = time.monotonic() + deadline_s
-        try:
-            self._queue.put(None, timeout=deadline_s)
-        except queue.Full:
-            return False
-        self._thread.join(max(0.0, until - time.monotonic()))
-        return not self._thread.is_alive()
-
-    def _lose(self, count: int) -> None:
-        with self._lock:
-            self._dropped += count
-            self._total += count
-
-    def _run(self) -> None:
-        while (data := self._queue.get()) is not None:
-            with self._lock:
-                dropped, self._dropped = self._dropped, 0
-            if not self._sink(data, dropped):
-                with self._lock:
-                    self._dropped += dropped + 1
-                    self._total += 1
 
 
 class TerminalWriter:

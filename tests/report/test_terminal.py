@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.report.terminal import BackgroundWriter, TerminalWriter
+from supervisor.report.background_writer import BackgroundWriter
+from supervisor.report.terminal import TerminalWriter
 from tests.support.figures import within
 
 if TYPE_CHECKING:

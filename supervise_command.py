@@ -1,8 +1,8 @@
-"""The `supervise` command's first lines, under a name that nobody else bears.
+"""The `supervise` command's first lines, under a name that nobody else has.
 
 A user's PYTHONPATH may lead to a package of theirs named `supervisor`; a script that imported ours by that name would get theirs, and end
-in a traceback. So ours is taken from beside this file. In: nothing. Out: the exit code of supervisor.cli.main. A package that another
-distribution put there (supervisord) is ours as well: see supervisor/__init__.py.
+in a traceback. So it imports the package that lies beside this file. If another distribution (supervisord) put a package there, that one is
+ours as well: see supervisor/__init__.py.
 """
 
 from __future__ import annotations

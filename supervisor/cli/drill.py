@@ -50,7 +50,7 @@ END_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DrillOrder:
     """What is rehearsed. rank: whose fault it is. patience_s: how long a hang or NaN may go unnoticed. finish: let the job run on."""
 
     kind: str
@@ -107,10 +107,10 @@ def command(  # noqa: PLR0913  one for each option
 ) -> int:
     """KIND is kill, hang, oom, nan, bitrot or preempt. The job runs under a name of its own, with the options of `run`."""
     settings, words = invocation.settings_and_command()
-    return drill(settings, words, Order(kind, at_step, rank, patience_s, finish, yes))
+    return drill(settings, words, DrillOrder(kind, at_step, rank, patience_s, finish, yes))
 
 
-def drill(settings: Settings, command: Sequence[str], order: Order) -> int:
+def drill(settings: Settings, command: Sequence[str], order: DrillOrder) -> int:
     """Run the drill; returns 0 or 1. Raises SuperviseError before anything was started."""
     _refuse(settings, order)
     environ, cwd = dict(os.environ), identity.working_directory()
@@ -122,7 +122,7 @@ def drill(settings: Settings, command: Sequence[str], order: Order) -> int:
     return _Drill(settings, command, order, state, identity.make_job_dir(state)).go()
 
 
-def _refuse(settings: Settings, order: Order) -> None:
+def _refuse(settings: Settings, order: DrillOrder) -> None:
     if not settings.instrument.enabled:
         raise SuperviseError("a drill needs to see the steps of the ranks", hint="Leave out --no-instrument.", exit_code=ExitCode.USAGE)
     if order.kind == "nan" and not order.yes:
@@ -148,7 +148,7 @@ def _refuse(settings: Settings, order: Order) -> None:
 class _Drill:
     """One drill."""
 
-    def __init__(self, settings: Settings, command: Sequence[str], order: Order, state: Path, scratch: Path) -> None:
+    def __init__(self, settings: Settings, command: Sequence[str], order: DrillOrder, state: Path, scratch: Path) -> None:
         self._settings, self._command, self._order = settings, list(command), order
         self._state, self._scratch = state, scratch
         self._child = 0
@@ -386,7 +386,7 @@ def _take(found: Account, t: float, body: Any) -> None:  # noqa: ANN401 (any rec
         found.resumed_t, found.resumed_step, found.resumed_path = t, resumed["step"], resumed["path"]
 
 
-def _lines(order: Order, struck: Struck, found: Account, *, ended_first: bool) -> list[str]:
+def _lines(order: DrillOrder, struck: Struck, found: Account, *, ended_first: bool) -> list[str]:
     """Say what was noticed, decided, recovered and lost."""
     if found.noticed_t is None:
         lines = [f"  noticed    {'no: the job had ended by then' if ended_first else f'not within {order.patience_s:.0f} s'}"]

@@ -52,7 +52,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobSection:
     """[job]: what is supervised, and where its files are. No variable is named SUPERVISE_JOB_*: those are for the ranks."""
 
     name: str = setting(
@@ -417,7 +417,7 @@ class Alerts:
 class Settings:
     """The whole tree. `origins` maps each key that is not a default to where its value came from; `cwd` is what paths are relative to."""
 
-    job: Job = Job()
+    job: JobSection = JobSection()
     checkpoints: Checkpoints = Checkpoints()
     knobs: Knobs = Knobs()
     restart: Restart = Restart()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.cli.drill import BIT, Order, _Drill
+from supervisor.cli.drill import BIT, DrillOrder, _Drill
 from supervisor.config.settings import Checkpoints, Settings
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def drill(last: Path, tmp_path: Path) -> _Drill:
     settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)), cwd=str(tmp_path))
-    made = _Drill(settings, ["true"], Order("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
+    made = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
     assert made._damage()  # noqa: SLF001  what `_strike` does
     assert last.read_bytes() != GOOD
     return made
@@ -44,7 +44,7 @@ def test_one_bit_of_a_copy_of_the_newest_is_flipped_and_the_very_original_comes_
 ) -> None:
     before = last.stat()
     settings = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)), cwd=str(tmp_path))
-    made = _Drill(settings, ["true"], Order("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
+    made = _Drill(settings, ["true"], DrillOrder("bitrot", 1, 0, 1.0, finish=False, yes=True), tmp_path, tmp_path)
     monkeypatch.setattr("pathlib.Path.read_bytes", None)  # a checkpoint is larger than our memory
     assert made._damage()  # noqa: SLF001
     monkeypatch.undo()

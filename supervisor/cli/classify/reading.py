@@ -1,8 +1,6 @@
-"""The bytes of a log that somebody names, as UTF-8, block by block: whatever encoding and kind of file it has.
+"""Reads a log as UTF-8, block by block, whatever encoding and kind of file it has.
 
-In: a path, or None for standard input. Out: blocks of bytes, and how much of them is text. What can fail: that it cannot be opened or read
-(OSError), that it is packed, or that there is no standard input (SuperviseError). A pipe that nobody writes into is waited for, with a word
-about it. The caller owns what it opened.
+It waits for a pipe that nobody writes into, and a line on stderr says so. A compressed file is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What `supervise classify` prints of one incident: a JSON object, a page of at most 15 lines, or a line of a table.
+"""Renders the answer of `supervise classify`: a JSON object, a page of at most 15 lines, or a line of a table.
 
-Pure. In: an Answer: the verdict, and which line of which file each number stands for. Out: text, without control characters, escapes
-and values that look secret.
+Pure. The text has no control characters, no escapes, and no values that look secret.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Reads a log that is a flood of failures without looking at each of them.
+"""Samples a log that is a flood of failures: it reads only some of them.
 
-In: blocks of a log, in order. Out: what its Reader finds. A log with a failure here and there is read whole. One that is full of anchors
-would take seconds for each ten megabytes, and says nothing new in them: once WHOLE_HITS were looked at, what was read ENOUGH times but for
-its figures is only read here and there. The log's end is read whole in any case. Line numbers hold: of lines that are left out their
-newlines are read. Nothing fails; memory is bounded by LAST_BYTES and MOST_SHAPES. What is left out
-depends on the log alone, not on the clock.
+A log with few failures is read whole. One that is full of anchors would take seconds for each ten megabytes and shows nothing new in them.
+After WHOLE_HITS anchors, a shape of line (its text without the figures) that was read ENOUGH times is only sampled. The end of the log is
+always read whole. Line numbers hold: newlines are counted in what is left out. Memory is bounded by LAST_BYTES and MOST_SHAPES. The
+sample depends on the log alone, not on the clock.
 """
 
 from __future__ import annotations

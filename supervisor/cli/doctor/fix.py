@@ -1,10 +1,8 @@
-"""`supervise doctor --fix`: what jobs of ours left behind on this node, cleared away where that is proven.
+"""`supervise doctor --fix`: clears away what our jobs left behind on this node, where that is proven.
 
-In: the settings (for the state directory). Out: a line for each thing that was done or left, and why. For each job of that directory
-whose supervisor on this node is gone: its processes that are proven ours are ended (launch/previous_processes.py has the proof), its
-directory in
-/dev/shm is removed, its stale lock is given up. The job's own lock is held meanwhile, so that no supervisor starts amid it; a job whose
-holder lives, or cannot be seen from here, is passed over. Nothing of anybody else is touched. Nothing is kept.
+It visits each job of the state directory whose supervisor on this node is gone. It ends the processes that are proven ours
+(launch/previous_processes.py has the proof), removes the job's directory in /dev/shm, and gives up its stale lock. Meanwhile it holds the
+job's own lock, so that no supervisor starts. It skips a job whose holder lives, or cannot be seen from here.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.config.settings import Job, Settings
+from supervisor.config.settings import JobSection, Settings
 from supervisor.core import actions as act
 from supervisor.core import events as core_events
 from supervisor.core.decide import decide
@@ -44,7 +44,7 @@ class Written:
 
     def __init__(self, root: Path, job: str = "train", node: str = "", *, anew: bool = False) -> None:
         self.job, self.node = job, node or identity.node_name()
-        self.settings = replace(Settings(), job=Job(state_dir=str(root)))
+        self.settings = replace(Settings(), job=JobSection(state_dir=str(root)))
         self.directory = root / job / "nodes" / self.node
         path = self.directory / "journal.jsonl"
         self.journal, past = open_journal(path, job=job, node=self.node, listener=Deaf(), continues=lambda _: not anew)

@@ -20,9 +20,9 @@ from supervisor.job import identity
 REPOSITORY = Path(__file__).parents[3]
 _FOLLOW = """
 import dataclasses, sys
-from supervisor.config.settings import Settings, Job
+from supervisor.config.settings import Settings, JobSection
 from supervisor.cli.logs import logs
-logs(dataclasses.replace(Settings(), job=Job(state_dir=sys.argv[1])), "train", None, None, True)
+logs(dataclasses.replace(Settings(), job=JobSection(state_dir=sys.argv[1])), "train", None, None, True)
 """
 
 

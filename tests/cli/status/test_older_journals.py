@@ -11,7 +11,7 @@ import pytest
 
 from supervisor.cli.status import status
 from supervisor.cli.why import why
-from supervisor.config.settings import Job, Settings
+from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
 
 JOURNALS = Path(__file__).parents[2] / "journal"
@@ -22,7 +22,7 @@ def settings_for(root: Path, journal: str) -> Settings:
     directory = root / "train" / "nodes" / identity.node_name()
     directory.mkdir(parents=True)
     (directory / "journal.jsonl").write_bytes((JOURNALS / journal).read_bytes())
-    return replace(Settings(), job=Job(state_dir=str(root)))
+    return replace(Settings(), job=JobSection(state_dir=str(root)))
 
 
 @pytest.mark.parametrize(

@@ -217,9 +217,9 @@ def test_it_imports_nothing_that_costs(written: Any) -> None:
     written.begin()
     written.close()
     code = (
-        "import sys, dataclasses; from supervisor.config.settings import Settings, Job; from supervisor.cli.status import status;"
+        "import sys, dataclasses; from supervisor.config.settings import Settings, JobSection; from supervisor.cli.status import status;"
         " from supervisor.cli.why import why;"
-        f"s = dataclasses.replace(Settings(), job=Job(state_dir={str(state_root(written.settings))!r}));"
+        f"s = dataclasses.replace(Settings(), job=JobSection(state_dir={str(state_root(written.settings))!r}));"
         "status(s, None, False); why(s, None, None);"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'structlog', 'rich', 'torch', 'prometheus_client', 'tenacity', 'asyncio'}))"
     )

@@ -1,10 +1,9 @@
 """The journal's records: bytes on one side, values on the other (docs/journal-format.md is the format).
 
-In: bodies (`RunBegan`, `EventTaken`, …) and the core's events and actions; out: framed lines, and the same values back. What can fail: a
-line that does not check is `Damage`, a value; a newer major version is a SuperviseError with exit code 78. Owns no state and no file.
+A line that does not check is `Damage`, a value. A newer major version is a SuperviseError with exit code 78.
 
-msgspec does the work. The core's dataclasses carry no tag, so the name of the class is written beside its fields and looked up in the two
-closed unions when read: nothing that a journal says can name anything else.
+msgspec does the work. The core's dataclasses carry no tag, so the name of the class is written beside its fields. When read, it is looked
+up in the two closed unions: nothing that a journal holds can name anything else.
 """
 
 from __future__ import annotations

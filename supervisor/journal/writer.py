@@ -1,12 +1,10 @@
 """The journal's writer: records go in at once, a thread of its own brings them to the disk.
 
-In: bodies (supervisor/journal/records.py) and decisions, from the deciding thread. Out: a line each in `journal.jsonl`, and word to a
-`Listener` of what is durable and whether the disk answers. What can fail: nothing towards the caller. A full, slow or hung disk
-leaves the records in memory (bounded, counted), tells `degraded` once, and `recovered` when all is down. Only `open_journal` raises:
-for a newer format.
+The caller never sees a failure. A full, slow or hung disk leaves the records in memory (bounded, counted), reports `degraded` once, and
+`recovered` when all is on the disk. Only `open_journal` raises: for a newer format.
 
-Two threads, because the one that is stuck in a write cannot say so: the writer owns the file, the teller owns the listener's ear, so
-that word comes in order and never from under the lock. What both and the caller share is `_Shared`, under one condition.
+There are two threads, because one that is stuck in a write cannot report that: the writer owns the file, the notifier calls the listener,
+in order and never under the lock. What both and the caller share is `_Shared`, under one condition.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from supervisor.journal.records import Body
     from supervisor.journal.state import Past
 
-#: No answer of the disk for this long is said, and decisions stop waiting for it.
+#: No answer of the disk for this long is reported, and decisions stop waiting for it.
 ANSWER_DEADLINE_S = 5.0
 RETRY_FIRST_S = 0.1
 RETRY_CAP_S = 5.0
@@ -47,14 +45,14 @@ _FRESH = JobState()
 
 
 class Listener(Protocol):
-    """Who hears of the journal. Called from the journal's thread: put it into a queue and return."""
+    """Who is notified of the journal's condition. Called from the journal's thread: put it into a queue and return."""
 
     def journal_synced(self, seq: int) -> None:
         """Every record up to `seq` is durable."""
         ...
 
     def journal_degraded(self, text: str) -> None:
-        """The disk does not take the records; they wait in memory. Told once, until recovered."""
+        """The disk does not take the records; they wait in memory. Reported once, until recovered."""
         ...
 
     def journal_recovered(self) -> None:
@@ -83,7 +81,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Shared:
-    """What caller, writer and teller share, under `Journal._changed`."""
+    """What caller, writer and notifier share, under `Journal._changed`."""
 
     next_seq: int
     waiting: deque[_Pending] = field(default_factory=deque)  # the oldest first; it stays here until it is written
@@ -91,9 +89,9 @@ class _Shared:
     written_seq: int = 0
     synced_seq: int = 0
     lost: int = 0
-    lost_untold: int = 0
+    lost_unreported: int = 0
     trouble: str = ""  # why the disk takes nothing. The state learns it by an event, and cannot be read from the writer's thread
-    words: list[Callable[[], None]] = field(default_factory=list)
+    calls: list[Callable[[], None]] = field(default_factory=list)
     closing: bool = False
     through: bool = False  # the writer has ended
 
@@ -111,7 +109,7 @@ class Journal:
         self._hurry = threading.Event()
         self._threads = [
             threading.Thread(target=self._write, name="journal-writer", daemon=True),
-            threading.Thread(target=self._tell, name="journal-teller", daemon=True),
+            threading.Thread(target=self._notify, name="journal-notifier", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -162,7 +160,7 @@ class Journal:
         line = records.encode(seq, t, time.time(), body)
         if shared.waiting_bytes + len(line) > (PENDING_CAP_BYTES if durable else PENDING_CAP_BYTES // 2):
             shared.lost += 1
-            shared.lost_untold += 1
+            shared.lost_unreported += 1
             return seq
         shared.waiting.append(_Pending(seq, line, durable, time.monotonic()))
         shared.waiting_bytes += len(line)
@@ -219,39 +217,39 @@ class Journal:
             shared.written_seq = batch[-1].seq if batch else shared.written_seq
             if sync and shared.synced_seq < shared.written_seq:
                 shared.synced_seq = seq = shared.written_seq
-                self._say(lambda: self._listener.journal_synced(seq))
+                self._report(lambda: self._listener.journal_synced(seq))
             if shared.waiting:
                 return
-            if shared.lost_untold:
-                text = f"{shared.lost_untold} records had no room in memory while the disk did not answer"
-                shared.lost_untold = 0
+            if shared.lost_unreported:
+                text = f"{shared.lost_unreported} records had no room in memory while the disk did not answer"
+                shared.lost_unreported = 0
                 self._take(Note("records_lost", text, {"lost": shared.lost}), time.time(), durable=True)
             elif shared.trouble and sync:
                 shared.trouble = ""
-                self._say(self._listener.journal_recovered)
+                self._report(self._listener.journal_recovered)
 
     def _degrade(self, text: str) -> None:
         with self._changed:
             if not self._shared.trouble:
-                self._say(lambda: self._listener.journal_degraded(text))
+                self._report(lambda: self._listener.journal_degraded(text))
             self._shared.trouble = text
 
-    # the teller
+    # the notifier
 
-    def _say(self, word: Callable[[], None]) -> None:
-        self._shared.words.append(word)
+    def _report(self, call: Callable[[], None]) -> None:
+        self._shared.calls.append(call)
         self._changed.notify_all()
 
-    def _tell(self) -> None:
-        while words := self._next_words():
-            for word in words:
-                word()
+    def _notify(self) -> None:
+        while calls := self._next_calls():
+            for call in calls:
+                call()
 
-    def _next_words(self) -> list[Callable[[], None]]:
-        """Return what there is to say, waiting for it and watching the clock; nothing at all when the writer has ended."""
+    def _next_calls(self) -> list[Callable[[], None]]:
+        """Return what is to be reported, waiting for it and watching the clock; nothing at all when the writer has ended."""
         shared = self._shared
         with self._changed:
-            while not shared.words and not shared.through:
+            while not shared.calls and not shared.through:
                 wait_s = None
                 if shared.waiting and not shared.trouble:
                     wait_s = shared.waiting[0].taken_at + ANSWER_DEADLINE_S - time.monotonic()
@@ -259,8 +257,8 @@ class Journal:
                         self._degrade(f"{self.path}: no answer for {ANSWER_DEADLINE_S:g} s")
                         break
                 self._changed.wait(wait_s)
-            words, shared.words = shared.words, []
-            return words
+            calls, shared.calls = shared.calls, []
+            return calls
 
 
 def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)

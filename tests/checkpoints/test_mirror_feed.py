@@ -1,0 +1,53 @@
+"""Which checkpoints are sent to a mirror where nothing is declared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from checkpointing.io.tree import ReadOptions
+from checkpointing.verification import verify
+from tests.checkpoints.test_repair import JobOnDisk, disk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["disk"]
+
+
+class UploadList:
+    """Takes the place of the mirror's process: what it was given to send."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def is_sending(self, path: str, content: str) -> bool:  # noqa: ARG002  the protocol's
+        """Nothing is under way."""
+        return False
+
+    def send(self, path: str, step: int | None, manifest: str) -> None:  # noqa: ARG002  the protocol's
+        """Take a checkpoint."""
+        self.sent.append(path.rpartition("/")[2])
+
+
+def found(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:
+    """Do what the watcher does with a checkpoint that it found whole."""
+    checkpoints = disk.checkpoints
+    checkpoints.records.absorb()
+    made = checkpoints.recorder.record(verify(str(path)), ReadOptions())
+    assert made is not None
+    checkpoints.mirror_feed(uploads, lambda: True).send(made)
+
+
+def test_what_is_saved_again_while_it_trains_is_sent_in_the_first_attempt(disk: JobOnDisk) -> None:
+    uploads = UploadList()
+    for step in (10, 20, 30):
+        found(disk, disk.rank.saves(f"step_{step}.pt", step), uploads)
+    assert uploads.sent == ["step_20.pt", "step_30.pt"]
+
+
+def test_what_is_saved_once_or_before_the_first_step_is_not_sent(disk: JobOnDisk) -> None:
+    uploads = UploadList()
+    found(disk, disk.rank.saves("export.pt", 100), uploads)
+    for number in (1, 2, 3):
+        found(disk, disk.rank.saves(f"features_{number}.pt", 0), uploads)
+    assert uploads.sent == []

@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from health.kernellog.event_builder import FIELDS, EventBuilder, begin, may_be_same, plain_pci
-from health.kernellog.messages import Recognised, Role, oom_meaning, recognise
+from health.kernellog.messages import KernelMatch, Role, oom_meaning, recognise
 from health.kernellog.model import Entry, LogFinding
 from health.model import Repair, Severity, worse
 from health.nvidia import xid_history, xid_policy, xid_registers
-from health.nvidia.xid_history import DAY_S, Event, Memory, Sorted
+from health.nvidia.xid_history import DAY_S, Event, EventIndex, Memory
 from health.nvidia.xid_policy import Around
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Correlator:
         return self._found
 
     def _judged(self, builders: Iterable[EventBuilder]) -> list[LogFinding]:
-        known, announced = self._memory.sorted(), self._announced()
+        known, announced = self._memory.index(), self._announced()
         return [self._finding(builder, known, announced) for builder in builders if not builder.dropped]
 
     def _forget(self) -> None:
@@ -122,7 +122,7 @@ class Correlator:
         self._open = {key: builder for key, builder in self._open.items() if id(builder) not in gone}
         self._oom = {host: builder for host, builder in self._oom.items() if id(builder) not in gone}
 
-    def _whole(self, entry: Entry, match: Recognised) -> EventBuilder:
+    def _whole(self, entry: Entry, match: KernelMatch) -> EventBuilder:
         builder = begin(entry, match)
         key: tuple[str, ...] = (
             entry.host,
@@ -165,7 +165,7 @@ class Correlator:
             builder.severity = known.severity
         return known
 
-    def _part(self, entry: Entry, match: Recognised) -> None:
+    def _part(self, entry: Entry, match: KernelMatch) -> None:
         kinds = _BELONGS.get(match.form.code, {match.form.kind})
         pci = match.groups.get("pci", "")
         whole = self._last(lambda one: one.kind in kinds and one.is_near(entry, EVENT_S) and may_be_same(one.pci, pci))
@@ -193,7 +193,7 @@ class Correlator:
                 if "uuid" in part.fields:
                     builder.fields.setdefault("uuid", part.fields["uuid"])
 
-    def _end(self, entry: Entry, match: Recognised) -> None:
+    def _end(self, entry: Entry, match: KernelMatch) -> None:
         subject = match.groups.get("subject", "")
         self._active.add((entry.host, subject))
         kind = match.form.kind
@@ -215,7 +215,7 @@ class Correlator:
             builder.dropped = True  # it was never there before: a boot
         builder.add(entry)
 
-    def _step(self, entry: Entry, match: Recognised) -> None:
+    def _step(self, entry: Entry, match: KernelMatch) -> None:
         if self._is_booting(entry):
             return
         subject = match.groups.get("subject", "")
@@ -226,7 +226,7 @@ class Correlator:
         if builder.count == 1 and (entry.host, subject) not in self._active:
             builder.fields["first_time"] = "yes"
 
-    def _xid(self, entry: Entry, match: Recognised) -> None:
+    def _xid(self, entry: Entry, match: KernelMatch) -> None:
         code, groups = int(match.groups["xid"]), match.groups
         pci, rest = groups["pci"].lower(), groups.get("rest", "")
         place = _PLACE.search(rest)
@@ -244,7 +244,7 @@ class Correlator:
         if place is not None and known.event is not None:
             known.event.place |= {f"{place[1]}/{place[2]}"}
 
-    def _take_oom(self, entry: Entry, match: Recognised) -> None:
+    def _take_oom(self, entry: Entry, match: KernelMatch) -> None:
         code, pid = match.form.code, match.groups.get("pid", "")
         names_victim = match.form.anchor in {"Memory cgroup out of memory", "Out of memory", "illed process", "oom_reaper: reaped"}
         builder = self._oom.get(entry.host)
@@ -294,7 +294,9 @@ class Correlator:
     def _last(self, wanted: Callable[[EventBuilder], bool]) -> EventBuilder | None:
         return next((one for one in reversed(self._builders[-256:]) if not one.dropped and wanted(one)), None)
 
-    def _finding(self, builder: EventBuilder, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> LogFinding:
+    def _finding(
+        self, builder: EventBuilder, known: EventIndex, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]
+    ) -> LogFinding:
         same_gpu, fields = "", {key: value for key, value in builder.fields.items() if key not in {"killed", "first_time"}}
         if builder.event is not None and isinstance(builder.code, int):
             judged = xid_policy.judge(builder.code, builder.rest, _around(builder, known, announced))
@@ -371,7 +373,7 @@ class Correlator:
         return found
 
 
-def _around(builder: EventBuilder, known: Sorted, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Around:
+def _around(builder: EventBuilder, known: EventIndex, announced: Mapping[str, Sequence[tuple[float | None, Repair]]]) -> Around:
     event = builder.event
     assert event is not None  # noqa: S101  an Xid's builder has one
     repair = next((one for t, one in reversed(announced.get(event.gpu, ())) if _within(t, event.t, BOOTING_S)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from health.kernellog.messages import Form, Recognised, oom_meaning
+from health.kernellog.messages import Form, KernelMatch, oom_meaning
 from health.kernellog.model import Entry
 from health.model import Repair, Severity
 from health.nvidia import xid_policy
@@ -68,7 +68,7 @@ class EventBuilder:
         self.last_t = entry.t if entry.t is not None else self.last_t
 
 
-def begin(entry: Entry, found: Recognised) -> EventBuilder:
+def begin(entry: Entry, found: KernelMatch) -> EventBuilder:
     """Return the finding that a message begins."""
     row, groups = found.form, found.groups
     builder = EventBuilder(row, row.kind, row.code, row.severity, row.repair, row.meaning, entry, last_t=entry.t)

@@ -47,7 +47,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
+class KernelMatch:
     """A message's form, and the values of the groups that matched."""
 
     form: Form
@@ -118,9 +118,9 @@ def oom_meaning(code: str) -> str:
     return next(form.meaning for form in forms() if (form.kind, form.code) == ("oom", code))
 
 
-def recognise(text: str, *, sure: bool = True) -> Recognised | None:
+def recognise(text: str, *, sure: bool = True) -> KernelMatch | None:
     """Return the first form that a message fits, None for an ordinary message. sure: it is marked as the kernel's."""
     for form in forms():
         if form.anchor in text and (sure or not form.sure) and (match := form.pattern.match(text)):
-            return Recognised(form, {key: value for key, value in match.groupdict().items() if value})
+            return KernelMatch(form, {key: value for key, value in match.groupdict().items() if value})
     return None

@@ -78,14 +78,14 @@ class Memory:
 
     def past(self, event: Event) -> Recurrence:
         """Return how an event stands among those of its code, within 24 h before and after it."""
-        return self.sorted().past(event)
+        return self.index().past(event)
 
-    def sorted(self) -> Sorted:
+    def index(self) -> EventIndex:
         """Return the events so far, sorted for many queries."""
-        return Sorted(self._events)
+        return EventIndex(self._events)
 
 
-class Sorted:
+class EventIndex:
     """Events by code, GPU, place and time: each query is a binary search."""
 
     def __init__(self, events: Iterable[Event]) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from supervisor.classify.catalogue import Catalogue
     from supervisor.classify.text import Line
-    from supervisor.classify.tracebacks import Raised, Traceback
+    from supervisor.classify.tracebacks import PrintedException, Traceback
 
 #: A longer line is read in parts.
 LONGEST_PART = 1 << 20
@@ -346,7 +346,7 @@ class Reader:
             )
             return
         parts: list[Evidence] = []
-        telling: Raised | None = None
+        strongest: PrintedException | None = None
         surest = -1.0
         harmless = False
         for raised in found.raised:
@@ -363,12 +363,12 @@ class Reader:
                 parts.append(fact)
                 weight = match.row.weight - (ANY_CAUSE in match.row.consequence_of)
                 if weight > surest:
-                    telling, surest = raised, weight
-        if telling is None and harmless:
+                    strongest, surest = raised, weight
+        if strongest is None and harmless:
             return
-        telling = telling or found.raised[-1]
-        fact_of = partial(Evidence, "log", rank=rank, t=found.t or float(telling.line), free_text=True, line=telling.line, node=node)
-        parts.append(fact_of(name="exception", text=telling.text[:KEPT_TEXT]))
+        strongest = strongest or found.raised[-1]
+        fact_of = partial(Evidence, "log", rank=rank, t=found.t or float(strongest.line), free_text=True, line=strongest.line, node=node)
+        parts.append(fact_of(name="exception", text=strongest.text[:KEPT_TEXT]))
         frames = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for raised in found.raised for frame in raised.frames]
         if frames:
             parts.append(fact_of(name="traceback", text="\n".join(frames)[-KEPT_TEXT:]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Found(Protocol):
+class PatternMatch(Protocol):
     """A match: the text of each group, None where it took no part."""
 
     def __getitem__(self, group: str, /) -> str | None:
@@ -21,7 +21,7 @@ class Found(Protocol):
 class Pattern(Protocol):
     """What searches: a pattern of `re`, or one that may give up."""
 
-    def search(self, text: str, /) -> Found | None:
+    def search(self, text: str, /) -> PatternMatch | None:
         """Return the first match in the text."""
 
 
@@ -54,7 +54,7 @@ class MessagePattern:
     detail: Pattern | None
     detail_groups: tuple[str, ...]
 
-    def search(self, text: str, /) -> Found | None:
+    def search(self, text: str, /) -> PatternMatch | None:
         """Return the groups of the first form that matches, and those of the row's own pattern."""
         message = next((match for form in self.forms if (match := form.pattern.match(text))), None)
         if message is None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from supervisor.classify.patterns import Found, KernelMessage
+    from supervisor.classify.patterns import KernelMessage, PatternMatch
 
     Messages = Mapping[str, tuple[KernelMessage, ...]]
     Bound = Callable[[str, str, str], "Pattern"]
@@ -118,7 +118,7 @@ class Signature:
     frames: Pattern | None = None
     origin: str = field(default="", compare=False)
 
-    def values(self, match: Found) -> dict[str, Value]:
+    def values(self, match: PatternMatch) -> dict[str, Value]:
         """Return the fields of a match without empty groups, texts that are not of their type, and impossible ranks."""
         found: dict[str, Value] = {}
         for name, kind in self.fields:

@@ -90,7 +90,7 @@ def calls(frames: Iterable[Frame]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class PrintedException:
     """One exception. kind: its type with modules. message: its lines. line: the line of the log where it was printed."""
 
     kind: str
@@ -111,7 +111,7 @@ class Traceback:
     whole: its first line was seen. thread: it ended a thread other than the main one.
     """
 
-    raised: tuple[Raised, ...]
+    raised: tuple[PrintedException, ...]
     rank: int | None
     node: str
     first_line: int
@@ -134,7 +134,7 @@ class _Open:
     indent: str = ""
     prefix: re.Pattern[str] | None = None
     frames: list[Frame] = field(default_factory=list)
-    raised: list[Raised] = field(default_factory=list)
+    raised: list[PrintedException] = field(default_factory=list)
     kind: str = ""
     message: list[str] = field(default_factory=list)
     raised_line: int = 0
@@ -339,10 +339,10 @@ class Finder:
         if now.kind:
             message = "\n".join(now.message)[:MOST_MESSAGE_CHARACTERS].rstrip()
             if len(now.raised) < MOST_RAISED:
-                now.raised.append(Raised(now.kind, message, now.raised_line, tuple(now.frames)))
+                now.raised.append(PrintedException(now.kind, message, now.raised_line, tuple(now.frames)))
             else:
                 self._hold(now, -len(now.raised[-1].message) - sum(map(_cost, now.raised[-1].frames)))
-                now.raised[-1] = Raised(now.kind, message, now.raised_line, tuple(now.frames))
+                now.raised[-1] = PrintedException(now.kind, message, now.raised_line, tuple(now.frames))
         now.kind = ""
         now.message = []
         now.frames = []

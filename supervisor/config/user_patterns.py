@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.classify.patterns import Found
+    from supervisor.classify.patterns import PatternMatch
 
 #: One search, in seconds of the processor. An honest pattern needs some microseconds for the longest line.
 SEARCH_S = 0.1
@@ -43,12 +43,12 @@ class Bounded:
         self._charged_s = 0.0
         self._in_use = True
 
-    def search(self, text: str, /) -> Found | None:
+    def search(self, text: str, /) -> PatternMatch | None:
         """Return what it finds in the text; None too if it is disabled."""
         if not self._in_use:
             return None
         began = time.thread_time()  # not the wall's: a busy machine must not put an honest pattern out of use
-        found: Found | None = None
+        found: PatternMatch | None = None
         try:
             found = self._pattern.search(text, timeout=SEARCH_S)
         except TimeoutError:

@@ -69,7 +69,7 @@ def test_what_is_sorted_answers_as_looking_at_every_event_does(seed: int, timed:
     def near(one: Event, other: Event, within_s: float) -> bool:
         return one.t is None or other.t is None or abs(one.t - other.t) <= within_s
 
-    known = memory.sorted()
+    known = memory.index()
     for at, event in enumerate(events):
         alike = [one for one in events if one.code == event.code and near(one, event, DAY_S)]
         same = [one for one in alike if one.gpu == event.gpu]

@@ -34,9 +34,11 @@ _ORDINARY = {
     signal.SIGQUIT: signal.SIG_DFL,
     signal.SIGTERM: signal.SIG_DFL,
 }
-#: Tests here wait for whole jobs; what they cost beside a test of one process. A slow test counts as minutes.
+#: Tests here wait for whole jobs; what they cost beside a test of one process. A slow test counts as a part of a minute, and one with a
+#: time limit of its own as a part of that.
 _JOBS = frozenset({"agent", "e2e", "examples", "mirror", "nodecheck", "training"})
-_JOB, _PROCESS, _PURE, _SLOW = 4.0, 1.0, 0.02, 20.0
+_JOB, _PROCESS, _PURE, _SLOW, _SLOW_PURE = 4.0, 1.0, 0.02, 20.0, 2.0
+_PATIENCE = 6.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,11 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _weight(item: pytest.Item) -> float:
     """About how many seconds the test takes, as its marks and its folder tell."""
+    job, process = not _JOBS.isdisjoint(item.path.parts), item.get_closest_marker("process")
     if item.get_closest_marker("slow"):
-        return _SLOW
-    if not _JOBS.isdisjoint(item.path.parts):
+        patience = item.get_closest_marker("timeout")
+        return max(_SLOW if job or process else _SLOW_PURE, patience.args[0] / _PATIENCE if patience else 0.0)
+    if job:
         return _JOB
-    return _PROCESS if item.get_closest_marker("process") else _PURE
+    return _PROCESS if process else _PURE
 
 
 @pytest.hookimpl(trylast=True)  # what `-m` and `-k` leave away weighs nothing

@@ -39,7 +39,7 @@ class LogEvent(StrEnum):
     LAUNCHER_EXITED = (
         "launcher.exited",
         "warning",
-        "attempt who code signal text",
+        "attempt who code signal",
         "the agent or the guardian ended while it should have run",
     )
     LAUNCHER_REPLACED = (
@@ -88,7 +88,7 @@ class LogEvent(StrEnum):
     PEER_STOPPED = (
         "peer.stopped",
         "warning",
-        "attempt node text",
+        "attempt node text kind",
         "a rank of another node failed first: this node's ranks are being stopped",
     )
     ATTEMPT_ENDED = (
@@ -130,7 +130,7 @@ class LogEvent(StrEnum):
     PEER_DECIDED = (
         "peer.decided",
         "info",
-        "attempt kind exit_code reason overrides rejected",
+        "attempt kind exit_code reason overrides rejected first",
         "the node whose rank failed first decided for all",
     )
     INCIDENT_OPENED = "incident.opened", "warning", "incident attempt rank summary", "something failed"
@@ -206,7 +206,7 @@ class LogEvent(StrEnum):
         "the mirror process copied a checkpoint, began or ended a trouble, or died; the other fields are its own",
         "all is well",
     )
-    STOP_REQUESTED = "stop.requested", "info", "signum", "a person, systemd or Slurm asked us to stop"
+    STOP_REQUESTED = "stop.requested", "info", "signum left_s time_left_follows", "a person, systemd or Slurm asked us to stop"
     SAVE_REQUESTED = "save.requested", "info", "attempt left_s", "the ranks were asked to save now"
     SAVE_FINISHED = "save.finished", "info", "attempt", "every rank that can save on request has saved after the request"
     PROGRAM_RECOGNISED = (
@@ -231,8 +231,8 @@ class LogEvent(StrEnum):
     HEALTH_CHECKED = (
         "health.checked",
         "info",
-        "attempt findings wanted nodes",
-        "this node was examined before the attempt after `attempt`: the findings, and the ranks and nodes that the command asks for",
+        "attempt findings command_nproc",
+        "this node was examined before the attempt after `attempt`: the findings, and the ranks that the command runs here",
     )
     HEALTH_CHANGED = "health.changed", "warning", "findings", "this node became worse, or well again, while the job ran"
     STACKS_DUMPED = "stacks.dumped", "info", "attempt ranks", "SIGQUIT: the stacks of all ranks were requested; the terminal shows them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from supervisor.job.clock import Clock
 from supervisor.report import reporter as reporter_module
 from supervisor.report.event_log import FILE_NAME, EventLog, open_log
 from supervisor.report.log_events import LogEvent
-from supervisor.report.reporter import NOTED, Reporter
+from supervisor.report.reporter import LOGGED, NOTED, Reporter
 from supervisor.report.terminal import TerminalWriter
 
 
@@ -208,3 +209,8 @@ def test_an_incidents_last_line_sums_it_up(reporter: Reporter, written: Written,
     reporter.opened(OpenIncident(2, 3, None, "another"))
     reporter.closed(CloseIncident(2, 3, "withdrawn", None))
     assert written.lines[-1][2]["cause"] is None  # nothing was decided about this one
+
+
+def test_an_event_of_the_core_is_documented_with_its_own_fields() -> None:
+    of_events = {event: {part.name for part in dataclasses.fields(kind)} - {"t"} for kind, event in LOGGED.items()}
+    assert {event: set(event.fields) for event in of_events} == of_events

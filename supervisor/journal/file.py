@@ -80,7 +80,7 @@ class JournalFile:
     def append(self, lines: bytes, *, sync: bool) -> None:
         """Write `lines`, and make everything durable if `sync`. After an OSError the same lines are to be given again.
 
-        They are written anew then even where only fsync failed: Linux tells such an error once and may have dropped the pages.
+        They are written anew then even where only fsync failed: Linux reports such an error once and may have dropped the pages.
         """
         fd = self._open() if self._fd is None else self._fd
         # a file without a name takes all that is written, and nobody will ever read it. Some file systems count no links at all

@@ -1,4 +1,4 @@
-"""What a journal tells about a job, for those who only read: where it stands, and each incident from beginning to end.
+"""Reads a journal for the commands: where the job stands, and each incident from beginning to end.
 
 `decide` is not run for it: the decisions stand in the records. Most records are progress that led to nothing; only the newest of those is
 read, which keeps a week's journal under half a second. An event of a later version is passed over.
@@ -80,7 +80,7 @@ class RecordedIncident:
 
 @dataclass(slots=True)
 class History:
-    """A job on one node, as far as its journal tells."""
+    """A job on one node, as its journal describes it."""
 
     header: Header | None = None
     run: RunBegan | None = None
@@ -207,16 +207,16 @@ class _Reading:
         except (KeyError, msgspec.ValidationError):
             return
         # what came of an event follows it, except for the opening: the event that opens an incident belongs to it
-        told = list(_actions(taken))
-        for action in told:
+        actions = list(_actions(taken))
+        for action in actions:
             if isinstance(action, act.OpenIncident):
                 self.open(action, event.t)
         self.on_event(event)
-        for action in told:
+        for action in actions:
             self.on_action(action, event.t)
 
     def ended(self, exit_code: int) -> None:
-        """Tell with which code the incident was given up; that of an end before this one keeps its own."""
+        """Set the exit code of the last incident if it was given up and has none yet."""
         last = self.history.incidents[-1] if self.history.incidents else None
         if last is not None and last.outcome == "given_up" and last.exit_code is None:
             last.exit_code = exit_code

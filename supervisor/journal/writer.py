@@ -274,7 +274,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
 
     Where `continues` says of what was found that its run does not go on, a new file is begun, and the old one is kept beside. The caller
     holds the job's lock. A file that cannot be read, or holds no record, is set aside once the directory allows it. Raises SuperviseError
-    (78) for a format that is newer than ours; an OSError never, since the writer tells it as `degraded`.
+    (78) for a format newer than this version writes; never OSError, which the writer reports as `degraded`.
     """
     problem = ""
     try:

@@ -75,12 +75,12 @@ class ElasticSession:
     `script_args`: what stands behind the script in the user's command, the only part of it that an attempt may change.
     """
 
-    def __init__(self, ground: SessionContext, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = ()) -> None:
-        self._ground = ground
+    def __init__(self, context: SessionContext, argv: Sequence[str], *, shim: str, script_args: Sequence[str] = ()) -> None:
+        self._context = context
         self._argv = list(argv)
         self._script_args = list(script_args)
         self._shim = shim
-        self._ending = AttemptEnding(ground)
+        self._ending = AttemptEnding(context)
         self._link: socket.socket | None = None
         self._pid: int | None = None
         self._exited: Mapping[str, Any] | None = None  # by the guardian, while the link may still hold earlier messages
@@ -134,7 +134,7 @@ class ElasticSession:
         if self._link is None:
             self._start_agent(attempt)
         else:
-            self._ground.guardian().log_dir(attempt, self._ground.job.log_dir(attempt))
+            self._context.guardian().log_dir(attempt, self._context.job.log_dir(attempt))
             self._go()
 
     def refuse(self, attempt: int, text: str, who: str) -> None:
@@ -160,7 +160,7 @@ class ElasticSession:
     def end(self, action: EndLauncher) -> None:
         """See Session."""
         del action
-        self._ending.sweep("all", "stopped" if self._ground.loop.state.stops_ranks else "failed", 0.0)
+        self._ending.sweep("all", "stopped" if self._context.loop.state.stops_ranks else "failed", 0.0)
 
     def publish(self, action: PublishDecision) -> None:
         """See Session."""
@@ -192,7 +192,7 @@ class ElasticSession:
             if self._at_end:
                 self._agent_exited(message)
             else:
-                self._ground.loop.call_later(LINK_END_S, lambda: self._agent_exited(message))
+                self._context.loop.call_later(LINK_END_S, lambda: self._agent_exited(message))
 
     def on_guardian_died(self, code: int | None, signum: int | None) -> None:
         """See Session."""
@@ -208,24 +208,24 @@ class ElasticSession:
         if message is not self._exited:
             return
         self._agent_gone()
-        if self._ground.loop.state.stops_ranks:
+        if self._context.loop.state.stops_ranks:
             self._ending.sweep("all", "stopped", 0.0)
         elif self._finished and message["code"] == 0:
             self._ending.done("succeeded")
         elif not self._fits and message["code"]:
-            where = f"{self._ground.job.log_dir(self._ending.attempt)}/agent.err"
+            where = f"{self._context.job.log_dir(self._ending.attempt)}/agent.err"
             self._fall_back(f"supervise's agent could not start under {self._argv[0]} (exit code {message['code']}, see {where})")
         elif message["code"] != UNFIT:
             self._launcher_exited(message["code"], message["signal"])
 
     def _launcher_exited(self, code: int | None, signum: int | None) -> None:
-        now = self._ground.loop.clock.now()
+        now = self._context.loop.clock.now()
         if signum is not None or not any(f.name == "exception" for f in self._ending.facts):
             self._ending.launcher_died(code, signum, "torchrun's agent")
-        self._ground.loop.post(LauncherExited(now, self._ending.attempt, "agent", code, signum))
+        self._context.loop.post(LauncherExited(now, self._ending.attempt, "agent", code, signum))
 
     def _fall_back(self, reason: str) -> None:
-        self._ground.fall_back(LauncherFellBack(self._ground.loop.clock.now(), Launcher.STOCK, reason))
+        self._context.fall_back(LauncherFellBack(self._context.loop.clock.now(), Launcher.STOCK, reason))
 
     # messages of the agent
 
@@ -250,18 +250,18 @@ class ElasticSession:
         elif message.attempt == self._ending.attempt:
             event = self._on_attempt(message)
             if event is not None:
-                self._ground.loop.post(event)
+                self._context.loop.post(event)
 
     def _on_hello(self, hello: AgentHello) -> None:
         self._is_ready = True
-        self._ground.note("agent.ready", asdict(hello))
+        self._context.note("agent.ready", asdict(hello))
         least, nodes = hello.nnodes
-        self._ground.loop.feed(LauncherStarted(self._ground.loop.clock.now(), hello.pid, hello.max_restarts, nodes, hello.nproc, least))
+        self._context.loop.feed(LauncherStarted(self._context.loop.clock.now(), hello.pid, hello.max_restarts, nodes, hello.nproc, least))
         self._go()
 
     def _on_attempt(self, message: AttemptMessage) -> Event | None:
         """Return the core's event for a message about the current attempt; None where it is no event of its own."""
-        now, attempt = self._ground.loop.clock.now(), self._ending.attempt
+        now, attempt = self._context.loop.clock.now(), self._ending.attempt
         match message:
             case RanksStarted():
                 ranks = tuple(RankInfo(r.rank, r.local_rank, r.pid, r.start_ticks) for r in message.ranks)
@@ -270,7 +270,7 @@ class ElasticSession:
                 death = RankExit(rank, pid, at_ns, code, signum, core_dumped)
                 self._deaths[rank] = death
                 self._ending.rank_died(death)
-                self._ground.last_sample()
+                self._context.last_sample()
                 return RankExited(now, attempt, death)
             case RanksStopped():
                 self._ranks_stopped(message)
@@ -300,14 +300,14 @@ class ElasticSession:
                 if received is not None:
                     received(list(message.texts))
             case RendezvousCompleted():
-                self._ground.note("agent.reported", asdict(message) | {"ev": "rendezvous"})
+                self._context.note("agent.reported", asdict(message) | {"ev": "rendezvous"})
             case _:
                 assert_never(message)
         return None
 
     def _peer_decided(self, now: float, message: DecisionOfPeer) -> PeerDecided:
         """Return another node's decision. Where an agent decided whose supervisor is gone, this node's overrides stay."""
-        overrides = self._ground.loop.state.attempt.overrides if message.overrides is None else message.overrides
+        overrides = self._context.loop.state.attempt.overrides if message.overrides is None else message.overrides
         first = None if message.first is None else msgspec.convert(message.first, FirstCause)
         kind, code, reason = message.kind, message.exit_code, message.reason
         return PeerDecided(now, self._ending.attempt, kind, code, reason, overrides, message.rejected or (), first)
@@ -317,7 +317,7 @@ class ElasticSession:
         if refused:
             self._ending.facts.append(Evidence("launcher", "who", "torchrun, which did not accept its arguments,"))
             return
-        now = self._ground.loop.clock.now()
+        now = self._context.loop.clock.now()
         self._ending.facts.append(Evidence("launcher", "exception", exception_line(text), t=now))
         self._ending.facts.append(Evidence("launcher", "traceback", text[-8192:], t=now))
 
@@ -327,7 +327,7 @@ class ElasticSession:
         for tail in message.log_tails:
             self._ending.facts.append(Evidence("tail", tail.name, tail.text, rank=tail.rank, free_text=True))
         if message.outcome != "succeeded":
-            self._ending.sweep("orphans", message.outcome, self._ground.job.settings.stop.grace_s)
+            self._ending.sweep("orphans", message.outcome, self._context.job.settings.stop.grace_s)
 
     def _recorded(self, rank: int, message: str, traceback: str) -> None:
         """Keep an exception that torch's @record wrote down.
@@ -337,36 +337,36 @@ class ElasticSession:
         death = self._deaths.get(rank)
         if death is None or not death.failed:
             return
-        t = self._ground.loop.clock.at_monotonic_ns(death.at_ns)
+        t = self._context.loop.clock.at_monotonic_ns(death.at_ns)
         self._ending.facts.append(Evidence("error_file", "exception", message, rank=rank, t=t))
         self._ending.facts.append(Evidence("error_file", "traceback", traceback, rank=rank, t=t))
 
     # the agent's process
 
     def _start_agent(self, attempt: int) -> None:
-        ground = self._ground
+        context = self._context
         ours, theirs = socket.socketpair()
         # not settimeout: that would make the reader's end non-blocking as well
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_DEADLINE_S, 0))
         self._link, self._at_end, self._is_ready, self._finished = ours, False, False, False
-        environ = job_environment(ground.job.environ)
+        environ = job_environment(context.job.environ)
         environ |= {
-            "SUPERVISE_JOB_COOKIE": ground.job.cookie,
-            "SUPERVISE_JOB_DIR": str(ground.job.scratch),
-            "SUPERVISE_JOB_RUN": ground.job.run_id,
+            "SUPERVISE_JOB_COOKIE": context.job.cookie,
+            "SUPERVISE_JOB_DIR": str(context.job.scratch),
+            "SUPERVISE_JOB_RUN": context.job.run_id,
         }
         environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        log_dir = ground.job.log_dir(attempt)
-        cwd = str(ground.job.cwd)
+        log_dir = context.job.log_dir(attempt)
+        cwd = str(context.job.cwd)
         with theirs:
-            ground.guardian().spawn(
+            context.guardian().spawn(
                 attempt=attempt, kind="agent", argv=self._argv, env=environ, cwd=cwd, log_dir=log_dir, fds=[theirs.fileno()]
             )
         threading.Thread(target=self._read, args=(ours,), name="agent-link", daemon=True).start()
 
     def _go(self) -> None:
         message, self._waiting = self._waiting, None
-        if message is None or not self._ground.loop.state.awaits_ranks(
+        if message is None or not self._context.loop.state.awaits_ranks(
             self._ending.attempt
         ):  # a stop came first, or the agent's first messages led elsewhere
             return
@@ -376,7 +376,7 @@ class ElasticSession:
 
     def _order(self, what: str, action: BeginAttempt, applied: AttemptCommand) -> Mapping[str, Any] | None:
         """Return the message that starts the attempt's ranks; None where that is impossible, which is reported."""
-        job = self._ground.job
+        job = self._context.job
         given = resume_handover(job.settings, job.command, action.resume)
         before = len(job.command) - len(self._script_args)
         if tuple(applied.argv[:before]) != job.command[:before]:
@@ -402,7 +402,7 @@ class ElasticSession:
         try:
             self._link.sendall(json.dumps(message).encode() + b"\n")
         except OSError as error:
-            self._ground.note("request.lost", {"do": message["do"], "error": str(error)})
+            self._context.note("request.lost", {"do": message["do"], "error": str(error)})
 
     def _read(self, link: socket.socket) -> None:
         """Pass on every whole line, then the end of the link. A killed agent may leave half a line, which is dropped."""
@@ -410,15 +410,15 @@ class ElasticSession:
             with link.makefile("rb") as lines, contextlib.suppress(OSError):
                 for line in lines:
                     if line.endswith(b"\n"):
-                        self._ground.loop.call_soon(functools.partial(self._on_line, line))
+                        self._context.loop.call_soon(functools.partial(self._on_line, line))
         finally:
-            self._ground.loop.call_soon(functools.partial(self._link_ended, link))
+            self._context.loop.call_soon(functools.partial(self._link_ended, link))
 
     def _on_line(self, line: bytes) -> None:
         try:
             message = decode(line)
         except msgspec.DecodeError as error:
-            self._ground.note("agent.reported", {"ev": "unreadable", "error": str(error)})
+            self._context.note("agent.reported", {"ev": "unreadable", "error": str(error)})
             return
         self.on_agent(message)
 

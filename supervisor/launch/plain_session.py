@@ -33,12 +33,12 @@ class PlainSession:
     `shape` makes the command that is run from the attempt's form of the user's command and the number of ranks (None: as written).
     """
 
-    def __init__(self, ground: SessionContext, shape: Callable[[Sequence[str], int | None], Sequence[str]], shim: str) -> None:
-        self._ground = ground
+    def __init__(self, context: SessionContext, shape: Callable[[Sequence[str], int | None], Sequence[str]], shim: str) -> None:
+        self._context = context
         self._shape = shape
-        self._program = ground.job.command[0]
+        self._program = context.job.command[0]
         self._shim = shim
-        self._ending = AttemptEnding(ground)
+        self._ending = AttemptEnding(context)
         self._pid: int | None = None
 
     @property
@@ -58,22 +58,22 @@ class PlainSession:
 
     def begin(self, action: BeginAttempt, applied: AttemptCommand) -> None:
         """See Session."""
-        ground = self._ground
+        context = self._context
         self._ending.start(action.attempt)
         self._pid = None
-        given = resume_handover(ground.job.settings, ground.job.command, action.resume)
-        environ = job_environment(ground.job.environ) | attempt_variables(ground.job, action, applied, self._shim) | given.variables
+        given = resume_handover(context.job.settings, context.job.command, action.resume)
+        environ = job_environment(context.job.environ) | attempt_variables(context.job, action, applied, self._shim) | given.variables
         for name in given.removed:
             environ.pop(name, None)
         argv = [*with_words(self._shape(applied.argv, action.nproc), given.words), *given.arguments]
         self._program = argv[0]
-        ground.guardian().spawn(
+        context.guardian().spawn(
             attempt=action.attempt,
             kind="plain",
             argv=argv,
             env=environ,
-            cwd=str(ground.job.cwd),
-            log_dir=ground.job.log_dir(action.attempt),
+            cwd=str(context.job.cwd),
+            log_dir=context.job.log_dir(action.attempt),
         )
 
     def refuse(self, attempt: int, text: str, who: str) -> None:
@@ -86,9 +86,9 @@ class PlainSession:
         if action.why == "failure" or self._pid is None:
             self._ending.sweep("all", "failed" if action.why == "failure" else "stopped", action.grace_s)
             return
-        self._ground.guardian().signal(action.signum, to="command")
+        self._context.guardian().signal(action.signum, to="command")
         attempt = action.attempt
-        self._ground.loop.call_later(action.grace_s, lambda: self._grace_over(attempt))
+        self._context.loop.call_later(action.grace_s, lambda: self._grace_over(attempt))
 
     def _grace_over(self, attempt: int) -> None:
         if attempt == self._ending.attempt and self._pid is not None:
@@ -97,7 +97,7 @@ class PlainSession:
     def end(self, action: EndLauncher) -> None:
         """See Session."""
         del action
-        self._ending.sweep("all", "stopped" if self._ground.loop.state.stops_ranks else "failed", KILL_GRACE_S)
+        self._ending.sweep("all", "stopped" if self._context.loop.state.stops_ranks else "failed", KILL_GRACE_S)
 
     def publish(self, action: PublishDecision) -> None:
         """Nobody follows a plain command."""
@@ -120,19 +120,19 @@ class PlainSession:
         elif kind == "spawned":
             self._pid = int(message["pid"])
             rank = RankInfo(0, 0, self._pid, int(message["start_ticks"]))
-            self._ground.loop.post(AttemptStarted(self._ground.loop.clock.now(), attempt, (rank,), 1, self._pid))
+            self._context.loop.post(AttemptStarted(self._context.loop.clock.now(), attempt, (rank,), 1, self._pid))
         elif kind == "spawn_failed":
             self._ending.not_spawned(f"{self._program}: {message['text']}")
-            self._ground.loop.post(LauncherExited(self._ground.loop.clock.now(), attempt, "command", code=1))
+            self._context.loop.post(LauncherExited(self._context.loop.clock.now(), attempt, "command", code=1))
         elif kind == "exited" and int(message["pid"]) == self._pid:  # not the agent's that was tried before us, in the same attempt
             self._exited(message)
 
     def _exited(self, message: Mapping[str, Any]) -> None:
         pid, self._pid = int(message["pid"]), None
-        loop, attempt = self._ground.loop, self._ending.attempt
-        self._ground.last_sample()
+        loop, attempt = self._context.loop, self._ending.attempt
+        self._context.last_sample()
         if loop.state.stops_ranks:
-            self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)
+            self._ending.sweep("all", "stopped", self._context.job.settings.stop.grace_s)
         elif message["code"] == 0 and loop.clock.at_monotonic_ns(int(message["at_ns"])) < (loop.state.attempt.over_t or math.inf):
             self._ending.done("succeeded")
         elif message["code"] != 0:  # a script that saves when it gets our TERM may leave with 0 too: that is no success
@@ -140,4 +140,4 @@ class PlainSession:
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))
             if loop.state.run.stop is not None:  # it ended by itself while it was left alone to save
-                self._ending.sweep("all", "stopped", self._ground.job.settings.stop.grace_s)
+                self._ending.sweep("all", "stopped", self._context.job.settings.stop.grace_s)

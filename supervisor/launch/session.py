@@ -135,7 +135,7 @@ class AttemptEnding:
     attempt: the one that was begun here. The state may have the next one already, which still waits for the journal.
     """
 
-    ground: SessionContext
+    context: SessionContext
     attempt: int = 0
     outcome: str | None = None
     asked: str = ""  # what the guardian is ending: orphans or all
@@ -149,30 +149,30 @@ class AttemptEnding:
         """Have the guardian end `what` (orphans or all); `outcome` is posted when it has. A second sweep hurries the first."""
         self.outcome = self.outcome or outcome
         self.asked = "all" if self.asked == "all" else what
-        self.ground.guardian().end(self.asked, grace_s=grace_s, signum=signum)
+        self.context.guardian().end(self.asked, grace_s=grace_s, signum=signum)
 
     def launcher_died(self, code: int | None, signum: int | None, who: str) -> None:
         """Keep, as evidence, how what runs the ranks ended."""
         name, text = ("signal", str(signum)) if signum is not None else ("exit_code", str(code))
-        self.facts.append(Evidence("launcher", name, text, t=self.ground.loop.clock.now()))
+        self.facts.append(Evidence("launcher", name, text, t=self.context.loop.clock.now()))
         self.facts.append(Evidence("launcher", "who", who))
 
     def not_spawned(self, text: str) -> None:
         """Keep, as evidence, why what runs the ranks could not be started."""
-        self.facts.append(Evidence("launcher", "exception", f"OSError: {text}", t=self.ground.loop.clock.now()))
+        self.facts.append(Evidence("launcher", "exception", f"OSError: {text}", t=self.context.loop.clock.now()))
 
     def refused(self, attempt: int, text: str, who: str = "the making of the attempt's command") -> None:
         """Report, as the launcher's end, that the attempt cannot be started."""
         self.start(attempt)
-        now = self.ground.loop.clock.now()
+        now = self.context.loop.clock.now()
         self.facts.append(Evidence("launcher", "who", who))
         self.facts.append(Evidence("launcher", "exception", text, t=now))
-        self.ground.loop.post(LauncherExited(now, attempt, "command", code=1))
+        self.context.loop.post(LauncherExited(now, attempt, "command", code=1))
 
     def rank_died(self, death: RankExit) -> None:
         """Keep, as evidence, what of a rank's end is neither its code nor its signal."""
         if death.core_dumped:
-            t = self.ground.loop.clock.at_monotonic_ns(death.at_ns)
+            t = self.context.loop.clock.at_monotonic_ns(death.at_ns)
             self.facts.append(Evidence("exit", "core", "it dumped core", rank=death.rank, t=t))
 
     def swept(self, what: str, left: list[Mapping[str, Any]]) -> None:
@@ -180,7 +180,7 @@ class AttemptEnding:
         if what != self.asked:
             return
         if left:
-            self.ground.note("processes.left", {"attempt": self.attempt, "left": left})
+            self.context.note("processes.left", {"attempt": self.attempt, "left": left})
         self.done(self.outcome)
 
     def done(self, outcome: str | None) -> None:
@@ -188,6 +188,6 @@ class AttemptEnding:
         if outcome is None:
             return
         self.outcome, self.asked = None, ""
-        self.ground.last_sample()
-        self.ground.ended()
-        self.ground.loop.post(AttemptEnded(self.ground.loop.clock.now(), self.attempt, outcome))
+        self.context.last_sample()
+        self.context.ended()
+        self.context.loop.post(AttemptEnded(self.context.loop.clock.now(), self.attempt, outcome))

@@ -223,7 +223,7 @@ def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most:
     def folds(label: str) -> int | None:
         if label in _COPIED:
             return None
-        return _WHOLE_FOLDED if label in WHOLE_ROWS else _FOLDED if label else 0  # the first of several tells most
+        return _WHOLE_FOLDED if label in WHOLE_ROWS else _FOLDED if label else 0  # the first of several matters most
 
     page = [(label, before, clean(text)) for label, before, text in rows]
     wanted = sum(more_lines(row, width - 2 - _LABEL, folds) for row in page if row[0] in WHOLE_ROWS or row[0] == "failed")

@@ -70,12 +70,12 @@ END_DEADLINE_S = 8.0
 LEAVE_GRACE_S = 2.0
 #: What a checkpoint may have caused: after it nothing is believed that was verified earlier.
 SUSPECTS = frozenset({Cause.CHECKPOINT_CORRUPT, Cause.CHECKPOINT_MISMATCH, Cause.NAN_LOSS})
-#: After so long a person is told that the start of an attempt waits for a disk.
+#: After so long a warning reports that the start of an attempt waits for a disk.
 PREPARED_S = 10.0
-#: What a look at heartbeats that are on a disk gets.
-LOOK_S = 0.2
-#: How often the thread that waits for other nodes looks whether the attempt is still to begin.
-AGREE_LOOK_S = 0.5
+#: How long the loop waits for heartbeats that are on a disk.
+SAMPLE_WAIT_S = 0.2
+#: How often the thread that waits for other nodes checks whether the attempt is still to begin.
+AGREE_POLL_S = 0.5
 
 
 class Executor:
@@ -102,7 +102,7 @@ class Executor:
         self._requests = itertools.count(1)
         self._tails_asked: dict[int, queue.SimpleQueue[list[Mapping[str, Any]]]] = {}
         self._finish_asked: act.Finish | None = None
-        self._told_problems: set[str] = set()  # of the checkpoints, each told once
+        self._reported_problems: set[str] = set()  # with the checkpoints, each reported once
         self._rank_requests = RankRequests(job, loop, reporter, self.threads, factory.checkpoints.saved_since)
         self._do: dict[type, Callable[[Any], None]] = {
             act.BeginAttempt: self._begin,
@@ -133,13 +133,13 @@ class Executor:
         self._do[type(action)](action)
 
     def tick(self) -> None:
-        """Look at what cannot announce itself."""
+        """Poll what sends no event by itself: heartbeats, rank ends, ranks that a plain command started."""
         state = self._loop.state
-        self._look(state.attempt.live_ranks)
+        self._sample(state.attempt.live_ranks)
         self.watch.tick(state.attempt.live_ranks)
-        self._look_for_ranks(state)
+        self._post_found_ranks(state)
 
-    def _look_for_ranks(self, state: JobState) -> None:
+    def _post_found_ranks(self, state: JobState) -> None:
         """Post the ranks that a plain command started by itself, where the state does not have them yet."""
         found = self.watch.rank_ends
         if found is None or state.stage is not Stage.RUNNING:
@@ -198,8 +198,8 @@ class Executor:
 
     def _not_prepared(self, attempt: int) -> None:
         if self._preparing and self._loop.state.awaits_ranks(attempt):
-            told = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
-            self._reporter.print_message(act.PrintMessage("warning", told))
+            text = f"attempt {attempt} is not started yet: {self._job.cwd} (or a file that a knob changes) does not answer"
+            self._reporter.print_message(act.PrintMessage("warning", text))
 
     def _prepared(
         self, action: act.BeginAttempt | act.GatherNodes, unmade: str, refused: tuple[str, str] | None, applied: AttemptCommand | None
@@ -218,7 +218,7 @@ class Executor:
         self.watch.begin(action.attempt, plain=self._loop.state.run.policy.launcher is not Launcher.ELASTIC)
         self.node.health.begin()
         if self._session is None:
-            self._session = self._factory.session(self._ground())
+            self._session = self._factory.session(self._session_context())
         if isinstance(action, act.BeginAttempt):
             self._factory.checkpoints.began(action.attempt)
             self._reporter.beginning(action)
@@ -232,19 +232,19 @@ class Executor:
             self._session.begin(action, applied)
 
     def fall_back(self, event: LauncherFellBack) -> None:
-        """Run the same attempt with stock torchrun. Called before the core hears of it, so that nothing is started twice."""
+        """Run the same attempt with stock torchrun. The core gets the event first, so that nothing is started twice."""
         if self._given is None or not self._loop.state.awaits_ranks(self._given.attempt):
             return  # a stop came first: the session that is being ended answers for the attempt
         self._loop.feed(event)
-        self._session = self._factory.stock_session(self._ground())
+        self._session = self._factory.stock_session(self._session_context())
         if self._command is not None and isinstance(self._given, act.BeginAttempt):  # one whose nodes were to meet is begun anew
             self._session.begin(self._given, self._command)
 
-    def _ground(self) -> SessionContext:
-        return SessionContext(self._loop, self.guardian, self._job, self._last_look, self.ended, self.fall_back, self._reporter.note)
+    def _session_context(self) -> SessionContext:
+        return SessionContext(self._loop, self.guardian, self._job, self._last_sample, self.ended, self.fall_back, self._reporter.note)
 
-    def look_back(self) -> bool:
-        """Have the progress posted that a predecessor's ranks made until they died with it; False where their heartbeats are gone."""
+    def post_last_progress(self) -> bool:
+        """Post the progress that the ranks of a killed supervisor made until they died with it; False if their heartbeats are gone."""
         state = self._loop.state
         directory = self._job.attempt_dir(state.attempt.number)
         if not heartbeats.read(directory / "heartbeat"):
@@ -254,20 +254,20 @@ class Executor:
         last_sampler.watch(state.attempt.number, directory, state.attempt.began_t, state.attempt.resume)
         last_sampler.sample(self._loop.clock.now(), (), last=True)
         for event in found:
-            if isinstance(event, ProgressObserved):  # what else they said was of a stop that is over
+            if isinstance(event, ProgressObserved):  # their other events belong to a stop that is over
                 self._loop.post(event)
         return True
 
-    def _last_look(self) -> None:
-        self._look(self._loop.state.attempt.live_ranks, last=True)
+    def _last_sample(self) -> None:
+        self._sample(self._loop.state.attempt.live_ranks, last=True)
 
-    def _look(self, ranks: tuple[RankInfo, ...], *, last: bool = False) -> None:
-        """Look at the heartbeats: at once where they are in memory; where no memory was to be had, in a thread that may hang."""
+    def _sample(self, ranks: tuple[RankInfo, ...], *, last: bool = False) -> None:
+        """Sample the heartbeats: at once if they are in memory, else in a thread, which a disk may hold up."""
         now = self._loop.clock.now()
         if self._job.scratch.is_relative_to(SHM):
             self._sampler.sample(now, ranks, last=last)
         else:
-            self.threads.recur("heartbeats", lambda: self._sampler.sample(now, ranks, last=last), wait_s=LOOK_S)
+            self.threads.recur("heartbeats", lambda: self._sampler.sample(now, ranks, last=last), wait_s=SAMPLE_WAIT_S)
 
     def _is_begun(self, attempt: int) -> bool:
         return self._given is not None and self._given.attempt == attempt
@@ -303,8 +303,9 @@ class Executor:
     def _sweep_without_guardian(self, attempt: int) -> None:
         left = self._factory.sweep_descendants()
         if left:
-            said = act.PrintMessage("warning", f"still there after the guardian's death: {', '.join(f'{p.pid} ({p.why})' for p in left)}")
-            self._loop.call_soon(lambda: self._reporter.print_message(said))
+            names = ", ".join(f"{process.pid} ({process.why})" for process in left)
+            message = act.PrintMessage("warning", f"still there after the guardian's death: {names}")
+            self._loop.call_soon(lambda: self._reporter.print_message(message))
         self.ended()
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "failed"))
 
@@ -420,7 +421,7 @@ class Executor:
 
         permission = self._permission = RepairPermission()
 
-        def say(text: str) -> None:
+        def warn(text: str) -> None:
             self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
 
         def work() -> None:
@@ -428,9 +429,9 @@ class Executor:
                 checkpoints.select(self._loop.clock.now(), action.attempt, action.rejected, suspect=suspect, permission=permission)
             )
             for problem in checkpoints.problems:
-                if problem not in self._told_problems:
-                    self._told_problems.add(problem)
-                    say(problem)
+                if problem not in self._reported_problems:
+                    self._reported_problems.add(problem)
+                    warn(problem)
 
         self.threads.start("select", work)
 
@@ -452,7 +453,7 @@ class Executor:
             self._loop.call_soon(lambda: self._session.all_gather(action.attempt, number, text, answer.put) if self._session else None)
             while self._loop.state.awaits_ranks(action.attempt):
                 try:
-                    return answer.get(timeout=AGREE_LOOK_S)
+                    return answer.get(timeout=AGREE_POLL_S)
                 except queue.Empty:
                     continue
             raise node_agreement.AgreementCancelled

@@ -46,7 +46,7 @@ PROCESSES = "processes.jsonl"
 class JobFactory:
     """Makes parts for one job. `ignored` are the signals that were ignored when we were started.
 
-    `warn` tells the person something, from any thread. `report` gets what is found of the checkpoints, from worker threads.
+    `warn` prints a warning, from any thread. `report` gets what is found of the checkpoints, from worker threads.
     """
 
     def __init__(self, job: Job, ignored: Collection[int], warn: Callable[[str], None], report: Callable[[CheckpointReport], None]) -> None:
@@ -102,7 +102,7 @@ class JobFactory:
             self._scanner.close()
 
     def record_descendants(self, root: int) -> list[process_tree.ProcessStat]:
-        """Write down what lives below `root`, the guardian, for the sweep of a next start, and return it. Raises OSError.
+        """Record the process tree below `root`, the guardian, for the sweep of a next start, and return it. Raises OSError.
 
         In memory: it must outlive us, not the machine. The guardian itself has no cookie, and ends by itself.
         """
@@ -116,13 +116,13 @@ class JobFactory:
                 previous_processes.record_process(self._job.scratch / PROCESSES, process.pid, self._job.cookie, "process")
         return found
 
-    def session(self, ground: SessionContext) -> Session:
+    def session(self, context: SessionContext) -> Session:
         """Make the session that the command asks for."""
         command = self.torchrun
         if command is None:
-            return PlainSession(ground, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
+            return PlainSession(context, lambda argv, _nproc: argv, self._shim(python_command.shim_mode(self._job.command)))
         if command.interpreter is None:
-            return self.stock_session(ground)
+            return self.stock_session(context)
         argv = torchrun.agent_argv(
             command,
             command.interpreter,
@@ -132,9 +132,9 @@ class JobFactory:
             streams=_streams(),
             window=_window(),
         )
-        return ElasticSession(ground, argv, shim=self._shim("launcher"), script_args=torchrun.script_arguments(command))
+        return ElasticSession(context, argv, shim=self._shim("launcher"), script_args=torchrun.script_arguments(command))
 
-    def stock_session(self, ground: SessionContext) -> Session:
+    def stock_session(self, context: SessionContext) -> Session:
         """Make the session that runs stock torchrun, restarted by us."""
         command = self.torchrun
 
@@ -144,7 +144,7 @@ class JobFactory:
             changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only what stands behind the script
             return torchrun.stock_argv(changed, nproc)
 
-        return PlainSession(ground, shape, self._shim("launcher"))
+        return PlainSession(context, shape, self._shim("launcher"))
 
     def sweep_descendants(self) -> tuple[LeftProcess, ...]:
         """End what is the job's and fell to us by the guardian's death."""
@@ -227,7 +227,7 @@ class JobFactory:
         return tuple(replace(gpu, quarantined=gpu_quarantine.why(held, gpu.uuid, gpu.pci)) for gpu in self._gpus)
 
     def clear_scratch(self, *, keep_attempts: bool) -> None:
-        """Take away what a supervisor left that was killed: its request to save, and heartbeats and loads of attempts that are not ours."""
+        """Remove what a killed supervisor left: its save request, and (unless kept) the attempts' heartbeats and load logs."""
         for name in ("save-now", "wants-save"):
             (self._job.scratch / name).unlink(missing_ok=True)
         for directory in () if keep_attempts else self._job.scratch.glob("attempt-[0-9]*"):

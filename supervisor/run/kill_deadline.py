@@ -5,10 +5,10 @@ true, `left_s` waits up to ANSWER_S for `scontrol` or `systemctl`: not on the lo
 
 What is believed, in this order:
 
-  stop.left_s    the setting: above all for TERM and HUP. The only one that knows a Kubernetes pod's grace: a pod is not told it
+  stop.left_s    the setting: above all for TERM and HUP. The only one that knows a Kubernetes pod's grace: the pod cannot read it
   stop.notice_s  the setting: above all for a notice (USR1, USR2), which may come long before the TERM
   Slurm          a notice (USR1, USR2): until the job's end, for that is when TERM comes. TERM before the end: until the end that `scontrol`
-                 tells now (a preempted job's end is moved to the end of its grace), or KillWait. TERM at the end: KillWait
+                 reports now (a preempted job's end is moved to the end of its grace), or KillWait. TERM at the end: KillWait
   stop.left_s    for a notice of which nothing else is known: the TERM comes no sooner
   systemd        TERM: the unit's TimeoutStopSec, from `systemctl show`. Where it is short the reporter extends it (EXTEND_TIMEOUT_USEC)
 
@@ -58,8 +58,8 @@ def left_s(signum: int, environ: Mapping[str, str], settings: Settings) -> float
     """Return the seconds until the environment kills, None where nobody knows."""
     if signum == signal.SIGINT:
         return None
-    if (told := _set(signum, settings)) > 0:
-        return told
+    if (setting_s := _set(signum, settings)) > 0:
+        return setting_s
     at_least = settings.stop.left_s if signum in NOTICES and settings.stop.left_s > 0 else None
     if "SLURM_JOB_ID" in environ:
         found = _slurm(signum, environ, time.time())
@@ -82,13 +82,13 @@ def _slurm(signum: int, environ: Mapping[str, str], now: float) -> float | None:
     end = _end_of_job(environ)
     if signum in NOTICES and end:
         return max(0.0, end - now - SLURM_CLOCKS_S)
-    told = _end_by_scontrol(environ)
-    end = told if told is not None else end
+    scontrol_end = _end_by_scontrol(environ)
+    end = scontrol_end if scontrol_end is not None else end
     if signum in NOTICES:
         return max(0.0, end - now - SLURM_CLOCKS_S) if end else None
     # With TERM the end is now, or was moved to where the preemption's grace ends; one hours away is that of a job that was cancelled.
-    if told is not None and SLURM_KILL_WAIT_S < told - now <= _longest_grace_s(environ, now):
-        return told - now - SLURM_CLOCKS_S
+    if scontrol_end is not None and SLURM_KILL_WAIT_S < scontrol_end - now <= _longest_grace_s(environ, now):
+        return scontrol_end - now - SLURM_CLOCKS_S
     return SLURM_KILL_WAIT_S - SLURM_CLOCKS_S
 
 

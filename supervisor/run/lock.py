@@ -116,7 +116,7 @@ def acquire(  # noqa: PLR0913  who asks, for what, and how hard
     """Take the lock at `path`, or raise SuperviseError (78) naming the holder.
 
     `address`: the options by which our other commands find the job. Waits only where the holder is on another host: until its lease
-    moves (held) or stood still for `lease_s` (taken); `say` tells so.
+    moves (held) or stood still for `lease_s` (taken); `say` prints that it waits.
     """
     me = this_process()
     try:

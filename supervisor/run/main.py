@@ -1,4 +1,4 @@
-"""`supervise -- CMD`: puts one job's parts together, runs its loop, and leaves the place tidy.
+"""`supervise -- CMD`: puts one job's parts together, runs its loop, and tidies up.
 
 The order matters: the lock before the journal, the journal before the guardian, the guardian before the job; and back again at the end.
 What is wrong from the beginning (no such command, a held lock, a newer journal, a bad webhook URL) is reported before anything starts.
@@ -67,13 +67,13 @@ if TYPE_CHECKING:
     from supervisor.journal.state import Past
     from supervisor.run.lock import Lock
 
-#: Told at the start: with --checkpoints nothing need be learned first, and nothing be guessed.
+#: Printed at the start. With --checkpoints nothing must be discovered first.
 _UNDECLARED = (
-    "without --checkpoints, {} is used only after the script was seen to save a checkpoint and that was verified:"
-    " say where they are with --checkpoints 'DIR/*.pt'"
+    "without --checkpoints, {} is used only after a checkpoint that the script saved was found and verified:"
+    " declare the location with --checkpoints 'DIR/*.pt'"
 )
 LEASE_REFRESH_S = 10.0
-#: How often what descends from the job is written down, for the case that we and the guardian are killed in one instant.
+#: How often the job's processes are recorded, in case supervisor and guardian are killed at the same instant.
 RECORD_S = 5.0
 CLOSE_DEADLINE_S = 2.0
 #: All of the end together: journal, ledger of GPUs, files, alerts, log, terminal.
@@ -116,7 +116,7 @@ def run(settings: Settings, command: Sequence[str]) -> int:
 
 
 def _require_right(settings: Settings, warn: Callable[[str], None]) -> tuple[Problem, ...]:
-    """Raise SuperviseError for a wrong value that only its user can tell, before anything is made; return what can be left out."""
+    """Raise SuperviseError for a wrong setting before anything starts; return the problems that only leave a signature out."""
     plugins.ladders(settings)
     evict_on(settings)
     if settings.alerts.webhook.url:
@@ -206,9 +206,9 @@ class _Run:
             digest = identity.command_digest(self.job.command)
             self.notifier.ready(f"job {self.job.name} is supervised")
             self.executor.node.list_gpus()
-            looked = self.continues and self.executor.look_back()
+            is_posted = self.continues and self.executor.post_last_progress()
             started = SupervisorStarted(
-                self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, heartbeats_read=looked
+                self.clock.now(), self.job.run_id, policy, self.continues, digest, self.lock.left, heartbeats_read=is_posted
             )
             self.loop.post(started)
             end = self.loop.run()
@@ -221,11 +221,11 @@ class _Run:
         return end.exit_code
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
-        """Say that a thread which nobody waits for has ended by a bug of ours; those that the loop waits for are in threads.py."""
+        """Report a bug that ended a thread which nobody waits for; threads.py reports those that the loop waits for."""
         threading.__excepthook__(args)
         if args.thread is not None:
-            told = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
-            self.loop.call_soon(lambda: self.terminal.say(told, "error"))
+            text = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
+            self.loop.call_soon(lambda: self.terminal.say(text, "error"))
 
     def _has_rank_0(self) -> bool | None:
         return mirror.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.factory.torchrun is not None)
@@ -266,7 +266,7 @@ class _Run:
         self.loop.post(JournalRecovered(self.clock.now()))
 
     def record(self, event: Event, actions: tuple[Action, ...], state: JobState, *, durable: bool) -> int:
-        """Take a decision down, in the journal and in the log (loop.Recorder)."""
+        """Record a decision in the journal and in the log (loop.Recorder)."""
         self.reporter.took(event)
         return self.journal.record(event, actions, state, durable=durable)
 
@@ -410,10 +410,10 @@ class _Run:
     # the end
 
     def _finish_checkpoints(self, watcher: CheckpointWatcher | None) -> None:
-        """Verify what was saved last and say so, give the mirror a while for it, and say what it has not got."""
+        """Verify and report the last checkpoint, give the mirror time to upload it, and report what is not uploaded."""
         if self.mirror is None and watcher is None:
             return
-        stops = self.loop.state.run.stop is not None  # who asked us to stop waits for us
+        stops = self.loop.state.run.stop is not None  # the sender of a stop request waits for this process
         left_s = 0.0 if stops else self.job.settings.checkpoints.finish_s
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         spool = self.job.state / "spool"
@@ -442,7 +442,7 @@ class _Run:
         durable = self.journal.close(CLOSE_DEADLINE_S)
         if not durable:
             self.terminal.say("the journal's last records did not reach the disk", "warning")
-        if not self.executor.node.settle(CLOSE_DEADLINE_S):
+        if not self.executor.node.wait_written(CLOSE_DEADLINE_S):
             self.terminal.say(f"the ledger of GPUs does not answer: {self.factory.ledger.path}", "warning")
         self.reporter.close(CLOSE_DEADLINE_S)
         self.reporter.close_alerts(CLOSE_DEADLINE_S)

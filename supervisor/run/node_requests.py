@@ -37,7 +37,7 @@ class NodeRequests:
         self.health = HealthWatch(job, factory.signatures, lambda found: loop.post(HealthChanged(loop.clock.now(), found)))
         self._gpus_listed = False
         self._ledger: list[threading.Event] = []  # writes to it, each set when done
-        self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # of those that failed; told on the loop's thread
+        self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # of those that failed; printed on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
         """Check this node. A failure of the check holds nothing back: the answer comes, or its timer."""
@@ -66,7 +66,7 @@ class NodeRequests:
             return ()
         if not self._gpus_listed:  # once: a GPU that is lost later would move the numbers of the others
             self._gpus_listed = True
-            with contextlib.suppress(OSError):  # of the ledger: told by list_gpus
+            with contextlib.suppress(OSError):  # of the ledger: list_gpus reports it
                 for entry in self._factory.release(node.readings):
                     self._loop.call_soon(lambda entry=entry: self._reporter.released(entry))  # type: ignore[misc] # (a bound loop variable)
                 found = self._factory.gpus_of(node.readings) or self._factory.gpus()
@@ -83,7 +83,7 @@ class NodeRequests:
             self._warn(f"the ledger of GPUs cannot be read, so none is left out: {self._factory.ledger.path}: {error}")
             held = ()
         if self.health.has_gpus:
-            return  # they are listed by the look before the first attempt
+            return  # the check before the first attempt lists them
         if not held:
             self._threads.start("gpus", self._list, awaited=False)
             return
@@ -119,20 +119,20 @@ class NodeRequests:
                 name = action.gpu.uuid or action.gpu.pci
                 text = f"GPU {name} is out of use for this run only: {self._factory.ledger.path} could not be written: {error}"
                 self._unwritten.put(act.PrintMessage("warning", text))
-                self._loop.call_soon(self._say_unwritten)
+                self._loop.call_soon(self._print_unwritten)
             finally:
                 written.set()
 
         self._threads.start("ledger", work, awaited=False)
 
-    def settle(self, deadline_s: float) -> bool:
-        """Wait until what was put out of use is written down. False where the disk does not answer within the deadline."""
+    def wait_written(self, deadline_s: float) -> bool:
+        """Wait until the ledger is written. False if the disk does not answer within the deadline."""
         until = time.monotonic() + deadline_s
-        settled = all(written.wait(max(0.0, until - time.monotonic())) for written in self._ledger)
-        self._say_unwritten()  # the loop may have ended before it was told
-        return settled
+        all_written = all(written.wait(max(0.0, until - time.monotonic())) for written in self._ledger)
+        self._print_unwritten()  # the loop may have ended before it printed them
+        return all_written
 
-    def _say_unwritten(self) -> None:
+    def _print_unwritten(self) -> None:
         while not self._unwritten.empty():
             self._reporter.print_message(self._unwritten.get())
 

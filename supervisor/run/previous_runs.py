@@ -1,4 +1,4 @@
-"""What a start makes of the job's earlier runs: whether it goes on with the last one, and where the logs of the others go."""
+"""Decides whether a start continues the job's last run, and moves the logs of earlier runs aside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEPT_RUNS: Final = 5
 
 
 def continues(past: Past, job: Job) -> tuple[bool, str]:
-    """Tell whether this start goes on with the run that the journal ends with, and if it does not although it should, why."""
+    """Return whether this start continues the journal's last run; where a continuation was expected and fails, also the reason."""
     last, end = past.last_run, past.last_end
     if last is None:
         return False, ""
@@ -32,13 +32,13 @@ def continues(past: Past, job: Job) -> tuple[bool, str]:
         return False, f"a new run begins, because the command changed; run {last.run_id} is not continued ({decision.reason})"
     gone = {name for name, _ in past.state.run.overrides if not name.startswith(knob_set.ENV)} - {knob.name for knob in job.knobs.knobs}
     if gone:
-        told = f"{', '.join(sorted(gone))} is no knob of the command any more"
-        return False, f"a new run begins, because {told}; run {last.run_id} is not continued ({decision.reason})"
+        why = f"{', '.join(sorted(gone))} is no longer a knob of the command"
+        return False, f"a new run begins, because {why}; run {last.run_id} is not continued ({decision.reason})"
     return True, ""
 
 
 def put_aside(state: Path, run_id: str) -> None:
-    """Move an earlier run's logs out of the way, and forget those of runs long past. Only files that we wrote ourselves."""
+    """Move an earlier run's logs to runs/, and delete all but the newest KEPT_RUNS there. They are files of this supervisor."""
     logs, runs = state / "attempts", state / "runs"
     if logs.is_dir():
         runs.mkdir(mode=0o700, exist_ok=True)

@@ -45,15 +45,15 @@ class RankRequests:
         self._saved_since = saved_since
 
     def request_save(self, action: act.RequestSave) -> None:
-        """Raise the flag that supervisor.worker.should_save looks for, the one that the guardian raises for orphans."""
+        """Create the file that supervisor.worker.should_save polls; the guardian creates the same file for orphans."""
         self._reporter.saving(action)
 
         def work() -> None:
             try:
                 (self._job.scratch / "save-now").touch(mode=0o600)
             except OSError as error:
-                told = f"the ranks could not be told to save: {self._job.scratch}: {error.strerror}"
-                self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", told)))
+                text = f"the ranks cannot be asked to save: {self._job.scratch}: {error.strerror}"
+                self._loop.call_soon(lambda: self._reporter.print_message(act.PrintMessage("warning", text)))
 
         self._threads.start("save", work, awaited=False)
 
@@ -72,7 +72,7 @@ class RankRequests:
         self._threads.start("stacks", work, awaited=False)
 
     def find_save(self, action: act.FindSave) -> None:
-        """Look for a checkpoint that is newer than the wish to stop, by the times of its files."""
+        """Look for a checkpoint that is newer than the stop request, by its files' modification times."""
         since_t = wall_t(self._loop.clock, action.since_t)
 
         def work() -> None:

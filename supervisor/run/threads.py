@@ -19,7 +19,7 @@ RETRY_S = 1.0
 
 
 class Threads:
-    """Its methods are called on the loop's thread. `warn` tells a person something, on the loop's thread."""
+    """Its methods are called on the loop's thread. `warn` prints a warning; it runs on the loop's thread."""
 
     def __init__(self, loop: Loop, warn: Callable[[str], None]) -> None:
         self._loop = loop
@@ -64,5 +64,5 @@ class Threads:
         if awaited:
             self._loop.fail(error)
         else:
-            told = f"a part of supervise failed ({name}): {type(error).__name__}: {error}; the job goes on"
-            self._loop.call_soon(lambda: self._warn(told))
+            text = f"a part of supervise failed ({name}): {type(error).__name__}: {error}; the job goes on"
+            self._loop.call_soon(lambda: self._warn(text))

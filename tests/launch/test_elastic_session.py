@@ -53,7 +53,7 @@ class Stage:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._soon: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.clock = self
-        ground = SessionContext(
+        context = SessionContext(
             loop=cast("Any", self),
             guardian=lambda: cast("Any", self),
             job=make_job(directory, Settings(), *COMMAND, CUDA_VISIBLE_DEVICES="0,1,2"),
@@ -62,7 +62,7 @@ class Stage:
             fall_back=self.events.append,
             note=lambda *_: None,
         )
-        self.session = ElasticSession(ground, ["agent"], shim="off", script_args=COMMAND[2:])
+        self.session = ElasticSession(context, ["agent"], shim="off", script_args=COMMAND[2:])
         self.session.begin(BEGIN, AS_WRITTEN)
         self.from_guardian(ev="spawned", kind="agent", pid=PID)
 

@@ -15,8 +15,8 @@ from supervisor.launch.session import AttemptEnding
 @pytest.fixture
 def ending() -> AttemptEnding:
     """The end of an attempt; of what a session stands on it needs the clock alone."""
-    ground: Any = SimpleNamespace(loop=SimpleNamespace(clock=Clock(1000.0, 0.0)))
-    return AttemptEnding(ground)
+    context: Any = SimpleNamespace(loop=SimpleNamespace(clock=Clock(1000.0, 0.0)))
+    return AttemptEnding(context)
 
 
 def test_a_core_dump_is_told_with_its_rank_and_time(ending: AttemptEnding) -> None:

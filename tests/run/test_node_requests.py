@@ -47,11 +47,11 @@ def full(_action: act.Quarantine, _errors: int) -> tuple[Gpu, ...]:
 def test_a_ledger_that_cannot_be_written_is_told_once_and_on_the_loops_thread(*, loop_runs: bool) -> None:
     parts = _Parts(full)
     if loop_runs:
-        assert parts.node.settle(10)
+        assert parts.node.wait_written(10)
         assert len(parts.soon) == 1
         parts.soon[0]()
     else:
-        assert parts.node.settle(10)
+        assert parts.node.wait_written(10)
     ((thread, text),) = parts.said
     assert thread == threading.main_thread().name
     assert "GPU-a is out of use for this run only" in text
@@ -60,7 +60,7 @@ def test_a_ledger_that_cannot_be_written_is_told_once_and_on_the_loops_thread(*,
 @pytest.mark.parametrize("listed", [(), (GPU,)], ids=["none could be listed", "listed"])
 def test_only_gpus_that_were_listed_take_the_place_of_those_that_the_core_knows(listed: tuple[Gpu, ...]) -> None:
     parts = _Parts(lambda _action, _errors: listed)
-    assert parts.node.settle(10)
+    assert parts.node.wait_written(10)
     assert [event.gpus for event in parts.posted if isinstance(event, GpusListed)] == ([listed] if listed else [])
 
 
@@ -68,7 +68,7 @@ def test_only_gpus_that_were_listed_take_the_place_of_those_that_the_core_knows(
 def test_what_a_look_found_is_told_also_where_it_came_too_late(attempt: int, event: type) -> None:
     parts = _Parts(lambda _action, _errors: ())
     node: Any = parts.node
-    assert node.settle(10)
+    assert node.wait_written(10)
     shm = Finding("host_shm", "host", "degraded", "little is left")
     node._factory.command_nproc, node._factory.health_paths = 1, lambda: ((), 0)  # noqa: SLF001  the part that knows torchrun
     node.health = SimpleNamespace(has_gpus=False, before=lambda *_: SimpleNamespace(findings=(shm,), problem=""))

@@ -214,14 +214,14 @@ def _past(failure: Failure, step: int, passed: int) -> Failure:
 def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
     """A verified checkpoint beyond the run's high-water mark is progress: it clears the budget.
 
-    One that is verified between two attempts counts when it is chosen (beginning.py): then it is known which failures came before it.
+    One that is verified between two attempts counts when it is chosen (core/start.py): then it is known which failures came before it.
     """
-    found, newest = event.checkpoint, state.run.newest
-    state = planning.with_verified(state, found)
+    found, is_own = event.checkpoint, event.made_in == state.attempt.number > 0
+    state = planning.with_verified(state, found, is_own=is_own)
     report: tuple[Action, ...] = ()
-    if event.made_in == state.attempt.number and state.attempt.number:
+    if is_own:
         state, report = resumption.reported(resumption.with_save(state, found))
-    if newest is not None and found.step is not None and newest.step is not None and found.step <= newest.step:
+    if state.run.verified[-1].path != found.path:
         return state, report
     run = state.run
     if state.stage is not Stage.RUNNING:

@@ -259,20 +259,52 @@ def with_rejected(state: JobState, paths: tuple[str, ...], reached: int | None) 
     return changed(state, run=changed(state.run, rejected=rejected, steps_back=steps_back, untrusted_through_step=until))
 
 
-def with_verified(state: JobState, found: CheckpointRef) -> JobState:
-    """Return the state that knows a good checkpoint; one written anew beyond the trouble is no suspect any more.
+def with_verified(state: JobState, found: CheckpointRef, *, is_own: bool) -> JobState:
+    """Return the state that knows a good checkpoint. `is_own`: the current attempt saved it.
 
-    They are kept in the order of their steps: who looks finds several at once, and tells the newest first.
+    `run.verified` is in the order of checkpointing/ordering.py, oldest first. The step alone does not give it: an attempt that went back
+    from step 100 to 60 saves 65 later. So what this attempt saves stands behind what it resumed from, and a save of an earlier attempt
+    stands before that. The step orders each part, because the watcher reports several in one scan newest first.
     """
-    others = tuple(c for c in state.run.verified if c.path != found.path)
-    newer = (at for at, c in enumerate(others) if c.step is not None and found.step is not None and c.step > found.step)
-    place = next(newer, len(others))
-    state = changed(state, run=changed(state.run, verified=(*others[:place], found, *others[place:])[-KEPT_CHECKPOINTS:]))
-    if found.path not in state.run.rejected:
-        return state
-    past = state.run.untrusted_through_step is None or (found.step is not None and found.step > state.run.untrusted_through_step)
-    rejected = tuple(path for path in state.run.rejected if path != found.path)
-    return changed(state, run=changed(state.run, rejected=rejected)) if past else state
+    known, resume = state.run.verified, state.attempt.resume
+    resumed = next((at + 1 for at, c in enumerate(known) if resume is not None and c.path == resume.path), 0)
+    before, after = known[:resumed], known[resumed:]
+    if is_own or resume is None:
+        verified = (*_without(before, found), *_by_step(after, found))
+    elif any(c.path == found.path for c in known):
+        verified = tuple(found if c.path == found.path else c for c in known)
+    else:
+        verified = (*_by_step(before[:-1], found), *before[-1:], *after)
+    return _with_verified(state, verified, found)
+
+
+def with_selected(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
+    """Return the state in which the chosen checkpoint is the newest good one, behind `older`, or behind those known where none is given."""
+    known, rejected = state.run.verified, state.run.rejected
+    place = next((at for at, c in enumerate(known) if c.path == chosen.path), len(known))
+    # the selection passed over what is newer than the chosen one: it is good no more, unless the selection only avoided it
+    older = older or tuple(c for at, c in enumerate(known) if at < place or c.path in rejected)
+    return _with_verified(state, (*_without(older, chosen), chosen), chosen)
+
+
+def _without(known: tuple[CheckpointRef, ...], found: CheckpointRef) -> tuple[CheckpointRef, ...]:
+    return tuple(c for c in known if c.path != found.path)
+
+
+def _by_step(known: tuple[CheckpointRef, ...], found: CheckpointRef) -> tuple[CheckpointRef, ...]:
+    others = _without(known, found)
+    greater = (at for at, c in enumerate(others) if c.step is not None and found.step is not None and c.step > found.step)
+    place = next(greater, len(others))
+    return (*others[:place], found, *others[place:])
+
+
+def _with_verified(state: JobState, verified: tuple[CheckpointRef, ...], found: CheckpointRef) -> JobState:
+    """Return the state with the newest of these. `found` is trusted again if it was saved at a rejected path, beyond the trouble."""
+    run = changed(state.run, verified=verified[-KEPT_CHECKPOINTS:])
+    until = run.untrusted_through_step
+    if found.path in run.rejected and (until is None or (found.step is not None and found.step > until)):
+        run = changed(run, rejected=tuple(path for path in run.rejected if path != found.path))
+    return changed(state, run=run)
 
 
 def usable(state: JobState) -> tuple[str, ...]:

@@ -153,9 +153,7 @@ def _gained(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, 
             replace(f, progressed_since=True, passed_since=True) if over else f for f, over in zip(state.run.failures, past, strict=True)
         )
         state = changed(state, run=changed(state.run, failures=tuple(failures), saved_high_water=step))
-    # what is newer than the chosen one, and was not left out, was found to be good no more
-    known = older or tuple(c for c in state.run.verified if c.path in state.run.rejected or c.step is None or step is None or c.step < step)
-    return planning.with_verified(changed(state, run=changed(state.run, newest=chosen, verified=known)), chosen)
+    return planning.with_selected(changed(state, run=changed(state.run, newest=chosen)), chosen, older)
 
 
 def on_select_overdue(state: JobState, t: float) -> Step:

@@ -127,7 +127,7 @@ class Run:
     high_water: int | None = None
     saved_high_water: int = 0  # greatest step of a verified checkpoint; stepping back does not lower it
     newest: CheckpointRef | None = None
-    verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first
+    verified: tuple[CheckpointRef, ...] = ()  # the newest, oldest first: as planning.with_verified orders them
     known_good: int = 0  # checkpoints that the last selection found nothing wrong with
     unused: tuple[Unused, ...] = ()  # whole checkpoints that the newest attempt was not given
     ever_loaded: bool = False

@@ -28,8 +28,9 @@ def step_back(situation: Situation) -> Plan | None:
     suspect = _suspect(situation)
     if suspect is None or situation.steps_back >= situation.policy.steps_back:
         return None
-    older = [c for c in situation.verified if c.path != suspect.path and (c.step is None or suspect.step is None or c.step < suspect.step)]
-    if not older and situation.known_good < 2:  # noqa: PLR2004 (the suspect and one more)
+    good = [c.path for c in situation.verified]
+    has_older = good.index(suspect.path) > 0 if suspect.path in good else bool(good)
+    if not has_older and situation.known_good < 2:  # noqa: PLR2004 (the suspect and one more)
         return None
     return Plan(
         kind=PlanKind.RESTART,
@@ -65,16 +66,12 @@ def _suspect(situation: Situation) -> CheckpointRef | None:
 
 
 def _newest(situation: Situation) -> CheckpointRef | None:
-    """Return the good checkpoint of the greatest step; if a step is unknown, the one that was loaded."""
+    """Return the newest good checkpoint; if a step is unknown, the one that was loaded."""
     resumed = situation.resume
-    known = (*situation.verified, resumed) if resumed is not None else situation.verified
+    known = (*((resumed,) if resumed is not None else ()), *situation.verified)
     if resumed is not None and any(c.step is None for c in known):
         return resumed
-    return max(reversed(known), key=_step) if known else None
-
-
-def _step(checkpoint: CheckpointRef) -> int:
-    return -1 if checkpoint.step is None else checkpoint.step
+    return known[-1] if known else None
 
 
 def skip_window(situation: Situation) -> Plan | None:

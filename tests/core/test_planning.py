@@ -6,17 +6,44 @@ import pytest
 
 from supervisor.core import planning
 from supervisor.core.decide import decide
-from supervisor.core.events import RanksFound
+from supervisor.core.events import CheckpointVerified, RanksFound
 from supervisor.core.model import Cause, CheckpointRef, Gpu, Launcher, Phase, Policy, RankInfo, Verdict
 from supervisor.core.state import Attempt, JobState, Run, Stage, changed
 
+REPORTED = {"as saved": (65, 70, 75), "newest first": (75, 70, 65), "twice": (70, 75, 65, 70)}
 
-@pytest.mark.parametrize("told", [(5, 10, 15), (15, 10, 5), (10, 15, 5, 10)], ids=["as written", "newest first", "twice"])
-def test_good_checkpoints_are_known_in_the_order_of_their_steps_however_they_are_told(told: tuple[int, ...]) -> None:
-    state = JobState()
-    for step in told:
-        state = planning.with_verified(state, CheckpointRef(f"ckpt/{step}.pt", step, "structure"))
-    assert [found.step for found in state.run.verified] == [5, 10, 15]
+
+def ref(step: int) -> CheckpointRef:
+    return CheckpointRef(f"ckpt/{step}.pt", step, "structure")
+
+
+def rolled_back_to_60(*older: int) -> JobState:
+    """Return a state in which attempt 2 resumed from step 60, with these older checkpoints."""
+    state = JobState(stage=Stage.RUNNING, attempt=Attempt(2, resume=ref(60)))
+    return planning.with_selected(state, ref(60), tuple(map(ref, older)))
+
+
+def known(state: JobState) -> list[int | None]:
+    return [found.step for found in state.run.verified]
+
+
+@pytest.mark.parametrize("reported", REPORTED.values(), ids=REPORTED)
+def test_good_checkpoints_are_in_the_order_of_attempts_and_within_one_of_steps(reported: tuple[int, ...]) -> None:
+    state = rolled_back_to_60(50)
+    for step in reported:
+        state, _ = decide(state, CheckpointVerified(1.0, 2, ref(step), made_in=2))
+    state, _ = decide(state, CheckpointVerified(2.0, 2, ref(102), made_in=1))
+    state, _ = decide(state, CheckpointVerified(3.0, 2, ref(60), made_in=1))
+    assert known(state) == [50, 102, 60, 65, 70, 75]
+    assert state.run.newest == ref(75)
+
+
+def test_the_checkpoints_of_an_earlier_run_do_not_displace_those_of_this_one() -> None:
+    state = rolled_back_to_60(*range(1000, 1100, 10))
+    assert known(state) == [*range(1010, 1100, 10), 60]
+    for step in (65, 70):
+        state, _ = decide(state, CheckpointVerified(1.0, 2, ref(step), made_in=2))
+    assert known(state) == [*range(1030, 1100, 10), 60, 65, 70]
 
 
 COMMAND = RankInfo(0, 0, 70, 1)

@@ -111,7 +111,7 @@ class World:
             path = row.get("path", f"{step}.pt")
             self.files.pop(path, None)
             self.files[path] = step
-            self.tell(events.CheckpointVerified(self.t, number, CheckpointRef(path, step, "structure")))
+            self.tell(events.CheckpointVerified(self.t, number, CheckpointRef(path, step, "structure"), made_in=number))
         for step in row.get("finds", ()):
             self.tell(events.CheckpointVerified(self.t, number, CheckpointRef(f"{step}.pt", step, "structure")))
         self.t += row.get("lasts_s", 60.0)

@@ -276,4 +276,4 @@ class World:
                 path = self.save(step, nan=bad)
                 if job.policy.checkpoints_declared:
                     t += 0.5
-                    yield t, events.CheckpointVerified(t, number, CheckpointRef(path, step, "structure"))
+                    yield t, events.CheckpointVerified(t, number, CheckpointRef(path, step, "structure"), made_in=number)

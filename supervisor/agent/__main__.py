@@ -71,22 +71,22 @@ def main() -> int:
 
     from supervisor.agent.attempt_controller import AttemptController  # noqa: PLC0415  imports torch, which fits
 
-    director = AttemptController(link, grace_s=options.grace_s, ignore_signals=ignore_signals)
+    controller = AttemptController(link, grace_s=options.grace_s, ignore_signals=ignore_signals)
     try:
-        code = _run(director, link, options, args)
+        code = _run(controller, link, options, args)
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else 1
-        if not director.attempt and code:
+        if not controller.attempt and code:
             link.send(AgentFailed(0, f"torchrun did not accept its arguments (exit code {code})", refused=True))
     except BaseException:  # noqa: BLE001  whatever torch raises: a rendezvous that failed, an executable that is not there
-        link.send(AgentFailed(director.attempt, traceback.format_exc()))
+        link.send(AgentFailed(controller.attempt, traceback.format_exc()))
         traceback.print_exc()
         code = 1
-    director.finish()
+    controller.finish()
     return code
 
 
-def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list[str]) -> int:  # noqa: ANN401  a Director, known after torch
+def _run(controller: Any, link: AgentLink, options: argparse.Namespace, args: list[str]) -> int:  # noqa: ANN401  a Director, known after torch
     """Run torchrun from parsing to its end. Raises torch's own exceptions, SystemExit where the supervisor orders us to leave."""
     import torch  # noqa: PLC0415
     from torch.distributed import launch, run  # noqa: PLC0415
@@ -105,7 +105,7 @@ def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list
         return UNFIT
     rows, columns = (int(n) for n in options.window.split("x"))
     output = OutputChannel(_socket(options.output_fd), options.streams, (rows, columns))
-    elastic.install(api, director, output, nodes=nnodes[1])
+    elastic.install(api, controller, output, nodes=nnodes[1])
     hello = AgentHello(
         0,
         pid=os.getpid(),
@@ -117,7 +117,7 @@ def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list
         tee=str(parsed.tee),
     )
     link.send(hello)
-    director.start()
+    controller.start()
     # not in torch's own log: every attempt has a store of its own in any case; this only keeps torch from serving a useless one
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     if options.entry == "launch":  # as `python -m` runs it, so that torch prints its deprecation in the same words
@@ -128,7 +128,7 @@ def _run(director: Any, link: AgentLink, options: argparse.Namespace, args: list
         if options.entry == "run":  # under `python -m` its log lines have no prefix
             vars(run)["logger"] = get_logger("__main__")
         run.run(parsed)  # type: ignore[no-untyped-call]  # torch is typed in part
-    link.send(AgentFinished(director.attempt))
+    link.send(AgentFinished(controller.attempt))
     return 0
 
 

@@ -62,7 +62,7 @@ class AttemptController:
         self._orders: deque[AllGather | Start] = deque()  # orders of the supervisor while the nodes of the attempt agree
         self._broadcasts: tuple[int, NodeBroadcasts] | None = None
         self._leave: int | None = None
-        self._fence: tuple[int, round_agreement.RoundAgreement] | None = None
+        self._agreement: tuple[int, round_agreement.RoundAgreement] | None = None
         self.ranks = RankMonitor(
             link.send, grace_s=grace_s, on_failure=self._rank_failed, on_ended=self._attempt_ended, on_crash=self._crash
         )
@@ -94,12 +94,12 @@ class AttemptController:
                 if go is not None and not self.ranks.wait(go.attempt, 0):  # else it was stopped before we came here
                     self._taken = go.attempt
                     break
-            fence, self._fence = self._fence, None
+            agreement, self._agreement = self._agreement, None
             broadcasts, self._broadcasts = self._broadcasts, None
         if broadcasts is not None:
             broadcasts[1].leave()
-        if fence is not None:
-            fence[1].leave()
+        if agreement is not None:
+            agreement[1].leave()
         return go
 
     def cancelled(self) -> bool:
@@ -138,9 +138,9 @@ class AttemptController:
         self._link.send(WaitingNodesCounted(self._attempt, count))
 
     def watch_peers(self, attempt: int, store: Store, token: str, node: str, nodes: int) -> None:
-        """Fence with the other nodes of this round until the next Go."""
+        """End this round with the other nodes, and share the decision, until the next Go."""
 
-        def on_fence(kind: str, peer: str, text: str) -> None:
+        def on_round_ended(kind: str, peer: str, text: str) -> None:
             self._link.send(PeerStopped(attempt, peer, text, kind))  # before our own end, which it explains
             self.ranks.stop(attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP if kind == "membership" else outcomes.FAILED)
 
@@ -151,13 +151,17 @@ class AttemptController:
                 decision = replace(decision, overrides=changes.overrides, rejected=changes.rejected, first=changes.first)
             self._link.send(decision)
 
-        fence = round_agreement.RoundAgreement(store, token, node=node, nodes=nodes, on_fence=on_fence, on_decision=on_decision)
+        agreement = round_agreement.RoundAgreement(
+            store, token, node=node, nodes=nodes, on_round_ended=on_round_ended, on_decision=on_decision
+        )
         with self._changed:
-            self._fence = (attempt, fence)
+            self._agreement = (attempt, agreement)
 
     def lose_store(self, attempt: int, error: object) -> None:
         """Begin another round, unless a node reported that it is done: whether every node's ranks ended well can no longer be known."""
-        self._with_fence(attempt, lambda fence: fence.lose(f"the agents' store was lost before every node reported success: {error}"))
+        self._with_agreement(
+            attempt, lambda agreement: agreement.lose(f"the agents' store was lost before every node reported success: {error}")
+        )
 
     def end_ranks(self, attempt: int) -> None:
         """End what lives of the attempt, if anything does, within the grace and a little."""
@@ -168,12 +172,12 @@ class AttemptController:
     def finish(self) -> None:
         """Write this node's last notes to the other nodes, for at most PUBLISH_S."""
         with self._changed:
-            fence, self._fence = self._fence, None
+            agreement, self._agreement = self._agreement, None
             broadcasts, self._broadcasts = self._broadcasts, None
         if broadcasts is not None:
             broadcasts[1].leave()
-        if fence is not None:
-            fence[1].finish(PUBLISH_S, done=self.succeeded)
+        if agreement is not None:
+            agreement[1].finish(PUBLISH_S, done=self.succeeded)
 
     # --- the link's thread ----------------------------------------------------------------------------------------------------------
 
@@ -192,11 +196,11 @@ class AttemptController:
     def _nobody_decides(self) -> None:
         """The supervisor is gone: the other nodes wait for no decision of it. Ranks that live may save until the guardian ends them."""
         with self._changed:
-            fence = self._fence
-        if fence is not None and self.ranks.alive():
-            fence[1].abandon()
-        elif fence is not None:
-            fence[1].leave(done=self.succeeded)
+            agreement = self._agreement
+        if agreement is not None and self.ranks.alive():
+            agreement[1].abandon()
+        elif agreement is not None:
+            agreement[1].leave(done=self.succeeded)
 
     def _take(self, command: Command) -> None:
         if command.attempt < self._attempt:
@@ -221,17 +225,19 @@ class AttemptController:
         elif isinstance(command, StopCommand):
             self._stop(command)
         elif isinstance(command, Admit):
-            self._with_fence(command.attempt, lambda fence: fence.admit())
+            self._with_agreement(command.attempt, lambda agreement: agreement.admit())
             self.ranks.stop(command.attempt, signal.SIGTERM, None, outcomes.MEMBERSHIP)
         elif isinstance(command, Publish):
             self.over_for_all |= command.kind == "stop"
             changes = round_agreement.DecisionChanges(command.overrides, command.rejected, command.first)
-            self._with_fence(command.attempt, lambda fence: fence.publish(command.kind, command.exit_code, command.reason, changes))
+            self._with_agreement(
+                command.attempt, lambda agreement: agreement.publish(command.kind, command.exit_code, command.reason, changes)
+            )
 
     def _stop(self, command: StopCommand) -> None:
         if command.failure:
-            if self.ranks.fence(command.attempt, command.signum, command.grace_s):
-                self._with_fence(command.attempt, lambda fence: fence.fail(command.failure))
+            if self.ranks.fail(command.attempt, command.signum, command.grace_s):
+                self._with_agreement(command.attempt, lambda agreement: agreement.fail(command.failure))
             return
         if command.leave is not None:
             with self._changed:
@@ -241,17 +247,17 @@ class AttemptController:
         if command.leave is not None and not under_way:
             self._leave_soon()
 
-    def _with_fence(self, attempt: int, do: Callable[[round_agreement.RoundAgreement], None]) -> None:
+    def _with_agreement(self, attempt: int, do: Callable[[round_agreement.RoundAgreement], None]) -> None:
         with self._changed:
-            fence = self._fence
-        if fence is not None and fence[0] == attempt:
-            do(fence[1])
+            agreement = self._agreement
+        if agreement is not None and agreement[0] == attempt:
+            do(agreement[1])
 
     # --- the watcher's thread -------------------------------------------------------------------------------------------------------
 
     def _rank_failed(self, attempt: int, rank: int, text: str) -> None:
         del rank
-        self._with_fence(attempt, lambda fence: fence.fail(text))
+        self._with_agreement(attempt, lambda agreement: agreement.fail(text))
 
     def _attempt_ended(self, attempt: int) -> None:
         del attempt

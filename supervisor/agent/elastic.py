@@ -49,10 +49,10 @@ LAST_SAVES_S = 0.5  # for the other nodes to end the save that ended our ranks; 
 class RoundRendezvous(RendezvousHandler):
     """The user's rendezvous, whatever its backend, with rounds for the static one and nodes admitted only when that was decided."""
 
-    def __init__(self, inner: RendezvousHandler, director: AttemptController, *, nodes: int) -> None:
+    def __init__(self, inner: RendezvousHandler, controller: AttemptController, *, nodes: int) -> None:
         """Wrap `inner`; `nodes` is the greatest number of nodes."""
         self._inner = inner
-        self._director = director
+        self._controller = controller
         self._several = nodes > 1
         self._me = uuid.uuid4().hex
         self._last = 0
@@ -85,7 +85,7 @@ class RoundRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Gather the nodes, then agree on the attempt's port."""
         info = self._inner.next_rendezvous()
-        store, cancelled = info.store, self._director.cancelled
+        store, cancelled = info.store, self._controller.cancelled
         if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
             self._last = round_agreement.enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
             store = round_agreement.static_store(store, self._last)
@@ -105,7 +105,7 @@ class RoundRendezvous(RendezvousHandler):
             return 0
         if count != self._waiting:
             self._waiting = count
-            self._director.nodes_waiting(count)
+            self._controller.nodes_waiting(count)
         return 0
 
     def shutdown(self) -> bool:
@@ -116,8 +116,8 @@ class RoundRendezvous(RendezvousHandler):
         return True
 
     def _shutdown_quietly(self) -> None:
-        self._director.finish()
-        if not self._director.over_for_all and self._several:
+        self._controller.finish()
+        if not self._controller.over_for_all and self._several:
             return  # as torch does when a signal ends it: the other nodes may go on
         shared = self.store if self._others else None
         try:
@@ -134,17 +134,17 @@ class RoundRendezvous(RendezvousHandler):
 class GatedAgent(LocalElasticAgent):
     """torch's agent with a gate in front of each attempt. Made by `install`, in place of torch's class."""
 
-    def __init__(self, spec: Any, *args: Any, director: AttemptController, output: OutputChannel, nodes: int, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, spec: Any, *args: Any, controller: AttemptController, output: OutputChannel, nodes: int, **kwargs: Any) -> None:  # noqa: ANN401
         """Take torch's arguments, whatever its version passes, and ours by keyword."""
-        self._director = director
+        self._controller = controller
         self._output = output
         self._nodes = nodes
         self._interval_s = spec.monitor_interval
         self._own_args = tuple(str(arg) for arg in spec.args)
         self._own_nproc = spec.local_world_size
         self._own_max_restarts = spec.max_restarts
-        self._rounds = RoundRendezvous(spec.rdzv_handler, director, nodes=nodes)
-        self._birth: AttemptEnvironment | None = None
+        self._rounds = RoundRendezvous(spec.rdzv_handler, controller, nodes=nodes)
+        self._environment: AttemptEnvironment | None = None
         spec.rdzv_handler = self._rounds
         spec.monitor_interval = WAKE_S
         super().__init__(spec, *args, **kwargs)
@@ -152,14 +152,14 @@ class GatedAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """The gate: every way to new ranks, the first start and membership changes too, leads through here."""
         while True:
-            go = self._director.wait_for_go()
+            go = self._controller.wait_for_go()
             self._prepare(worker_group, go)
             try:
                 super()._rendezvous(worker_group, *args, **kwargs)
                 self._met(worker_group, go.attempt)
                 if self._nodes > 1 and self._rounds.store is not None:
                     where = worker_group.group_rank, worker_group.group_world_size
-                    go = self._director.agree(go.attempt, self._rounds.store, self._rounds.handover.token, *where)
+                    go = self._controller.agree(go.attempt, self._rounds.store, self._rounds.handover.token, *where)
                     self._prepare_ranks(worker_group, go)
             except round_agreement.AttemptCancelled:  # stopped while the nodes gathered, or agreed
                 continue
@@ -171,7 +171,7 @@ class GatedAgent(LocalElasticAgent):
         worker_group.master_port = handover.port
         if worker_group.group_world_size > 1 and self._rounds.store is not None:
             node = f"{socket.gethostname()}:{worker_group.group_rank}"
-            self._director.watch_peers(attempt, self._rounds.store, handover.token, node, worker_group.group_world_size)
+            self._controller.watch_peers(attempt, self._rounds.store, handover.token, node, worker_group.group_world_size)
         rendezvous = RendezvousCompleted(
             attempt,
             round=handover.round,
@@ -180,7 +180,7 @@ class GatedAgent(LocalElasticAgent):
             master_addr=worker_group.master_addr,
             master_port=worker_group.master_port,
         )
-        self._director.met(rendezvous)
+        self._controller.met(rendezvous)
 
     def _prepare(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
         """What differs between attempts. TORCHELASTIC_RESTART_COUNT becomes attempt - 1, so no attempt directory is used twice."""
@@ -195,46 +195,46 @@ class GatedAgent(LocalElasticAgent):
         """What the ranks themselves are given; on several nodes it is known for sure once all agree."""
         spec = worker_group.spec
         spec.args = (*with_words(script_args_set(self._own_args, go.script_args), go.replace), *go.args)
-        self._birth = AttemptEnvironment(go.attempt, go.env, go.unset, self._nodes == 1, self._director.ranks.add)
+        self._environment = AttemptEnvironment(go.attempt, go.env, go.unset, self._nodes == 1, self._controller.ranks.add)
 
     def _start_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> dict[int, Any]:  # noqa: ANN401
         """Start the ranks unless the attempt was stopped meanwhile; no signal of torch's choosing may kill this process."""
         attempt = self._attempt
-        if not self._director.ranks.open(attempt):
+        if not self._controller.ranks.open(attempt):
             return {}
         try:
             ids: dict[int, Any] = super()._start_workers(worker_group, *args, **kwargs)
         except BaseException:
-            self._director.ranks.abort(attempt)
+            self._controller.ranks.abort(attempt)
             raise
-        self._director.ignore_signals()
-        self._director.ranks.seal(worker_group.workers[0].world_size)
+        self._controller.ignore_signals()
+        self._controller.ranks.seal(worker_group.workers[0].world_size)
         return ids
 
     @property
     def _attempt(self) -> int:
-        return self._birth.attempt if self._birth else 0
+        return self._environment.attempt if self._environment else 0
 
     def spawn(self, **asked: Any) -> RankHandler:  # noqa: ANN401
         """Start one rank, in place of torch's `get_subprocess_handler`."""
-        if self._birth is None:
+        if self._environment is None:
             msg = "a rank was asked for before any attempt"
             raise RuntimeError(msg)
-        self._director.ignore_signals()  # torch has just set its own handlers, HUP's too; the ranks inherit what is ignored
-        return RankHandler(self._output, self._birth, **asked)
+        self._controller.ignore_signals()  # torch has just set its own handlers, HUP's too; the ranks inherit what is ignored
+        return RankHandler(self._output, self._environment, **asked)
 
     def _monitor_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401
         """Wait for the attempt's end.
 
         torch is asked only after a success: on failure it would wait 30 s for the ranks by itself, and die of a half-written error file.
         """
-        outcome = self._director.ranks.wait(self._attempt, self._interval_s)
+        outcome = self._controller.ranks.wait(self._attempt, self._interval_s)
         if outcome is None:
             return RunResult(state=WorkerState.HEALTHY)
         if outcome == outcomes.ALL_EXITED_0:
             outcome = self._settle(worker_group)
         if outcome == outcomes.SUCCEEDED:
-            self._director.succeeded = self._director.over_for_all = True
+            self._controller.succeeded = self._controller.over_for_all = True
             result: RunResult = super()._monitor_workers(worker_group, *args, **kwargs)
             return result
         self._remaining_restarts = max(1, self._remaining_restarts)  # torch would return at 0; whether to go on is decided at the gate
@@ -252,15 +252,15 @@ class GatedAgent(LocalElasticAgent):
                 known = self._await_done(store, world)
             except RuntimeError as error:  # torch's errors of a store that is gone
                 if self._settling:
-                    self._director.lose_store(self._attempt, error)
+                    self._controller.lose_store(self._attempt, error)
             else:
                 if known:
                     self._await_seen(store, world)
-        return self._director.ranks.settle(self._attempt)
+        return self._controller.ranks.settle(self._attempt)
 
     @property
     def _settling(self) -> bool:
-        return self._director.ranks.wait(self._attempt, 0) == outcomes.ALL_EXITED_0
+        return self._controller.ranks.wait(self._attempt, 0) == outcomes.ALL_EXITED_0
 
     def _await_done(self, store: Store, world: int) -> bool:
         """Return True once all nodes are done, False where the attempt ends otherwise or the time is over. Raises RuntimeError.
@@ -270,7 +270,7 @@ class GatedAgent(LocalElasticAgent):
         """
         token, abandoned = self._rounds.handover.token, False
         until = time.monotonic() + self._exit_barrier_timeout
-        if not self._director.orphaned and store.add("supervise/done", 1) == world:
+        if not self._controller.orphaned and store.add("supervise/done", 1) == world:
             store.set("supervise/all_done", "1")
         while not store.check(["supervise/all_done"]):
             if not self._settling:
@@ -281,11 +281,11 @@ class GatedAgent(LocalElasticAgent):
                 if not abandoned:
                     return False
                 until = math.inf
-                fenced = round_agreement.fence_abandoned(
+                ended = round_agreement.end_abandoned(
                     store, token
-                )  # our fence's reader then ends the attempt, unless the fence is our own
-                if self._director.orphaned or not fenced:
-                    self._director.ranks.stop(self._attempt, signal.SIGTERM, None, outcomes.FAILED)
+                )  # our reader of the end then ends the attempt, unless the end is our own
+                if self._controller.orphaned or not ended:
+                    self._controller.ranks.stop(self._attempt, signal.SIGTERM, None, outcomes.FAILED)
             time.sleep(BARRIER_POLL_S)
         return True
 
@@ -303,13 +303,13 @@ class GatedAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """The ranks are dead already, by the watcher's hand; torch reaps them and closes its logs."""
-        self._director.end_ranks(self._attempt)
+        self._controller.end_ranks(self._attempt)
         super()._stop_workers(worker_group, *args, **kwargs)
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Also the end of a failed rendezvous or spawn, where ranks may live: torch's own closing would wait 30 s for each."""
-        self._director.end_ranks(self._attempt)
-        if self._director.ranks.alive() == 0:
+        self._controller.end_ranks(self._attempt)
+        if self._controller.ranks.alive() == 0:
             super()._shutdown(*args, **kwargs)
 
 
@@ -324,12 +324,12 @@ def script_args_set(own: Sequence[str], wanted: ScriptArgs | None) -> Sequence[s
     return [*own[:head], *wanted.after]
 
 
-def install(launcher: Any, director: AttemptController, output: OutputChannel, nodes: int) -> None:  # noqa: ANN401  torch.distributed.launcher.api, the module
+def install(launcher: Any, controller: AttemptController, output: OutputChannel, nodes: int) -> None:  # noqa: ANN401  torch.distributed.launcher.api, the module
     """Put our agent in place of torch's, and our spawning in place of its own."""
 
     @functools.wraps(LocalElasticAgent)
     def make(*args: Any, **kwargs: Any) -> GatedAgent:  # noqa: ANN401
-        agent = GatedAgent(*args, director=director, output=output, nodes=nodes, **kwargs)
+        agent = GatedAgent(*args, controller=controller, output=output, nodes=nodes, **kwargs)
         vars(processes)["get_subprocess_handler"] = agent.spawn
         return agent
 

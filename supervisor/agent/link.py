@@ -54,8 +54,8 @@ class Go:
 class StopCommand:
     """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`leave` None) or exit with the code `leave`.
 
-    failure: what the supervisor ends the attempt for, "" where it is no failure. The other nodes are fenced with it. It changes nothing
-    where the ranks are being stopped already, or have all ended well.
+    failure: what the supervisor ends the attempt for, "" where it is no failure. The round of the other nodes ends with it. It changes
+    nothing where the ranks are being stopped already, or have all ended well.
     """
 
     attempt: int

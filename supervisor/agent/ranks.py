@@ -118,7 +118,7 @@ def _end(rank: MonitoredRank, signum: int) -> None:
 class RankMonitor:
     """The rank table and its watcher thread (started at once, ends with the process).
 
-    `send` reports; `on_failure(attempt, rank, text)` is called at a failure that fences the attempt, `on_ended(attempt)` when no rank is
+    `send` reports; `on_failure(attempt, rank, text)` is called at a failure that ends the attempt, `on_ended(attempt)` when no rank is
     left and `stopped` was sent, `on_crash()` when the watcher itself failed: it must end the process.
     """
 
@@ -168,7 +168,7 @@ class RankMonitor:
         self._poke()
 
     def seal(self, world_size: int) -> None:
-        """Every rank of this node exists: report it. Deaths are reported from here on, so that none comes before its birth."""
+        """Every rank of this node exists: report it. Deaths are reported from here on, so that none comes before its start."""
         with self._changed:
             now = self._now
         spawned = tuple(SpawnedRank(r.rank, r.local_rank, r.pid, r.start_ticks) for r in now.all)
@@ -178,7 +178,7 @@ class RankMonitor:
         self._poke()
 
     def abort(self, attempt: int) -> None:
-        """Spawning failed: end the ranks that were born and wait for no other."""
+        """Spawning failed: end the ranks that were started and wait for no other."""
         self.stop(attempt, signal.SIGTERM, None, FAILED)
         with self._changed:
             self._now.sealed = True
@@ -221,7 +221,7 @@ class RankMonitor:
         self._poke()
         return True
 
-    def fence(self, attempt: int, signum: int, grace_s: float) -> bool:
+    def fail(self, attempt: int, signum: int, grace_s: float) -> bool:
         """End the attempt as if a rank had failed. Returns False, and changes nothing, where that is under way or all ranks ended well."""
         with self._changed:
             now = self._now
@@ -300,10 +300,10 @@ class RankMonitor:
             failed = not exited or info.si_status != 0
             with self._changed:
                 del now.alive[rank.pidfd]
-                fence = failed and now.stopping is None
-                if fence:
+                first_failure = failed and now.stopping is None
+                if first_failure:
                     self._begin_stopping(now, signal.SIGTERM, self._grace_s, FAILED)
-            if fence:
+            if first_failure:
                 self._end_ranks(now)
             reaped = RankReaped(
                 now.number,
@@ -315,7 +315,7 @@ class RankMonitor:
                 core_dumped=info.si_code == os.CLD_DUMPED,
             )
             self._send(reaped)
-            if fence:
+            if first_failure:
                 how = f"exit code {info.si_status}" if exited else f"signal {info.si_status}"
                 self._on_failure(now.number, rank.rank, f"rank {rank.rank}: {how}")
         return [rank for rank, _, _ in dead]

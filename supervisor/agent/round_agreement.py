@@ -5,9 +5,9 @@ dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port fo
 port to the other nodes through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and no node waits
 for another. `enter_round` counts rounds for it.
 
-The agents' store holds two keys per round. The fence names the node whose rank failed first (one compare_set). The decision is what the
-supervisor of that node published for all. A thread reads the fence with its own store client in one long wait, because TCPStore prints a
-warning for each wait that times out and locks the client meanwhile. Leaving the round sets the fence, which ends these waits on every
+The agents' store holds two keys per round. The end names the node whose rank failed first (one compare_set). The decision is what the
+supervisor of that node published for all. A thread reads the end with its own store client in one long wait, because TCPStore prints a
+warning for each wait that times out and locks the client meanwhile. Leaving the round sets the end too, so that these waits return on every
 node. The decision is polled, since it comes within seconds. The node that owes it counts up a key meanwhile; when that count stands still
 for SILENT_S, the first node to notice decides `restart` in its place.
 
@@ -132,13 +132,13 @@ def enter_round(  # noqa: PLR0913  who we are among whom
 ) -> int:
     """The number of the next static round in which every node takes part. Blocks until all are in it.
 
-    Node 0 opens a round, fencing the one before; the others wait for one that is newer than their `last` and not fenced. An agent that
-    finds its own place taken (`me` is another: it replaces a dead agent) takes it where no rank was started yet, and else fences that
+    Node 0 opens a round and ends the one before; the others wait for one that is newer than their `last` and has not ended. An agent that
+    finds its own place taken (`me` is another: it replaces a dead agent) takes it where no rank was started yet, and else ends that
     round for all and waits for the next.
     """
     number = int(store.add("supervise/opened", int(rank == 0)))
     if rank == 0:
-        _fence_running(store, number - 1, _RoundNote(FAILURE, "node 0", "node 0 began another round"))
+        _end_running(store, number - 1, _RoundNote(FAILURE, "node 0", "node 0 began another round"))
         static_store(store, number).set("open", "1")
     else:
         number = max(last + 1, number)
@@ -147,7 +147,7 @@ def enter_round(  # noqa: PLR0913  who we are among whom
         wait_keys(here, ["open"], cancelled, "node 0 to begin a round")
         taken = here.compare_set(f"joined/{rank}", "", me).decode() != me
         replaced = _RoundNote("restart", f"node {rank}", f"the agent of node {rank} was replaced")
-        if not _fence_running(store, number, replaced if taken else None):
+        if not _end_running(store, number, replaced if taken else None):
             here.set(f"joined/{rank}", me)
             break
         number += 1
@@ -155,20 +155,20 @@ def enter_round(  # noqa: PLR0913  who we are among whom
     return number
 
 
-def _fence_running(store: Store, number: int, note: _RoundNote | None) -> bool:
-    """Fence round `number` with `note` where its ranks were started. True where it is fenced now, by whomever.
+def _end_running(store: Store, number: int, note: _RoundNote | None) -> bool:
+    """End round `number` with `note` if its ranks were started. Return whether it has ended, by whichever node.
 
     A note that is a decision (restart) is published as one too: the node that would decide is the one that is gone.
     """
     here = static_store(store, number)
     if number < 1 or not here.check([HANDOVER]):
         return False
-    fence = _of_round(store, _load_handover(here).token)
+    keys = _of_round(store, _load_handover(here).token)
     if note is not None:
-        fence_round(fence, _RoundNote(FAILURE, note.node, note.text))
+        end_round(keys, _RoundNote(FAILURE, note.node, note.text))
         if note.kind == "restart":
-            fence.compare_set("decision", "", note.dump())
-    return bool(fence.check(["fence"]))
+            keys.compare_set("decision", "", note.dump())
+    return bool(keys.check(["end"]))
 
 
 def static_store(store: Store, number: int) -> Store:
@@ -196,7 +196,7 @@ class DecisionChanges:
 
 @dataclass(frozen=True, slots=True)
 class _RoundNote:
-    """A fence (kind: failure, membership) or a decision (kind: restart, stop); `done` is neither: every node ended well.
+    """The end of a round (kind: failure, membership, done) or a decision (kind: restart, stop). `done`: every node ended well.
 
     changes: of a decision that a supervisor made; None where an agent that left made it, so that all stays as it is.
     """
@@ -220,9 +220,9 @@ class _RoundNote:
         return cls(str(r["kind"]), str(r["node"]), str(r["text"]), int(r["exit_code"]), changes)
 
 
-def fence_round(store: Store, note: _RoundNote) -> _RoundNote:
-    """Fence; returns the fence that holds: the first one set."""
-    return _RoundNote.load(store.compare_set("fence", "", note.dump()))
+def end_round(store: Store, note: _RoundNote) -> _RoundNote:
+    """End the round. Return the end that holds: the first one set."""
+    return _RoundNote.load(store.compare_set("end", "", note.dump()))
 
 
 def is_abandoned(store: Store, token: str) -> bool:
@@ -230,17 +230,17 @@ def is_abandoned(store: Store, token: str) -> bool:
     return bool(_of_round(store, token).check([ABANDONED]))
 
 
-def fence_abandoned(store: Store, token: str) -> bool:
-    """Fence the round in the name of that node, with the decision to begin another. A fence that a living node set stands.
+def end_abandoned(store: Store, token: str) -> bool:
+    """End the round in the name of that node, with the decision to begin another. An end that a living node set stands.
 
-    Returns False where the round cannot be fenced any more, since a node was done and left.
+    Returns False where the round cannot be ended so any more, since a node was done and left.
     """
     here = _of_round(store, token)
     note = _RoundNote.load(here.get(ABANDONED))
-    fence = fence_round(here, replace(note, kind=FAILURE))
-    if fence.node == note.node:
+    end = end_round(here, replace(note, kind=FAILURE))
+    if end.node == note.node:
         here.compare_set("decision", "", note.dump())
-    return fence.kind != DONE
+    return end.kind != DONE
 
 
 def _of_round(store: Store, token: str) -> Store:
@@ -256,10 +256,10 @@ def own_client(store: Store) -> Store:
 
 
 class RoundAgreement:
-    """The fence and the decision of one round on several nodes.
+    """The end and the decision of one round on several nodes.
 
-    `on_fence(kind, node, text)` when another node fenced; `on_decision(kind, exit_code, text, changes)` when another node decided. `fail`,
-    `admit`, `publish`, `abandon` and `leave` return at once; a thread writes their notes.
+    `on_round_ended(kind, node, text)` when another node ended it; `on_decision(kind, exit_code, text, changes)` when another node decided.
+    `fail`, `admit`, `publish`, `abandon` and `leave` return at once; a thread writes their notes.
     """
 
     def __init__(  # noqa: PLR0913  two callbacks and the four facts of a round
@@ -269,21 +269,21 @@ class RoundAgreement:
         *,
         node: str,
         nodes: int,
-        on_fence: Callable[[str, str, str], None],
+        on_round_ended: Callable[[str, str, str], None],
         on_decision: Callable[[str, int, str, DecisionChanges | None], None],
     ) -> None:
         """Start to watch at once."""
         self._node = node
         self._me = f"{node}/{uuid.uuid4().hex[:8]}"
         self._nodes = nodes
-        self._on_fence = on_fence
+        self._on_round_ended = on_round_ended
         self._on_decision = on_decision
         self._notes: queue.SimpleQueue[tuple[str, _RoundNote] | None] = queue.SimpleQueue()
         self._left = threading.Event()
         self._published = False
         self._done = False  # a node was done, and left
         self._threads = [
-            threading.Thread(target=self._quietly, args=(target, store, f"supervise/{token}"), name="fence", daemon=True)
+            threading.Thread(target=self._quietly, args=(target, store, f"supervise/{token}"), name="round", daemon=True)
             for target in (self._write, self._read)
         ]
         for thread in self._threads:
@@ -291,23 +291,23 @@ class RoundAgreement:
 
     def fail(self, text: str) -> None:
         """A rank of this node failed."""
-        self._notes.put(("fence", _RoundNote(FAILURE, self._me, text)))
+        self._notes.put(("end", _RoundNote(FAILURE, self._me, text)))
 
     def admit(self) -> None:
         """This node stops its ranks so that others can join."""
-        self._notes.put(("fence", _RoundNote("membership", self._me, "nodes are admitted")))
+        self._notes.put(("end", _RoundNote("membership", self._me, "nodes are admitted")))
 
     def publish(self, kind: str, exit_code: int, reason: str, changes: DecisionChanges) -> None:
-        """This node's decision holds for all; a node whose ranks still run fences with it."""
+        """This node's decision holds for all; a node whose ranks still run ends the round with it."""
         self._published = True
-        self._notes.put(("fence", _RoundNote(FAILURE, self._me, reason)))
+        self._notes.put(("end", _RoundNote(FAILURE, self._me, reason)))
         first = None if changes.first is None else {**changes.first, "node": self._node}
         self._notes.put(("decision", _RoundNote(kind, self._me, reason, exit_code, replace(changes, first=first))))
 
     def abandon(self) -> None:
-        """Nobody decides here any more: where the round is fenced for a failure of this node, now or later, all begin another round.
+        """Nobody decides here any more: where the round ends for a failure of this node, now or later, all begin another round.
 
-        This node's ranks go on. The round cannot succeed: whoever waits for that fences it in this node's name (`fence_abandoned`).
+        This node's ranks go on. The round cannot succeed: a node that waits for that ends it in this node's name (`end_abandoned`).
         """
         note = _RoundNote("restart", self._me, f"supervise of node {self._node} ended before it decided")
         self._notes.put((ABANDONED, note))
@@ -316,17 +316,17 @@ class RoundAgreement:
     def lose(self, text: str) -> None:
         """The store is lost: end this node's attempt and begin another round, unless a node reported that it is done: it left for good."""
         if not self._done:
-            self._on_fence(FAILURE, self._node, text)
+            self._on_round_ended(FAILURE, self._node, text)
             self._on_decision("restart", 0, text, None)
 
     def leave(self, *, done: bool = False) -> None:
-        """The round is over for this node: nothing is reported any more, and the waits on its fence end.
+        """The round is over for this node: nothing is reported any more, and the waits for its end return.
 
-        Unless every node is `done`, this fences one that still runs, with the decision to begin another round, as we do.
+        Unless every node is `done`, this ends a round that still runs, with the decision to begin another round, as we do.
         """
         self._left.set()
         text = f"node {self._node} left the round"
-        self._notes.put(("fence", _RoundNote(DONE if done else FAILURE, self._me, text)))
+        self._notes.put(("end", _RoundNote(DONE if done else FAILURE, self._me, text)))
         self._notes.put(("default", _RoundNote(DONE if done else "restart", self._me, text)))
         self._notes.put(None)
 
@@ -342,13 +342,13 @@ class RoundAgreement:
             target(PrefixStore(prefix, own_client(store)))
 
     def _write(self, store: Store) -> None:
-        mine, default = False, None  # the default is written only where the fence is ours: else a living node decides
+        mine, default = False, None  # the default is written only where the end is ours: else a living node decides
         while (item := self._notes.get()) is not None:
             key, note = item
             if key == "default":
                 default = note
-            elif key == "fence":
-                mine = fence_round(store, note).node == self._me
+            elif key == "end":
+                mine = end_round(store, note).node == self._me
             else:
                 store.compare_set(key, "", note.dump())
             if mine and default is not None:
@@ -358,29 +358,29 @@ class RoundAgreement:
             time.sleep(POLL_S)
 
     def _read(self, store: Store) -> None:
-        self._await(store, "fence")
-        fence = _RoundNote.load(store.get("fence"))
-        self._done = fence.kind == DONE
-        if self._concerns_us(fence):
-            self._on_fence(fence.kind, fence.node.partition("/")[0], fence.text)
-        if fence.kind != FAILURE:
+        self._await(store, "end")
+        end = _RoundNote.load(store.get("end"))
+        self._done = end.kind == DONE
+        if self._concerns_us(end):
+            self._on_round_ended(end.kind, end.node.partition("/")[0], end.text)
+        if end.kind != FAILURE:
             return  # nobody owes a decision
         try:
-            note = self._await_decision(store, fence)
+            note = self._await_decision(store, end)
         except (RuntimeError, OSError) as error:
-            if fence.node == self._me:
+            if end.node == self._me:
                 raise
-            note = _RoundNote("restart", "", f"the agents' store was lost before a decision came: {fence.text}: {error}")
+            note = _RoundNote("restart", "", f"the agents' store was lost before a decision came: {end.text}: {error}")
         if note is not None and self._concerns_us(note):
             self._on_decision(note.kind, note.exit_code, note.text, note.changes)
 
-    def _await_decision(self, store: Store, fence: _RoundNote) -> _RoundNote | None:
-        """Return the decision of the node that fenced, or the one in its place; None where this node left before.
+    def _await_decision(self, store: Store, end: _RoundNote) -> _RoundNote | None:
+        """Return the decision of the node that ended the round, or the one in its place; None where this node left before.
 
-        What happens otherwise: a node's rank is killed, the node sets the fence and loses its power. The others would wait for it until
+        What happens otherwise: a node's rank is killed, the node sets the end and loses its power. The others would wait for it until
         their supervisors give up.
         """
-        mine, beats = fence.node == self._me, -1
+        mine, beats = end.node == self._me, -1
         last_beat = time.monotonic()
         next_check = last_beat
         while not store.check(["decision"]):
@@ -391,7 +391,7 @@ class RoundAgreement:
                 if beats != before:
                     last_beat = now
                 elif now - last_beat > SILENT_S:
-                    reason = f"node {fence.node.partition('/')[0]} was silent for {SILENT_S:.0f} s and did not decide: {fence.text}"
+                    reason = f"node {end.node.partition('/')[0]} was silent for {SILENT_S:.0f} s and did not decide: {end.text}"
                     store.compare_set("decision", "", _RoundNote("restart", self._node, reason).dump())
             if self._left.wait(min(DECISION_POLL_MAX_S, POLL_S * self._nodes)):
                 return None

@@ -52,13 +52,13 @@ class OutputChannel:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnvironment:
-    """The settings of an attempt that its ranks are born with."""
+    """The settings of an attempt that its ranks start with."""
 
     attempt: int
     env: Mapping[str, str]
     unset: tuple[str, ...]
     terminal: bool  # local rank 0 may have a pseudo-terminal
-    born: Callable[[MonitoredRank], None]
+    on_started: Callable[[MonitoredRank], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,16 @@ class _OutputEnds:
 class RankHandler(SubprocessHandler):
     """torch's handler of one rank, which starts the process our way. torch calls `_popen` from its constructor."""
 
-    def __init__(self, output: OutputChannel, birth: AttemptEnvironment, **asked: Any) -> None:  # noqa: ANN401  torch's arguments differ by version
+    def __init__(self, output: OutputChannel, environment: AttemptEnvironment, **asked: Any) -> None:  # noqa: ANN401  torch's arguments differ by version
         """Start the process at once, as torch's does."""
         self._output = output
-        self._birth = birth
+        self._environment = environment
         self._asked = asked
         super().__init__(**asked)
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        env = {**env, **self._birth.env}
-        for name in self._birth.unset:
+        env = {**env, **self._environment.env}
+        for name in self._environment.unset:
             env.pop(name, None)
         rank, local_rank = int(env["RANK"]), int(self._asked["local_rank_id"])
         paths = {"out": self._asked["stdout"] or "", "err": self._asked["stderr"] or ""}
@@ -110,16 +110,16 @@ class RankHandler(SubprocessHandler):
         finally:
             ends.close()
         logs = tuple((name, path) for name, path in paths.items() if path not in ("", os.devnull))
-        self._birth.born(spawned(proc.pid, rank, local_rank, env.get("TORCHELASTIC_ERROR_FILE", ""), logs))
+        self._environment.on_started(spawned(proc.pid, rank, local_rank, env.get("TORCHELASTIC_ERROR_FILE", ""), logs))
         for fd, what in ends.for_guardian:
-            self._output.hand_over(fd, attempt=self._birth.attempt, rank=rank, **what)
+            self._output.hand_over(fd, attempt=self._environment.attempt, rank=rank, **what)
         return proc
 
     def _ends(self, paths: Mapping[str, str], local_rank: int) -> _OutputEnds:
         """A pipe for each stream that torch would have let through or sent to /dev/null (--local-ranks-filter: captured, not shown)."""
         ours = {name: path != os.devnull for name, path in paths.items() if path in ("", os.devnull)}
         streams = self._output.streams
-        terminal = self._birth.terminal and local_rank == 0
+        terminal = self._environment.terminal and local_rank == 0
         if streams == TTY and terminal and len(ours) == len(paths) and all(ours.values()):
             master, slave = _terminal(self._output.window)
             return _OutputEnds(slave, os.dup(slave), ((master, {"name": "both", "show": True, "to": 1, "pty": True}),), linebuf=False)

@@ -104,7 +104,7 @@ class RanksFound:
 
 @dataclass(frozen=True, slots=True)
 class RankExited:
-    """A rank ended, well or not. Its failure fences the attempt: the agent stops the peers without asking."""
+    """A rank ended, well or not. Its failure ends the attempt: the agent stops the peers without asking."""
 
     t: float
     attempt: int

@@ -41,7 +41,7 @@ class Place:
 
 
 def _culprits_end(deaths: tuple[RankExit, ...], rank: int | None) -> RankExit | None:
-    """Return how the culprit ended; where our own fence ended it before it could end by itself, how the first of all did."""
+    """Return how the culprit ended; where our own stop ended it before it could end by itself, how the first of all did."""
     first = deaths[0] if deaths else None
     end = next((d for d in deaths if d.rank == rank and d.failed), first)
     return first if end is not None and end.signal in END_SIGNALS else end

@@ -87,8 +87,8 @@ def on_stop_requested(state: JobState, event: StopRequested) -> Step:
 
 
 def _first(state: JobState, event: StopRequested) -> Step:
-    fenced = state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING}
-    nothing_runs = state.stage in NOTHING_RUNS or (fenced and state.attempt.ended)
+    ending = state.stage in {Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING}
+    nothing_runs = state.stage in NOTHING_RUNS or (ending and state.attempt.ended)
     starts = state.stage is Stage.STARTING
     trains = state.stage is Stage.RUNNING or (starts and state.attempt.save_on_request)
     state = _with_stop(state, StopRequest(event.signum, 1, event.t, first_t=event.t))

@@ -48,7 +48,7 @@ class Orphans:
         self._me = os.getpid()
         self._cookie = f"{COOKIE}={cookie}".encode()
         self._before = {child.key for child in self._children(process_tree.snapshot())}
-        self._descent_proves = not self._before and not (self._me == 1 if first_process is None else first_process)
+        self._tree_is_proof = not self._before and not (self._me == 1 if first_process is None else first_process)
         own = process_tree.read(self._me)
         self._since = own.start_ticks if own else 0
         self._seen: set[tuple[int, int]] = set()
@@ -64,7 +64,7 @@ class Orphans:
         """
         with _starting:
             owned = {process.pid for process in _started if process.poll() is None}
-        if self._descent_proves:
+        if self._tree_is_proof:
             return owned
         found = {child.pid for child in self._children(processes) if child.pid in owned or not self._is_ours(child)}
         self.seen(process_tree.below(self._me, processes, found))

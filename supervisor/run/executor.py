@@ -370,7 +370,7 @@ class Executor:
         self.threads.start("evidence", work, awaited=False)  # the core has a timer for it, and judges by the deaths then
 
     def _distrust(self) -> None:
-        """Fence what was saved while nodes trained from different states, before the run can end. In a thread of the collection's.
+        """Reject what was saved while nodes trained from different states, before the run can end. In a thread of the collection's.
 
         What could not be looked at is looked at by the next agreement, which says so.
         """

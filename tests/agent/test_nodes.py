@@ -1,4 +1,4 @@
-"""Several nodes on loopback: fences, decisions, admission. Ranks need no torch here."""
+"""Several nodes on loopback: ends of rounds, decisions, admission. Ranks need no torch here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a
 
     changes = {"overrides": [["batch_size", "16"]], "rejected": ["ckpt/7.pt"]}
     cause = {"summary": "rank 1 raised ValueError"}
-    second.send("publish", 1, kind="restart", exit_code=0, reason="because", first=cause, **changes)  # fences by itself: a decision is one
+    second.send("publish", 1, kind="restart", exit_code=0, reason="because", first=cause, **changes)  # which ends the round
     assert first.expect("peer_stopped", 1)["text"] == "because"
     decided = first.expect("peer_decided", 1)
     assert decided["reason"] == "because"
@@ -123,7 +123,7 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
         assert agent.expect("all_gathered", 1, number=1)["texts"] == ["of 0", "of 1"]
     second.send("all_gather", 1, number=2, text="again")
     assert not second.has("started", 1)
-    first.stop(1, then="wait")  # in the middle of it: the other node is fenced, and neither has started a rank
+    first.stop(1, then="wait")  # in the middle of it: the other node's round ends, and neither has started a rank
     first.expect("stopped", 1, outcome="stopped")
     first.send("go", 2)
     assert "left the round" in second.expect("peer_stopped", 1)["text"]

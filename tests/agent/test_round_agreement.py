@@ -1,4 +1,4 @@
-"""Ports, rounds and fences over a real store of torch's."""
+"""Ports, rounds and their ends over a real store of torch's."""
 
 from __future__ import annotations
 
@@ -85,31 +85,31 @@ def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) 
 
 
 class Node:
-    """One node's fence, and what it heard."""
+    """One node's agreement, and what it received."""
 
     def __init__(self, store: Store, name: str, token: str = "t") -> None:  # noqa: S107  not a secret
         """Start to watch the round."""
-        self.heard: queue.Queue[tuple[Any, ...]] = queue.Queue()
-        self.fence = round_agreement.RoundAgreement(
+        self.received: queue.Queue[tuple[Any, ...]] = queue.Queue()
+        self.agreement = round_agreement.RoundAgreement(
             store,
             token,
             node=name,
             nodes=2,
-            on_fence=lambda *what: self.heard.put(("fence", *what)),
-            on_decision=lambda *what: self.heard.put(("decision", *what)),
+            on_round_ended=lambda *what: self.received.put(("end", *what)),
+            on_decision=lambda *what: self.received.put(("decision", *what)),
         )
 
 
-def test_the_first_failure_fences_and_the_decision_reaches_the_others(store: Store) -> None:
+def test_the_first_failure_ends_the_round_and_the_decision_reaches_the_others(store: Store) -> None:
     one, two = Node(store, "one"), Node(store, "two")
-    one.fence.fail("rank 3: signal 9")
-    assert two.heard.get(timeout=DEADLINE_S) == ("fence", "failure", "one", "rank 3: signal 9")
-    two.fence.fail("rank 5: exit code 1")  # a consequence: it comes second
-    one.fence.publish("stop", 65, "twice", CHANGES)
-    one.fence.finish(DEADLINE_S, done=False)  # returns when the other has read it
-    assert two.heard.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
-    assert one.heard.empty()
-    two.fence.finish(DEADLINE_S, done=False)
+    one.agreement.fail("rank 3: signal 9")
+    assert two.received.get(timeout=DEADLINE_S) == ("end", "failure", "one", "rank 3: signal 9")
+    two.agreement.fail("rank 5: exit code 1")  # a consequence: it comes second
+    one.agreement.publish("stop", 65, "twice", CHANGES)
+    one.agreement.finish(DEADLINE_S, done=False)  # returns when the other has read it
+    assert two.received.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
+    assert one.received.empty()
+    two.agreement.finish(DEADLINE_S, done=False)
 
 
 def test_an_attempt_may_last_longer_than_one_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,94 +129,96 @@ def test_an_attempt_may_last_longer_than_one_wait(store: Store, monkeypatch: pyt
             assert over.acquire(timeout=DEADLINE_S)
 
     await_waits(2 * 3)  # of both nodes, several
-    one.fence.fail("rank 3: signal 9")
-    assert two.heard.get(timeout=DEADLINE_S) == ("fence", "failure", "one", "rank 3: signal 9")
+    one.agreement.fail("rank 3: signal 9")
+    assert two.received.get(timeout=DEADLINE_S) == ("end", "failure", "one", "rank 3: signal 9")
     await_waits(2 * 2)
-    one.fence.publish("stop", 65, "twice", CHANGES)
-    assert two.heard.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
+    one.agreement.publish("stop", 65, "twice", CHANGES)
+    assert two.received.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
     for node in (one, two):
-        node.fence.finish(DEADLINE_S, done=False)
+        node.agreement.finish(DEADLINE_S, done=False)
 
 
-def test_a_node_that_leaves_fences_those_that_run_unless_all_are_done(store: Store) -> None:
+def test_a_node_that_leaves_ends_the_round_for_those_that_run_unless_all_are_done(store: Store) -> None:
     one, two = Node(store, "one", "a"), Node(store, "two", "a")
-    one.fence.finish(DEADLINE_S, done=False)
-    assert two.heard.get(timeout=DEADLINE_S)[:3] == ("fence", "failure", "one")
-    left = two.heard.get(timeout=DEADLINE_S)
+    one.agreement.finish(DEADLINE_S, done=False)
+    assert two.received.get(timeout=DEADLINE_S)[:3] == ("end", "failure", "one")
+    left = two.received.get(timeout=DEADLINE_S)
     assert (*left[:2], left[4]) == ("decision", "restart", None)
-    two.fence.finish(DEADLINE_S, done=False)
+    two.agreement.finish(DEADLINE_S, done=False)
 
     one, two = Node(store, "one", "b"), Node(store, "two", "b")
-    one.fence.finish(DEADLINE_S, done=True)
-    two.fence.finish(DEADLINE_S, done=True)
-    assert two.heard.empty()
-    assert one.heard.empty()
+    one.agreement.finish(DEADLINE_S, done=True)
+    two.agreement.finish(DEADLINE_S, done=True)
+    assert two.received.empty()
+    assert one.received.empty()
 
 
 def write(store: Store, key: str, kind: str, node: str, text: str) -> None:
-    """Set the fence or the decision of round t, as a node does that is not there any more."""
+    """Set the end or the decision of round t, as a node does that is not there any more."""
     note = {"kind": kind, "node": node, "text": text, "exit_code": 0}
     round_agreement.own_client(store).compare_set(f"supervise/t/{key}", "", json.dumps(note))
 
 
-def test_where_the_node_that_fenced_falls_silent_one_decision_is_made_in_its_place(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_node_that_ended_the_round_is_silent_one_decision_is_made_in_its_place(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(round_agreement, "SILENT_S", 0.3)
     monkeypatch.setattr(round_agreement, "BEAT_S", 0.05)
     one, two = Node(store, "one"), Node(store, "two")
-    write(store, "fence", "failure", "dead/1", "rank 3: signal 9")
-    heard = []
+    write(store, "end", "failure", "dead/1", "rank 3: signal 9")
+    received = []
     for node in (one, two):
-        assert node.heard.get(timeout=DEADLINE_S) == ("fence", "failure", "dead", "rank 3: signal 9")
-        heard.append(node.heard.get(timeout=DEADLINE_S))
-    assert heard[0] == heard[1]
-    assert (heard[0][:2], heard[0][4]) == (("decision", "restart"), None)
-    assert "node dead was silent" in heard[0][3]
+        assert node.received.get(timeout=DEADLINE_S) == ("end", "failure", "dead", "rank 3: signal 9")
+        received.append(node.received.get(timeout=DEADLINE_S))
+    assert received[0] == received[1]
+    assert (received[0][:2], received[0][4]) == (("decision", "restart"), None)
+    assert "node dead was silent" in received[0][3]
     for node in (one, two):
-        node.fence.finish(DEADLINE_S, done=False)
+        node.agreement.finish(DEADLINE_S, done=False)
 
 
 def test_a_node_that_is_only_slow_to_decide_is_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_agreement, "SILENT_S", 1.0)
     monkeypatch.setattr(round_agreement, "BEAT_S", 0.05)
     one, two = Node(store, "one"), Node(store, "two")
-    one.fence.fail("rank 3: signal 9")
-    assert two.heard.get(timeout=DEADLINE_S)[0] == "fence"
+    one.agreement.fail("rank 3: signal 9")
+    assert two.received.get(timeout=DEADLINE_S)[0] == "end"
     with pytest.raises(queue.Empty):
-        two.heard.get(timeout=2.0)
-    one.fence.publish("stop", 65, "twice", CHANGES)
-    assert two.heard.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
+        two.received.get(timeout=2.0)
+    one.agreement.publish("stop", 65, "twice", CHANGES)
+    assert two.received.get(timeout=DEADLINE_S) == ("decision", "stop", 65, "twice", CHANGES)
     for node in (one, two):
-        node.fence.finish(DEADLINE_S, done=False)
+        node.agreement.finish(DEADLINE_S, done=False)
 
 
 def test_what_was_decided_in_the_place_of_a_silent_node_holds_for_it_too(store: Store) -> None:
     one, two = Node(store, "one"), Node(store, "two")
-    one.fence.fail("rank 3: signal 9")
-    assert two.heard.get(timeout=DEADLINE_S)[0] == "fence"
-    write(store, "decision", "restart", "three", "node one was not heard of")  # by a third node, which did not hear its beats
+    one.agreement.fail("rank 3: signal 9")
+    assert two.received.get(timeout=DEADLINE_S)[0] == "end"
+    write(store, "decision", "restart", "three", "node one was silent")  # by a third node, which did not get its beats
     for node in (one, two):
-        assert node.heard.get(timeout=DEADLINE_S) == ("decision", "restart", 0, "node one was not heard of", None)
-        node.fence.finish(DEADLINE_S, done=False)
+        assert node.received.get(timeout=DEADLINE_S) == ("decision", "restart", 0, "node one was silent", None)
+        node.agreement.finish(DEADLINE_S, done=False)
 
 
 def test_a_node_without_supervisor_leaves_a_decision_only_where_its_own_rank_failed_first(store: Store) -> None:
     one, two = Node(store, "one", "a"), Node(store, "two", "a")
-    one.fence.abandon()
-    one.fence.fail("rank 3: signal 15")
-    assert two.heard.get(timeout=DEADLINE_S)[:3] == ("fence", "failure", "one")
-    left = two.heard.get(timeout=DEADLINE_S)
+    one.agreement.abandon()
+    one.agreement.fail("rank 3: signal 15")
+    assert two.received.get(timeout=DEADLINE_S)[:3] == ("end", "failure", "one")
+    left = two.received.get(timeout=DEADLINE_S)
     assert (left[:2], left[4]) == (("decision", "restart"), None)
     for node in (one, two):
-        node.fence.finish(DEADLINE_S, done=False)
+        node.agreement.finish(DEADLINE_S, done=False)
 
     one, two = Node(store, "one", "b"), Node(store, "two", "b")
-    two.fence.fail("rank 5: exit code 1")
-    assert one.heard.get(timeout=DEADLINE_S)[:3] == ("fence", "failure", "two")
-    one.fence.abandon()
-    one.fence.fail("rank 3: signal 15")
-    one.fence.finish(DEADLINE_S, done=False)
-    two.fence.publish("stop", 65, "twice", CHANGES)
-    two.fence.finish(DEADLINE_S, done=False)
+    two.agreement.fail("rank 5: exit code 1")
+    assert one.received.get(timeout=DEADLINE_S)[:3] == ("end", "failure", "two")
+    one.agreement.abandon()
+    one.agreement.fail("rank 3: signal 15")
+    one.agreement.finish(DEADLINE_S, done=False)
+    two.agreement.publish("stop", 65, "twice", CHANGES)
+    two.agreement.finish(DEADLINE_S, done=False)
     decision = json.loads(round_agreement.own_client(store).get("supervise/b/decision"))
     assert decision["text"] == "twice", "a node that leaves does not decide in the place of one that lives"
 
@@ -225,17 +227,17 @@ def test_a_store_that_is_lost_before_the_decision_is_an_answer() -> None:
     server = round_agreement.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # noqa: FBT003  positional in every version
     client = round_agreement.own_client(server)
     node = Node(client, "one")
-    write(client, "fence", "failure", "dead/1", "rank 3: signal 9")
-    assert node.heard.get(timeout=DEADLINE_S)[0] == "fence"
+    write(client, "end", "failure", "dead/1", "rank 3: signal 9")
+    assert node.received.get(timeout=DEADLINE_S)[0] == "end"
     del server
-    heard = node.heard.get(timeout=DEADLINE_S)
-    assert heard[:2] == ("decision", "restart")
-    assert "store was lost" in heard[3]
+    received = node.received.get(timeout=DEADLINE_S)
+    assert received[:2] == ("decision", "restart")
+    assert "store was lost" in received[3]
 
 
 def test_admission_is_no_failure(store: Store) -> None:
     one, two = Node(store, "one"), Node(store, "two")
-    one.fence.admit()
-    assert two.heard.get(timeout=DEADLINE_S)[:2] == ("fence", "membership")
+    one.agreement.admit()
+    assert two.received.get(timeout=DEADLINE_S)[:2] == ("end", "membership")
     for node in (one, two):
-        node.fence.finish(DEADLINE_S, done=False)
+        node.agreement.finish(DEADLINE_S, done=False)

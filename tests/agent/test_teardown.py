@@ -79,7 +79,7 @@ def test_a_failure_that_the_supervisor_tells_ends_ranks_that_run_and_is_nothing_
     agent.send("stop", 2, grace_s=0.0, **told)
     unwilling = agent.expect("rank_exited", 2, rank=0)
     assert unwilling["signal"] == signal.SIGKILL
-    assert (unwilling["at_ns"] - died) / 1e9 > 1.9, "the grace of its own fence is the rank's"
+    assert (unwilling["at_ns"] - died) / 1e9 > 1.9, "the grace is the rank's own"
     agent.expect("stopped", 2, outcome="failed")
 
 

@@ -5,28 +5,24 @@ written in place is copied. It is one of *checkpoints* once an attempt also load
 location is handed over or pruned. A location that is loaded like data (more than `MOST_LOADED` different files in one attempt) is neither:
 a cache is saved and loaded, too.
 
-    <state>/checkpoints/learned.json
-    {"version": 1, "run", "places": [{"pattern", "saved", "loaded", "data", "t", "in_training"}],
-     "writes": [{"path", "attempt", "t", "was", "now", "cut", "fresh", "loose", "replaced"}], "made": {directory: [device, inode]}}
-
-A file that cannot be read or written is in `problem`, and costs only its content. One supervisor owns the file, since it holds the job's
-lock. The numbers of locations and writes are bounded.
+A record that cannot be written is in `problem`. The numbers of locations and writes are bounded.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from checkpointing.io import durable, staging
+from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
+from supervisor.checkpoints import discovery_record
+from supervisor.checkpoints.discovery_record import FILE_NAME, REPEATED, DiscoveryRecord, Location, Write, to_stat
 from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.observe import rank_logs
 from supervisor.observe.path_patterns import checkpoint_path, names_checkpoint, pattern_of
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-FILE_NAME: Final = "learned.json"
 MOST_LOADED: Final = 3
 MOST_LOCATIONS: Final = 64
 MOST_WRITES: Final = 512
@@ -50,60 +45,6 @@ BESIDE: Final = re.compile(
 #: PEFT's card of the model: any person may have written a file of that name.
 _CARD: Final = "README.md"
 _CARD_BYTES: Final = 4096
-_VERSION: Final = 1
-_REPEATED: Final = 2
-
-Stat = tuple[int, int, int, int]  # device, inode, size, modification time in nanoseconds
-
-
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where checkpoints of one kind lie.
-
-    saved: logged saves, in_training: those of them that came after a first step. loaded: attempts that loaded from it, or tried to, before
-    their first step. data: it was loaded like data.
-    """
-
-    pattern: str
-    saved: int = 0
-    loaded: int = 0
-    data: bool = False
-    t: float = 0.0
-    in_training: int = 0
-
-    @property
-    def kind(self) -> str:
-        """What the location is taken for: checkpoint, candidate, or seen."""
-        if self.data or not self.saved:
-            return "seen"
-        if self.loaded:
-            return "checkpoint"
-        return "candidate" if self.in_training or self.saved >= _REPEATED else "seen"
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """What a rank of this run wrote to one path.
-
-    was: the file before its last save. now: the file as the save left it; None while the save is under way, size -1 for a directory. cut:
-    a save of it began, and no end was logged. fresh: nothing was there before its first save of this run. loose: the save was logged before
-    the script closed the file. replaced: its last save made another inode, under a temporary name or after the old file was removed.
-    """
-
-    path: str
-    attempt: int
-    t: float
-    was: Stat | None = None
-    now: Stat | None = None
-    cut: bool = False
-    fresh: bool = False
-    loose: bool = False
-    replaced: bool = False
-
-    @property
-    def is_directory(self) -> bool:
-        """Whether a directory was saved as a whole, and the save ended."""
-        return self.now is not None and self.now[2] < 0
 
 
 class Discovery:
@@ -125,7 +66,7 @@ class Discovery:
         self._loaded: dict[tuple[str, str], set[str]] = {}  # (file of lines, pattern) → paths loaded
         self._counted: set[str] = set()  # paths whose saves were counted by an earlier supervisor
         self.problem: str | None = None
-        record = _decoded(self._file)
+        record = discovery_record.read(self._file)
         self._locations = {location.pattern: location for location in record.locations}
         self._writes = {write.path: write for write in record.writes} if record.run == run_id else {}
         self._logged_before = tuple(write.path for write in record.writes)  # of this run or the one before it
@@ -173,7 +114,7 @@ class Discovery:
         """Return the patterns of what was most likely saved as a checkpoint, where none was also loaded."""
         if any(location.kind == "checkpoint" for location in locations):
             return ()
-        likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= _REPEATED or names_checkpoint(p.pattern))]
+        likely = [p.pattern for p in locations if p.saved and not p.data and (p.saved >= REPEATED or names_checkpoint(p.pattern))]
         return tuple(likely) if self._hands_over == "switch" or len(likely) == 1 else ()
 
     def is_checkpoint(self, path: str) -> bool:
@@ -187,7 +128,7 @@ class Discovery:
     def is_repeated(self, path: str, *, in_training: bool = False) -> bool:
         """Return whether a path lies at a location to which this job was seen to save at least twice; `in_training`: while it trained."""
         location = self._locations.get(pattern_of(path), Location(""))
-        return not location.data and (location.in_training if in_training else location.saved) >= _REPEATED
+        return not location.data and (location.in_training if in_training else location.saved) >= REPEATED
 
     def is_saved(self, path: str) -> bool:
         """Return whether a path lies at a location to which this job was seen to save."""
@@ -304,7 +245,7 @@ class Discovery:
                 ):  # one save of all ranks, one directory of many files
                     self._count(checkpoint, float(row["t"]), saved=1, in_training=_in_training(row))
             under_way.add((file, number))
-            was = _stat(row["was"])
+            was = to_stat(row["was"])
             fresh = was is None or known.fresh  # of the ranks that save it together, the second finds what the first one made
             self._writes.pop(path, None)
             self._writes[path] = replace(
@@ -313,7 +254,7 @@ class Discovery:
         elif what == "ended":
             under_way = self._open.get(path, set())
             under_way.discard((file, number))
-            now = _stat(row["now"])
+            now = to_stat(row["now"])
             replaced = known.was is not None and now is not None and known.was[:2] != now[:2]
             self._writes[path] = replace(known, now=now, cut=bool(under_way) or not row["well"], replaced=replaced)
         elif what == "renamed":
@@ -331,7 +272,7 @@ class Discovery:
             if checkpoint == path or not self.writes(checkpoint):
                 self._count(checkpoint, t, saved=1, in_training=in_training)
         self._writes.pop(path, None)
-        self._writes[path] = Write(path, attempt, t, None, _stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
+        self._writes[path] = Write(path, attempt, t, None, to_stat(row["now"]), fresh=earlier is not None and earlier.fresh, replaced=True)
 
     def _add_load(self, row: dict[str, Any], file: str) -> None:
         if not loads_first(row.get("via", ""), int(row["steps"])):
@@ -395,73 +336,17 @@ class Discovery:
         yield from rank_logs.rows(whole)
 
     def _write_file(self) -> None:
-        content = {
-            "version": _VERSION,
-            "run": self._run,
-            "places": [asdict(location) for location in self._locations.values()],
-            "writes": [asdict(write) for write in self._writes.values()],
-            "made": self._made,
-        }
         try:
-            durable.make_directory(str(self._file.parent))
-            staging.write(str(self._file), json.dumps(content, indent=1).encode("ascii"))
+            found = tuple(self._locations.values()), tuple(self._writes.values())
+            discovery_record.write(self._file, DiscoveryRecord(*found, self._made, self._run))
             self.problem = None
         except OSError as error:
             self.problem = f"the discovered locations of checkpoints could not be recorded: {self._file}: {error.strerror}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    locations: tuple[Location, ...] = ()
-    writes: tuple[Write, ...] = ()
-    made: dict[str, tuple[int, int]] = field(default_factory=dict)
-    run: str = ""
-
-
-def read_locations(directory: Path) -> tuple[Location, ...]:
-    """Return the locations that were discovered of a job, from its `checkpoints` directory; empty where none can be read."""
-    return _decoded(directory / FILE_NAME).locations
-
-
 def read_last_run(directory: Path) -> Discovery:
     """Return what was discovered of a job, with what its last run was seen to write."""
-    return Discovery(directory, _decoded(directory / FILE_NAME).run)
-
-
-def _decoded(file: Path) -> _Record:
-    try:
-        content = json.loads(durable.read(str(file)))
-        if int(content["version"]) > _VERSION:
-            return _Record()
-        locations = tuple(
-            Location(
-                str(row["pattern"]),
-                int(row["saved"]),
-                int(row["loaded"]),
-                bool(row["data"]),
-                float(row["t"]),
-                int(row.get("in_training", 0)),
-            )
-            for row in content["places"]
-        )
-        writes = tuple(
-            Write(
-                str(row["path"]),
-                int(row["attempt"]),
-                float(row["t"]),
-                _stat(row["was"]),
-                _stat(row["now"]),
-                bool(row["cut"]),
-                bool(row["fresh"]),
-                bool(row["loose"]),
-                bool(row.get("replaced")),
-            )
-            for row in content["writes"]
-        )
-        made = {str(path): (int(dev), int(ino)) for path, (dev, ino) in content.get("made", {}).items()}
-        return _Record(locations, writes, made, str(content["run"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # discovered anew
-        return _Record()
+    return Discovery(directory, discovery_record.read(directory / FILE_NAME).run)
 
 
 def _in_training(row: dict[str, Any]) -> int:
@@ -494,10 +379,3 @@ def _with_stat(write: Write) -> Write:
         return replace(write, now=now if now[:2] == write.now[:2] else write.now, loose=False)
     begun_in_place = was is None or (was[:2] == now[:2] and was != now)
     return replace(write, now=now if begun_in_place and write.cut else write.now)
-
-
-def _stat(row: Any) -> Stat | None:  # noqa: ANN401 (JSON)
-    if row is None:
-        return None
-    dev, ino, size, mtime_ns = (int(number) for number in row)
-    return dev, ino, size, mtime_ns

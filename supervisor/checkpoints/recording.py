@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Verification
-    from supervisor.checkpoints.discovery import Write
+    from supervisor.checkpoints.discovery_record import Write
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.reports import CheckpointReport
     from supervisor.checkpoints.shared_manifests import SharedManifests

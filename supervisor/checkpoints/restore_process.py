@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from supervisor.checkpoints import discovery
+from supervisor.checkpoints import discovery_record
 from supervisor.checkpoints.mirror_process import mirrors, s3_options
 from supervisor.checkpoints.restore_target import refusal
 from supervisor.launch import orphans
@@ -69,7 +69,7 @@ def restore(job: Job, say: Callable[[str], None]) -> RestoreAnswer:
         "cwd": str(job.cwd),
         "command": list(job.command),
         "declared": list(checkpoints.paths),
-        "discovered": [location.pattern for location in discovery.read_locations(job.state / "checkpoints") if location.saved],
+        "discovered": [location.pattern for location in discovery_record.read_locations(job.state / "checkpoints") if location.saved],
         "workers": checkpoints.concurrency,
         "s3": s3_options(job.settings),
     }

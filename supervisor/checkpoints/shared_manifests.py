@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Identity
-    from supervisor.checkpoints.discovery import Discovery, Write
+    from supervisor.checkpoints.discovery import Discovery
+    from supervisor.checkpoints.discovery_record import Write
 
 #: How long the node that should read a checkpoint may take. It reads it twice, and a loaded disk is slower than the rate that it may use.
 PATIENCE_S: Final = 30.0

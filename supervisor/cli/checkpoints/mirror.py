@@ -24,7 +24,7 @@ from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.stall import RestoreProgress
 from checkpointing.mirror.upload import TransferControl
 from checkpointing.model import CheckpointingError
-from supervisor.checkpoints import discovery, mirror_process
+from supervisor.checkpoints import discovery_record, mirror_process
 from supervisor.checkpoints.restore_target import refusal
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import MIRROR, named_or_latest_job
@@ -203,7 +203,7 @@ def _learned(settings: Settings, job: str) -> tuple[str, ...]:
         directory = find_job(state_root(settings), job).directory
     except SuperviseError:
         return ()
-    return tuple(place.pattern for place in discovery.read_locations(directory / "checkpoints") if place.saved)
+    return tuple(place.pattern for place in discovery_record.read_locations(directory / "checkpoints") if place.saved)
 
 
 def _wanted(settings: Settings, job: str) -> str:

@@ -17,8 +17,7 @@ from supervisor.core.state import JobState, Stage, changed
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import AttemptStarted, HealthChanged
-
-    Step = tuple[JobState, tuple[Action, ...]]
+    from supervisor.core.state import Step
 
 
 def on_health_changed(state: JobState, event: HealthChanged) -> Step:

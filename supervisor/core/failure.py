@@ -12,21 +12,18 @@ from supervisor.core.actions import (
     SIGTERM,
     CollectEvidence,
     EndLauncher,
-    OpenIncident,
     PrintMessage,
     PublishDecision,
     SetTimer,
     StopRanks,
 )
 from supervisor.core.model import BEFORE_FIRST_STEP, Cause, Change, Claim, Evidence, FirstCause, Phase, Plan, PlanKind, RankExit, Verdict
-from supervisor.core.state import Incident, JobState, Stage, changed
+from supervisor.core.state import JobState, Stage, changed
 from supervisor.strategies import propose
 
 if TYPE_CHECKING:
-    from supervisor.core.actions import Action
     from supervisor.core.events import AttemptEndedByPeer, EvidenceCollected, LauncherExited, PeerDecided, RankExited
-
-    Step = tuple[JobState, tuple[Action, ...]]
+    from supervisor.core.state import Step
 
 #: Beyond the grace, until TERM, KILL and the sweep are done and reported.
 TEARDOWN_MARGIN_S = 3.0
@@ -47,19 +44,13 @@ def teardown_timer(state: JobState, token: int) -> SetTimer:
 
 def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:
     """End the attempt: stop what is left of it, open (or go on with) the incident, collect what the observers know."""
-    actions: tuple[Action, ...] = ()
-    incident = state.run.incident
-    if incident is None:
-        incident = Incident(state.incidents + 1, t, state.attempt.number)
-        actions = (OpenIncident(incident.number, state.attempt.number, death.rank if death else None, summary),)
+    state, opening = start.with_incident(state, t, summary, death.rank if death else None)
     token = state.token + 1
     awaited = death is not None and was_asked(death.code, death.signal)
     state = changed(
         state,
         stage=Stage.TEARDOWN,
         token=token,
-        incidents=max(state.incidents, incident.number),
-        run=changed(state.run, incident=replace(incident, attempt=state.attempt.number, verdict=None, plan=None)),
         attempt=changed(
             state.attempt,
             deaths=(*state.attempt.deaths, death) if death else state.attempt.deaths,
@@ -70,8 +61,8 @@ def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -
     )
     actions = (
         StopRanks(state.attempt.number, SIGTERM, state.run.policy.grace_s, "failure", summary),
-        *actions,
-        CollectEvidence(state.attempt.number, incident.number, state.run.policy.evidence_deadline_s),
+        *opening,
+        CollectEvidence(state.attempt.number, state.incidents, state.run.policy.evidence_deadline_s),
         teardown_timer(state, token),
         SetTimer("evidence", token, state.run.policy.evidence_deadline_s + EVIDENCE_MARGIN_S),
     )
@@ -119,17 +110,9 @@ def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step
         return changed(state, stage=Stage.ADMITTING, token=token), (message, teardown_timer(state, token))
     if event.kind == "membership" or state.stage not in {Stage.STARTING, Stage.RUNNING, Stage.TEARDOWN}:
         return state, ()
-    incident = state.run.incident or Incident(state.incidents + 1, event.t, state.attempt.number)
-    opening = () if state.run.incident else (OpenIncident(incident.number, state.attempt.number, None, f"node {event.node}: {event.text}"),)
+    state, opening = start.with_incident(state, event.t, f"node {event.node}: {event.text}")
     token = state.token + 1
-    incident = replace(incident, attempt=state.attempt.number, verdict=None, plan=None)
-    state = changed(
-        state,
-        stage=Stage.FOLLOWING,
-        token=token,
-        incidents=max(state.incidents, incident.number),
-        run=changed(state.run, incident=incident),
-    )
+    state = changed(state, stage=Stage.FOLLOWING, token=token)
     return state, (*opening, teardown_timer(state, token), SetTimer("peer", token, state.run.policy.peer_deadline_s))
 
 

@@ -19,10 +19,8 @@ from supervisor.core.model import Cause, Evidence, Plan, PlanKind, Verdict
 from supervisor.core.state import JobState, Stage, changed
 
 if TYPE_CHECKING:
-    from supervisor.core.actions import Action
     from supervisor.core.events import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved
-
-    Step = tuple[JobState, tuple[Action, ...]]
+    from supervisor.core.state import Step
 
 #: Agreements whose attempts are remembered: checkpoints older than these are told apart by their digests alone.
 KEPT_AGREEMENTS = 20

@@ -14,14 +14,13 @@ from supervisor.core.actions import (
     CloseIncident,
     FindSave,
     Finish,
-    OpenIncident,
     PrintMessage,
     ReportDecision,
     SetTimer,
     StopRanks,
 )
 from supervisor.core.model import Cause, Plan, PlanKind, Progress, Verdict
-from supervisor.core.state import NOTICES, Incident, JobState, Run, Stage, changed
+from supervisor.core.state import NOTICES, JobState, Run, Stage, changed
 from supervisor.strategies.situation import overridden
 
 if TYPE_CHECKING:
@@ -43,9 +42,7 @@ if TYPE_CHECKING:
         SupervisorStarted,
     )
     from supervisor.core.model import Failure, Policy
-    from supervisor.core.state import StopRequest
-
-    Step = tuple[JobState, tuple[Action, ...]]
+    from supervisor.core.state import Step, StopRequest
 
 #: Of several nodes without our agents.
 ALONE = (
@@ -78,14 +75,14 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     )
     actions: tuple[Action, ...] = ()
     if died_with_us and state.run.incident is None:
-        number = state.incidents + 1
         verdict = Verdict(Cause.KILLED_UNKNOWN, 0.9, "supervise died, and its attempt with it", "supervisor:died")
         plan = Plan(PlanKind.RESTART, "the job is taken over", "the same again", "takeover")
-        incident = Incident(number, event.t, state.attempt.number, verdict, plan)
-        state = changed(state, run=changed(state.run, incident=incident), incidents=number)
+        state, opening = start.with_incident(state, event.t, verdict.summary, decision=(verdict, plan))
         actions = (
-            OpenIncident(number, state.attempt.number, None, verdict.summary),
-            ReportDecision(number, state.attempt.number, verdict, plan, state.attempt.progress.step, at_least=not event.heartbeats_read),
+            *opening,
+            ReportDecision(
+                state.incidents, state.attempt.number, verdict, plan, state.attempt.progress.step, at_least=not event.heartbeats_read
+            ),
         )
     state, more = start.select(state, event.t)
     return state, (*actions, *more)

@@ -22,9 +22,7 @@ from supervisor.core.state import changed
 if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.model import CheckpointRef
-    from supervisor.core.state import JobState
-
-    Step = tuple[JobState, tuple[Action, ...]]
+    from supervisor.core.state import JobState, Step
 
 _NUMBER = re.compile(r"\d+")
 #: A script may count its first step 0 or 1, and DCP makes one step of zeros to have a state to load into.

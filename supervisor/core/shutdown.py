@@ -26,7 +26,6 @@ from supervisor.core.actions import (
     CollectEvidence,
     DumpStacks,
     EndLauncher,
-    OpenIncident,
     PrintMessage,
     RequestSave,
     SetTimer,
@@ -34,15 +33,13 @@ from supervisor.core.actions import (
 )
 from supervisor.core.events import SaveSearched, StopRequested, TimeLeft
 from supervisor.core.model import Cause, Plan, PlanKind, Verdict
-from supervisor.core.state import NOTICES, Incident, JobState, Stage, StopRequest, changed
+from supervisor.core.state import NOTICES, JobState, Stage, StopRequest, changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from supervisor.core.actions import Action
     from supervisor.core.events import EvidenceCollected, RankExited, Saved, SaveOnRequestSeen, StacksRequested, TimerFired
-
-    Step = tuple[JobState, tuple[Action, ...]]
+    from supervisor.core.state import Step
 
 #: Signals closer together than this are one request: schedulers, process groups and shells send them in bursts.
 BURST_S = 0.25
@@ -224,18 +221,12 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
         or was_asked(death.code, death.signal)
     ):
         return failure.on_rank_exited(state, event)
-    incident = state.run.incident or Incident(state.incidents + 1, event.t, state.attempt.number)
     text = f"{failure.death_text(death)} while ranks were to {'save' if stop.save_requested else 'train on'}"
-    opening = () if state.run.incident else (OpenIncident(incident.number, state.attempt.number, death.rank, text),)
+    state, opening = start.with_incident(state, event.t, text, death.rank)
     state = changed(
         state,
         token=state.token + 1,
-        incidents=max(state.incidents, incident.number),
-        run=changed(
-            state.run,
-            stop=replace(stop, spares_ranks=False, rank_failed=True),
-            incident=replace(incident, attempt=state.attempt.number, verdict=None, plan=None),
-        ),
+        run=changed(state.run, stop=replace(stop, spares_ranks=False, rank_failed=True)),
         attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death), evidence=None),
     )
     left_s = max(0.0, (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.left_from_t))
@@ -244,7 +235,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     return state, (
         StopRanks(state.attempt.number, SIGTERM, grace_s, "stop"),
         *opening,
-        CollectEvidence(state.attempt.number, incident.number, deadline_s),
+        CollectEvidence(state.attempt.number, state.incidents, deadline_s),
         SetTimer("stop", state.token, grace_s + failure.TEARDOWN_MARGIN_S),
         SetTimer("evidence", state.token, deadline_s + failure.EVIDENCE_MARGIN_S),
     )

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import CheckpointSelected, HealthChecked
     from supervisor.core.model import CheckpointRef
-
-    Step = tuple[JobState, tuple[Action, ...]]
+    from supervisor.core.state import Step
 
 TAKES = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
 TRUST = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
@@ -229,12 +228,10 @@ def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) 
 
 def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
     """Wait as after an attempt that found no room: this run wrote here before, and a disk that somebody filled makes no node unfit."""
-    state, opening = _opened(state, t, verdict)
     place = planning.Place(state.attempt.progress.step, before_first_step=False, phase=Phase.UNKNOWN)
     situation = planning.situation(state, t, verdict, place)
     plan = propose(situation)
-    assert state.run.incident is not None  # noqa: S101 (it was opened above)
-    state = changed(state, run=changed(state.run, incident=replace(state.run.incident, verdict=verdict, plan=plan)))
+    state, opening = with_incident(state, t, verdict.summary, verdict.rank, (verdict, plan))
     state, beside = planning.folded(state, plan, situation)
     state, actions = give_up(state, verdict, plan) if plan.kind is PlanKind.STOP else restart(state, t, verdict, plan)
     return state, (*opening, *beside, *actions)
@@ -322,20 +319,21 @@ def restart(state: JobState, t: float, verdict: Verdict, plan: Plan, *beside: Ac
     return state, (report, *beside, *actions)
 
 
-def _opened(state: JobState, t: float, verdict: Verdict) -> Step:
-    """Open an incident where none is open."""
-    if state.run.incident is not None:
-        return state, ()
-    incident = Incident(state.incidents + 1, t, state.attempt.number)
-    opening = OpenIncident(incident.number, state.attempt.number, verdict.rank, verdict.summary)
-    return changed(state, incidents=incident.number, run=changed(state.run, incident=incident)), (opening,)
+def with_incident(state: JobState, t: float, summary: str, rank: int | None = None, decision: tuple[Verdict, Plan] | None = None) -> Step:
+    """Open an incident on the current attempt. If one is open, it goes on with this attempt."""
+    opening: tuple[Action, ...] = ()
+    incident = state.run.incident
+    if incident is None:
+        incident = Incident(state.incidents + 1, t, state.attempt.number)
+        opening = (OpenIncident(incident.number, state.attempt.number, rank, summary),)
+    verdict, plan = decision or (None, None)
+    incident = replace(incident, attempt=state.attempt.number, verdict=verdict, plan=plan)
+    return changed(state, incidents=incident.number, run=changed(state.run, incident=incident)), opening
 
 
 def stop_for(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
     """Give the run up with an incident of its own, so that the card says why."""
-    state, actions = _opened(state, t, verdict)
-    assert state.run.incident is not None  # noqa: S101 (it was opened above)
-    state = changed(state, run=changed(state.run, incident=replace(state.run.incident, verdict=verdict, plan=plan)))
+    state, actions = with_incident(state, t, verdict.summary, verdict.rank, (verdict, plan))
     state, more = give_up(state, verdict, plan)
     return state, (*actions, *more)
 

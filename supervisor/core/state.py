@@ -201,7 +201,7 @@ class JobState:
     attempt: Attempt = Attempt()
     stage: Stage = Stage.NEW
     token: int = 0  # of the timers of this stage
-    incidents: int = 0  # how many the job had, over all its runs
+    incidents: int = 0  # how many the job had, over all its runs; an open one is the last
     gpus: tuple[Gpu, ...] = ()
     journal_degraded: bool = False
 
@@ -217,6 +217,11 @@ class JobState:
 
 if TYPE_CHECKING:
     from dataclasses import replace as changed
+
+    from supervisor.core.actions import Action
+
+    #: What each function that answers an event returns: the next state, and what is to be done.
+    Step = tuple[JobState, tuple[Action, ...]]
 else:
     _new, _set = object.__new__, object.__setattr__
 

@@ -11,21 +11,19 @@ import functools
 import math
 import signal
 import socket
-import threading
 import time
-import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import api as processes
-from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
 from supervisor.agent.link import with_words
 from supervisor.agent.messages import RendezvousCompleted
+from supervisor.agent.rendezvous import RoundRendezvous, served_here
 from supervisor.agent.signals import nothing
 from supervisor.agent.spawn import AttemptEnvironment, RankHandler
 
@@ -39,96 +37,9 @@ if TYPE_CHECKING:
     from supervisor.agent.spawn import OutputChannel
 
 WAKE_S = 0.001  # torch sleeps this long between two polls; the wait itself is in `_monitor_workers`, which a death ends at once
-SHUTDOWN_S = 2.0
-LAST_S = 1.5
 BARRIER_POLL_S = 0.1
 SEEN_S = 15.0  # for a node that does not answer for a while as the job ends
 LAST_SAVES_S = 0.5  # for the other nodes to end the save that ended our ranks; the guardian may end this agent 1 s after its supervisor
-
-
-class RoundRendezvous(RendezvousHandler):
-    """The user's rendezvous, whatever its backend, with rounds for the static one and nodes admitted only when that was decided."""
-
-    def __init__(self, inner: RendezvousHandler, controller: AttemptController, *, nodes: int) -> None:
-        """Wrap `inner`; `nodes` is the greatest number of nodes."""
-        self._inner = inner
-        self._controller = controller
-        self._several = nodes > 1
-        self._me = uuid.uuid4().hex
-        self._last = 0
-        self._waiting = 0
-        self._others = 0
-        self.handover = round_agreement.Handover(0, 0, "")
-        self.store: Store | None = None
-
-    def get_backend(self) -> str:
-        """See torch."""
-        return self._inner.get_backend()
-
-    def get_run_id(self) -> str:
-        """See torch."""
-        return self._inner.get_run_id()
-
-    def is_closed(self) -> bool:
-        """See torch."""
-        return self._inner.is_closed()
-
-    def set_closed(self) -> None:
-        """See torch."""
-        self._inner.set_closed()  # type: ignore[no-untyped-call]  # torch is typed in part
-
-    @property
-    def use_agent_store(self) -> bool:
-        """No: the ranks of every attempt have a store of their own (TORCHELASTIC_USE_AGENT_STORE)."""
-        return False
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Gather the nodes, then agree on the attempt's port."""
-        info = self._inner.next_rendezvous()
-        store, cancelled = info.store, self._controller.cancelled
-        if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
-            self._last = round_agreement.enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
-            store = round_agreement.static_store(store, self._last)
-        self.handover = round_agreement.hand_over(store, info.rank, cancelled)
-        self.store = store
-        self._waiting = 0
-        self._others = info.world_size - 1
-        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)  # type: ignore[arg-type]  # None only from handlers that torch itself could not use
-
-    def num_nodes_waiting(self) -> int:
-        """Report nodes that want to join, and answer 0: torch would restart the ranks without asking."""
-        if not self._several:
-            return 0
-        try:
-            count = self._inner.num_nodes_waiting()
-        except Exception:  # noqa: BLE001  a store that cannot be asked is no reason to end healthy ranks
-            return 0
-        if count != self._waiting:
-            self._waiting = count
-            self._controller.nodes_waiting(count)
-        return 0
-
-    def shutdown(self) -> bool:
-        """Write the last notes to the other nodes and close the rendezvous, if the job is over for all; for at most SHUTDOWN_S."""
-        closer = threading.Thread(target=self._shutdown_quietly, name="shutdown", daemon=True)
-        closer.start()
-        closer.join(SHUTDOWN_S)
-        return True
-
-    def _shutdown_quietly(self) -> None:
-        self._controller.finish()
-        if not self._controller.over_for_all and self._several:
-            return  # as torch does when a signal ends it: the other nodes may go on
-        shared = self.store if self._others else None
-        try:
-            serves = shared is not None and round_agreement.served_here(shared)
-            if shared is not None and serves:
-                round_agreement.await_left(shared, self._others, LAST_S)
-            self._inner.shutdown()
-            if shared is not None and not serves:
-                round_agreement.mark_left(shared)
-        except Exception:  # noqa: BLE001  the store may have gone with its host; we are leaving anyway
-            return
 
 
 class GatedAgent(LocalElasticAgent):
@@ -294,7 +205,7 @@ class GatedAgent(LocalElasticAgent):
         until = time.monotonic() + SEEN_S
         with suppress(RuntimeError):  # we know it already
             seen = store.add("supervise/seen", 1)
-            while round_agreement.served_here(store) and self._settling and seen < world and time.monotonic() < until:
+            while served_here(store) and self._settling and seen < world and time.monotonic() < until:
                 time.sleep(BARRIER_POLL_S)
                 seen = store.add("supervise/seen", 0)
 

@@ -1,9 +1,4 @@
-"""Gives every attempt a store of its own, and carries which node failed first and what its supervisor decided.
-
-torch lets the ranks of every attempt use the agents' store, without a prefix per attempt, so restarted ranks read the addresses of the
-dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port for each attempt, on which rank 0 hosts a store, and gives the
-port to the other nodes through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and no node waits
-for another. `enter_round` counts rounds for it.
+"""Carries between the nodes of a round which node failed first and what its supervisor decided.
 
 The agents' store holds two keys per round. The end names the node whose rank failed first (one compare_set). The decision is what the
 supervisor of that node published for all. A thread reads the end with its own store client in one long wait, because TCPStore prints a
@@ -11,17 +6,13 @@ warning for each wait that times out and locks the client meanwhile. Leaving the
 node. The decision is polled, since it comes within seconds. The node that owes it counts up a key meanwhile; when that count stands still
 for SILENT_S, the first node to notice decides `restart` in its place.
 
-Raises TimeoutError where a peer does not come within PEER_TIMEOUT_S, AttemptCancelled where the attempt was stopped meanwhile, and torch's
-own errors where the store is lost. The threads here end quietly then, because the ranks' collectives fail as well.
+The functions raise torch's own errors where the store is lost. The threads end quietly then, because the ranks' collectives fail as well.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import queue
-import random
-import socket
 import threading
 import time
 import uuid
@@ -29,7 +20,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # exported where the build has them
@@ -37,7 +27,6 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PEER_TIMEOUT_S = 600.0  # torch's own join timeout
 POLL_S = 0.05
 CLIENT_TIMEOUT_S = 30.0
 READ_BY_ALL_S = 1.0
@@ -45,138 +34,17 @@ BEAT_S = 1.0
 SILENT_S = 15.0  # a machine under load may keep an agent from its beat for some seconds
 DECISION_POLL_MAX_S = 0.5  # of many nodes each asks less often
 LONG_WAIT = timedelta(days=10)  # one wait of the many that an attempt may take; less than 2**31 ms, which poll(2) takes
-EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-HANDOVER = "supervise/handover"
-LEFT = "supervise/left"
 ABANDONED = "abandoned"
 DONE = "done"
 FAILURE = "failure"
-LOWEST_PORT = 10_000
-PORT_TRIES = 200
 
 
 class AttemptCancelled(Exception):  # noqa: N818  not a failure: the attempt was stopped while its nodes were still gathering
     """The attempt was stopped before its ranks were started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """The message of rank 0's node to the others of a round. `token` makes its keys unlike those of any other round."""
-
-    round: int
-    port: int
-    token: str
-
-
-def free_port(ephemeral: Path = EPHEMERAL) -> int:
-    """A TCP port that nothing is bound to and that no outgoing connection is given by the kernel.
-
-    It is only tested, not held: rank 0 binds it seconds later. A collision fails one attempt; the next has another port.
-    """
-    try:
-        low, high = (int(n) for n in ephemeral.read_text().split())
-    except (OSError, ValueError):
-        low, high = 32768, 60999
-    ports = [p for p in range(LOWEST_PORT, 65536) if not low <= p <= high]
-    for port in random.SystemRandom().sample(ports, min(PORT_TRIES, len(ports))):
-        if _bindable(port):
-            return port
-    with socket.socket() as s:  # every port is ephemeral here
-        s.bind(("", 0))
-        return int(s.getsockname()[1])
-
-
-def _bindable(port: int) -> bool:
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  as TCPStore binds it
-        try:
-            with socket.socket(family) as s:
-                if family == socket.AF_INET6:
-                    s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                s.bind((address, port))
-        except OSError as e:
-            if e.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here
-                continue
-            return False
-    return True
-
-
-def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what: str) -> None:
-    """Poll for keys, so that a stop ends the wait and torch prints no timeout. Raises AttemptCancelled or TimeoutError."""
-    until = time.monotonic() + PEER_TIMEOUT_S
-    while not store.check(keys):
-        if cancelled():
-            raise AttemptCancelled
-        if time.monotonic() > until:
-            msg = f"waiting for {what}: nothing came within {PEER_TIMEOUT_S:.0f} s"
-            raise TimeoutError(msg)
-        time.sleep(POLL_S)
-
-
-def hand_over(store: Store, rank: int, cancelled: Callable[[], bool]) -> Handover:
-    """Agree on the attempt's port: chosen by the node of rank 0, read by the others, through the round's own `store`."""
-    if rank == 0:
-        mine = Handover(int(_base(store).add("supervise/handovers", 1)), free_port(), uuid.uuid4().hex)
-        store.set(HANDOVER, json.dumps({"port": mine.port, "token": mine.token, "round": mine.round}))
-        return mine
-    wait_keys(store, [HANDOVER], cancelled, "the port from the node of rank 0")
-    return _load_handover(store)
-
-
-def _load_handover(store: Store) -> Handover:
-    raw = json.loads(store.get(HANDOVER))
-    return Handover(int(raw["round"]), int(raw["port"]), str(raw["token"]))
-
-
-def enter_round(  # noqa: PLR0913  who we are among whom
-    store: Store, rank: int, world_size: int, *, last: int, me: str, cancelled: Callable[[], bool]
-) -> int:
-    """The number of the next static round in which every node takes part. Blocks until all are in it.
-
-    Node 0 opens a round and ends the one before; the others wait for one that is newer than their `last` and has not ended. An agent that
-    finds its own place taken (`me` is another: it replaces a dead agent) takes it where no rank was started yet, and else ends that
-    round for all and waits for the next.
-    """
-    number = int(store.add("supervise/opened", int(rank == 0)))
-    if rank == 0:
-        _end_running(store, number - 1, _RoundNote(FAILURE, "node 0", "node 0 began another round"))
-        static_store(store, number).set("open", "1")
-    else:
-        number = max(last + 1, number)
-    while True:
-        here = static_store(store, number)
-        wait_keys(here, ["open"], cancelled, "node 0 to begin a round")
-        taken = here.compare_set(f"joined/{rank}", "", me).decode() != me
-        replaced = _RoundNote("restart", f"node {rank}", f"the agent of node {rank} was replaced")
-        if not _end_running(store, number, replaced if taken else None):
-            here.set(f"joined/{rank}", me)
-            break
-        number += 1
-    wait_keys(here, [f"joined/{r}" for r in range(world_size)], cancelled, "the other nodes to join the round")
-    return number
-
-
-def _end_running(store: Store, number: int, note: _RoundNote | None) -> bool:
-    """End round `number` with `note` if its ranks were started. Return whether it has ended, by whichever node.
-
-    A note that is a decision (restart) is published as one too: the node that would decide is the one that is gone.
-    """
-    here = static_store(store, number)
-    if number < 1 or not here.check([HANDOVER]):
-        return False
-    keys = _of_round(store, _load_handover(here).token)
-    if note is not None:
-        end_round(keys, _RoundNote(FAILURE, note.node, note.text))
-        if note.kind == "restart":
-            keys.compare_set("decision", "", note.dump())
-    return bool(keys.check(["end"]))
-
-
-def static_store(store: Store, number: int) -> Store:
-    """The agents' store as round `number` of a static rendezvous sees it."""
-    return PrefixStore(f"supervise/round/{number}", store)
-
-
-def _base(store: Store) -> Store:
+def unprefixed(store: Store) -> Store:
+    """The agents' store itself, which every round shares."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
@@ -225,6 +93,22 @@ def end_round(store: Store, note: _RoundNote) -> _RoundNote:
     return _RoundNote.load(store.compare_set("end", "", note.dump()))
 
 
+def end_round_of(store: Store, token: str, node: str, text: str, *, restart: bool = False) -> None:
+    """End a round in which this process takes no part.
+
+    restart: also decide that all nodes begin another round. The node that would decide is the one that is gone.
+    """
+    here = _of_round(store, token)
+    end_round(here, _RoundNote(FAILURE, node, text))
+    if restart:
+        here.compare_set("decision", "", _RoundNote("restart", node, text).dump())
+
+
+def is_ended(store: Store, token: str) -> bool:
+    """Return whether any node ended the round."""
+    return bool(_of_round(store, token).check(["end"]))
+
+
 def is_abandoned(store: Store, token: str) -> bool:
     """Return whether a node of the round lost its supervisor while its ranks lived."""
     return bool(_of_round(store, token).check([ABANDONED]))
@@ -244,12 +128,12 @@ def end_abandoned(store: Store, token: str) -> bool:
 
 
 def _of_round(store: Store, token: str) -> Store:
-    return PrefixStore(f"supervise/{token}", _base(store))
+    return PrefixStore(f"supervise/{token}", unprefixed(store))
 
 
 def own_client(store: Store) -> Store:
     """A client of the same store that another thread may block in. Without prefix; where there can be none, the store itself."""
-    base = _base(store)
+    base = unprefixed(store)
     if isinstance(base, TCPStore):
         return TCPStore(base.host, base.port, None, False, timeout=timedelta(seconds=CLIENT_TIMEOUT_S), wait_for_workers=False)  # noqa: FBT003  positional in every version
     return base
@@ -416,20 +300,3 @@ class RoundAgreement:
 
     def _concerns_us(self, note: _RoundNote) -> bool:
         return note.node != self._me and note.kind != DONE and not self._left.is_set()
-
-
-def served_here(store: Store) -> bool:
-    """Whether this process serves the agents' store. torch shows it in the store's text only; a wrong No costs noise at the end."""
-    return "server=TCPServer" in repr(_base(store))
-
-
-def await_left(store: Store, others: int, timeout_s: float) -> None:
-    """Wait until the `others` have left: the process that serves the store leaves last, or torch prints their lost connections."""
-    until = time.monotonic() + timeout_s
-    while store.add(LEFT, 0) < others and time.monotonic() < until:
-        time.sleep(POLL_S)
-
-
-def mark_left(store: Store) -> None:
-    """This node will not use the store again."""
-    store.add(LEFT, 1)

@@ -1,10 +1,9 @@
-"""Ports, rounds and their ends over a real store of torch's."""
+"""The ends of rounds and the decisions over a real store of torch's."""
 
 from __future__ import annotations
 
 import json
 import queue
-import socket
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from supervisor.agent import round_agreement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from torch.distributed import Store
 
@@ -32,56 +30,6 @@ def store() -> Iterator[Store]:
 
 def never() -> bool:
     return False
-
-
-def test_a_port_is_one_that_no_outgoing_connection_is_given(tmp_path: Path) -> None:
-    ephemeral = tmp_path / "range"
-    ephemeral.write_text("10000\t65000\n")
-    assert all(65000 < round_agreement.free_port(ephemeral) < 65536 for _ in range(20))
-    ephemeral.write_text("1024 65535")
-    assert round_agreement.free_port(ephemeral) > 1023
-    assert not 32768 <= round_agreement.free_port(tmp_path / "absent") <= 60999
-
-
-def test_a_bound_port_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        here = taken.getsockname()[1]
-        (tmp_path / "range").write_text("1 2")
-        monkeypatch.setattr(round_agreement, "LOWEST_PORT", here)
-        monkeypatch.setattr(round_agreement.random.SystemRandom, "sample", lambda _self, ports, _n: ports[:2])  # that one and the next
-        assert round_agreement.free_port(tmp_path / "range") != here
-
-
-def test_the_port_is_handed_over_and_a_stop_ends_the_wait(store: Store) -> None:
-    with pytest.raises(round_agreement.AttemptCancelled):
-        round_agreement.hand_over(store, 1, lambda: True)
-    mine = round_agreement.hand_over(store, 0, never)
-    assert round_agreement.hand_over(store, 1, never) == mine
-    assert round_agreement.hand_over(round_agreement.static_store(store, 2), 0, never).round == mine.round + 1
-
-
-def test_a_peer_that_never_comes_is_waited_for_within_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_agreement, "PEER_TIMEOUT_S", 0.1)
-    with pytest.raises(TimeoutError, match="the port from the node of rank 0"):
-        round_agreement.hand_over(store, 1, never)
-
-
-def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) -> None:
-    rounds: queue.Queue[tuple[int, int]] = queue.Queue()
-
-    def enter(rank: int, last: int) -> None:
-        client = round_agreement.PrefixStore("run", round_agreement.own_client(store))
-        rounds.put((rank, round_agreement.enter_round(client, rank, 2, last=last, me=f"agent {rank}", cancelled=never)))
-
-    for number in (1, 2, 3):
-        late = threading.Thread(target=enter, args=(1, number - 1))
-        late.start()
-        with pytest.raises(queue.Empty):
-            rounds.get(timeout=0.2)
-        enter(0, number - 1)
-        assert sorted(rounds.get(timeout=DEADLINE_S) for _ in range(2)) == [(0, number), (1, number)]
-        late.join()
 
 
 class Node:

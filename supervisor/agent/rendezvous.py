@@ -1,0 +1,256 @@
+"""The agents' rendezvous: which nodes take part in a round, and the port on which the ranks of its attempt meet.
+
+torch lets the ranks of every attempt use the agents' store, without a prefix per attempt, so restarted ranks read the addresses of the
+dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port for each attempt, on which rank 0 hosts a store, and gives the
+port to the other nodes through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and no node waits
+for another. `enter_round` counts rounds for it.
+
+Raises TimeoutError where a peer does not come within PEER_TIMEOUT_S, AttemptCancelled where the attempt was stopped meanwhile, and torch's
+own errors where the store is lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import socket
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # exported where the build has them
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo
+
+from supervisor.agent.round_agreement import AttemptCancelled, end_round_of, is_ended, unprefixed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.agent.attempt_controller import AttemptController
+
+PEER_TIMEOUT_S = 600.0  # torch's own join timeout
+POLL_S = 0.05
+SHUTDOWN_S = 2.0
+LAST_S = 1.5
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+HANDOVER = "supervise/handover"
+LEFT = "supervise/left"
+LOWEST_PORT = 10_000
+PORT_TRIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The message of rank 0's node to the others of a round. `token` makes its keys unlike those of any other round."""
+
+    round: int
+    port: int
+    token: str
+
+
+class RoundRendezvous(RendezvousHandler):
+    """The user's rendezvous, whatever its backend, with rounds for the static one and nodes admitted only when that was decided."""
+
+    def __init__(self, inner: RendezvousHandler, controller: AttemptController, *, nodes: int) -> None:
+        """Wrap `inner`; `nodes` is the greatest number of nodes."""
+        self._inner = inner
+        self._controller = controller
+        self._several = nodes > 1
+        self._me = uuid.uuid4().hex
+        self._last = 0
+        self._waiting = 0
+        self._others = 0
+        self.handover = Handover(0, 0, "")
+        self.store: Store | None = None
+
+    def get_backend(self) -> str:
+        """See torch."""
+        return self._inner.get_backend()
+
+    def get_run_id(self) -> str:
+        """See torch."""
+        return self._inner.get_run_id()
+
+    def is_closed(self) -> bool:
+        """See torch."""
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        """See torch."""
+        self._inner.set_closed()  # type: ignore[no-untyped-call]  # torch is typed in part
+
+    @property
+    def use_agent_store(self) -> bool:
+        """No: the ranks of every attempt have a store of their own (TORCHELASTIC_USE_AGENT_STORE)."""
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Gather the nodes, then agree on the attempt's port."""
+        info = self._inner.next_rendezvous()
+        store, cancelled = info.store, self._controller.cancelled
+        if self._inner.get_backend() == "static":  # the one that gives every attempt the same keys
+            self._last = enter_round(store, info.rank, info.world_size, last=self._last, me=self._me, cancelled=cancelled)
+            store = static_store(store, self._last)
+        self.handover = hand_over(store, info.rank, cancelled)
+        self.store = store
+        self._waiting = 0
+        self._others = info.world_size - 1
+        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)  # type: ignore[arg-type]  # None only from handlers that torch itself could not use
+
+    def num_nodes_waiting(self) -> int:
+        """Report nodes that want to join, and answer 0: torch would restart the ranks without asking."""
+        if not self._several:
+            return 0
+        try:
+            count = self._inner.num_nodes_waiting()
+        except Exception:  # noqa: BLE001  a store that cannot be asked is no reason to end healthy ranks
+            return 0
+        if count != self._waiting:
+            self._waiting = count
+            self._controller.nodes_waiting(count)
+        return 0
+
+    def shutdown(self) -> bool:
+        """Write the last notes to the other nodes and close the rendezvous, if the job is over for all; for at most SHUTDOWN_S."""
+        closer = threading.Thread(target=self._shutdown_quietly, name="shutdown", daemon=True)
+        closer.start()
+        closer.join(SHUTDOWN_S)
+        return True
+
+    def _shutdown_quietly(self) -> None:
+        self._controller.finish()
+        if not self._controller.over_for_all and self._several:
+            return  # as torch does when a signal ends it: the other nodes may go on
+        shared = self.store if self._others else None
+        try:
+            serves = shared is not None and served_here(shared)
+            if shared is not None and serves:
+                await_left(shared, self._others, LAST_S)
+            self._inner.shutdown()
+            if shared is not None and not serves:
+                mark_left(shared)
+        except Exception:  # noqa: BLE001  the store may have gone with its host; we are leaving anyway
+            return
+
+
+def wait_keys(store: Store, keys: list[str], cancelled: Callable[[], bool], what: str) -> None:
+    """Poll for keys, so that a stop ends the wait and torch prints no timeout. Raises AttemptCancelled or TimeoutError."""
+    until = time.monotonic() + PEER_TIMEOUT_S
+    while not store.check(keys):
+        if cancelled():
+            raise AttemptCancelled
+        if time.monotonic() > until:
+            msg = f"waiting for {what}: nothing came within {PEER_TIMEOUT_S:.0f} s"
+            raise TimeoutError(msg)
+        time.sleep(POLL_S)
+
+
+def hand_over(store: Store, rank: int, cancelled: Callable[[], bool]) -> Handover:
+    """Agree on the attempt's port: chosen by the node of rank 0, read by the others, through the round's own `store`."""
+    if rank == 0:
+        mine = Handover(int(unprefixed(store).add("supervise/handovers", 1)), free_port(), uuid.uuid4().hex)
+        store.set(HANDOVER, json.dumps({"port": mine.port, "token": mine.token, "round": mine.round}))
+        return mine
+    wait_keys(store, [HANDOVER], cancelled, "the port from the node of rank 0")
+    return _load_handover(store)
+
+
+def _load_handover(store: Store) -> Handover:
+    raw = json.loads(store.get(HANDOVER))
+    return Handover(int(raw["round"]), int(raw["port"]), str(raw["token"]))
+
+
+def enter_round(  # noqa: PLR0913  who we are among whom
+    store: Store, rank: int, world_size: int, *, last: int, me: str, cancelled: Callable[[], bool]
+) -> int:
+    """The number of the next static round in which every node takes part. Blocks until all are in it.
+
+    Node 0 opens a round and ends the one before; the others wait for one that is newer than their `last` and has not ended. An agent that
+    finds its own place taken (`me` is another: it replaces a dead agent) takes it where no rank was started yet, and else ends that
+    round for all and waits for the next.
+    """
+    number = int(store.add("supervise/opened", int(rank == 0)))
+    if rank == 0:
+        token = _started_token(store, number - 1)
+        if token:
+            end_round_of(store, token, "node 0", "node 0 began another round")
+        static_store(store, number).set("open", "1")
+    else:
+        number = max(last + 1, number)
+    while True:
+        here = static_store(store, number)
+        wait_keys(here, ["open"], cancelled, "node 0 to begin a round")
+        taken = here.compare_set(f"joined/{rank}", "", me).decode() != me
+        token = _started_token(store, number)
+        if token and taken:
+            end_round_of(store, token, f"node {rank}", f"the agent of node {rank} was replaced", restart=True)
+        if not token or not is_ended(store, token):
+            here.set(f"joined/{rank}", me)
+            break
+        number += 1
+    wait_keys(here, [f"joined/{r}" for r in range(world_size)], cancelled, "the other nodes to join the round")
+    return number
+
+
+def _started_token(store: Store, number: int) -> str:
+    """The token of static round `number`, "" where none of its ranks was started."""
+    here = static_store(store, number)
+    return _load_handover(here).token if number >= 1 and here.check([HANDOVER]) else ""
+
+
+def static_store(store: Store, number: int) -> Store:
+    """The agents' store as round `number` of a static rendezvous sees it."""
+    return PrefixStore(f"supervise/round/{number}", store)
+
+
+def free_port(ephemeral: Path = EPHEMERAL) -> int:
+    """A TCP port that nothing is bound to and that no outgoing connection is given by the kernel.
+
+    It is only tested, not held: rank 0 binds it seconds later. A collision fails one attempt; the next has another port.
+    """
+    try:
+        low, high = (int(n) for n in ephemeral.read_text().split())
+    except (OSError, ValueError):
+        low, high = 32768, 60999
+    ports = [p for p in range(LOWEST_PORT, 65536) if not low <= p <= high]
+    for port in random.SystemRandom().sample(ports, min(PORT_TRIES, len(ports))):
+        if _bindable(port):
+            return port
+    with socket.socket() as s:  # every port is ephemeral here
+        s.bind(("", 0))
+        return int(s.getsockname()[1])
+
+
+def _bindable(port: int) -> bool:
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104  as TCPStore binds it
+        try:
+            with socket.socket(family) as s:
+                if family == socket.AF_INET6:
+                    s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                s.bind((address, port))
+        except OSError as e:
+            if e.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here
+                continue
+            return False
+    return True
+
+
+def served_here(store: Store) -> bool:
+    """Whether this process serves the agents' store. torch shows it in the store's text only; a wrong No costs noise at the end."""
+    return "server=TCPServer" in repr(unprefixed(store))
+
+
+def await_left(store: Store, others: int, timeout_s: float) -> None:
+    """Wait until the `others` have left: the process that serves the store leaves last, or torch prints their lost connections."""
+    until = time.monotonic() + timeout_s
+    while store.add(LEFT, 0) < others and time.monotonic() < until:
+        time.sleep(POLL_S)
+
+
+def mark_left(store: Store) -> None:
+    """This node will not use the store again."""
+    store.add(LEFT, 1)

@@ -1,15 +1,17 @@
-"""The few names that a training script may import. All optional; without a supervisor each is a no-op that answers as if there were none.
+"""The functions that a training script may import. All are optional; without a supervisor each does nothing and returns None or False.
 
     from supervisor import worker
 
-    worker.heartbeat(step)              the absolute step, where the optimizer does not hold it
-    if worker.should_save(): ...        once per step: the job is to be stopped; save now, on every rank at this same step
-    worker.saved()                      the checkpoint is made, where it is not written through torch
-    worker.resume_from()                the checkpoint to start from, verified, or None
+    worker.heartbeat(step)              report the absolute step, if the optimizer does not hold it
+    if worker.should_save(): ...        once per step: the job will be stopped; save now, on every rank at this same step
+    if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
+    worker.saved()                      report that the checkpoint is complete, if torch did not write it
+    worker.resume_from()                the verified checkpoint to start from, or None
+    worker.resume_step()                the step of that checkpoint, or None
 
-Nothing here raises, imports torch, or costs more than a few microseconds. The instrumentation
-is found through `sys.modules`, because a rank knows it under another name than the supervisor does. The only state is which step the
-ranks agreed on (supervisor/agent/save_agreement.py).
+Nothing here raises, imports torch, or costs more than a few microseconds. The functions find the instrumentation in `sys.modules`, because
+its module has another name in a rank than in the supervisor. The only state is the step on which the ranks agreed
+(supervisor/agent/save_agreement.py).
 """
 
 from __future__ import annotations
@@ -25,46 +27,49 @@ if TYPE_CHECKING:
 
 
 def heartbeat(step: int) -> None:
-    """Report the absolute training step: the one that a resume continues from. From then on it is taken for this rank's progress."""
+    """Report the absolute training step: the one that a resume continues from.
+
+    From then on this number, not the optimizer's, is the rank's step.
+    """
     instrument = _instrument()
     if instrument is not None:
         instrument.heartbeat(step)
 
 
 def should_save() -> bool:
-    """Say whether to make a checkpoint now, because the job is to be stopped: True once, on every rank at its same call.
+    """Return whether to save a checkpoint now, because the job will be stopped: True once, at the same call number on every rank.
 
-    To be called by every rank, once per optimizer step, at the same place of the loop: calls are what the ranks count
-    (docs/preemption.md). The first call says that this script saves when it is told to; then a stop is announced here first, and the
-    ranks are left alone until the checkpoint is made or the time is over. What the script does after the save is its own business:
-    going on is fine. One look at a file in memory per call.
+    Every rank must call it once per optimizer step, at the same place of the loop, because the ranks count the calls (docs/preemption.md).
+    The first call tells supervise that the script can save on request. A later stop then asks here before any rank is signalled, and waits
+    until the checkpoint is complete or the time is over. After the save the script may go on training. Each call looks once at a file in
+    memory.
     """
     return agreement.should_save(_instrument())
 
 
 def saved() -> None:
-    """Say that the checkpoint is made. Needed only where it is written neither by torch.save nor by torch.distributed.checkpoint."""
+    """Report that the checkpoint is complete. Needed only if neither torch.save nor torch.distributed.checkpoint writes it."""
     instrument = _instrument()
     if instrument is not None:
         instrument.saved()
 
 
 def save_requested() -> bool:
-    """Say whether the job is to be stopped, on this node: `should_save` without the agreement, and True from then on at every call.
+    """Return whether this node's job will be stopped: `should_save` without the agreement. Once True, it is True at every call.
 
-    For a script whose ranks agree by themselves. Also True where supervise itself was killed and this node's guardian ends the job: then
+    For a script whose ranks agree by themselves. Also True if supervise itself was killed and this node's guardian ends the job: then
     a save gets `stop.orphan_grace_s` (at most 2 s).
     """
     return agreement.save_requested(_instrument())
 
 
 def resume_from() -> str | None:
-    """Give the path of the checkpoint to resume from, or None: start from scratch, or as the script finds by itself."""
+    """Return the path of the checkpoint to resume from. None: the script starts from scratch, or finds a checkpoint by itself."""
     return os.environ.get("SUPERVISE_JOB_RESUME_FROM") or None
 
 
 def resume_step() -> int | None:
-    """Give the step that `resume_from()` holds, or None where it is not known."""
+    """Return the step of the checkpoint `resume_from()`, or None if it is unknown."""
     try:
         return int(os.environ["SUPERVISE_JOB_RESUME_STEP"])
     except (KeyError, ValueError):

@@ -6,7 +6,7 @@
 A new run is `run=Run(...)`, a new attempt is `attempt=Attempt(...)`: nothing of the one before stays. What outlives a run stands in
 JobState itself. What is not in here cannot influence a decision.
 
-The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/journal/state.py). Every field has
+The journal stores the state beside each decision, and a takeover continues from the last one (supervisor/journal/past.py). Every field has
 a default, so that an older journal can be read; a default is neutral and never changes.
 """
 

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class Children:
-    """`job_dir` is that of the last command, "" before the first; `detach_requests` are those of all its descendants.
+    """The guardian's commands.
 
-    `childless`: at the last `reap` no child was left at all.
+    `job_dir`: job directory of the last command, "" before the first. `detach_requests`: processes that asked to be left alone.
+    `childless`: the last `reap` found no child.
     """
 
     def __init__(self, reactor: Reactor, send: Callable[[dict[str, Any]], None], outputs: Outputs, ignored: Collection[int]) -> None:
@@ -39,7 +40,7 @@ class Children:
 
     @property
     def pids(self) -> set[int]:
-        """The commands that live."""
+        """The pids of the living commands."""
         return set(self._commands)
 
     def spawn(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -48,18 +49,19 @@ class Children:
         cwd, show = str(message["cwd"]), bool(message["show"])
         self._outputs.set_log_dir(attempt, str(message["log_dir"]))
         self.job_dir = env.get("SUPERVISE_JOB_DIR", "")
-        env.pop("SUPERVISE_JOB_DETACH", None)  # it excepts single processes; on the command it would except the whole job
+        # The variable exempts one process and what descends from it; on the command it would exempt the whole job.
+        env.pop("SUPERVISE_JOB_DETACH", None)
         argv, keep, outlets = [str(word) for word in message["argv"]], list(fds), list[CommandOutput]()
         ends: tuple[socket.socket, ...] = ()
         try:
             if kind == "agent":
                 ends = protocol.pair()
                 keep.append(ends[1].fileno())
-                numbers = {"{link_fd}": str(fds[0]) if fds else "", "{output_fd}": str(ends[1].fileno())}
-                argv = [numbers.get(word, word) for word in argv]
+                descriptors = {"{link_fd}": str(fds[0]) if fds else "", "{output_fd}": str(ends[1].fileno())}
+                argv = [descriptors.get(word, word) for word in argv]
             outlets = open_outlets(ptys=kind == "plain")
             pid, exec_fd = spawn(argv, env, cwd, outlets=outlets, keep=keep, ignored=self._ignored)
-        except OSError as error:  # no descriptor or no process is left
+        except OSError as error:  # no free descriptor or process
             protocol.close([outlet.read_fd for outlet in outlets])
             self._send({"ev": "spawn_failed", "attempt": attempt, "kind": kind, "errno": error.errno, "text": str(error)})
             return
@@ -67,7 +69,7 @@ class Children:
             protocol.close([outlet.child_fd for outlet in outlets])
             if ends:
                 ends[1].close()
-        process = process_tree.read(pid)  # there even if it has ended: only we reap it
+        process = process_tree.read(pid)  # still in /proc even if it ended, because only we reap it
         command = SpawnedCommand(attempt, kind, pid, exec_fd, process.start_ticks if process else 0)
         self._commands[pid] = command
         self.childless = False
@@ -77,7 +79,7 @@ class Children:
             self._outputs.take_link(ends[0])
 
     def reap(self) -> None:
-        """Collect every child that ended. Only a command's end is reported; adopted orphans concern nobody."""
+        """Collect every child that ended. Only the end of a command is reported; the end of an adopted orphan is not."""
         self.childless = False
         while True:
             try:
@@ -95,8 +97,8 @@ class Children:
     def signal(self, signum: int, *, to_all: bool, group_received_at: float = 0.0) -> None:
         """Signal the commands, or every proven descendant that did not ask to be left alone.
 
-        group_received_at: when we received this signal ourselves. Then a terminal or a scheduler sent it to our whole group, and a
-        command in the group has it already. A second one would interrupt a save that its KeyboardInterrupt has just begun.
+        group_received_at: the time at which we received this signal, 0.0 if we did not. If we did, a terminal or scheduler signalled the
+        whole group, so commands in our group are skipped. A second signal would interrupt a save that KeyboardInterrupt has just begun.
         """
         processes = process_tree.snapshot()
         if to_all:

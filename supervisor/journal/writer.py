@@ -15,23 +15,24 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from supervisor.classify import redact
 from supervisor.core.state import JobState
 from supervisor.journal import records
 from supervisor.journal.file import JournalFile, OsFiles, earlier
+from supervisor.journal.past import read_past
 from supervisor.journal.records import VERSION, Header, Note, RunBegan, event_taken
-from supervisor.journal.state import difference, read_past
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
+    from supervisor.core.state import Attempt, Run
     from supervisor.journal.file import FileOperations
+    from supervisor.journal.past import Past
     from supervisor.journal.records import Body
-    from supervisor.journal.state import Past
 
 #: No answer of the disk for this long is reported, and decisions stop waiting for it.
 ANSWER_DEADLINE_S = 5.0
@@ -42,6 +43,21 @@ PENDING_CAP_BYTES = 32 << 20
 #: One write, so that a disk with little room left still takes something.
 BATCH_BYTES = 1 << 20
 _FRESH = JobState()
+
+
+def difference(after: JobState, before: JobState) -> dict[str, Any]:
+    """Return the fields of `after` that differ from `before`. `run` and `attempt` are compared field by field."""
+    found = _differing(after, before)
+    if "run" in found:
+        found["run"] = _differing(after.run, before.run)
+    if "attempt" in found:
+        found["attempt"] = _differing(after.attempt, before.attempt)
+    return found
+
+
+def _differing(after: JobState | Run | Attempt, before: JobState | Run | Attempt) -> dict[str, Any]:
+    old = before.__dict__
+    return {name: value for name, value in after.__dict__.items() if value is not old[name] and value != old[name]}
 
 
 class Listener(Protocol):

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action, Finish
     from supervisor.core.events import Event
     from supervisor.core.state import JobState
-    from supervisor.journal.state import Past
+    from supervisor.journal.past import Past
     from supervisor.run.lock import Lock
 
 #: Printed at the start. With --checkpoints nothing must be discovered first.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.job.job import Job
-    from supervisor.journal.state import Past
+    from supervisor.journal.past import Past
 
 KEPT_RUNS: Final = 5
 

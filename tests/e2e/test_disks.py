@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from supervisor.journal.past import read_past
 from supervisor.journal.records import Header, encode, scan
-from supervisor.journal.state import read_past
 from tests.checkpointing import mounts
 from tests.support.folding import check_fold
 from tests.support.waiting import wait_for

@@ -14,8 +14,8 @@ from supervisor.core import actions, events
 from supervisor.core.model import Plan
 from supervisor.core.state import JobState, Stage
 from supervisor.journal import renames
+from supervisor.journal.past import read_past
 from supervisor.journal.records import ACTIONS, EVENTS, EventTaken, Record, action_of, event_of, frames, kinds_of, scan
-from supervisor.journal.state import read_past
 
 #: Some fifteen histories that together have every old name, written by the commit before format 3.1. The last one ends as a rank died.
 OLD = Path(__file__).parent / "format3_0" / "scenarios.jsonl"

@@ -23,8 +23,8 @@ from supervisor.core.model import Policy
 from supervisor.errors import SuperviseError
 from supervisor.journal import writer as journals
 from supervisor.journal.file import OsFiles, earlier
+from supervisor.journal.past import read_past
 from supervisor.journal.records import Damage, Header, Note, Record, RunBegan, encode, scan
-from supervisor.journal.state import read_past
 from supervisor.journal.writer import open_journal
 from tests.support.figures import within
 

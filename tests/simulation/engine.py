@@ -19,7 +19,8 @@ from supervisor.core.decide import decide, initial
 from supervisor.core.model import CheckpointRef, Evidence, Phase, RankExit
 from supervisor.core.state import Stage
 from supervisor.errors import ExitCode
-from supervisor.journal.state import difference, state_of
+from supervisor.journal.past import state_of
+from supervisor.journal.writer import difference
 from tests.simulation import faults
 from tests.simulation.invariants import Watch, demand
 from tests.simulation.world import ABSOLUTE, BLIND, Happening, Job, World

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from supervisor.core.decide import decide, initial
+from supervisor.journal.past import merge, state_of
 from supervisor.journal.records import EventTaken, Record, RunBegan, event_of
-from supervisor.journal.state import merge, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

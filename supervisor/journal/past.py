@@ -1,8 +1,8 @@
-"""Reads the state of a job from its journal: the last one that was recorded, of this format or of an older one.
+"""Reads a job's last recorded state from its journal, of this format or of an older one.
 
-No event is decided on again: rules may change between two versions of supervise, what was decided does not. A field that this version
-does not know is passed over, one that an older version did not have gets its default, and of a value that does not fit (a cause that no
-longer exists) as much is kept as fits. Nothing fails: what is wrong with a journal is in `problems`. Pure.
+Events are not replayed through `decide`, because its rules may have changed; the recorded state is used. The reader skips a field that this
+version does not know, and gives its default to a field that an older version did not have. From a value that does not fit (a cause that no
+longer exists) it keeps the parts that fit. Nothing fails: `problems` lists the faults of the journal. Pure.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_PROBLEMS = 20
-#: Where a state names a stage that this version does not know: takeover then treats the attempt as one that was under way.
+#: The stage of a state whose stage this version does not know: takeover then treats the attempt as under way.
 _UNDER_WAY = Stage.RUNNING
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a journal gives back.
+    """The result of reading a journal.
 
-    `state` is the last recorded one; where none was recorded it is a fresh one that only remembers how many incidents there were.
-    `records` and `events` are counts; `last_end` is the end record of the last run, None where it has none. `incidents_before` belongs into
-    the next `RunBegan`: None where the state goes on. `unrecorded_incidents` is 1 where the last supervisor died with no incident open:
-    readers show its death as an incident, so the next number comes after it.
+    `state`: the last recorded state; if none was recorded, a fresh one that holds only the number of incidents. `records` and `events`:
+    counts. `last_end`: the end record of the last run, None if it has none. `incidents_before`: the number of earlier incidents, which is
+    written into the next `RunBegan`; None if the run continues. `unrecorded_incidents`: 1 if the supervisor died with no open incident:
+    that death gets the next incident number.
     """
 
     state: JobState
@@ -48,28 +48,13 @@ class Past:
     unrecorded_incidents: int = 0
 
     def begun_anew(self) -> Past:
-        """Return what a new run in a new file takes over: how many incidents there were, and nothing else."""
+        """Return the past of a new run in a new file: it takes over the number of incidents and nothing else."""
         count = self.state.incidents + self.unrecorded_incidents
         return replace(self, state=JobState(incidents=count), incidents_before=count, unrecorded_incidents=0)
 
 
-def difference(after: JobState, before: JobState) -> dict[str, Any]:
-    """Return the fields of `after` that differ from those of `before`; of `run` and `attempt` their fields that differ."""
-    found = _differing(after, before)
-    if "run" in found:
-        found["run"] = _differing(after.run, before.run)
-    if "attempt" in found:
-        found["attempt"] = _differing(after.attempt, before.attempt)
-    return found
-
-
-def _differing(after: JobState | Run | Attempt, before: JobState | Run | Attempt) -> dict[str, Any]:
-    old = before.__dict__
-    return {name: value for name, value in after.__dict__.items() if value is not old[name] and value != old[name]}
-
-
 def merge(values: dict[str, Any], found: dict[str, Any]) -> None:
-    """Add a difference, as JSON, to the state that it differs from."""
+    """Apply a difference (writer.difference), as JSON, to the earlier state."""
     for name, value in found.items():
         into = values.get(name)
         if name in {"run", "attempt"} and isinstance(into, dict) and isinstance(value, dict):
@@ -79,7 +64,7 @@ def merge(values: dict[str, Any], found: dict[str, Any]) -> None:
 
 
 def state_of(values: dict[str, Any]) -> tuple[JobState, tuple[str, ...]]:
-    """Return the state that these fields (as JSON) are, and what of them does not fit this version."""
+    """Convert the fields of a state from JSON. Return the state, and a problem for each part that does not fit this version."""
     with suppress(msgspec.ValidationError):
         return _with_defaults(msgspec.convert(values, JobState)), ()
     kinds, known = kinds_of(JobState), dict[str, Any]()
@@ -93,13 +78,13 @@ def state_of(values: dict[str, Any]) -> tuple[JobState, tuple[str, ...]]:
 
 
 def _with_defaults(state: JobState) -> JobState:
-    """Return the state with all its fields in its dictionaries, as `changed` needs them: msgspec leaves defaults to the class."""
+    """Msgspec does not put defaulted fields into `__dict__`; rebuild the state so that `changed` finds them."""
     found = JobState(**state.__dict__)
     return changed(found, run=Run(**found.run.__dict__), attempt=Attempt(**found.attempt.__dict__))
 
 
 class _Reading:
-    """The state while the records are read."""
+    """Collects the state while the records are read."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] | None = None  # of the last state, as JSON; None until one was recorded
@@ -160,23 +145,23 @@ class _Reading:
             state, problems = state_of(renames.state(values) if renames.has_old_names(self.values_version) else values)
         for problem in problems:
             self.report(f"the recorded state: {problem}")
-        # whether its journal answered is a fact about the process that wrote it
+        # journal_degraded belonged to the old process; reset it
         return changed(state, incidents=max(state.incidents, self.incidents), journal_degraded=False)
 
     def died_unrecorded(self) -> bool:
-        """Whether the last run's supervisor is gone without an end, and no incident was open (as History.with_our_death)."""
+        """Whether the last run's supervisor died without an end record while no incident was open (as History.with_our_death)."""
         ended = self.last_end is not None or self.stage == Stage.ENDED
         return self.last_run is not None and not ended and not self.incident_open
 
 
 def read_past(records: Iterable[Record | Damage]) -> Past:
-    """Return what these records tell of the job."""
+    """Read the state and the counts from these records."""
     reading = _Reading()
     damaged_end = False
     for found in records:
         if isinstance(found, Record):
             reading.take(found)
-            damaged_end = False  # damage that leaves no gap in seq lost nothing: a write that was torn and tried again
+            damaged_end = False  # a gap in seq shows lost records; without a gap, a torn write was repeated and nothing is lost
         else:
             reading.report(str(found))
             damaged_end = not found.torn
@@ -184,7 +169,7 @@ def read_past(records: Iterable[Record | Damage]) -> Past:
         state=reading.state(),
         records=reading.records,
         events=reading.events,
-        next_seq=reading.last_seq + (2 if damaged_end else 1),
+        next_seq=reading.last_seq + (2 if damaged_end else 1),  # 2: the damaged line had the next number; the gap shows that it is lost
         version=reading.version,
         last_run=reading.last_run,
         last_end=reading.last_end,

@@ -15,9 +15,9 @@ from supervisor.core.decide import decide, initial
 from supervisor.core.model import Cause, Failure, Policy
 from supervisor.core.state import Attempt, JobState, Run, Stage
 from supervisor.journal import format2
+from supervisor.journal.past import read_past, state_of
 from supervisor.journal.records import Damage, Ended, EventTaken, Header, Record, RunBegan, decode, encode, event_taken, scan, unframe
-from supervisor.journal.state import difference, read_past, state_of
-from supervisor.journal.writer import open_journal
+from supervisor.journal.writer import difference, open_journal
 from tests.support.folding import check_fold
 
 if TYPE_CHECKING:

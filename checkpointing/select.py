@@ -412,7 +412,7 @@ class _CandidateReader:
             found = verify(candidate.path, throttle=self.throttle, interrupted=until, own=self.own(candidate.path))
             if believed and known is not None:
                 found = self._believe(known, found)
-        if manifest is not None and manifest.identity.size == candidate.identity.size and _lacks_checksums(found):
+        if manifest is not None and manifest.identity.size == candidate.identity.size and _has_no_checksums(found):
             # written anew, or a directory that moved: bytes that fit are proven, and bytes that do not say nothing
             proven = self._check(candidate.path, manifest, self.at_limit)
             found = proven if proven.verdict is Verdict.VERIFIED else found
@@ -475,5 +475,5 @@ def _members(manifest: Manifest) -> tuple[str, ...]:
     return tuple(file.path for file in manifest.files) if manifest.is_tree else ()
 
 
-def _lacks_checksums(found: Verification) -> bool:
+def _has_no_checksums(found: Verification) -> bool:
     return found.verdict is Verdict.UNVERIFIABLE or (found.verdict is Verdict.VERIFIED and found.level == "layout")

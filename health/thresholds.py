@@ -78,7 +78,7 @@ class Thresholds:
     #: Seconds in state D, of one process, that are no usual wait for a disk (the kernel's hung_task_timeout_secs is 120).
     stuck_age_s: float = 120.0
     #: And that are worth a word while a job runs: what writes a checkpoint may wait for seconds.
-    stuck_told_s: float = 20.0
+    stuck_reported_s: float = 20.0
     #: Seconds that the clock may be off: logs of nodes are merged by it, and tokens of object stores expire (S3 refuses at 900).
     #: What systemd-timesyncd's longest interval makes of a good clock: 2048 s at the kernel's 500 ppm is 1.02 s of possible error.
     clock_error_s: float = 2.0

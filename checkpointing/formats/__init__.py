@@ -184,15 +184,15 @@ def combine(parts: Iterable[Examination], place: StepPosition = NOWHERE, *, form
 
     A part that nothing can prove makes the whole unverifiable; leave out what does not belong to the checkpoint.
     """
-    looked_at = list(parts)
-    present = {part.verdict for part in looked_at}
+    examined = list(parts)
+    present = {part.verdict for part in examined}
     verdict = next((one for one in _GRAVEST if one in present), Verdict.VERIFIED)
-    ordered = [part for part in looked_at if part.verdict is verdict] + [part for part in looked_at if part.verdict is not verdict]
+    ordered = [part for part in examined if part.verdict is verdict] + [part for part in examined if part.verdict is not verdict]
     reasons = list(dict.fromkeys(why for part in ordered for why in (part.reason, *part.also) if why))
     if len(reasons) > _MOST_REASONS:
         reasons[_MOST_REASONS:] = [f"and {len(reasons) - _MOST_REASONS} more"]
-    levels = [part.level for part in looked_at if part.level]
+    levels = [part.level for part in examined if part.level]
     level = min(levels, key=_LEVELS.index, default="layout") if verdict is Verdict.VERIFIED else ""
-    unlisted = tuple(dict.fromkeys(one for part in looked_at for one in part.unlisted))[:_MOST_REASONS]
-    non_finite = listed(one for part in looked_at for one in part.non_finite)
+    unlisted = tuple(dict.fromkeys(one for part in examined for one in part.unlisted))[:_MOST_REASONS]
+    non_finite = listed(one for part in examined for one in part.non_finite)
     return Examination(verdict, next(iter(reasons), ""), place, level, tuple(reasons[1:]), format, files, non_finite, unlisted)

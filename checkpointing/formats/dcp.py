@@ -171,7 +171,7 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
     the file itself) and the shards' are younger by more than clocks differ; and where every shard was there before the metadata came to
     be, long enough to have been written whole, which no copying does that takes one after the other, or begins all at once.
     """
-    metadata, birth = tree.entries[METADATA].st, birth_time.born_ns(f"{tree.path}/{METADATA}")
+    metadata, birth = tree.entries[METADATA].st, birth_time.birth_time_ns(f"{tree.path}/{METADATA}")
     if birth is None:
         return
     ages = {name: tree.entries[name].st.st_mtime_ns - metadata.st_mtime_ns for name in shards}
@@ -180,7 +180,7 @@ def _of_two_saves(tree: Tree, shards: dict[str, list[Item]]) -> Iterator[Examina
     else:
         # major 0: a network file system, whose files can have the times of several nodes (or a virtual one)
         younger = tuple(name for name, age in ages.items() if age > (0 if os.major(metadata.st_dev) else _CLOCKS_NS))
-        births = [birth_time.born_ns(f"{tree.path}/{name}") for name in shards] if younger else []
+        births = [birth_time.birth_time_ns(f"{tree.path}/{name}") for name in shards] if younger else []
         last = max((one for one in births if one is not None), default=birth)
         took_ns = sum(item.length for items in shards.values() for item in items) / _FASTEST_BYTES_PER_NS
         if None in births or birth - last <= took_ns:

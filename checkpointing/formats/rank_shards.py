@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from checkpointing.formats.pickles.facts import PickleScan
     from checkpointing.io.tree import Tree
 
-_MOST_TOLD: Final = 4
+_MOST_NAMED: Final = 4
 
 
 def members(tree: Tree, names: Iterable[str], *, bulk: bool) -> list[Examination]:
@@ -85,5 +85,5 @@ def present(parts: Iterable[Examination | None]) -> list[Examination]:
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_TOLD
-    return ", ".join(names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -28,7 +28,7 @@ _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<total>\d{5})(?P<su
 SINGLE: Final = re.compile(r"(model|pytorch_model|adapter_model|diffusion_pytorch_model)(_\d+)?(\.\w+)?\.(safetensors|bin)")
 _OF_A_RANK: Final = re.compile(r"shard-\d{5}-")
 _MOST_INDEX_BYTES: Final = 64 << 20
-_MOST_TOLD: Final = 5
+_MOST_NAMED: Final = 5
 
 
 def indexes(tree: Tree) -> list[str]:
@@ -138,7 +138,7 @@ def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination
                 yield _no_foreign(examine_member(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk))
             continue
         absent = [number for number in range(1, total + 1) if number not in numbers]
-        names = ", ".join(f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in absent[:_MOST_TOLD])
+        names = ", ".join(f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in absent[:_MOST_NAMED])
         yield Examination(Verdict.INCOMPLETE, f"{index} is missing{', and ' + names if absent else ''}")
         for number in sorted(numbers):
             yield _no_foreign(examine_member(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk))
@@ -152,5 +152,5 @@ def _no_foreign(part: Examination) -> Examination:
 
 
 def _some(names: list[str]) -> str:
-    more = len(names) - _MOST_TOLD
-    return ", ".join(name[:80] for name in names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MOST_NAMED
+    return ", ".join(name[:80] for name in names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

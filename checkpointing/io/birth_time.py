@@ -13,8 +13,8 @@ _BTIME_AT: Final = 80
 _BYTES: Final = 256
 
 
-def born_ns(path: str) -> int | None:
-    """Return a file's time of birth."""
+def birth_time_ns(path: str) -> int | None:
+    """Return a file's birth time in nanoseconds; None if the kernel or the file system has none."""
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     if statx is None:  # a C library older than glibc 2.28
         return None

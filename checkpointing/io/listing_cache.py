@@ -1,8 +1,8 @@
-"""What a listing that is made every few seconds need not look at again: ten thousand files would cost two calls each.
+"""Remembers what a listing that is repeated every few seconds need not read again: ten thousand files would cost two calls each.
 
 Two rules, neither of which compares a file's time with our clock for more than a guess:
 
-A name is looked at again after a tenth of the time for which it stood still, at most `MOST_S`, or at once if another inode has the name.
+A path is read again after a tenth of the time for which it stood still, at most `MOST_S`, or at once if another inode has the name.
 So a save that replaces a file is seen at the next listing, and one that rewrites it in place late by a tenth of the pause between saves,
 unless the caller knows of it (`forget`).
 Of a directory the modification time is compared besides, so that what is new in it is seen at once.
@@ -37,7 +37,7 @@ class _Listed:
 
 
 @dataclass(slots=True)
-class _Looked:
+class _CachedPath:
     inode: int
     mtime_ns: int  # of a directory, 0 of anything else
     since: float
@@ -52,7 +52,7 @@ class ListingCache:
         """Begin with nothing."""
         self._clock, self._wall = clock, wall
         self._listed: dict[str, _Listed] = {}
-        self._looked: dict[str, _Looked] = {}
+        self._paths: dict[str, _CachedPath] = {}
         self._used: set[str] = set()
         self._is_first = True  # of what was there before us the times are believed: nobody is writing it
 
@@ -68,15 +68,15 @@ class ListingCache:
         self._listed[directory] = _Listed(mtime_ns, since, now, found)
         return found
 
-    def candidates(self, path: str, inode: int, look: Callable[[], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
-        """Return what a matched path is, from `look` unless that is known and need not be looked at yet."""
-        now, known = self._clock(), self._looked.get(path)
+    def candidates(self, path: str, inode: int, read: Callable[[], tuple[Candidate, ...]]) -> tuple[Candidate, ...]:
+        """Return what a matched path is: from the cache while that is fresh, else from `read`."""
+        now, known = self._clock(), self._paths.get(path)
         self._used.add(path)
         mtime_ns = _directory_mtime_ns(path) if known is None or known.mtime_ns else 0
         same = known is not None and (known.inode, known.mtime_ns) == (inode, mtime_ns)
         if same and known is not None and now < known.due:
             return known.candidates
-        found = look()
+        found = read()
         if same and known is not None and known.candidates == found:
             since = known.since
         elif known is None and self._is_first:
@@ -84,16 +84,16 @@ class ListingCache:
             since = now - max(0.0, self._wall() - newest_ns / 1e9)
         else:
             since = now
-        self._looked[path] = _Looked(inode, mtime_ns, since, now + min(MOST_S, (now - since) / _SHARE), found)
+        self._paths[path] = _CachedPath(inode, mtime_ns, since, now + min(MOST_S, (now - since) / _SHARE), found)
         return found
 
     def forget(self, path: str) -> None:
-        """Look at a path at the next listing: it is known to have changed."""
-        self._looked.pop(path, None)
+        """Read a path at the next listing: it is known to have changed."""
+        self._paths.pop(path, None)
 
     def end_listing(self) -> None:
         """Forget what was not asked for since the last call: it is no longer there, or no longer matched."""
-        self._looked = {path: looked for path, looked in self._looked.items() if path in self._used}
+        self._paths = {path: cached for path, cached in self._paths.items() if path in self._used}
         self._listed = {path: listed for path, listed in self._listed.items() if path in self._used}
         self._used = set()
         self._is_first = False

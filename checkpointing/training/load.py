@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from checkpointing.model import Identity
 
-HANDED_OVER: Final = "SUPERVISE_JOB_RESUME_FROM"
-HANDED_STEP: Final = "SUPERVISE_JOB_RESUME_STEP"
+RESUME_FROM: Final = "SUPERVISE_JOB_RESUME_FROM"
+RESUME_STEP: Final = "SUPERVISE_JOB_RESUME_STEP"
 _LIMIT_S: Final = 3600.0
-_MOST_LOOKS: Final = 100
+_MOST_LISTINGS: Final = 100
 _GRAIN_NS: Final = 20_000_000  # of a file system's times, with room
 _ALL_IS_REFUSED: Final = "look at each with `supervise checkpoints verify`, put a good one there, or move them away to start from scratch"
 _NOT_READABLE: Final = (
@@ -137,8 +137,8 @@ class _Proposer:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._cache = Cache()
-        handed = os.environ.get(HANDED_OVER)
-        self._handed = handed if handed and _is_of(directory, os.path.abspath(handed)) else None  # noqa: PTH100 -- as above
+        given = os.environ.get(RESUME_FROM)
+        self._resume_from = given if given and _is_of(directory, os.path.abspath(given)) else None  # noqa: PTH100 -- as above
         self._tried = ""
         self._limit: int | None = None
         self._refused: list[tuple[str, str]] = []
@@ -146,17 +146,17 @@ class _Proposer:
 
     def next(self, lacking: list[str]) -> _Proposal | None:
         """Return the newest that is whole and not lacking anywhere; `passed_over` says then what stands against newer ones."""
-        if self._handed is not None:
-            handed = self._tried = os.path.abspath(self._handed)  # noqa: PTH100 -- as above
-            self._handed = None
-            found = verify(handed, own=True)
-            self._limit = found.step if found.step is not None else _number(HANDED_STEP)
+        if self._resume_from is not None:
+            given = self._tried = os.path.abspath(self._resume_from)  # noqa: PTH100 -- as above
+            self._resume_from = None
+            found = verify(given, own=True)
+            self._limit = found.step if found.step is not None else _number(RESUME_STEP)
             if found.verdict is Verdict.VERIFIED:
-                return _Proposal(handed, found.step, _whole(found.identity))
-            self._refused.append((handed, found.reason))
+                return _Proposal(given, found.step, _whole(found.identity))
+            self._refused.append((given, found.reason))
         changed = self._changed_ns()
         listing = self._list()
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MOST_LISTINGS):
             # a training script keeps no record of torn files: each start looks at them anew
             chosen = select.newest(
                 listing, None, self._cache, budget_s=_LIMIT_S, limit_s=_LIMIT_S, avoid=lacking, prefer_finite=True, own=_is_guarded
@@ -167,13 +167,13 @@ class _Proposer:
                 return _Proposal(chosen.chosen.path, chosen.chosen.step, _whole(chosen.chosen.identity))
             # another process may save there and prune: what was listed is gone by the time that it is read, and the next not listed yet,
             # or a listing saw neither. Only what stood still between two looks, by more than the grain of its clock, is what there is
-            settled = abs(time.time_ns() - changed) > _GRAIN_NS
-            if not settled:
+            stood_still = abs(time.time_ns() - changed) > _GRAIN_NS
+            if not stood_still:
                 time.sleep(_GRAIN_NS / 1e9)
             before, changed_before = listing, changed
             changed = self._changed_ns()
             listing = self._list()
-            if settled and (listing, changed) == (before, changed_before):
+            if stood_still and (listing, changed) == (before, changed_before):
                 break
         return None
 
@@ -206,11 +206,11 @@ def _is_guarded(_path: str) -> bool:
     return True
 
 
-def _is_of(directory: str, handed: str) -> bool:
+def _is_of(directory: str, given: str) -> bool:
     """Return whether what the supervisor hands out is in `directory`, or a copy of ours of what was: a script may load two things."""
-    homes = [handed]
+    homes = [given]
     with contextlib.suppress(OSError, documents.ManifestDamaged):
-        homes.append(documents.read(f"{os.path.dirname(os.path.dirname(handed))}/{documents.FILE_NAME}").path)  # noqa: PTH120 -- as above
+        homes.append(documents.read(f"{os.path.dirname(os.path.dirname(given))}/{documents.FILE_NAME}").path)  # noqa: PTH120 -- as above
     above = directory.rstrip("/"), os.path.realpath(directory).rstrip("/")
     return any(f"{place}/".startswith(f"{one}/") for home in homes for place in (home, os.path.realpath(home)) for one in above)
 

@@ -270,10 +270,10 @@ class Snapshotter:
         if self._writer is not None and self._writer[0].poll() is not None:
             process, _, seq = self._writer
             self._writer = None
-            told = process.stderr.read().decode(errors="replace").strip() if process.stderr is not None else ""
+            errors = process.stderr.read().decode(errors="replace").strip() if process.stderr is not None else ""
             if process.stderr is not None:
                 process.stderr.close()
-            self._problem = "" if process.returncode == 0 else told or f"the writer ended with {process.returncode}"
+            self._problem = "" if process.returncode == 0 else errors or f"the writer ended with {process.returncode}"
             if process.returncode == 0:
                 self._on_disk = max(self._on_disk, seq)
 

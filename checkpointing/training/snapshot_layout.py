@@ -31,7 +31,7 @@ import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.io.birth_time import born_ns
+from checkpointing.io.birth_time import birth_time_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,7 +202,7 @@ def lock(fd: int) -> bool:
 
 
 def _place(directory: str) -> tuple[int, int]:
-    return os.stat(directory).st_ino, born_ns(directory) or 0  # noqa: PTH116 -- paths are plain strings throughout the package
+    return os.stat(directory).st_ino, birth_time_ns(directory) or 0  # noqa: PTH116 -- paths are plain strings throughout the package
 
 
 def _is_own(path: str) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from checkpointing.io import durable, staging
-from checkpointing.io.birth_time import born_ns
+from checkpointing.io.birth_time import birth_time_ns
 from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.training import snapshot_layout
 from checkpointing.verification import verify
@@ -145,7 +145,7 @@ def _usable(view: memoryview, path: str) -> Layout | Rescued:
     except ValueError as error:
         return Rescued(path, problem=str(error))
     is_target = layout.is_target()
-    if not is_target and not _was_taken_away(layout.directory, born_ns(path)):
+    if not is_target and not _was_taken_away(layout.directory, birth_time_ns(path)):
         return Rescued(path, problem=f"its directory is not mounted: {layout.directory}: mount it, or {_TO_DROP}", stays=True)
     if not is_target or layout.size > len(view):
         return Rescued(path, problem=f"its directory is gone: {layout.directory}")

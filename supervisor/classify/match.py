@@ -230,9 +230,9 @@ class Reader:
             if written.whole and self._number - written.last_line <= LINES_AFTERWARDS and written.last_line > survived:
                 self._tracebacks[index] = (written, [replace(part, free_text=False) for part in parts])
         read = Evidence("log", "read", f"{self._number} lines", line=self._number)
-        return (*self._told_by_whom(self.evidence()), read, *after)
+        return (*self._with_sources(self.evidence()), read, *after)
 
-    def _told_by_whom(self, found: Sequence[Evidence]) -> Sequence[Evidence]:
+    def _with_sources(self, found: Sequence[Evidence]) -> Sequence[Evidence]:
         """Return the facts. In the kernel's own log its messages are no free text; in other logs one without prefix is a mere line."""
         if not any(fact.source == "kernel" for fact in found):
             return found

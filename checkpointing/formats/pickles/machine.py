@@ -141,7 +141,7 @@ class PickleMachine:
         self.unlisted: dict[str, None] = {}
         self.facts: dict[str, set[int]] = {}
         self.counts: dict[Number, None] = {}
-        self.looked_within: dict[int, object] = {}  # by identity: a pickle can hand the same bytes over a million times
+        self.searched: dict[int, object] = {}  # by identity: a pickle can hand the same bytes over a million times
         self.depth = depth
         self.scan_inner = scan_inner
         self.thing = thing
@@ -247,9 +247,9 @@ class PickleMachine:
         """Judge the pickles that torch would load out of bytes within this one."""
         match arguments:
             case (bytes() | _Encoded() as given,) if self.depth < _DEEPEST:
-                if id(given) in self.looked_within:
+                if id(given) in self.searched:
                     return
-                self.looked_within[id(given)] = given
+                self.searched[id(given)] = given
                 data = given if isinstance(given, bytes) else given.text.encode("latin1", "replace")
                 for found in self.scan_inner(data, self.depth + 1):
                     for what in found.dangers:

@@ -62,7 +62,7 @@ def host_processes(now: Readings, before: Readings | None, limits: Thresholds) -
 def _stuck(now: Readings, before: Readings | None, limits: Thresholds) -> Iterator[CheckResult]:
     for row in now.rows("processes.stuck"):
         since, age = common.number(row, "since_s") or 0.0, common.number(row, "age_s") or 0.0
-        if before is not None and since < limits.stuck_told_s:
+        if before is not None and since < limits.stuck_reported_s:
             continue  # while the job runs it is seen again
         where = f" at {row['wchan']}" if row.get("wchan") else ""
         what = f"{'a process of this job' if row.get('ours') else 'process'} {row.get('pid')} ({row.get('command')})"

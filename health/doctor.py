@@ -88,13 +88,13 @@ class Doctor:
 
     def examine(self) -> Diagnosis:
         """Ask every probe, and judge; from the second time on with the first readings as baseline."""
-        begun = time.monotonic()
+        started = time.monotonic()
         now = (self._runner.sample if self._lasting else self._runner.sweep)(self._probes, self._ask)
         now = self._with_events(now)
         results = judge(now, self._first, self._limits, self._checks)
         if self._first is None:
             self._first = now
-        return Diagnosis(results, _unseen(now, results), time.monotonic() - begun, time.time())
+        return Diagnosis(results, _unseen(now, results), time.monotonic() - started, time.time())
 
     def _with_events(self, now: Readings) -> Readings:
         """Return the readings with all events since the first look: each is delivered once, and should stay in sight."""

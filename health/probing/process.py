@@ -49,12 +49,12 @@ def main() -> None:
     while (line := requests.get()) is not None:
         request = json.loads(line)
         number, name = request["id"], request["probe"]
-        begun = time.thread_time()
+        started = time.thread_time()
         try:
             for reading in _readings(name, request.get("module", ""), Ask.from_json(request["ask"]), sessions):
                 one = [reading.probe, reading.subject, reading.name, reading.value, reading.problem, reading.t or time.time()]
                 _send(out, {"id": number, "reading": one})
-            _send(out, {"id": number, "done": time.thread_time() - begun})
+            _send(out, {"id": number, "done": time.thread_time() - started})
         except Exception as error:  # noqa: BLE001  whatever a probe meets is its answer
             with contextlib.suppress(KeyError):
                 sessions.pop(name).close()

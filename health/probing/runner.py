@@ -124,7 +124,7 @@ class _Job:
     ask: Ask
     module: str
     process: _Process
-    begun: float
+    started: float
     deadline: float
     readings: list[Reading] = field(default_factory=list)
     outcome: dict[str, Json] = field(default_factory=dict)
@@ -244,12 +244,12 @@ class Runner:
     def _job(self, name: str, ask: Ask, process: _Process) -> _Job:
         row = registry.PROBES.get(name)
         deadline_s = ask.deadline_s if row is None else min(row.deadline_s, ask.deadline_s)
-        begun = time.monotonic()
+        started = time.monotonic()
         environ = ask.environ if row is None else _few(ask.environ) if name == "environment" else {}
         asked = replace(ask, deadline_s=deadline_s, environ=environ)
-        job = _Job(name, asked, self._plugged.get(name, ""), process, begun, begun + deadline_s)
+        job = _Job(name, asked, self._plugged.get(name, ""), process, started, started + deadline_s)
         if not process.ready:
-            job.deadline = begun + _START_S
+            job.deadline = started + _START_S
         if not process.request(name, job.module, job.ask):
             job.outcome = {"state": "not_started", "why": "the process is gone, or does not read"}
         return job
@@ -279,8 +279,8 @@ class Runner:
 
     def _finished(self, job: _Job) -> list[Reading]:
         if job.outcome["state"] == "hung" and not job.process.end():
-            self._stuck[job.name] = _Stuck(job.process, job.begun, job.outcome)
-        seconds = round(time.monotonic() - job.begun, 3)
+            self._stuck[job.name] = _Stuck(job.process, job.started, job.outcome)
+        seconds = round(time.monotonic() - job.started, 3)
         return [*job.readings, _outcome(job.name, {"seconds": seconds, "deadline_s": job.ask.deadline_s, **job.outcome})]
 
 

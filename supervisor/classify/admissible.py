@@ -95,7 +95,7 @@ def _ended_its_rank(candidate: CauseCandidate) -> bool:
     fact = candidate.fact
     if fact.free_text or fact.source not in {"log", "error_file"} or (fact.claim is None and fact.name not in EXCEPTIONS):
         return False
-    return not exits.is_consequence(fact.text) and not exits.hands_on(fact.text)
+    return not exits.is_consequence(fact.text) and not exits.refers_elsewhere(fact.text)
 
 
 def _outranks(end: CauseCandidate, other: CauseCandidate, ended: set[int | None], tables: Sequence[int]) -> bool:

@@ -165,7 +165,7 @@ _OF_ALLOCATORS = re.compile(
     r"[\w.]*MemoryError(?::\s*$|$|:.*(?:alloc|[Oo]ut of memory|[Nn]ot enough memory|[Ii]nsufficient memory))", re.DOTALL
 )
 #: Messages that say that another process failed, or where to read about it.
-_HANDED_ON = re.compile(
+_REFERS_ELSEWHERE = re.compile(
     r"(?i)\b(?:see|check|refer to|inspect)\b.{0,60}\b(?:above|logs?|trace(?:back)?s?|output|root cause|worker|stderr)\b"
     r"|\b(?:worker|rank|actor|engine|child|sub|job|node)(?:[ _-]?process(?:es)?|s)?\b.{0,40}"
     r"\b(?:died|dead|failed|crashed|terminated|exited|exit code|aborted|raised)\b"
@@ -207,9 +207,9 @@ def by_exception(text: str) -> Claim | None:
     return BY_EXCEPTION.get(kind)
 
 
-def hands_on(text: str) -> bool:
+def refers_elsewhere(text: str) -> bool:
     """Whether an exception only says that something else failed."""
-    return exception_type(text) in OF_LAUNCHERS or _HANDED_ON.search(text[:_LONGEST_HINT]) is not None
+    return exception_type(text) in OF_LAUNCHERS or _REFERS_ELSEWHERE.search(text[:_LONGEST_HINT]) is not None
 
 
 def is_consequence(text: str) -> bool:

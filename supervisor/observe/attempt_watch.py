@@ -51,7 +51,7 @@ class AttemptWatch:
 
     def __init__(self, job: Job, signatures: Signatures, clock: Clock) -> None:
         self._job, self._signatures, self._clock = job, signatures, clock
-        self.ours = JobProcesses(os.getpid())
+        self.job_processes = JobProcesses(os.getpid())
         self._shm = host_resources.SharedMemory()
         self._logs: LogWatch | None = None
         self._kernel: KernelWatch | None = None
@@ -62,11 +62,11 @@ class AttemptWatch:
     def begin(self, attempt: int, *, plain: bool = False) -> None:
         """A new attempt starts; the last one is forgotten. plain: the command starts its ranks by itself."""
         self.stop()
-        self.ours.set_ranks(())
+        self.job_processes.set_ranks(())
         self._problem = ""
         self._kills = OomKillCounter()  # files of the kernel's own: memory
         logs = LogWatch(Path(self._job.log_dir(attempt)), self._signatures, self._clock.now)
-        kernel = KernelWatch(self._signatures, self.ours, self._clock)
+        kernel = KernelWatch(self._signatures, self.job_processes, self._clock)
         try:
             kernel.start()
             self._kernel = kernel
@@ -85,14 +85,14 @@ class AttemptWatch:
         if self._kills is not None:
             self._kills.update(self._clock.now())
         if ranks:
-            self.ours.set_ranks(ranks)
+            self.job_processes.set_ranks(ranks)
 
-    def learn(self, found: Iterable[ProcessStat]) -> None:
+    def add_descendants(self, found: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""
         found = tuple(found)
-        self.ours.learn(found)
+        self.job_processes.add_descendants(found)
         if self.rank_ends is not None:
-            self.rank_ends.learn(found)
+            self.rank_ends.add_descendants(found)
 
     def hurry(self) -> None:
         """A rank died: its last output is read while the others are stopped, and while its shared memory is still there."""

@@ -32,10 +32,10 @@ _CONTAINER = re.compile(r"[0-9a-f]{64}|[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9
 
 
 class ProcessOwner(enum.Enum):
-    """To whom something belongs."""
+    """To whom a process belongs: to this job, to another, or unknown."""
 
-    OURS = enum.auto()
-    STRANGERS = enum.auto()
+    JOB = enum.auto()
+    OTHER = enum.auto()
     UNKNOWN = enum.auto()
 
 
@@ -65,7 +65,7 @@ class JobProcesses:
             if by_pid != self._attempt.ranks or not by_pid:
                 self._attempt = _AttemptProcesses(by_pid, {})
 
-    def learn(self, found: Iterable[process_tree.ProcessStat]) -> None:
+    def add_descendants(self, found: Iterable[process_tree.ProcessStat]) -> None:
         """Take the descendants of the guardian now. Earlier ones are remembered: they may have died since."""
         attempt, parents = self._attempt, {process.pid: process.ppid for process in found}
         known = dict(attempt.known) if len(attempt.known) < MOST_KNOWN else {}
@@ -87,23 +87,23 @@ class JobProcesses:
         attempt, at = self._attempt, pid
         for _ in range(DEEPEST):
             if at in attempt.ranks:
-                return ProcessOwner.OURS, attempt.ranks[at]
+                return ProcessOwner.JOB, attempt.ranks[at]
             if at in attempt.known:
-                return ProcessOwner.OURS, attempt.known[at]
+                return ProcessOwner.JOB, attempt.known[at]
             if at == self._root:
-                return ProcessOwner.OURS, None
+                return ProcessOwner.JOB, None
             process = process_tree.read(at)
             if process is None or process.ppid <= 1:
                 break
             at = process.ppid
-        return ProcessOwner.STRANGERS, None
+        return ProcessOwner.OTHER, None
 
     def owner_by_cgroup(self, text: str) -> ProcessOwner:
         """Return whether a record is about our container, by the ids in the paths of cgroups that it names."""
         named = _CONTAINER.findall(text)
         if not named or not self._containers:
             return ProcessOwner.UNKNOWN
-        return ProcessOwner.OURS if self._containers.intersection(named) else ProcessOwner.STRANGERS
+        return ProcessOwner.JOB if self._containers.intersection(named) else ProcessOwner.OTHER
 
 
 def _text_of_link(path: str) -> str:

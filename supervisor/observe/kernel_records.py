@@ -69,7 +69,7 @@ class BoundedFacts:
         return (*(fact for _, fact in kept), *dropped)
 
 
-def evidence(record: KernelRecord, signatures: Signatures, ours: JobProcesses) -> Sequence[Evidence]:
+def evidence(record: KernelRecord, signatures: Signatures, processes: JobProcesses) -> Sequence[Evidence]:
     """Return the claims of a record by the kernel's rows, or that it names other processes."""
     catalogue, scanner = signatures()
     if not scanner.hits(record.text.encode()):
@@ -77,9 +77,9 @@ def evidence(record: KernelRecord, signatures: Signatures, ours: JobProcesses) -
     found = claims(Evidence("kernel", "record", record.text, t=record.t, free_text=not record.sure), catalogue)
     kept = []
     for fact in found:
-        whose, rank = _whose(fact, ours)
+        whose, rank = _whose(fact, processes)
         oom = fact.claim is not None and fact.claim.cause is Cause.HOST_OOM
-        if whose is ProcessOwner.STRANGERS:
+        if whose is ProcessOwner.OTHER:
             kept.append(replace(fact, name="of_others", claim=None, fields=()))
         elif (
             oom and whose is ProcessOwner.UNKNOWN
@@ -90,14 +90,14 @@ def evidence(record: KernelRecord, signatures: Signatures, ours: JobProcesses) -
     return kept
 
 
-def _whose(fact: Evidence, ours: JobProcesses) -> tuple[ProcessOwner, int | None]:
+def _whose(fact: Evidence, processes: JobProcesses) -> tuple[ProcessOwner, int | None]:
     """Return whose a record is: the process's for an error of its own, for a GPU's error the owner of the GPU."""
     match, pci = _PID.search(fact.text), _PCI.search(fact.text)
     if match is not None:
-        whose, rank = ours.whose(int(next(group for group in match.groups() if group)))
-        if whose is ProcessOwner.OURS or (whose is ProcessOwner.STRANGERS and (pci is None or _is_of_a_process(fact))):
+        whose, rank = processes.whose(int(next(group for group in match.groups() if group)))
+        if whose is ProcessOwner.JOB or (whose is ProcessOwner.OTHER and (pci is None or _is_of_a_process(fact))):
             return whose, rank
-    cgroup = ours.owner_by_cgroup(fact.text)
+    cgroup = processes.owner_by_cgroup(fact.text)
     if cgroup is not ProcessOwner.UNKNOWN:
         return cgroup, None
     return (_whose_gpu(pci[1]) if pci is not None else ProcessOwner.UNKNOWN), None
@@ -116,4 +116,4 @@ def _whose_gpu(pci: str) -> ProcessOwner:
     except OSError:
         return ProcessOwner.UNKNOWN
     wanted = pci.lower()[-10:]
-    return ProcessOwner.UNKNOWN if not seen or any(wanted in name.lower() for name in seen) else ProcessOwner.STRANGERS
+    return ProcessOwner.UNKNOWN if not seen or any(wanted in name.lower() for name in seen) else ProcessOwner.OTHER

@@ -36,9 +36,9 @@ LAST_S = 0.5  # the longest read once somebody waits
 class KernelWatch:
     """Follows the kernel's log during one attempt, in a thread of its own."""
 
-    def __init__(self, signatures: Signatures, ours: JobProcesses, clock: Clock, open_kmsg: Callable[[], Kmsg] = Device) -> None:
-        """Prepare; `ours` knows whose a pid is."""
-        self._signatures, self._ours, self._clock, self._open = signatures, ours, clock, open_kmsg
+    def __init__(self, signatures: Signatures, processes: JobProcesses, clock: Clock, open_kmsg: Callable[[], Kmsg] = Device) -> None:
+        """Prepare; `processes` knows whose a pid is."""
+        self._signatures, self._processes, self._clock, self._open = signatures, processes, clock, open_kmsg
         self._since = clock.now()
         self._answered = threading.Event()
         self._lock = threading.Lock()  # guards all below: `finish` does not wait for the thread's end
@@ -144,7 +144,7 @@ class KernelWatch:
         return True
 
     def _judge(self, record: KernelRecord) -> None:
-        found = evidence(record, self._signatures, self._ours)
+        found = evidence(record, self._signatures, self._processes)
         with self._lock:
             for fact in found:
                 self._found.add(fact)

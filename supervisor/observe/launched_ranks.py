@@ -58,7 +58,7 @@ class LaunchedRanks:
             os.close(self._wake)
             raise
 
-    def learn(self, found: Iterable[ProcessStat]) -> None:
+    def add_descendants(self, found: Iterable[ProcessStat]) -> None:
         """Take the descendants of the guardian. From any thread."""
         self._found.put(tuple(found))
         self._poke()

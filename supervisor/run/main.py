@@ -290,7 +290,7 @@ class _Run:
         guardian = self.executor.guardian_pid
         with contextlib.suppress(OSError):
             if guardian is not None:
-                self.executor.watch.learn(self.factory.record_descendants(guardian))
+                self.executor.watch.add_descendants(self.factory.record_descendants(guardian))
 
     def _refresh_lock(self) -> None:
         with contextlib.suppress(OSError):

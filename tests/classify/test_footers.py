@@ -126,7 +126,7 @@ def test_every_row_of_what_observers_count_is_reached(fact: tuple[str, str]) -> 
 
 
 @pytest.mark.parametrize("kind", sorted(exits.OF_LAUNCHERS))
-def test_what_hands_on_an_exception_says_nothing_itself(kind: str) -> None:
+def test_an_exception_that_refers_to_another_is_no_cause_itself(kind: str) -> None:
     assert classify((Evidence("error_file", "exception", f"{kind}: text", 0, 1.0),)).cause is Cause.UNKNOWN
 
 

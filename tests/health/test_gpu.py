@@ -356,7 +356,7 @@ def test_what_holds_memory_is_the_job_s_a_leftover_or_a_stranger(fake_nvml: Fake
         def said(ask: Ask) -> CheckResult:
             return found(judge(runner.sweep(("nvml",), ask)), "gpu_memory", 0)
 
-        assert said(Ask(pids_ours=(holder.pid,), cookie="c00kie")).result is OK
+        assert said(Ask(job_pids=(holder.pid,), cookie="c00kie")).result is OK
         assert said(Ask(cookie="c00kie")).repair is Repair.RESTART_JOB
         assert "held by others" in said(Ask(cookie="another")).reason
         holder.communicate(b"\n", timeout=20)

@@ -270,7 +270,7 @@ def test_control_groups_of_a_tree(version: int, tmp_path: Path) -> None:
 def test_a_real_zombie_is_found_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        now = Readings(processes.read(Ask(pids_ours=(child.pid,))))
+        now = Readings(processes.read(Ask(job_pids=(child.pid,))))
         [mine] = [row for row in now.rows("processes.zombies") if row["pid"] == child.pid]
         assert (mine["parent"], mine["ours"]) == (os.getpid(), True)
     assert child.pid not in [row["pid"] for row in Readings(processes.read(Ask())).rows("processes.zombies")]

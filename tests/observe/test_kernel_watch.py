@@ -81,9 +81,9 @@ def _record(text: str, flags: str = "-") -> bytes:
     return f"3,1234,449410332316,{flags};{text}\n".encode()
 
 
-def _watched(known: Signatures, ours: JobProcesses, *records: bytes | None) -> tuple[Evidence, ...]:
+def _watched(known: Signatures, processes: JobProcesses, *records: bytes | None) -> tuple[Evidence, ...]:
     kmsg = FakeKmsg()
-    watch = KernelWatch(known, ours, Clock.start(), lambda: kmsg)
+    watch = KernelWatch(known, processes, Clock.start(), lambda: kmsg)
     watch.start()
     kmsg.put(*records)
     found = watch.finish(5)
@@ -246,15 +246,15 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper: subprocess.Popen[bytes]) -> None:
-    ours = JobProcesses(root=2**22 + 1)  # nobody: this test's own parent is no supervisor
-    if ours.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
+    processes = JobProcesses(root=2**22 + 1)  # nobody: this test's own parent is no supervisor
+    if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
-    ours.set_ranks([RankInfo(5, 5, sleeper.pid, 0)])
+    processes.set_ranks([RankInfo(5, 5, sleeper.pid, 0)])
     child = process_tree.below(sleeper.pid, process_tree.snapshot())[0].pid
-    assert ours.whose(sleeper.pid) == (ProcessOwner.OURS, 5)
-    assert ours.whose(child) == (ProcessOwner.OURS, 5)  # by its parents, who are there
-    assert ours.whose(os.getpid()) == (ProcessOwner.STRANGERS, None)
-    found = _watched(known, ours, _record(KILLED.format(pid=child)), _record(KILLED.format(pid=os.getpid())))
+    assert processes.whose(sleeper.pid) == (ProcessOwner.JOB, 5)
+    assert processes.whose(child) == (ProcessOwner.JOB, 5)  # by its parents, who are there
+    assert processes.whose(os.getpid()) == (ProcessOwner.OTHER, None)
+    found = _watched(known, processes, _record(KILLED.format(pid=child)), _record(KILLED.format(pid=os.getpid())))
     assert [(fact.name, fact.rank, fact.claim and fact.claim.cause) for fact in found] == [
         ("host_oom.kernel_killed", 5, Cause.HOST_OOM),
         ("of_others", None, None),
@@ -262,18 +262,18 @@ def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper:
 
 
 def test_a_process_that_was_recorded_is_known_when_it_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
-    ours = JobProcesses(root=2**22 + 1)
-    if ours.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
+    processes = JobProcesses(root=2**22 + 1)
+    if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
-    ours.set_ranks([RankInfo(2, 2, sleeper.pid, 0)])
+    processes.set_ranks([RankInfo(2, 2, sleeper.pid, 0)])
     snapshot = process_tree.snapshot()
     child = process_tree.below(sleeper.pid, snapshot)[0]
-    ours.learn([snapshot[sleeper.pid], child])
+    processes.add_descendants([snapshot[sleeper.pid], child])
     os.kill(child.pid, signal.SIGKILL)
     wait_for(lambda: process_tree.read(child.pid) is None, "its end", 5)
-    assert ours.whose(child.pid) == (ProcessOwner.OURS, 2)
-    ours.set_ranks([])
-    assert ours.whose(child.pid) == (ProcessOwner.STRANGERS, None)
+    assert processes.whose(child.pid) == (ProcessOwner.JOB, 2)
+    processes.set_ranks([])
+    assert processes.whose(child.pid) == (ProcessOwner.OTHER, None)
 
 
 def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_its_id(
@@ -281,14 +281,14 @@ def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_
 ) -> None:
     container = "3f4e" * 16
     monkeypatch.setattr("supervisor.observe.job_processes.FIRST_NAMESPACE", "pid:[0]")
-    ours = JobProcesses(os.getpid())
-    monkeypatch.setattr(ours, "_containers", frozenset({container}))
+    processes = JobProcesses(os.getpid())
+    monkeypatch.setattr(processes, "_containers", frozenset({container}))
     constraint = (
         "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg={0},task_memcg={0},task=python,pid=9,uid=0"
     )
     found = _watched(
         known,
-        ours,
+        processes,
         _record(KILLED.format(pid=os.getpid())),
         _record(constraint.format(f"/docker/{container}")),
         _record(constraint.format(f"/docker/{'00ab' * 16}")),
@@ -320,7 +320,7 @@ def test_a_strangers_pid_excludes_what_is_a_processs_own_and_the_gpu_decides_the
     ours: bool,  # noqa: FBT001  a parameter
 ) -> None:
     monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
-    monkeypatch.setattr(JobProcesses, "whose", lambda *_: (ProcessOwner.STRANGERS, None))  # as of a monitor, or of who is gone
+    monkeypatch.setattr(JobProcesses, "whose", lambda *_: (ProcessOwner.OTHER, None))  # as of a monitor, or of who is gone
     (tmp_path / "0000:3d:00.0").mkdir()
     line = XID_OF.format(code=code, pid=4242)
     (fact,) = _watched(known, JobProcesses(os.getpid()), _record(line))
@@ -337,19 +337,19 @@ def test_a_switch_is_no_gpu_and_everybodys(known: Signatures, tmp_path: Path, mo
 
 
 def test_what_was_recorded_of_an_earlier_attempt_is_not_written_back_into_the_next() -> None:
-    ours = JobProcesses(root=2**22 + 1)
-    if ours.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
+    processes = JobProcesses(root=2**22 + 1)
+    if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
-    ours.set_ranks([RankInfo(2, 2, 2**22 + 2, 0)])
+    processes.set_ranks([RankInfo(2, 2, 2**22 + 2, 0)])
     gone = process_tree.ProcessStat(2**22 + 3, 2**22 + 2, 1, "S", 1)
 
     def meanwhile() -> Iterator[process_tree.ProcessStat]:
         yield gone
-        ours.set_ranks([RankInfo(2, 2, 2**22 + 4, 0)])  # the next attempt begins while this one is taken down
+        processes.set_ranks([RankInfo(2, 2, 2**22 + 4, 0)])  # the next attempt begins while this one is taken down
 
-    ours.learn(meanwhile())
-    assert ours.whose(gone.pid) == (ProcessOwner.STRANGERS, None)
-    assert ours.whose(2**22 + 4) == (ProcessOwner.OURS, 2)
+    processes.add_descendants(meanwhile())
+    assert processes.whose(gone.pid) == (ProcessOwner.OTHER, None)
+    assert processes.whose(2**22 + 4) == (ProcessOwner.JOB, 2)
 
 
 def _refused() -> Device:
@@ -454,14 +454,14 @@ def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_fou
         writer = os.open(kmsg_reader.KMSG, os.O_WRONLY)
     except OSError as error:
         pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
-    ours = JobProcesses(os.getpid())
-    watch = KernelWatch(known, ours, Clock.start())
+    processes = JobProcesses(os.getpid())
+    watch = KernelWatch(known, processes, Clock.start())
     watch.start()
     os.write(writer, f"<3>{XID}".encode())
     os.write(writer, XID.encode())
     os.close(writer)
     victim = subprocess.Popen([sys.executable, "-c", "import ctypes; ctypes.string_at(8)"], stderr=subprocess.DEVNULL)
-    ours.set_ranks([RankInfo(3, 3, victim.pid, 0)])
+    processes.set_ranks([RankInfo(3, 3, victim.pid, 0)])
     assert victim.wait() == -signal.SIGSEGV
     found = watch.finish(5)
     assert not [fact for fact in found if "NVRM" in fact.text]

@@ -59,9 +59,9 @@ def seen() -> Iterator[LaunchedRanks]:
     made.stop()
 
 
-def learned(seen: LaunchedRanks, *pids: int) -> None:
-    """Have it learn of these, and of what is below this process."""
-    seen.learn(process_tree.below(os.getpid(), process_tree.snapshot()))
+def add(seen: LaunchedRanks, *pids: int) -> None:
+    """Give it these processes, and what is below this process."""
+    seen.add_descendants(process_tree.below(os.getpid(), process_tree.snapshot()))
     wait_for(lambda: set(pids) <= set(seen.pids.values()), "the ranks to be known", 10)
 
 
@@ -69,7 +69,7 @@ def test_a_rank_that_is_killed_and_not_reaped_tells_the_signal_and_its_loaders_a
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     one, two = started(0), started(1)
-    learned(seen, one.pid, two.pid)
+    add(seen, one.pid, two.pid)
     assert seen.pids == {0: one.pid, 1: two.pid}
     assert [(info.rank, info.local_rank, info.pid) for info in seen.ranks] == [(0, 0, one.pid), (1, 1, two.pid)]
     assert seen.world_size == len(seen.ranks)
@@ -84,7 +84,7 @@ def test_an_end_in_order_is_none_a_code_is_told_and_a_rank_that_is_started_again
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
     one, two = started(0), started(1)
-    learned(seen, one.pid, two.pid)
+    add(seen, one.pid, two.pid)
     for child, code in ((one, "0\n"), (two, "3\n")):
         assert child.stdin is not None
         child.stdin.write(code)
@@ -92,7 +92,7 @@ def test_an_end_in_order_is_none_a_code_is_told_and_a_rank_that_is_started_again
     wait_for(lambda: bool(seen.ends), "its end", 10)
     assert [(end.rank, getattr(end, "code", None)) for end in seen.ends] == [(1, 3)]
     again = started(1)
-    learned(seen, again.pid)
+    add(seen, again.pid)
     assert seen.ends == ()
 
 

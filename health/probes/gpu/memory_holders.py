@@ -38,7 +38,7 @@ def _row(pid: int, size: int, ask: Ask) -> dict[str, Json]:
 
 
 def _ours(pid: int, ask: Ask) -> str:
-    if pid in ask.pids_ours:
+    if pid in ask.job_pids:
         return "job"
     found = environment(pid).get(COOKIE)
     if found is None:

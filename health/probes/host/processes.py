@@ -37,12 +37,12 @@ _KERNEL: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _ProcessState:
-    """One process. begun: Unix seconds. switches: what moves whenever one in state D runs."""
+    """One process. started: Unix seconds. switches: what moves whenever one in state D runs."""
 
     pid: int
     parent: int
     status: str
-    begun: float
+    started: float
     switches: tuple[float, ...]
 
 
@@ -81,16 +81,16 @@ class Processes:
             stuck = _still(stuck)
         now, wall = time.monotonic(), time.time()
         self._since = {_key(one): self._since.get(_key(one), now) for one in (*stuck, *zombies)}
-        ours = frozenset(ask.pids_ours)
+        ours = frozenset(ask.job_pids)
         yield Reading(NAME, HOST, "processes.counts", {"all": len(statuses), "zombies": len(zombies), "stuck": len(stuck)})
         for name, some in (("processes.zombies", zombies), ("processes.stuck", stuck)):
             rows: list[Json] = []
-            for one in sorted(some, key=lambda one: one.begun)[:MOST]:
+            for one in sorted(some, key=lambda one: one.started)[:MOST]:
                 row: dict[str, Json] = {
                     "pid": one.pid,
                     "parent": one.parent,
                     "command": system_files.text(f"{proc}/{one.pid}/comm"),
-                    "age_s": round(max(0.0, wall - one.begun), 1),
+                    "age_s": round(max(0.0, wall - one.started), 1),
                     "since_s": round(now - self._since.get(_key(one), now), 1),
                     "ours": one.pid in ours,
                     "wchan": system_files.text(f"{proc}/{one.pid}/wchan").strip("0"),
@@ -139,4 +139,4 @@ def _switches(process: psutil.Process) -> tuple[float, ...]:
 
 
 def _key(one: _ProcessState) -> tuple[int, float, tuple[float, ...]]:
-    return one.pid, one.begun, one.switches
+    return one.pid, one.started, one.switches

@@ -55,7 +55,7 @@ def split(word: str) -> tuple[str, int | None]:
 
 
 def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # noqa: FBT001 -- a thread's arguments
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -63,5 +63,5 @@ def _resolve(host: str, own: bool, answers: SimpleQueue[Reading]) -> None:  # no
         answers.put(Reading(NAME, f"name:{host}", "name.resolved", None, words))
         return
     addresses: list[Json] = [*dict.fromkeys(str(row[4][0]) for row in found)]
-    value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - begun, 6), "own": own}
+    value: dict[str, Json] = {"addresses": addresses, "seconds": round(time.monotonic() - started, 6), "own": own}
     answers.put(Reading(NAME, f"name:{host}", "name.resolved", value))

@@ -67,20 +67,20 @@ def _once(peers: dict[str, tuple[str, int]], deadline: float) -> dict[str, Readi
                 found[name] = _failed(name, getattr(error, "strerror", None) or str(error))
                 continue
             made.setblocking(False)  # noqa: FBT003 -- its only form
-            begun = time.monotonic()
+            started = time.monotonic()
             code = made.connect_ex(address)
             if code in (0, errno.EINPROGRESS):
-                waiting[made] = (name, begun)
+                waiting[made] = (name, started)
                 selector.register(made, selectors.EVENT_WRITE)
             else:
-                found[name] = _judged(name, code, time.monotonic() - begun)
+                found[name] = _judged(name, code, time.monotonic() - started)
                 made.close()
         while waiting and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 one = key.fileobj
                 assert isinstance(one, socket.socket)  # noqa: S101 -- nothing else was registered
-                name, begun = waiting.pop(one)
-                found[name] = _judged(name, one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), time.monotonic() - begun)
+                name, started = waiting.pop(one)
+                found[name] = _judged(name, one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), time.monotonic() - started)
                 selector.unregister(one)
                 one.close()
     for one, (name, _) in waiting.items():

@@ -87,7 +87,7 @@ def _nearest(path: str) -> str:
 
 def _written(directory: str, size: int) -> dict[str, object]:
     """Write, and wait until it is on the disk. Returns the seconds of opening, writing and waiting."""
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         fd = _nameless(directory)
         opened = time.monotonic()
@@ -101,9 +101,9 @@ def _written(directory: str, size: int) -> dict[str, object]:
         finally:
             os.close(fd)
     except OSError as error:
-        return {**_failed(error), "seconds": round(time.monotonic() - begun, 6)}
+        return {**_failed(error), "seconds": round(time.monotonic() - started, 6)}
     now = time.monotonic()
-    times = {"open_s": opened - begun, "write_s": wrote - opened, "sync_s": now - wrote, "seconds": now - begun}
+    times = {"open_s": opened - started, "write_s": wrote - opened, "sync_s": now - wrote, "seconds": now - started}
     return {"bytes": size, **{name: round(value, 6) for name, value in times.items()}}
 
 

@@ -1,4 +1,4 @@
-"""What the core may ask the shell to do: imperative, frozen, and complete.
+"""The actions that the core orders: imperative, frozen, and complete.
 
 `executor.py` has one function for each. An action that must be durable before it is done says so (`waits_for_journal`): the start of
 an attempt. Stopping ranks never waits for a disk.
@@ -20,8 +20,8 @@ class BeginAttempt:
     """Start the ranks as `attempt`; start the launcher first where none runs. `reason` is start, failure, membership or takeover.
 
     overrides: knob (or `env:NAME`) to value, all that differs from the user's own command. gpus: UUIDs that the ranks may see, empty: as
-    the user's environment says. nproc: ranks of this node, None: as the user's command says. trace: with what writes down what the
-    collectives do (launch/tracing.py).
+    the user's environment says. nproc: ranks of this node, None: as the user's command says. trace: record the
+    collectives (launch/tracing.py).
     """
 
     attempt: int
@@ -59,9 +59,9 @@ class BroadcastStart:
 
 @dataclass(frozen=True, slots=True)
 class StopRanks:
-    """Stop this attempt's ranks and all that descends from them: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
+    """Stop this attempt's ranks and their process trees: `signum`, then KILL after `grace_s`. Answered by AttemptEnded.
 
-    why: failure, membership, stop, hurry. text: what failed, for the other nodes; a failure may be one that the agent knows of already.
+    why: failure, membership, stop, hurry. text: what failed, for the other nodes; the agent may know of that failure already.
     """
 
     attempt: int
@@ -74,7 +74,7 @@ class StopRanks:
 
 @dataclass(frozen=True, slots=True)
 class EndLauncher:
-    """Kill the launcher and everything below the guardian at once: it did not answer by itself. Answered by AttemptEnded."""
+    """Kill the launcher and all processes below the guardian at once, because it did not answer. Answered by AttemptEnded."""
 
     attempt: int
     reason: str
@@ -83,7 +83,7 @@ class EndLauncher:
 
 @dataclass(frozen=True, slots=True)
 class CollectEvidence:
-    """Ask every observer what it knows; answered by EvidenceCollected within `deadline_s`."""
+    """Collect every observer's evidence; answered by EvidenceCollected within `deadline_s`."""
 
     attempt: int
     incident: int
@@ -95,10 +95,10 @@ class CollectEvidence:
 class SelectCheckpoint:
     """Find and verify the newest checkpoint that is not among `rejected` (paths); answered by CheckpointSelected.
 
-    nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knew
+    nodes: where it is above 0, so many nodes have met, and agree on one that all have; this one is `node`. had_checkpoint: this node knows
     a good checkpoint. last_agreement: number of the last one that this node took part in. The node that took part in the newest decides
     with which overrides all go on. agreements: of earlier attempts of this run, as (attempt, number). mixed_from_t: what was written since
-    is never used, because the nodes trained from different states; None: there is no such time.
+    is never used, because the nodes trained from different states; None: no such time.
     """
 
     attempt: int
@@ -116,7 +116,7 @@ class SelectCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Look at this node before the next attempt, beside the choice of its checkpoint; answered by HealthChecked."""
+    """Examine this node before the next attempt, while its checkpoint is selected; answered by HealthChecked."""
 
     attempt: int
     waits_for_journal: ClassVar[bool] = False
@@ -124,7 +124,7 @@ class CheckHealth:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Send TimerFired(name, token) after `delay_s`. Earlier timers of that name fire too: their tokens tell them from this one."""
+    """Send TimerFired(name, token) after `delay_s`. Earlier timers of that name fire too, with other tokens."""
 
     name: str
     token: int
@@ -142,7 +142,7 @@ class DumpStacks:
 
 @dataclass(frozen=True, slots=True)
 class PublishDecision:
-    """Tell the other nodes' agents, through the agents' store, what was decided here for all."""
+    """Publish this node's decision for all nodes, through the agents' store."""
 
     attempt: int
     kind: str
@@ -167,7 +167,7 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class RequestSave:
-    """Tell the ranks that ask to save now; answered by Saved, or by their end. `left_s`: until they are stopped."""
+    """Have the ranks that poll worker.should_save save now; answered by Saved, or by their end. `left_s`: until they are stopped."""
 
     attempt: int
     left_s: float
@@ -176,7 +176,7 @@ class RequestSave:
 
 @dataclass(frozen=True, slots=True)
 class FindSave:
-    """Look on the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched."""
+    """Search the disk for a whole checkpoint that was written since `since_t`; answered by SaveSearched."""
 
     attempt: int
     since_t: float
@@ -186,7 +186,7 @@ class FindSave:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Tell a person what no incident says by itself.
+    """Alert a person to what no incident reports.
 
     kind: recurring_failure, gpu_quarantined, memory_held, batch_changed, node_health: this node became worse, change_ignored: a rank
     trains with another value than a plan set, or started_from_scratch: a checkpoint was there, and the attempt began without it.
@@ -200,7 +200,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class OpenIncident:
-    """Something went wrong: the record of it begins. It is reported with the decision, a moment later."""
+    """An incident begins. It is reported with the decision, a moment later."""
 
     incident: int
     attempt: int
@@ -213,7 +213,7 @@ class OpenIncident:
 class ReportDecision:
     """The verdict and the plan of an incident: one line on stderr, its card, the journal's explanation.
 
-    at_least: `step` is what was last seen, and the attempt may have gone on from there.
+    at_least: `step` is the last one seen, and the attempt may have gone further.
     """
 
     incident: int
@@ -229,7 +229,7 @@ class ReportDecision:
 class ReportResume:
     """How an attempt began: resumed at `step` from `path`, from scratch (no path), or not `confirmed`.
 
-    resume_from: the checkpoint that was handed over. reason: what shows a beginning from scratch.
+    resume_from: the checkpoint that the ranks were given. reason: what shows a beginning from scratch.
     """
 
     incident: int
@@ -251,7 +251,7 @@ class ReportResume:
 
 @dataclass(frozen=True, slots=True)
 class CloseIncident:
-    """The first progress after the incident, or the end of the run. `outcome`: resolved, given_up, or withdrawn: it was none."""
+    """The first progress after the incident, or the end of the run. `outcome`: resolved, given_up, or withdrawn: nothing had failed."""
 
     incident: int
     attempt: int
@@ -262,7 +262,7 @@ class CloseIncident:
 
 @dataclass(frozen=True, slots=True)
 class PrintMessage:
-    """One line for the person at the terminal. `level` is info, warning or error."""
+    """Print one line at the terminal. `level` is info, warning or error."""
 
     level: str
     text: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def on_health_changed(state: JobState, event: HealthChanged) -> Step:
-    """Tell what is worse, and what is well again; go on, unless that check was to end the attempt."""
+    """Report what is worse and what is well again; go on, unless --evict-on names the check."""
     before = {one.about: one for one in state.run.reported_findings}
     after = dict(before)
     for one in event.findings:

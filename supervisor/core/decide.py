@@ -1,4 +1,4 @@
-"""decide(state, event) -> (state, actions): the whole judgement of the supervisor, and nothing else.
+"""decide(state, event) -> (state, actions): every decision of the supervisor, and nothing else.
 
 No clock, no IO, no randomness, no logging: time and jitter arrive inside events. The same function runs in production, in the scenario
 tests and in the simulation. So a journal explains each decision.
@@ -100,9 +100,9 @@ BEFORE_THE_END = ANY - {Stage.ENDED}
 LIVES = frozenset({Stage.STARTING, Stage.RUNNING})
 #: Ranks are being stopped.
 ENDS = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.STOPPING})
-#: No rank of ours can be alive.
+#: No rank on this node can be alive.
 NOTHING_RUNS = shutdown.NOTHING_RUNS
-#: An attempt is wanted (start.select): it waits for its checkpoint or for the look at this node, or begins at once, or must not begin.
+#: An attempt is wanted (start.select): it waits for its checkpoint or for this node's examination, or begins at once, or must not begin.
 WANTED = (Stage.SELECTING, Stage.CHECKING, Stage.STARTING, Stage.ENDED)
 #: The checkpoint is chosen. A full disk is waited for.
 CHOSEN = (Stage.CHECKING, Stage.STARTING, Stage.WAITING, Stage.ENDED)

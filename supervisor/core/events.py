@@ -1,11 +1,12 @@
 """The events that the core decides on: everything that can happen to a job, in the past tense.
 
-Producers (the guardian's link, the agent's link, timers, signals, the heartbeat sampler, the checkpoint watcher) put these values
-into one queue; one thread takes them out and calls `decide`. What decides must be in here: no clock is read and no file is looked at
-on the other side. `t` is the time (see core/model.py); `attempt` is the fencing token, and an event of another attempt than the
-state's is answered with nothing.
+Producers (the guardian's link, the agent's link, timers, signals, the heartbeat sampler, the checkpoint watcher) put them into one queue.
+One thread takes them out and calls `decide`, which reads no clock and no file: an event carries every fact that decides. `t` is the time
+(core/model.py). `attempt` is the fencing token: an event of another attempt than the state's is void.
 
-Every event that changed the state is a record in the journal, so a field added here needs a default: `why` reads old journals.
+The journal records every event that changes the state. So a new field needs a default: `why` reads old journals. The agent's messages
+(agent/messages.py) have some of the same fields and are types of their own: the agent imports nothing of core, and its messages have
+neither the supervisor's clock nor core's types.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class SupervisorStarted:
 
 @dataclass(frozen=True, slots=True)
 class LauncherStarted:
-    """torchrun's agent is ready, and reports what torch made of the command line: a cap on restarts (None: not given), and how many nodes.
+    """torchrun's agent is ready, and reports how torch parsed the command line: a cap on restarts (None: not given), and how many nodes.
 
-    nproc: ranks of this node, 0 where torch did not say. least_nodes: an attempt begins with so many at least, 0 where torch did not say.
+    nproc: ranks of this node. least_nodes: an attempt begins with at least so many. 0: torch did not report it.
     """
 
     t: float
@@ -49,7 +50,7 @@ class LauncherStarted:
 
 @dataclass(frozen=True, slots=True)
 class LauncherFellBack:
-    """torch's names were not as the agent needs them: the command is run as stock torchrun, restarted by us."""
+    """torch lacks a name that the agent needs: the command runs as stock torchrun, which the supervisor restarts."""
 
     t: float
     launcher: Launcher
@@ -68,10 +69,10 @@ class NodesGathered:
 
 @dataclass(frozen=True, slots=True)
 class NodeBegan:
-    """How the ranks of another node began: what they were seen to do, not what they were given.
+    """How the ranks of another node began, as their instrumentation saw it.
 
     first_step: the absolute step at which their training began, as the optimizer or the script counts. loaded_step: of the checkpoint that
-    they were seen to load. None where nobody knows. `text` describes it for people.
+    they loaded. None: unknown. `text` describes both for people.
     """
 
     t: float
@@ -115,7 +116,7 @@ class RankExited:
 class AttemptEndedByPeer:
     """Another node ended the attempt, and this node's ranks are being stopped: one of its ranks failed first, and its decision is awaited.
 
-    kind: failure, or membership: it stopped its ranks so that waiting nodes can join.
+    kind: failure; or membership, if it stopped its ranks so that waiting nodes can join.
     """
 
     t: float
@@ -127,7 +128,7 @@ class AttemptEndedByPeer:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """No rank of the attempt is left on this node, and nothing that descends from one.
+    """No rank of the attempt is left on this node, and no process of their process trees.
 
     outcome: succeeded (all exited 0), failed (a rank failed, or ranks were stopped because one did), membership (stopped to admit
     nodes), stopped (on our request).
@@ -140,7 +141,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class LauncherExited:
-    """What runs the ranks ended while it should have run, or could not be started. `who`: agent, guardian, or command (a plain one)."""
+    """The process that runs the ranks ended too early, or could not be started. `who`: agent, guardian, or command (a plain one)."""
 
     t: float
     attempt: int
@@ -162,8 +163,8 @@ class NodesWaiting:
 class PeerDecided:
     """The node whose rank failed first has decided for all. `kind`: restart or stop.
 
-    overrides: all that the next attempt runs with instead of the user's own values. rejected: checkpoints that are not handed out any more.
-    first: what failed there; None where that node's supervisor is gone, and its agent decided.
+    overrides: all that the next attempt runs with instead of the user's own values. rejected: checkpoints that no attempt resumes from any
+    more. first: the failure there; None if that node's supervisor is gone and its agent decided.
     """
 
     t: float
@@ -178,7 +179,7 @@ class PeerDecided:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceCollected:
-    """What the observers found about the incident. `jitter` is uniform in [0, 1): the only randomness the core sees."""
+    """The observers' evidence on the incident. `jitter` is uniform in [0, 1): the only randomness the core sees."""
 
     t: float
     attempt: int
@@ -189,18 +190,16 @@ class EvidenceCollected:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSelected:
-    """The answer to SelectCheckpoint. `chosen` None with `found` > 0 means that none of those found is good any more.
+    """The answer to SelectCheckpoint. `chosen` None with `found` > 0: none of those found is good any more.
 
-    `torn`, with why, stay where they are and are never handed out. `dangerous` are those that are not handed out
-    because loading them could run code. `refused` are those that could not be
-    verified, or not be read: nobody says that they are bad. `older` are the further ones that are there, oldest first, not looked into.
-    `repaired`: what was done to files of the job, as (path, what), by the rule of ownership (docs/checkpoints.md).
-    `notes`: what a person should know of the choice. `unused`: whole ones that are not handed over. `torn_in_use`: the torn one that the
-    last attempt tried to load, and that stays where it is.
+    No attempt resumes from these, each with its reason: `torn`; `dangerous`: loading them could run code; `refused`: they could not be read
+    or verified, and may be good; `not_finite`. `older`: further ones, oldest first, not verified. `unused`: whole ones of which the
+    script gets none. `torn_in_use`: the torn one that the last attempt tried to load. `repaired`: changes to files of the job, as (path,
+    change), by the rule of ownership (docs/checkpoints.md). `notes`: for people.
 
-    agreement: number of the agreement of several nodes on it, else 0; overrides and rejected are then what the attempt runs with on all of
-    them. node_offers: what each node had where they found nothing in common, as (node, text). this_node_leaves: it alone lacks what the
-    others resume from, and ends. peer_leaves: another node alone does, and ends.
+    agreement: number of the agreement of several nodes on it, else 0; overrides and rejected then hold on all of them. node_offers: what
+    each node has if they have none in common, as (node, text). this_node_leaves: only this node is without the one that the others
+    resume from, and ends. peer_leaves: only another node is, and ends.
     """
 
     t: float
@@ -226,7 +225,7 @@ class CheckpointSelected:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointVerified:
-    """The watcher verified a checkpoint that appeared while the job ran. made_in: the attempt that saved it, 0 where nobody knows."""
+    """The watcher verified a checkpoint that appeared while the job ran. made_in: the attempt that saved it, 0: unknown."""
 
     t: float
     attempt: int
@@ -238,10 +237,10 @@ class CheckpointVerified:
 class ProgressObserved:
     """The sampler read the heartbeats: sent at the first step of an attempt, at a change of phase, and at most every few seconds.
 
-    `steps_seen` counts optimizer steps in this attempt (-1: no rank is instrumented); `step` is absolute, or None where nothing
-    absolute is known (then the core adds `steps_seen` to the step resumed from and calls it relative).
-    loaded: the checkpoint of this job that a rank loaded before its first step. read: a file at none of the job's places that one loaded,
-    which may be data. first_step: the absolute step at which this attempt's training began, as the optimizer or the script counts.
+    `steps_seen` counts optimizer steps in this attempt (-1: no rank is instrumented). `step` is absolute; None: unknown, and the core adds
+    `steps_seen` to the step resumed from and calls it relative. loaded: the checkpoint of this job that a rank loaded before its first
+    step. read: a file in none of the job's locations that a rank loaded, which may be data. first_step: the absolute step at which this
+    attempt's training began, as the optimizer or the script counts.
     """
 
     t: float
@@ -265,10 +264,10 @@ class StartCeilingPassed:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """A person, systemd or Slurm asked us to stop, by signal `signum`.
+    """A person, systemd or Slurm requests a stop by signal `signum`.
 
-    left_s: what the environment leaves from now until it kills, None where nobody knows. time_left_follows: a tool is being asked for it,
-    and TimeLeft brings the answer.
+    left_s: seconds from now until the environment kills, None: unknown. time_left_follows: a tool is asked for them, and TimeLeft brings
+    the answer.
     """
 
     t: float
@@ -279,7 +278,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """What the environment leaves from now until it kills, as a tool answered; None where nobody knows."""
+    """A tool's answer: the seconds from now until the environment kills. None: unknown."""
 
     t: float
     left_s: float | None
@@ -287,7 +286,7 @@ class TimeLeft:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSeen:
-    """A rank's instrumentation saw which framework trains: names of rows of docs/programs.md, and what it was seen to run with.
+    """A rank's instrumentation saw which framework trains (names of rows of docs/programs.md), and with which values.
 
     values: knob to value, as the framework itself holds it. batchnorm: a module whose statistics depend on the micro-batch was seen.
     """
@@ -301,7 +300,7 @@ class ProgramSeen:
 
 @dataclass(frozen=True, slots=True)
 class GpusListed:
-    """The GPUs of this node that the job may use, with what the ledger says of each. Empty where there is none, or none could be listed."""
+    """The GPUs of this node that the job may use, with the ledger's entry on each. Empty: there is none, or none could be listed."""
 
     t: float
     gpus: tuple[Gpu, ...]
@@ -309,9 +308,9 @@ class GpusListed:
 
 @dataclass(frozen=True, slots=True)
 class HealthChecked:
-    """The answer to CheckHealth: what is not well on this node, worst first. Empty where all is, or where nobody could tell.
+    """The answer to CheckHealth: this node's findings, worst first. Empty: it is well, or could not be examined.
 
-    command_nproc: ranks that the command runs on this node, 0 where that is not known.
+    command_nproc: ranks that the command runs on this node, 0: unknown.
     """
 
     t: float
@@ -322,7 +321,7 @@ class HealthChecked:
 
 @dataclass(frozen=True, slots=True)
 class HealthChanged:
-    """What became better or worse on this node while the job ran: each check's new result, once."""
+    """Checks of this node whose result changed while the job ran, with the new result."""
 
     t: float
     findings: tuple[Finding, ...]
@@ -346,7 +345,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SaveSearched:
-    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None where there is none."""
+    """The answer to FindSave: the newest whole checkpoint that was written since the ranks were asked to save, None: there is none."""
 
     t: float
     attempt: int
@@ -362,7 +361,7 @@ class StacksRequested:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer that SetTimer asked for. `token` tells a timer of now from one of an earlier stage."""
+    """A timer of SetTimer fired. A `token` other than the state's is of an earlier stage, and void."""
 
     t: float
     name: str

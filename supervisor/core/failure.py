@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 TEARDOWN_MARGIN_S = 3.0
 #: Beyond the deadline, for the observers' answer to arrive; without it the deaths are all the evidence there is.
 EVIDENCE_MARGIN_S = 5.0
-#: How long a death by TERM waits for our own TERM: schedulers signal every process of a job, in no order.
+#: How long a death by TERM waits for the supervisor's own TERM: schedulers signal all processes of a job, in any order.
 OWN_SIGNAL_S = 1.0
-#: One save may be of the state before the first step.
+#: Two, because one save may be of the state before the first step.
 _SAVES_OF_A_TRAINING = 2
-#: The launcher itself, in the list of deaths: it ended without a rank having done so.
+#: In the list of deaths, the launcher itself: it ended before any rank did.
 NO_RANK = -1
 
 
@@ -117,7 +117,7 @@ def on_attempt_ended_by_peer(state: JobState, event: AttemptEndedByPeer) -> Step
 
 
 def on_peer_decided(state: JobState, event: PeerDecided) -> Step:
-    """Follow it once our own ranks are gone. It may come before our own is made: the others heard nothing of us for too long."""
+    """Follow it once our own ranks are gone. It may come before this node's own: the others got no message from this node for too long."""
     if state.run.incident is None:
         return state, ()
     kind = PlanKind.RESTART if event.kind == "restart" else PlanKind.STOP
@@ -163,7 +163,7 @@ def _of_peer(event: PeerDecided) -> Verdict:
 
 
 def follow_if_ready(state: JobState, t: float) -> Step:
-    """Act on the other node's decision when it is known and no rank of ours is left."""
+    """Act on the other node's decision once it is known and no rank is left on this node."""
     incident = state.run.incident
     if not state.attempt.ended or incident is None or incident.plan is None or incident.verdict is None:
         return state, ()
@@ -226,8 +226,8 @@ def _differing(state: JobState, t: float) -> tuple[Evidence, ...]:
 def _step(state: JobState, verdict: Verdict) -> int | None:
     """The absolute step at which it failed: the culprit's own last one, else the slowest rank's; None where none is known.
 
-    Steps that were only counted are absolute where the attempt's first step is known: the checkpoint that was handed over was seen to be
-    loaded, or none was there in the declared place and none was loaded.
+    Counted steps become absolute if the attempt's first step is known: a rank loaded the checkpoint that it was given, or the declared
+    location held none and no rank loaded one.
     """
     steps = _beats(state, verdict, "step")
     if steps:

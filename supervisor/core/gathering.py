@@ -6,7 +6,7 @@
                                                               └ only another node lacks it: its leaving ends the attempt
 
 A node chooses nothing before the meeting. What happens otherwise: rank 2 is killed while rank 0 saves step 60 for 1.5 s. The node of rank 2
-looks at once and finds step 40. The others look when their ranks are gone and find step 60. One attempt trains on from both.
+searches at once and finds step 40. The others search when their ranks are gone and find step 60. One attempt trains on from both.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from supervisor.core.events import CheckpointSelected, NodeBegan, NodesGathered, ProgressObserved
     from supervisor.core.state import Step
 
-#: Agreements whose attempts are remembered: checkpoints older than these are told apart by their digests alone.
+#: Agreements whose attempts are remembered: older checkpoints are compared by their digests alone.
 KEPT_AGREEMENTS = 20
-#: A script may count a step before or after it is made, and the look at it comes between.
+#: A script may count a step before or after it is made, and a sample may fall between.
 STEPS_APART = 1
 HINT = "put the checkpoints on storage that all nodes share, or copy the same one to every node, and start again"
 
@@ -51,7 +51,7 @@ def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
-    """Begin from the one that was chosen here (one node), or by all nodes together."""
+    """Begin from the checkpoint that this node (if it is the only one) or all nodes together chose."""
     if state.stage is Stage.SELECTING and not event.agreement:
         return start.on_checkpoint_selected(state, event)
     if not state.attempt.awaits_agreement or not event.agreement:
@@ -102,7 +102,7 @@ def on_select_overdue(state: JobState, t: float) -> Step:
 
 
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
-    """Take the progress over; once it is known how this node's ranks began, tell the other nodes, and compare."""
+    """Take the progress over; once it is known how this node's ranks began, report it to the other nodes, and compare."""
     state, actions = lifecycle.on_progress_observed(state, event)
     attempt = state.attempt
     if state.stage is not Stage.RUNNING or not start.gathers(state) or attempt.steps_seen < 1 or attempt.reported_start is not None:
@@ -121,9 +121,9 @@ def on_node_began(state: JobState, event: NodeBegan) -> Step:
 
 
 def _compared(state: JobState, t: float) -> Step:
-    """End an attempt whose nodes train on from different states. What it saved, and saves until its ranks are gone, is used by nobody.
+    """End an attempt whose nodes train on from different states. No attempt resumes from what it saved, or saves until its ranks are gone.
 
-    Only what was seen on both nodes is compared, each with its like: where rank 0 alone loads, and hands out what it loaded, all is well.
+    A value is compared only if both nodes know it: rank 0 alone may load, and broadcast what it loaded.
     """
     mine = state.attempt.reported_start
     if mine is None or state.stage is not Stage.RUNNING:

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from supervisor.core.model import Failure, Policy
     from supervisor.core.state import Step, StopRequest
 
-#: Of several nodes without our agents.
+#: Printed if several nodes run without supervise's agents.
 ALONE = (
     "several nodes without supervise's agents cannot agree on a checkpoint: each node chooses for itself, and nothing compares what they"
     " resume from"
 )
-#: Leave to be started again: the run continues (docs/exit-codes.md).
+#: The exit code that asks for a requeue: the next start continues the run (docs/exit-codes.md).
 REQUEUE = 75
 SIGINT = 2
-#: What a look for what was saved gets at least, and what is kept back of the time that is left for our own end.
-LEAST_LOOK_S = 1.0
+#: The least time for a search for a save, and what the supervisor reserves of the time left for its own end.
+LEAST_SEARCH_S = 1.0
 OUR_END_S = 3.0
 
 
@@ -65,7 +65,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
         )
         return start.select(fresh, event.t)
     died_with_us = state.stage not in {Stage.ENDED, Stage.NEW}
-    if _terms(event.policy) != _terms(state.run.policy):  # what was changed was changed of other knobs, or by another leave
+    if _terms(event.policy) != _terms(state.run.policy):  # the changes were of other knobs, or permitted by other options
         state = changed(state, run=changed(state.run, overrides=(), nproc=None, programs=(), knob_values=(), disputes=(), batchnorm=False))
     over_t = event.last_alive_t if state.attempt.over_t is None and event.last_alive_t is not None else state.attempt.over_t
     state = changed(
@@ -89,13 +89,13 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
 
 
 def _terms(policy: Policy) -> tuple[object, ...]:
-    """Return what a change of the job stands on: what may be set, and what the user allowed; another command is another run."""
+    """Return the conditions of a change of the job: the knobs, and the options that permit it. Another command is another run."""
     knobs = tuple((knob.name, knob.value, knob.how, knob.counts) for knob in policy.knobs)
     return knobs, policy.batch_change, policy.batch_drift, policy.min_gpus, policy.allocator
 
 
 def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
-    """Take over what only torch could tell from its own command line."""
+    """Take over how torch parsed its command line."""
     cap = event.max_restarts if event.max_restarts is not None else state.run.policy.max_restarts
     policy = replace(state.run.policy, max_restarts=cap, nodes=event.nodes, least_nodes=event.least_nodes)
     state = changed(state, run=changed(state.run, policy=policy))
@@ -143,27 +143,27 @@ def on_ranks_found(state: JobState, event: RanksFound) -> Step:
 
 
 def on_program_seen(state: JobState, event: ProgramSeen) -> Step:
-    """Remember what trains: it arms the knobs of that program, and tells the values that it runs with."""
+    """Record the framework that trains: its knobs become enabled, and their values are known."""
     values = tuple((dict(state.run.knob_values) | dict(event.values)).items())
     programs = tuple(dict.fromkeys((*state.run.programs, *event.programs)))
     state = changed(state, run=changed(state.run, programs=programs, knob_values=values, batchnorm=state.run.batchnorm or event.batchnorm))
     disputes = planning.disputes(state, event.values)
-    ours = dict(state.attempt.overrides)
-    new = [row for row in disputes if row[0] in ours and row not in state.run.disputes]
-    texts = (f"a rank trains with {name} {seen}, and was to have {planned}" for name, seen, planned in new)
+    planned = dict(state.attempt.overrides)
+    new = [row for row in disputes if row[0] in planned and row not in state.run.disputes]
+    texts = (f"a rank trains with {name} {seen} instead of {value}" for name, seen, value in new)
     alerts = tuple(Alert("change_ignored", state.attempt.number, text) for text in texts)
     return changed(state, run=changed(state.run, disputes=disputes)), alerts
 
 
 def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
-    """Take over what this node has, and what its ledger says of it."""
+    """Store this node's GPUs with their ledger entries."""
     return changed(state, gpus=event.gpus), ()
 
 
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     """Take the step over; the first one of a restarted attempt closes the incident.
 
-    Where another node's rank failed, the last step of ours counts too, until that node reports its own: one failure has one step.
+    If another node's rank failed, this node's last step counts until that node reports its own: one failure has one step.
     """
     run, attempt, resume = state.run, state.attempt, state.attempt.resume
     follows = state.stage is Stage.FOLLOWING and run.incident is not None and run.incident.plan is None
@@ -266,9 +266,7 @@ def on_attempt_ended(state: JobState, event: AttemptEnded) -> Step:
     runs = state.stage in {Stage.STARTING, Stage.RUNNING}
     if runs and event.outcome == "succeeded":
         return _done(state)
-    return (
-        core_failure.tear_down(state, event.t, None, "the attempt ended and gave no reason") if runs else (state, ())
-    )  # reported twice, and answered
+    return core_failure.tear_down(state, event.t, None, "the attempt ended without a reason") if runs else (state, ())  # a second report
 
 
 def _done(state: JobState) -> Step:
@@ -296,7 +294,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
         (stop.rank_failed and state.attempt.evidence is None) or (stop.save_search and not stop.save_search_done)
     )
     if stop is not None and stop.count == 1 and unanswered:
-        return state, ()  # the answers say why a rank failed, and whether one saved
+        return state, ()  # awaited: why a rank failed, and whether one saved
     signum = stop.signum if stop else SIGTERM
     saved = state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded")
     code = REQUEUE if saved or signum in NOTICES else 128 + signum
@@ -304,7 +302,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     closing: tuple[Action, ...] = ()
     if stop is not None and stop.rank_failed and state.run.incident is not None:
         verdict = classify(state.attempt.evidence or ())
-        what = f"a rank failed while it was to {'save' if stop.save_requested else 'train on'}"
+        what = f"a rank failed while it was asked to {'save' if stop.save_requested else 'train on'}"
         why = f"{reason}; {what}" if saved else f"{reason}; {what}, and nothing newer is saved"
         plan = Plan(PlanKind.STOP, why, "the next start goes on from the last good checkpoint", "stop", code)
         closing = (
@@ -322,7 +320,7 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
 
 
 def _may_have_saved(state: JobState, stop: StopRequest, outcome: str) -> bool:
-    """Whether the disk can tell more than the ranks did: a script that saves on request may save by itself when it gets TERM too."""
+    """Whether the disk may hold a save that no rank reported: a script that saves on request may save by itself at TERM too."""
     saves = state.attempt.save_on_request and stop.signum != SIGINT and (stop.save_requested or state.attempt.awaits_own_signal)
     return saves and not state.attempt.saved and outcome != "succeeded" and not stop.save_search
 
@@ -331,14 +329,14 @@ def _find_save(state: JobState, stop: StopRequest) -> Step:
     over_t = stop.first_t if state.attempt.over_t is None else state.attempt.over_t
     left_s = state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s
     left_s -= max(0.0, over_t - (stop.left_from_t or stop.first_t))
-    deadline_s = max(LEAST_LOOK_S, left_s - OUR_END_S)
+    deadline_s = max(LEAST_SEARCH_S, left_s - OUR_END_S)
     state = changed(state, token=state.token + 1, run=changed(state.run, stop=replace(stop, save_search=True)))
-    look = FindSave(state.attempt.number, min(stop.first_t, over_t), deadline_s)
-    return state, (look, SetTimer("find", state.token, deadline_s + LEAST_LOOK_S))
+    search = FindSave(state.attempt.number, min(stop.first_t, over_t), deadline_s)
+    return state, (search, SetTimer("find", state.token, deadline_s + LEAST_SEARCH_S))
 
 
 def on_journal_degraded(state: JobState, event: JournalDegraded) -> Step:
-    """Go on in memory, and say so."""
+    """Go on in memory, and report it."""
     if state.journal_degraded:
         return state, ()
     return changed(state, journal_degraded=True), (

@@ -79,7 +79,7 @@ class Launcher(StrEnum):
 
 
 class Beginning(StrEnum):
-    """How an attempt began: as it was seen, not as it was meant."""
+    """How an attempt began, as its ranks showed it."""
 
     RESUMED = "resumed"
     FROM_SCRATCH = "started_from_scratch"
@@ -88,14 +88,14 @@ class Beginning(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Whole checkpoints at a place that this job saves to and was not seen to load from: its pattern, how many, and the newest one."""
+    """Whole checkpoints in a location that this job saves to and no rank loaded from: its pattern, their number, and the newest one."""
 
     pattern: str
     count: int
     newest: str
 
     def __str__(self) -> str:
-        """Return where they are, and how they are handed over."""
+        """Return where they are, and the options that pass the newest to the script."""
         lie = f"{self.count} checkpoints lie in" if self.count > 1 else "a checkpoint lies in"
         return f"{lie} {self.pattern}: --checkpoints '{self.pattern}' --resume-args '--YOUR-FLAG {{resume}}' hands over the newest"
 
@@ -129,9 +129,9 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a signature says of the text that it matched, carried by the evidence so that a verdict can be explained without the rows.
+    """What a signature concludes from its match. The evidence carries it, so that a verdict can be explained without the signatures.
 
-    weight: how sure it is where nothing else speaks, 0..1. consequence_of: the causes that this may merely follow from, "*" for any.
+    weight: its confidence if no other evidence exists, 0..1. consequence_of: the causes that this may merely follow from, "*" for any.
     """
 
     cause: Cause
@@ -144,12 +144,11 @@ class Claim:
 class Evidence:
     """One observed fact.
 
-    `source` says who saw it: exit, error_file, tail, log, kernel, nvml, health, cgroup, host, heartbeat, launcher,
-    signal, checkpoint. `name` says
-    what it is within the source (exit_code, exception, traceback, phase, the id of a signature, …). `free_text` marks what was read
-    out of log lines: such evidence alone never justifies a change of the job. `t` is when it happened, 0 where nobody knows: the first
-    in time outranks the loudest. `fields` are what a signature extracted from the text, `line` the number of the line in its file
-    (0: unknown), `node` the host that it speaks of.
+    `source` is the observer: exit, error_file, tail, log, kernel, nvml, health, cgroup, host, heartbeat, launcher, signal, checkpoint.
+    `name` is its kind within the source (exit_code, exception, traceback, phase, the id of a signature, …). `free_text` marks what was
+    read out of log lines: such evidence alone never justifies a change of the job. `t` is when it happened, 0: unknown; earlier evidence
+    outranks stronger evidence. `fields` are what a signature extracted from the text, `line` the number of the line in its file (0:
+    unknown), `node` the host that it speaks of.
     """
 
     source: str
@@ -166,10 +165,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a health check says of one thing of this node, as far as a decision, or a person, needs it (docs/health.md).
+    """A health check's result on one part of this node, as far as a decision or a person needs it (docs/health.md).
 
     subject: as health/model.py names it (`gpu:UUID`, `path:/data`, `host`). result: ok, degraded or failed. command: what repairs it, or
-    shows more. blocks: no attempt is to be begun on it. event: what happened (`xid 79`), "" for a state.
+    shows more. blocks: no attempt may begin on it. event: what happened (`xid 79`), "" for a state.
     """
 
     check: str
@@ -188,7 +187,7 @@ class Finding:
 
     @property
     def about(self) -> tuple[str, str, str]:
-        """What is compared from one look to the next."""
+        """The key by which findings of two examinations are compared."""
         return self.check, self.subject, self.event
 
 
@@ -196,7 +195,7 @@ class Finding:
 class Verdict:
     """The cause of a failure. `fingerprint` is equal for equal failures: cause, exception type and innermost frames, no numbers.
 
-    `facts` are what recovery needs to know (bytes asked, timeout, Xid, path, …), `gpu` is an index, UUID or PCI id, whichever the
+    `facts` are for recovery (bytes asked, timeout, Xid, path, …), `gpu` is an index, UUID or PCI id, whichever the
     evidence names. `runner_up` is the next most likely other cause, None where nothing else was claimed.
     """
 
@@ -218,9 +217,9 @@ class Verdict:
 class Knob:
     """One thing of the user's command that a plan may set (docs/knobs.md has the closed list of names).
 
-    value: what the user's command runs with, "" where nobody knows. how: as a person would write it (`--batch-size`). by: who declared it,
-    "declared" or the program that was recognised. seen: False while the program was only recognised in the script's text; such a
-    knob is armed by ProgramSeen. counts: of batch_size gpu or global, of grad_accum rank, world or derived (the program divides by itself).
+    value: as in the user's command, "" unknown. how: as a person would write it (`--batch-size`). by: who declared it, "declared" or the
+    program that was recognised. seen: False while the program was only recognised in the script's text; such a knob is enabled by
+    ProgramSeen. counts: of batch_size gpu or global, of grad_accum rank, world or derived (the program divides by itself).
     """
 
     name: str
@@ -236,7 +235,7 @@ class Gpu:
     """A GPU that the job can see.
 
     index: as nvidia-smi shows it, the number by which people know a GPU. CUDA's number is its place among those that the job sees.
-    quarantined: why the ledger keeps it out, "" where it does not.
+    quarantined: why the ledger keeps it out of use, "" if it does not.
     """
 
     index: int
@@ -264,13 +263,13 @@ class PlanKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done about a verdict. `exit_code` counts for STOP only; `next_rung` says what the same failure would meet next time.
+    """What is done about a verdict. `exit_code` counts for STOP only; `next_rung` describes the answer to the same failure next time.
 
     strategy: the rung that proposed it. changes: what the next attempts run with, beside what earlier plans changed. rejected: checkpoints
-    that are not handed out any more in this run. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now on,
-    None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: what a person must know beside the incident, "" for
+    that no attempt of this run resumes from any more. exclude: UUIDs of GPUs that go into the ledger. nproc: ranks of this node from now
+    on, None: as before. notes: lines for the card (arithmetic, cost, warnings). alert: what a person must know beside the incident, "" for
     nothing; alert_kind: that of the alert (core/actions.py), "" for a line at the terminal alone. charged: whether the failure counts
-    against the budget of its family. trace: the next attempts write down what their collectives do.
+    against the budget of its family. trace: the next attempts record their collectives.
     """
 
     kind: PlanKind
@@ -294,7 +293,7 @@ class Plan:
 class CheckpointRef:
     """A checkpoint that was verified.
 
-    path: as handed to the script. step: what it holds, None where it does not say. level: how far it was verified ("structure": zip
+    path: as the script gets it. step: the step in it, None: unknown. level: how far it was verified ("structure": zip
     directory and every record's CRC).
     """
 
@@ -340,7 +339,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class FirstCause:
-    """What failed first in an attempt, as the node that decides saw it. The other nodes tell it, and count it, as that node does.
+    """What failed first in an attempt, as the node that decides saw it. The other nodes report and count the same.
 
     node: its name, "" at that node itself.
     """
@@ -364,7 +363,7 @@ class Policy:
     scratch_limit_s: float = 900.0
     resumes_itself: bool = False
     checkpoints_declared: bool = False
-    checkpoints_learned: bool = False  # where none are declared, what the ranks save and load is looked after all the same
+    checkpoints_learned: bool = False  # where none are declared, what the ranks save and load is managed all the same
     max_attempts: int = 50
     max_restarts: int | None = None  # torchrun's --max-restarts, where the user gave one
     intensity: int = 3
@@ -387,8 +386,8 @@ class Policy:
     recurring_alert: int = 3  # equal failures in a run, with progress or without, at which a person is alerted
     recurring_stop: int = 10  # and at which it ends, unless keep_going
     start_tries: int = 2  # for the infrastructure's failures before the first step
-    allocator: str = ""  # what the user's own environment says to torch's allocator
+    allocator: str = ""  # torch's allocator settings in the user's own environment
     clears: str = "supervise gpus clear"  # what a person types, before a GPU's name, to put it back into use
-    health: bool = False  # this node is looked at before each attempt
-    health_deadline_s: float = 12.0  # beyond what looking at it may take
+    health: bool = False  # this node is examined before each attempt
+    health_deadline_s: float = 12.0  # beyond what the examination may take
     evict_on: tuple[str, ...] = ()  # checks whose finding ends a healthy attempt

@@ -1,4 +1,4 @@
-"""What is not well on this node, before an attempt begins on it: which of that holds it back, and how to go on without a GPU.
+"""Decides by this node's findings whether an attempt may begin on it, and how to go on without a GPU.
 
 Only a finding that blocks holds an attempt back: a GPU that is lost or must be reset, a driver that does not fit its library, no space for
 one checkpoint. Every other finding is reported, and the job goes on.
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 NAME = "health"
 #: Worse is greater.
 WORSE = {"ok": 0, "degraded": 1, "failed": 2}
-#: How many findings one line has; `supervise doctor` has all of it.
-MOST_TOLD = 3
-#: The cause that a finding of a check is, where it alone ends an attempt or holds one back. Of any other nothing is known but itself.
+#: How many findings a line lists; `supervise doctor` lists all.
+MOST_LISTED = 3
+#: The cause of a check's finding, if it alone ends an attempt or prevents one. A check that is not listed has none.
 CAUSES = {
     "gpu_errors": Cause.GPU_LOST,
     "gpu_count": Cause.GPU_LOST,
@@ -41,40 +41,40 @@ CAUSES = {
     "gpu_driver": Cause.GPU_DRIVER,
     "disk_space": Cause.DISK_FULL,
 }
-#: A finding is no guess: a counter that moved, a code of the driver's.
+#: A finding is measured: a counter that moved, a code of the driver.
 SURE = 0.95
 
 
-class Judged(NamedTuple):
-    """What follows from a look at this node. stop: None where an attempt may begin."""
+class NodeDecision(NamedTuple):
+    """How to begin on this node. stop: None if an attempt may begin."""
 
     state: JobState
     actions: tuple[Action, ...]
     stop: tuple[Verdict, Plan] | None
 
 
-def judged(state: JobState, t: float) -> Judged:
-    """Return how to begin on a node on which this is not well."""
+def judged(state: JobState, t: float) -> NodeDecision:
+    """Return how to begin on this node, by its findings."""
     findings = state.run.findings or ()
     usable = {gpu.uuid for gpu in state.gpus if not gpu.quarantined}
     known = {gpu.uuid for gpu in state.gpus}
     blocking = [one for one in findings if one.blocks and not (one.gpu in known and one.gpu not in usable)]  # out of use already
-    ours = {one.gpu: one for one in reversed(blocking) if one.gpu in usable}  # of several of one GPU the first, which is the worst
+    failed = {one.gpu: one for one in reversed(blocking) if one.gpu in usable}  # each GPU's first finding, which is its worst
     others = [one for one in blocking if one.gpu not in usable]
-    words = [one for one in findings if one not in blocking]
-    # want of room may pass by itself: anything else that is not a GPU's comes first
+    notes = [one for one in findings if one not in blocking]
+    # a full disk may pass by itself: any other finding that is not a GPU's comes first
     hopeless = min((one for one in others if not _of_a_gpu(one)), key=lambda one: CAUSES.get(one.check) is Cause.DISK_FULL, default=None)
     if hopeless is not None:
-        state, actions = _reported(state, words)
-        return Judged(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))
-    if not ours and not others:
-        return Judged(*_reported(state, words), None)
-    state, quarantined = _left_out(state, ours)
-    first = next(iter([*ours.values(), *others]))
-    state, fewer, why = _ranks(state, t, len(usable) - len(ours), len(usable) + len({one.subject for one in others}))
-    stop = _stop(first, why, state.run.policy.clears if ours else "") if why else None
-    state, actions = _reported(state, [*others, *words] if stop is None else words)
-    return Judged(state, (*actions, *quarantined, *fewer), stop)
+        state, actions = _reported(state, notes)
+        return NodeDecision(state, actions, _stop(hopeless, "no attempt can run here until that is repaired"))
+    if not failed and not others:
+        return NodeDecision(*_reported(state, notes), None)
+    state, quarantined = _left_out(state, failed)
+    first = next(iter([*failed.values(), *others]))
+    state, fewer, why = _ranks(state, t, len(usable) - len(failed), len(usable) + len({one.subject for one in others}))
+    stop = _stop(first, why, state.run.policy.clears if failed else "") if why else None
+    state, actions = _reported(state, [*others, *notes] if stop is None else notes)
+    return NodeDecision(state, (*actions, *quarantined, *fewer), stop)
 
 
 def _of_a_gpu(finding: Finding) -> bool:
@@ -93,14 +93,14 @@ def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple
 def summary(findings: Iterable[Finding]) -> str:
     """Return findings as a person reads them in one line."""
     listed = list(findings)
-    more = f"; {len(listed) - MOST_TOLD} more (supervise doctor)" if len(listed) > MOST_TOLD else ""
-    return "; ".join(one.reason for one in listed[:MOST_TOLD]) + more
+    more = f"; {len(listed) - MOST_LISTED} more (supervise doctor)" if len(listed) > MOST_LISTED else ""
+    return "; ".join(one.reason for one in listed[:MOST_LISTED]) + more
 
 
-def _left_out(state: JobState, ours: dict[str, Finding]) -> tuple[JobState, tuple[Action, ...]]:
+def _left_out(state: JobState, failed: dict[str, Finding]) -> tuple[JobState, tuple[Action, ...]]:
     actions: list[Action] = []
     for gpu in state.gpus:
-        finding = ours.get(gpu.uuid)
+        finding = failed.get(gpu.uuid)
         if finding is not None:
             repair = f"repair: {finding.command}" if finding.command else finding.check
             actions.append(Quarantine(state.attempt.number, gpu, finding.reason, f"{finding.check}: {finding.reason}; {repair}"))
@@ -115,14 +115,14 @@ def _left_out(state: JobState, ours: dict[str, Finding]) -> tuple[JobState, tupl
 def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, tuple[Action, ...], str]:
     """Return the state with the ranks that `left` GPUs are enough for, and why that cannot be, "" where it can.
 
-    there: how many GPUs there would be if all were well, which is what a command uses that names no number.
+    there: how many GPUs there are if all are well; a command that names no number uses all of them.
     """
     policy = state.run.policy
     if policy.launcher is not Launcher.ELASTIC:
         if left and policy.min_gpus and policy.batch_drift and left >= policy.min_gpus:
             return state, (), ""
         helps = f"; --min-gpus {left} --allow-batch-drift lets it see the others" if left else ""
-        return state, (), f"how many ranks the command launches is its own to choose, and {left} GPUs are left{helps}"
+        return state, (), f"the command chooses its number of ranks by itself, and {left} GPUs are left{helps}"
     wanted = state.run.nproc or state.run.command_nproc or there
     if left >= wanted:
         return state, (), ""
@@ -138,12 +138,12 @@ def _stop(finding: Finding, why: str, clears: str = "") -> tuple[Verdict, Plan]:
     cause = CAUSES.get(finding.check, Cause.NONE)
     verdict = Verdict(cause, SURE, finding.reason, f"{NAME}:{finding.check}", because=evidence((finding,), 0.0), gpu=finding.gpu)
     back = f", then `{clears} {finding.gpu}` if it is not back by itself" if clears and finding.gpu else ""
-    repair = f"repair it: {finding.command}{back}" if finding.command else f"`supervise doctor` says more{back}"
+    repair = f"repair it: {finding.command}{back}" if finding.command else f"`supervise doctor` shows more{back}"
     return verdict, Plan(PlanKind.STOP, f"{finding.reason}: {why}", f"{repair}; --no-health starts in spite of it", NAME, 69)
 
 
 def evidence(findings: Iterable[Finding], t: float) -> tuple[Evidence, ...]:
-    """Return findings as what an attempt ended of, or cannot begin for. An Xid's cause is the catalogue's, whichever check told it."""
+    """Return findings as evidence. An Xid's cause is the catalogue's, whichever check reports it."""
     return tuple(_evidence(one, t) for one in findings)
 
 

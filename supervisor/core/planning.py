@@ -1,4 +1,4 @@
-"""Between the state and the strategies: what a failure looks like to them, and what their plan leaves in the state."""
+"""Between the state and the strategies: makes the Situation of a failure, and applies a plan to the state."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 KEPT_FAILURES = 50
 KEPT_CHECKPOINTS = 10
 KEPT_FINGERPRINTS = 100
-#: What one GPU fails of by itself.
+#: Failures of a GPU by itself.
 OF_ONE_GPU = frozenset({Cause.GPU_ECC, Cause.GPU_LOST, Cause.GPU_XID_OTHER})
-#: Who declared a knob that no program's row brought.
+#: `Knob.by` of a knob that the user declared.
 DECLARED = "declared"
 
 
@@ -71,7 +71,7 @@ def situation(
         gpu=culprit_gpu(state, verdict),
         verified=tuple(c for c in state.run.verified if c.path not in state.run.rejected),
         known_good=state.run.known_good,
-        poisoned=state.run.rejected,
+        rejected=state.run.rejected,
         steps_back=state.run.steps_back,
         resume=state.attempt.resume,
         loading=place.phase is Phase.LOAD,
@@ -95,9 +95,9 @@ def fewer(state: JobState, t: float, ranks: int, left: int) -> FewerRanks | str:
 
 
 def current_knobs(state: JobState) -> tuple[Knob, ...]:
-    """Return the knobs as they stand now: what a plan set, else what the command says, else what a rank's framework said.
+    """Return the knobs as they stand now: what a plan set, else what the command has, else what a rank's framework reported.
 
-    A program's knob of which a rank tells another number than the command does is not what governs that number: it is not armed.
+    If a rank reports another number than the command has, the program's knob does not govern it, and is not enabled.
     """
     disputed = {name for name, _, _ in state.run.disputes}
     set_now, seen_now = dict(state.run.overrides), dict(state.run.knob_values)
@@ -112,19 +112,19 @@ def current_knobs(state: JobState) -> tuple[Knob, ...]:
 
 
 def _may_be_seen(knob: Knob) -> bool:
-    """Whether a rank's framework holds this number itself: a declared knob is the user's word, and of a derived one it holds another."""
+    """Whether a rank's framework holds this number itself: not a declared knob, which is the user's, and not a derived one."""
     return knob.by != DECLARED and knob.counts != "derived"
 
 
 def disputes(state: JobState, reported: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str, str], ...]:
-    """Return (knob, what a rank trains with, what it was begun with) where the two differ, once a rank has reported new values.
+    """Return (knob, value in a rank, planned value) where the two differ, once a rank has reported new values.
 
-    What ranks of earlier attempts reported of other knobs stands: only a rank that trains with the planned value takes it back.
+    Disputes of other knobs from earlier attempts stay: only a rank that trains with the planned value ends one.
     """
-    begun_with, seen_now = dict(state.attempt.overrides), dict(reported)
+    overrides, seen_now = dict(state.attempt.overrides), dict(reported)
     found = {row[0]: row for row in state.run.disputes if row[0] not in seen_now}
     for knob in state.run.policy.knobs:
-        planned, seen = begun_with.get(knob.name) or knob.value, seen_now.get(knob.name, "")
+        planned, seen = overrides.get(knob.name) or knob.value, seen_now.get(knob.name, "")
         is_checked = _may_be_seen(knob) and knob.by in state.run.programs
         if is_checked and planned.isdigit() and seen.isdigit() and int(planned) != int(seen):
             found[knob.name] = (knob.name, seen, planned)
@@ -132,7 +132,7 @@ def disputes(state: JobState, reported: tuple[tuple[str, str], ...]) -> tuple[tu
 
 
 def culprit_gpu(state: JobState, verdict: Verdict) -> str:
-    """Return the UUID of the GPU that failed, "" where the evidence does not tell it among those that were listed.
+    """Return the UUID of the GPU that failed, "" if the evidence does not identify it among the listed ones.
 
     The evidence names it by UUID, by PCI id (without function, in any case) or by CUDA's index; else it is the one of the rank's place,
     where torchrun's agent places the ranks: how a plain command gives its ranks GPUs is not known.
@@ -186,7 +186,7 @@ def _pci(text: str) -> str:
 
 
 def folded(state: JobState, plan: Plan, failed: Situation) -> tuple[JobState, tuple[Action, ...]]:
-    """Return the state that remembers the failure and what the plan changes, and what is to be done and reported beside it."""
+    """Return the state that remembers the failure and what the plan changes, and the actions for it."""
     verdict = failed.verdict
     count = failed.recurrences + (not changes(plan))
     out_of_use = {gpu.uuid: gpu for gpu in state.gpus if gpu.uuid in plan.exclude}
@@ -249,7 +249,7 @@ def _alerts(state: JobState, plan: Plan, verdict: Verdict, count: int) -> tuple[
 
 
 def with_rejected(state: JobState, paths: tuple[str, ...], reached: int | None) -> JobState:
-    """Return the state that hands these checkpoints out no more, until one is written beyond what the run had reached by then."""
+    """Return the state that rejects these checkpoints, until one is written beyond the step that the run has reached."""
     new = tuple(path for path in paths if path not in state.run.rejected)
     if not new:
         return state

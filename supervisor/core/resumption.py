@@ -1,13 +1,13 @@
-"""How an attempt began, judged from what its ranks were seen to do, never from what was handed over to them.
+"""How an attempt began, by what its ranks did, and never by what they were given.
 
-Three things show it, the first that speaks decides:
+Three facts show it; the first that is known decides:
 
-1. A rank loaded the checkpoint that was handed over, or another one of this job.
+1. A rank loaded the checkpoint that it was given, or another one of this job.
 2. The step at which the training began (`Attempt.first_step`): the optimizer's own count, or the script's first heartbeat. Adam keeps its
    count across a resume: 41 after the first step says "resumed at 40", and 1 says "from scratch".
-3. A save of a lower step than the one that was handed over: the attempt did not go on from there, and writes over what is newer.
+3. A save of a lower step than that of the checkpoint given: the attempt did not go on from there, and overwrites what is newer.
 
-Everything else is not confirmed: a checkpoint may be loaded by C++ code or from an open file, where no hook of ours is.
+Everything else is not confirmed: a checkpoint may be loaded by C++ code or from an open file, where supervise has no hook.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _NUMBER = re.compile(r"\d+")
 #: A script may count its first step 0 or 1, and DCP makes one step of zeros to have a state to load into.
 SCRATCH_STEP = 1
 _NOTHING_SEEN = "no rank was seen to load a checkpoint or to make a step"
-#: What the report names where the checkpoint itself was not seen.
+#: What the report names if no load was seen.
 OWN = "a checkpoint of its own"
 
 
 def judged(state: JobState) -> ReportResume:
-    """Return how this attempt began, as far as it is known now. Called at every step until a resume is seen, so it makes one value only."""
+    """Return how this attempt began, as far as it is known now. It is called at every step until a resume is seen, so it is cheap."""
     attempt, resume = state.attempt, state.attempt.resume
     step: int | None = None
     path: str | None = None
@@ -55,21 +55,21 @@ def judged(state: JobState) -> ReportResume:
 
 def _from_scratch(state: JobState) -> str:
     """Return what shows that this attempt, of which no resume was seen, began from scratch; "" where nothing does."""
-    handed, first, low = state.attempt.resume, state.attempt.first_step, state.attempt.saved_steps.lowest
-    if handed is not None and handed.step is not None and low is not None and low < handed.step:
-        return f"it saved step {low} after step {handed.step} was handed over"
-    if first is not None and (handed is None or handed.step is None or handed.step > SCRATCH_STEP):
+    given, first, low = state.attempt.resume, state.attempt.first_step, state.attempt.saved_steps.lowest
+    if given is not None and given.step is not None and low is not None and low < given.step:
+        return f"it saved step {low} after step {given.step} was given to it"
+    if first is not None and (given is None or given.step is None or given.step > SCRATCH_STEP):
         return f"its training began at step {max(first, 0)}"
-    if handed is not None or state.run.policy.resumes_itself:
+    if given is not None or state.run.policy.resumes_itself:
         return ""
     # no checkpoint is known that could have been loaded unseen
     return "no load of a checkpoint was seen" if state.attempt.steps_seen > 0 else _NOTHING_SEEN
 
 
 def is_shown(state: JobState) -> bool:
-    """Return whether anything shows that this attempt went on from the checkpoint that it was handed, or got beyond it."""
-    handed, high = state.attempt.resume, state.attempt.saved_steps.highest
-    beyond = handed is not None and handed.step is not None and high is not None and high > handed.step
+    """Return whether anything shows that this attempt went on from the checkpoint that it was given, or got beyond it."""
+    given, high = state.attempt.resume, state.attempt.saved_steps.highest
+    beyond = given is not None and given.step is not None and high is not None and high > given.step
     return judged(state).began is Beginning.RESUMED or beyond
 
 
@@ -101,7 +101,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
 def with_save(state: JobState, found: CheckpointRef) -> JobState:
     """Return the state that knows a checkpoint of this attempt's own.
 
-    Its step counts where it compares with that of the one handed over: `best-epoch-3.pt` and `step-40.pt` do not count the same.
+    Its step counts where it compares with that of the one given: `best-epoch-3.pt` and `step-40.pt` do not count the same.
     """
     alike = state.attempt.resume is None or _NUMBER.sub("", found.path) == _NUMBER.sub("", state.attempt.resume.path)
     saved_steps = state.attempt.saved_steps.with_one(found.step if alike else None)

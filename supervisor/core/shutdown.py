@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 #: Signals closer together than this are one request: schedulers, process groups and shells send them in bursts.
 BURST_S = 0.25
 HURRY_GRACE_S = 2.0
-#: Of the time that is left, what is kept back for TERM to KILL, and for our own end, at most: a fifth for each.
-OF_WHAT_IS_LEFT = 0.2
+#: The share of the time left that is reserved for TERM to KILL, and as much for the supervisor's own end, at most.
+RESERVED_SHARE = 0.2
 #: How long the answer to "how much time is left" is awaited; a tool that takes longer is ended (supervisor/run/kill_deadline.py).
 ANSWER_S = 2.0
 #: With less than this a save is not worth beginning.
 LEAST_SAVE_S = 1.0
-#: Stages in which no rank of ours can be alive.
+#: Stages in which no rank on this node can be alive.
 NOTHING_RUNS = frozenset({Stage.NEW, Stage.SELECTING, Stage.CHECKING, Stage.WAITING})
 
 
@@ -140,7 +140,7 @@ def _save(state: JobState, t: float) -> Step:
     stop = state.run.stop
     assert stop is not None  # noqa: S101 (as above)
     left_s = (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (t - stop.left_from_t)
-    for_it_s = left_s - _our_end(left_s) - min(state.run.policy.grace_s, OF_WHAT_IS_LEFT * left_s)
+    for_it_s = left_s - _our_end(left_s) - min(state.run.policy.grace_s, RESERVED_SHARE * left_s)
     if for_it_s < LEAST_SAVE_S:
         return _stop(state, _sent(stop.signum), _grace(state, left_s))
     request = () if stop.save_requested else (RequestSave(state.attempt.number, for_it_s),)
@@ -163,12 +163,12 @@ def _stop(state: JobState, signum: int, grace_s: float) -> Step:
 
 
 def _sent(signum: int) -> int:
-    """Return what the ranks get: a scheduler's notice is for us, and would kill a script that does not know it."""
+    """Return the signal for the ranks: a scheduler's notice would kill a script that does not handle it."""
     return SIGTERM if signum in NOTICES else signum
 
 
 def _our_end(left_s: float) -> float:
-    return min(lifecycle.OUR_END_S, OF_WHAT_IS_LEFT * left_s)
+    return min(lifecycle.OUR_END_S, RESERVED_SHARE * left_s)
 
 
 def _grace(state: JobState, left_s: float | None) -> float:
@@ -201,7 +201,7 @@ def on_saved(state: JobState, event: Saved) -> Step:
 
 
 def on_save_searched(state: JobState, event: SaveSearched) -> Step:
-    """The ranks gave no answer; take what the disk holds."""
+    """The ranks reported no save: use what the disk holds."""
     stop = state.run.stop
     if stop is None or not stop.save_search:
         return state, ()
@@ -221,7 +221,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
         or was_asked(death.code, death.signal)
     ):
         return failure.on_rank_exited(state, event)
-    text = f"{failure.death_text(death)} while ranks were to {'save' if stop.save_requested else 'train on'}"
+    text = f"{failure.death_text(death)} while ranks were asked to {'save' if stop.save_requested else 'train on'}"
     state, opening = start.with_incident(state, event.t, text, death.rank)
     state = changed(
         state,
@@ -230,7 +230,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
         attempt=changed(state.attempt, deaths=(*state.attempt.deaths, death), evidence=None),
     )
     left_s = max(0.0, (state.run.policy.stop_deadline_s if stop.left_s is None else stop.left_s) - (event.t - stop.left_from_t))
-    grace_s = min(state.run.policy.grace_s, left_s * OF_WHAT_IS_LEFT)
+    grace_s = min(state.run.policy.grace_s, left_s * RESERVED_SHARE)
     deadline_s = min(state.run.policy.evidence_deadline_s, left_s)
     return state, (
         StopRanks(state.attempt.number, SIGTERM, grace_s, "stop"),
@@ -257,7 +257,7 @@ def on_stacks_requested(state: JobState, event: StacksRequested) -> Step:
 
 
 def on_timer_fired(state: JobState, event: TimerFired) -> Step:
-    """A timer of this stage; one of an earlier stage is nothing."""
+    """Answer a timer of this stage; one of an earlier stage is void."""
     if event.token != state.token:
         return state, ()
     row = TIMERS.get((event.name, state.stage))
@@ -289,17 +289,17 @@ def _evidence_overdue(state: JobState, _t: float) -> Step:
 
 
 def _time_unknown(state: JobState, t: float) -> Step:
-    """The tool that was asked how much time is left does not answer."""
+    """The tool that knows how much time is left does not answer."""
     return on_time_left(state, TimeLeft(t, None))
 
 
 def _nothing_found(state: JobState, t: float) -> Step:
-    """The disk does not answer: what is on it is not known."""
+    """The disk does not answer: whether a save is on it is unknown."""
     return on_save_searched(state, SaveSearched(t, state.attempt.number, None))
 
 
 def _own_signal_over(state: JobState, t: float) -> Step:
-    """No TERM came to us: the rank alone was killed by it."""
+    """The supervisor got no TERM: only the rank was killed by it."""
     return failure.judge_if_ready(changed(state, attempt=changed(state.attempt, awaits_own_signal=False)), t)
 
 

@@ -1,4 +1,4 @@
-"""How an attempt begins, and when it must not: checkpoint first, from scratch only where little is lost. Rules: core/decide.py."""
+"""How an attempt begins, and when it must not: checkpoint first, from scratch only if little is lost. Rules: core/decide.py."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from supervisor.core.model import CheckpointRef
     from supervisor.core.state import Step
 
-TAKES = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
-TRUST = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
-PERMITS = "Either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
+RESUME_HINT = "pass it by the script's own option (--resume-args '--resume {resume}'), or give --resumes-itself if the script finds it"
+TRUST_HINT = "if you wrote them, --trust-checkpoints accepts calls of your own; else move them away, and start again"
+SCRATCH_HINT = "either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 
 
 def select(state: JobState, t: float) -> Step:
-    """Look for the newest verified checkpoint where any were declared or may be learned; else begin, if that is allowed from scratch.
+    """Look for the newest verified checkpoint if any were declared or may be discovered; else begin from scratch, if that is allowed.
 
     Meanwhile this node is examined.
     """
@@ -59,9 +59,9 @@ def gathers(state: JobState) -> bool:
 
 
 def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
-    """Begin from the chosen one; with none of those declared good any more stop (65), never start from scratch in silence.
+    """Begin from the chosen one; with none of those declared good any more stop (65): a start from scratch would need a person's leave.
 
-    Of those that were only learned the script takes care itself: what we know of them stops nothing.
+    The script itself chooses among discovered ones: what is known of them stops nothing.
     """
     refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
     state = changed(state, run=changed(state.run, unused=event.unused, known_good=max(event.found - refused, 0)))
@@ -74,7 +74,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
     notes += tuple(PrintMessage("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
     unsafe = "not used" if state.run.policy.checkpoints_declared else "left to the script"
     notes += tuple(PrintMessage("warning", f"checkpoint {unsafe}: {path}: {why}") for path, why in event.dangerous)
-    stop = _meets_it_again(state, event)
+    stop = _torn_in_use(state, event)
     if stop is not None:
         state, actions = stop_for(state, event.t, *stop)
         return state, (*notes, *actions)
@@ -84,7 +84,7 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
         verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.NONE, 1.0, untaken.reason, "scratch:refused")
         return stop_for(state, event.t, verdict, untaken)
     if event.chosen is not None:
-        notes += _cost(state, event.chosen)
+        notes += _step_back_cost(state, event.chosen)
         state, actions = begin_on_this_node(_gained(state, event.chosen, event.older), event.t, event.chosen)
         return state, (*notes, *actions)
     if state.run.policy.checkpoints_declared and (event.found or state.run.newest is not None):
@@ -97,9 +97,9 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan]:
     """Return the stop where checkpoints are declared and none of them can be resumed from."""
     listed = "; ".join(f"{path}: {why}" for path, why in (*event.dangerous, *event.torn, *event.refused))
-    if event.dangerous:  # these are whole, and a person can say that they are their own
+    if event.dangerous:  # these are whole, and a person can confirm that they are their own
         summary = f"no checkpoint was used ({event.found} found), because loading it could run code: {listed}"[:600]
-        verdict, hint = Verdict(Cause.NONE, 1.0, summary, "checkpoint:dangerous"), TRUST
+        verdict, hint = Verdict(Cause.NONE, 1.0, summary, "checkpoint:dangerous"), TRUST_HINT
     else:
         listed = listed or (state.run.newest.path if state.run.newest else "")
         summary = f"no checkpoint is verified good any more ({event.found} found): {listed}"[:600]
@@ -108,7 +108,7 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[Verdict, P
     return verdict, Plan(PlanKind.STOP, "starting from scratch would throw the training away", hint, "beginning", 65)
 
 
-def _meets_it_again(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:
+def _torn_in_use(state: JobState, event: CheckpointSelected) -> tuple[Verdict, Plan] | None:
     """Return the stop where the script chooses its checkpoint itself, and the last attempt died of loading a torn one that stays there."""
     verdict = state.run.incident.verdict if state.run.incident is not None else None
     if verdict is None or verdict.cause is not Cause.CHECKPOINT_CORRUPT or not event.torn_in_use or state.run.policy.checkpoints_declared:
@@ -125,8 +125,8 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
-    """Say what it costs to step back, before it is paid."""
+def _step_back_cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...]:
+    """Report what a step back costs, before it is paid."""
     plan = state.run.incident.plan if state.run.incident is not None else None
     if plan is None or not plan.rejected:
         return ()
@@ -159,7 +159,10 @@ def on_select_overdue(state: JobState, t: float) -> Step:
     """The place of the checkpoints does not answer: where it was declared, neither resuming nor starting from scratch can be justified."""
     if not state.run.policy.checkpoints_declared:
         state, actions = begin_from_scratch(state, t)
-        return state, (PrintMessage("warning", "the checkpoints could not be read, and are left to the script"), *actions)
+        return state, (
+            PrintMessage("warning", "the checkpoints could not be read; the script chooses its own"),
+            *actions,
+        )
     summary = f"the checkpoints could not be read within {state.run.policy.select_deadline_s:.0f} s"
     verdict = (state.run.incident and state.run.incident.verdict) or Verdict(Cause.IO_ERROR, 0.8, summary, "select:overdue", transient=True)
     return stop_for(state, t, verdict, Plan(PlanKind.STOP, summary, "the scheduler's requeue continues this run", "beginning", 75))
@@ -190,25 +193,25 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
     if run.policy.checkpoints_declared or run.ever_loaded or run.newest is not None:  # a place from which it loads holds a good one
         return None
     lasted_text = f"attempt {state.attempt.number} ran {lasted:.0f} s and nothing shows that the script resumes"
-    return Plan(PlanKind.STOP, f"{lasted_text}: a restart would start from scratch", PERMITS, "beginning", 65)
+    return Plan(PlanKind.STOP, f"{lasted_text}: a restart would start from scratch", SCRATCH_HINT, "beginning", 65)
 
 
-def _not_taken(state: JobState, lasted: float, handed: CheckpointRef) -> Plan | None:
-    """Return the stop where the last attempt trained for long without the checkpoint that it was handed: the next one would do the same.
+def _not_taken(state: JobState, lasted: float, given: CheckpointRef) -> Plan | None:
+    """Return the stop where the last attempt trained for long without the checkpoint that it was given: the next one would do the same.
 
-    Where no hook of ours saw it train, nothing follows from a load that was not seen.
+    If no hook saw it train, the absence of a load proves nothing.
     """
     if state.attempt.steps_seen < 1 or resumption.is_shown(state):
         return None
     lasted_text = (
-        f"attempt {state.attempt.number} ran {lasted:.0f} s, and nothing shows that it resumed from {handed.path}, which it was given"
+        f"attempt {state.attempt.number} ran {lasted:.0f} s, and nothing shows that it resumed from {given.path}, which it was given"
     )
-    return Plan(PlanKind.STOP, f"{lasted_text}: another attempt would start from scratch too", TAKES, "beginning", 65)
+    return Plan(PlanKind.STOP, f"{lasted_text}: another attempt would start from scratch too", RESUME_HINT, "beginning", 65)
 
 
 def begin_on_this_node(state: JobState, t: float, resume: CheckpointRef | None) -> Step:
-    """Begin where this node can be used, once that is known."""
-    if state.attempt.awaits_agreement:  # it was looked at before the nodes met
+    """Begin if this node can be used, once that is known."""
+    if state.attempt.awaits_agreement:  # it was examined before the nodes met
         return begin_ranks(state, t, resume)
     if not state.run.policy.health:
         return begin(state, t, resume)
@@ -238,14 +241,14 @@ def _wait_for_room(state: JobState, t: float, verdict: Verdict) -> Step:
 
 
 def on_health_checked(state: JobState, event: HealthChecked) -> Step:
-    """Take over what is not well on this node."""
+    """Store this node's findings; begin if only they were awaited."""
     state = changed(state, run=changed(state.run, findings=event.findings, command_nproc=event.command_nproc))
     return begin_on_this_node(state, event.t, state.run.next_resume) if state.stage is Stage.CHECKING else (state, ())
 
 
 def on_health_overdue(state: JobState, t: float) -> Step:
     """The examination of this node does not answer: that is no reason to hold a job back."""
-    text = f"this node could not be examined within {state.run.policy.health_deadline_s:.0f} s: the attempt begins without that"
+    text = f"this node could not be examined within {state.run.policy.health_deadline_s:.0f} s: the attempt begins without the examination"
     state, actions = begin(state, t, state.run.next_resume)
     return state, (PrintMessage("warning", text), *actions)
 
@@ -284,7 +287,7 @@ def _order(state: JobState) -> BeginAttempt:
 
 
 def _left_out(state: JobState) -> tuple[Action, ...]:
-    """Say what a command that chooses its ranks by itself sees fewer of; a failure that leads here asked for leave (exclude_gpu)."""
+    """Report GPUs that a command which chooses its own ranks does not see; after a failure, exclude_gpu has reported them."""
     out = [gpu for gpu in state.gpus if gpu.quarantined]
     if not out or state.run.policy.launcher is Launcher.ELASTIC or state.run.reason not in {"start", "takeover"}:
         return ()
@@ -332,7 +335,7 @@ def with_incident(state: JobState, t: float, summary: str, rank: int | None = No
 
 
 def stop_for(state: JobState, t: float, verdict: Verdict, plan: Plan) -> Step:
-    """Give the run up with an incident of its own, so that the card says why."""
+    """Give the run up with an incident of its own, so that a card shows why."""
     state, actions = with_incident(state, t, verdict.summary, verdict.rank, (verdict, plan))
     state, more = give_up(state, verdict, plan)
     return state, (*actions, *more)

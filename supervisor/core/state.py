@@ -45,11 +45,11 @@ class Stage(StrEnum):
     FOLLOWING = "following"  # another node's rank failed: its decision is awaited
     ADMITTING = "admitting"  # healthy ranks are being stopped so that waiting nodes can join
     WAITING = "waiting"  # a restart is decided and backs off
-    STOPPING = "stopping"  # a person asked for the end
+    STOPPING = "stopping"  # a stop was requested; ranks are saving or being stopped
     ENDED = "ended"
 
 
-#: USR1 and USR2: a scheduler says that the end is coming, and that the job is to go on later.
+#: USR1 and USR2: a scheduler announces the end; the job is to go on later.
 NOTICES = frozenset({10, 12})
 
 
@@ -57,7 +57,7 @@ NOTICES = frozenset({10, 12})
 class StopRequest:
     """A request to stop: the first signal, how many came, and when the last one counted.
 
-    left_s: what the environment left at left_from_t, None where nobody knows. first_t: when the first signal came. save_requested: the
+    left_s: seconds that the environment left at left_from_t, None: unknown. first_t: when the first signal came. save_requested: the
     ranks were asked to save. spares_ranks: no rank was asked to end yet. end_announced: TERM came after a notice. rank_failed: a rank
     failed while they were spared, and the cause is being looked for. save_search: the disk is being searched for what they saved;
     save_search_done: it was.
@@ -119,8 +119,8 @@ class Run:
     # what its plans changed
     overrides: tuple[tuple[str, str], ...] = ()
     nproc: int | None = None
-    rejected: tuple[str, ...] = ()  # paths of checkpoints that are handed out no more
-    untrusted_through_step: int | None = None  # beyond it, what is written anew at a rejected path is trusted again
+    rejected: tuple[str, ...] = ()  # paths of checkpoints that no attempt resumes from
+    untrusted_through_step: int | None = None  # a checkpoint of a greater step, written anew at a rejected path, is trusted again
     steps_back: int = 0  # checkpoints that its plans rejected
     traced: bool = False  # the attempts record what their collectives do
     # how far it came, and from what it can resume
@@ -133,18 +133,18 @@ class Run:
     ever_loaded: bool = False
     # what the next attempt waits for
     next_resume: CheckpointRef | None = None  # its checkpoint is chosen, the findings are awaited
-    findings: tuple[Finding, ...] | None = None  # of the look at this node before it; None: not known yet
+    findings: tuple[Finding, ...] | None = None  # of this node's examination before it; None: not known yet
     # what is known of the program and the node
     programs: tuple[str, ...] = ()
     knob_values: tuple[tuple[str, str], ...] = ()  # as a rank's framework holds them
-    disputes: tuple[tuple[str, str, str], ...] = ()  # knob, what a rank trains with, what it was begun with
+    disputes: tuple[tuple[str, str, str], ...] = ()  # knob, value in a rank, planned value
     batchnorm: bool = False
     command_nproc: int = 0  # ranks that the user's command runs here, 0: unknown
-    reported_findings: tuple[Finding, ...] = ()  # what is not well, as far as it was reported
+    reported_findings: tuple[Finding, ...] = ()  # those that were reported and still hold
     # what the nodes of the job agreed on
     last_agreement: int = 0  # number of the last one that this node took part in
     agreements: tuple[tuple[int, int], ...] = ()  # attempt and number, of the newest
-    mixed_from_t: float | None = None  # what was written since is used by nobody: the nodes trained from different states
+    mixed_from_t: float | None = None  # no attempt resumes from what was written since: the nodes trained from different states
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _PROGRESS = b'"kind":"event","body":{"event":"ProgressObserved"'
 _NO_ACTIONS = b'"actions":[]}}'
 #: An opening that stands nowhere in the journal because the supervisor died before it could write one.
-_DIED = "supervise ended without a word while this attempt ran"
+_DIED = "supervise died while this attempt ran"
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """From a verdict to a plan: the walk up a ladder.
 
 `propose` returns the plan of the first rung that has one; the last rung of every ladder always has one. The walk adds to that plan: notes
-on the rungs that were passed over for want of a knob or of consent, with the option that would enable them; that a change of the job is
+on the rungs that lacked a knob or consent, with the option that would enable them; that a change of the job is
 not charged; and what the same failure would meet next time, found by walking the ladder again as if it had happened.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["GUARDS", "LADDERS", "RUNGS", "ladder", "names", "propose", "resolve", "summary"]
 
 _FAMILIES = (guards, memory, checkpoint, gpu, network, storage, repetition)
-#: Every rung of ours, by its name.
+#: Every built-in rung, by its name.
 RUNGS: dict[str, Rung] = {rung.name: rung for family in _FAMILIES for rung in family.RUNGS}
 
 
@@ -53,12 +53,12 @@ def ladder(cause: Cause, policy: Policy) -> tuple[str, ...]:
 
 
 def propose(situation: Situation) -> Plan:
-    """Return the plan for a failure, complete with what comes next and what was passed over."""
+    """Return the plan for a failure, complete with the next answer and notes on skipped rungs."""
     plan, notes = _walk(situation)
     if plan.kind is PlanKind.STOP:
         return replace(plan, notes=(*notes, *plan.notes))
     following, _ = _walk(situation.again(plan))
-    counts_down = following.strategy == plan.strategy == LAST  # it already says how many restarts remain
+    counts_down = following.strategy == plan.strategy == LAST  # it already counts the restarts that remain
     return replace(plan, notes=(*plan.notes, *notes), next_rung=plan.next_rung if counts_down else _next_text(following))
 
 
@@ -85,7 +85,7 @@ def _walk(situation: Situation) -> tuple[Plan, tuple[str, ...]]:
         why = objection or consent.unavailable(situation, plan)
         if not why:
             return replace(plan, charged=False), _distinct(notes)
-        notes.append(f"{name} is passed over: {why}")
+        notes.append(f"{name} is skipped: {why}")
     msg = f"the ladder of {cause} ends without a plan"
     raise AssertionError(msg)
 

@@ -42,14 +42,14 @@ def step_back(situation: Situation) -> Plan | None:
 
 
 def _step_back_missing(situation: Situation) -> str:
-    """Return why no older checkpoint is taken, if the checkpoint is the suspect."""
+    """Return why no older checkpoint is tried, if the checkpoint is the suspect."""
     suspect = _suspect(situation)
     if suspect is None:
         undeclared = situation.verdict.cause in {Cause.NAN_LOSS, Cause.CHECKPOINT_CORRUPT} and not situation.policy.checkpoints_declared
         options = "--checkpoints 'DIR/*.pt' --resume-args '--resume {resume}'"
-        return f"an older checkpoint could be taken: {options} enables that" if undeclared else ""
+        return f"no older checkpoint is tried, because none is declared: {options} enables it" if undeclared else ""
     if situation.steps_back >= situation.policy.steps_back:
-        return f"{situation.steps_back} older checkpoints were taken in this run, which is all that restart.steps_back allows"
+        return f"{situation.steps_back} checkpoints were rejected in this run, and restart.steps_back allows no more"
     return f"no good checkpoint older than {suspect.path} is known"
 
 
@@ -75,7 +75,7 @@ def _newest(situation: Situation) -> CheckpointRef | None:
 
 
 def skip_window(situation: Situation) -> Plan | None:
-    """Skip the data of the steps around the failure, `same_place_steps` to each side, once, if the user declared how (FIRST:LAST)."""
+    """Skip the data of the steps around the failure, `same_place_steps` to each side, once, if the user declared the knob (FIRST:LAST)."""
     knob, step = situation.enabled(WINDOW), situation.step
     if knob is None or step is None or situation.tried("skip_window"):
         return None
@@ -93,7 +93,7 @@ def skip_window(situation: Situation) -> Plan | None:
 
 def _skip_window_missing(situation: Situation) -> str:
     if situation.enabled(WINDOW) is None and situation.unanswered:
-        return "a script that can skip data is asked to by --knob skip_window=--YOUR-FLAG (it gets FIRST:LAST, in steps)"
+        return "if the script can skip data, --knob skip_window=--YOUR-FLAG has it skip the failing steps (it gets FIRST:LAST)"
     return ""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from supervisor.core.model import Failure, Knob
     from supervisor.strategies.situation import Situation
 
-#: The remedy follows these words; a stop shows it in a line of its own, to be copied.
+#: The remedy follows this text; a stop shows it in a line of its own, to be copied.
 TO_GO_ON = "; to go on with them, "
 #: So many older failures on this GPU, and none elsewhere, blame it although progress was made between them.
 OLDER = 2
@@ -67,7 +67,7 @@ def same_gpu_twice(situation: Situation) -> Plan | None:
     if elsewhere:
         return Plan(
             kind=PlanKind.STOP,
-            reason=f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: it is the program's",
+            reason=f"the same failure on {len({f.gpu for f in elsewhere}) + 1} GPUs, with no progress in between: the program is at fault",
             next_rung="remove the cause, then start again",
             strategy="same_gpu_twice",
             exit_code=65,
@@ -145,7 +145,7 @@ def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: t
     """Return the plan for a command that chooses its ranks by itself."""
     policy = situation.policy
     if not policy.min_gpus or not policy.batch_drift or left < max(policy.min_gpus, 1):
-        why = f"how many ranks the command launches is its own to choose, and {left} GPUs are left"
+        why = f"the command chooses its number of ranks by itself, and {left} GPUs are left"
         remedy = f"{TO_GO_ON}--min-gpus {left} --allow-batch-drift" if left else ""
         return _stop(situation, strategy, name, exclude, why + remedy)
     return Plan(

@@ -85,7 +85,7 @@ def own_code_before_first_step(situation: Situation) -> Plan | None:
     return Plan(
         kind=PlanKind.STOP,
         reason="it failed before its first training step: "
-        + ("nothing is restarted there, though another try may help" if transient else "a restart would meet the same"),
+        + ("no restart is made there, though another try may help" if transient else "a restart would meet the same"),
         next_rung=f"{'start again once it has passed' if transient else 'correct the program, then start again'}",
         strategy="own_code_before_first_step",
         exit_code=exit_code_of(situation.first),
@@ -104,7 +104,7 @@ def start_tries(situation: Situation) -> Plan | None:
         return None
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"{tries} restarts did not lead to a first training step: it does not start here, now",
+        reason=f"{tries} restarts did not lead to a first training step: it does not start on this machine now",
         next_rung="the scheduler's requeue continues this run",
         strategy="start_tries",
         exit_code=75,

@@ -53,7 +53,7 @@ def memory_held_by_others(situation: Situation) -> Plan | None:
     return replace(
         plan,
         strategy=name,
-        reason=f"{finding}: the batch is not to blame, and stays",
+        reason=f"{finding}: the batch is not the reason, and stays",
         alert=f"{finding}; end it, or give the job a GPU of its own",
         alert_kind="memory_held",
     )

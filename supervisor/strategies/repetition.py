@@ -40,9 +40,9 @@ def exhausted(situation: Situation) -> Plan | None:
     tried = ", ".join(dict.fromkeys(f.rung for f in past if f.rung)) or "nothing was enabled"
     return Plan(
         kind=PlanKind.STOP,
-        reason=f"{verdict.cause} again, and nothing is left that would make the next attempt differ (tried: {tried})"
+        reason=f"{verdict.cause} again, and no change is left to try (tried: {tried})"
         if past
-        else "the memory does not suffice for the first step, and nothing that would need less of it is left or enabled",
+        else "the memory does not suffice for the first step, and no change that needs less is left or enabled",
         next_rung="enable what `supervise plan -- CMD` names, or change the job, then start again",
         strategy="exhausted",
         exit_code=65,
@@ -51,7 +51,7 @@ def exhausted(situation: Situation) -> Plan | None:
 
 
 def _consumers(situation: Situation) -> tuple[str, ...]:
-    """Name the memory limit and who used it, as far as the evidence tells."""
+    """Name the memory limit and its users, as far as the evidence shows them."""
     parts = [
         f"{words} {situation.fact(name)}"
         for name, words in (("cgroup", "the limit is of cgroup"), ("oom_memcg", "the limit is of cgroup"), ("process", "killed:"))
@@ -110,7 +110,7 @@ def _read_another_checkpoint(situation: Situation, past: Failure) -> bool:
 
 
 def restart_within_budget(situation: Situation) -> Plan:
-    """Restart within the budget, else stop with the code that says which kind of end this is."""
+    """Restart within the budget, else stop with the code of that kind of end."""
     policy, cause = situation.policy, situation.verdict.cause
     infrastructure = family(cause) == "infrastructure"
     charged = spent(situation.failures, cause, situation.t, policy)

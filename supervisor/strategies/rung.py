@@ -1,4 +1,4 @@
-"""What a rung of a ladder is: ours, or the function of an installed package.
+"""A rung of a ladder: a built-in one, or the function of an installed package.
 
 A package's function is named "MODULE:FUNCTION". supervisor/config/plugins.py imports its module before the first decision and refuses a
 name that cannot be imported. Nothing is imported here: a function that is not loaded has no answer, and the ladder goes on.

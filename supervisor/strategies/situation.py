@@ -1,4 +1,4 @@
-"""What a rung may read: one value, so that a rung's test is a table."""
+"""All that a rung may read, as one value, so that a rung's test is a table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Situation:
     gpu: str = ""
     verified: tuple[CheckpointRef, ...] = ()
     known_good: int = 0
-    poisoned: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     steps_back: int = 0
     resume: CheckpointRef | None = None
     loading: bool = False
@@ -126,7 +126,7 @@ class Situation:
             gpus=with_excluded(self.gpus, plan, "it failed"),
             verified=good,
             known_good=max(self.known_good - len(plan.rejected), 0),
-            poisoned=(*self.poisoned, *plan.rejected),
+            rejected=(*self.rejected, *plan.rejected),
             steps_back=self.steps_back + len(plan.rejected),
             traced=self.traced or plan.trace,
             resume=(good[-1] if good else None) if plan.rejected else self.resume,

@@ -139,7 +139,7 @@ def test_a_mirror_with_only_other_jobs_checkpoints_asks_what_is_meant(supervise:
     status = refused.status()
     assert (status["exit_code"], status["incidents"]) == (78, 0), "it was refused, and did not die"
     explained = refused.ask("why").stdout
-    assert "without a word" not in explained
+    assert "supervise died" not in explained
     assert "supervise itself died" not in explained
     anew = supervise("true", options=[*options, "--restore-from", "none"])
     assert (anew.exit_code(), "restored" in anew.stderr) == (0, False)

@@ -117,14 +117,14 @@ def test_a_change_that_did_not_reach_the_script_is_told_at_once_though_it_is_of_
     reporter.beginning(BeginAttempt(2, "failure", None))
     if resolved:
         reporter.closed(CloseIncident(3, 2, "resolved", 8))
-    reporter.alerted(act.Alert("change_ignored", 2, "a rank trains with batch_size 32, and was to have 16"))
-    assert said(reporter)[-1] == "a rank trains with batch_size 32, and was to have 16"
+    reporter.alerted(act.Alert("change_ignored", 2, "a rank trains with batch_size 32 instead of 16"))
+    assert said(reporter)[-1] == "a rank trains with batch_size 32 instead of 16"
     last = sent(reporter)[-1]
     assert (last.event.value, last.incident, last.attempt, last.action.value) == ("change_ignored", 3, 2, "restart")
 
 
 def test_an_alert_without_any_incident_in_this_process_is_told_too(reporter: Reporter) -> None:
-    reporter.alerted(act.Alert("change_ignored", 1, "a rank trains with batch_size 32, and was to have 16"))
+    reporter.alerted(act.Alert("change_ignored", 1, "a rank trains with batch_size 32 instead of 16"))
     (alert,) = sent(reporter)
     assert (alert.incident, alert.cause, alert.rank) == (0, Cause.NONE, None)
 

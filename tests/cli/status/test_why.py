@@ -106,7 +106,7 @@ def test_the_incident_in_which_we_died(written: Any, capsys: pytest.CaptureFixtu
     written.close()
     text = told(written, capsys)
     assert "incident 1 of job train: supervise died" in text
-    assert "supervise ended without a word while this attempt ran" in text
+    assert "supervise died while this attempt ran" in text
     assert "attempt 1, step 9" in text
 
 
@@ -130,7 +130,7 @@ def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make
     again.succeed(90)
     text = told(again, capsys)
     assert "incident 1 of job train: resolved" in text
-    assert "ended without a word" in text
+    assert "supervise died, and its attempt with it" in " ".join(text.split())
     assert "attempt 2 resumed at step 3" in text
 
 

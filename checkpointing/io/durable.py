@@ -73,15 +73,21 @@ def make_directory(path: str, mode: int = 0o700) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make new, renamed and removed names in a directory durable. A file system that cannot sync directories needs no sync."""
+    """Make new, renamed and removed names in a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync(fd: int) -> None:
+    """Make an open file or directory durable. A file system that cannot sync directories needs no sync of them."""
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in _UNSUPPORTED or not stat.S_ISDIR(os.fstat(fd).st_mode):
             raise
-    finally:
-        os.close(fd)
 
 
 def lock(fd: int, *, wait: bool = False) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LEFTOVER: Final = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<node>[0-9a-f]{8})?[0-9a-f]{12}", re.DOTALL)
+_NAME_BYTES: Final = 255  # of a name, on every file system of Linux
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,13 @@ def new_directory(final: str, mode: int = 0o777) -> Iterator[Staged]:
 
 
 def temporary_for(final: str, kind: str = "tmp") -> str:
-    """Return an unused hidden name beside `final`."""
+    """Return an unused hidden name beside `final`. A long name is cut, but not for "old": `bring_back` needs it whole."""
     directory, name = os.path.split(final)
-    return os.path.join(directory, f".{name}.{kind}-{leftovers.tag()}{secrets.token_hex(6)}")  # noqa: PTH118 -- as above
+    end = f".{kind}-{leftovers.tag()}{secrets.token_hex(6)}"
+    raw, room = os.fsencode(name), _NAME_BYTES - len(".") - len(end)
+    if len(raw) > room and kind != "old":
+        name = raw[:room].decode(errors="ignore")
+    return os.path.join(directory, f".{name}{end}")  # noqa: PTH118 -- as above
 
 
 def put(place: Staged, *, is_replacing: bool = True) -> None:
@@ -84,7 +89,7 @@ def put(place: Staged, *, is_replacing: bool = True) -> None:
     A directory that replaces another changes places with it. Where the file system cannot do that (NFS), the old one is moved aside first.
     After a kill between the two renames neither has the name, until `bring_back`.
     """
-    os.fsync(place.fd)
+    durable.sync(place.fd)
     parent = os.path.dirname(place.final) or "."  # noqa: PTH120 -- as above
     aside = ""
     if not os.path.samestat(os.fstat(place.fd), os.lstat(place.path)):

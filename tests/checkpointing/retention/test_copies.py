@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -78,9 +80,27 @@ def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp
 
 def test_a_name_may_be_as_long_as_a_name_may_be(job: Path, tmp_path: Path) -> None:
     made = save(job / ("路" * 80 + ".pt"), 1)
-    kept = Copies(str(tmp_path), BIG).keep(made)
+    copies = Copies(str(tmp_path), BIG)
+    kept = copies.keep(made)
     assert kept.copy is not None, kept.reason
     assert Path(kept.copy.place).name == made.name
+    os.unlink(made.path)  # noqa: PTH108 -- a name
+    assert copies.put_back(kept.copy, MoveJournal(str(tmp_path)), 1, "torn") == ""
+    assert verify(made.path).step == 1
+    assert os.listdir(job) == [made.name]  # noqa: PTH208 -- names
+
+
+def test_a_file_system_that_cannot_sync_directories_holds_copies(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = os.fsync
+
+    def sync_files_only(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        synced(fd)
+
+    monkeypatch.setattr(os, "fsync", sync_files_only)
+    kept = Copies(str(tmp_path), BIG).keep(save(job / "ckpt.pt", 1))
+    assert kept.copy is not None, kept.reason
 
 
 def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ ANSWERS_S = 0.5
 class ProcessStat:
     """One line of /proc/PID/stat. With the pid, `start_ticks` (field 22) names a process for one boot.
 
-    exit_status: of a zombie that we may trace, as waitpid returns it.
+    exit_status: of a zombie that we may trace, as waitpid returns it; None where a sandbox's line ends before it.
     """
 
     __slots__ = ("exit_status", "pid", "ppid", "start_ticks", "state", "threads")
 
     def __init__(  # noqa: PLR0913, PLR0917 - the fields of a line
-        self, pid: int, ppid: int, start_ticks: int, state: str, threads: int, exit_status: int = 0
+        self, pid: int, ppid: int, start_ticks: int, state: str, threads: int, exit_status: int | None = None
     ) -> None:
         self.pid = pid
         self.ppid = ppid
@@ -78,7 +78,8 @@ def read(pid: int) -> ProcessStat | None:
         return None
     # the name in parentheses may hold anything, blanks and parentheses included: count from the last one
     field = text[text.rindex(b")") + 2 :].split()
-    return ProcessStat(pid, int(field[1]), int(field[19]), field[0].decode(), int(field[17]), int(field[49]) if len(field) > 49 else 0)  # noqa: PLR2004 - a sandbox may write fewer
+    status = int(field[49]) if len(field) > 49 else None  # noqa: PLR2004 - a sandbox may write fewer
+    return ProcessStat(pid, int(field[1]), int(field[19]), field[0].decode(), int(field[17]), status)
 
 
 def snapshot() -> dict[int, ProcessStat]:

@@ -139,10 +139,10 @@ class LaunchedRanks:
         info = self._alive.pop(fd)
         rank, pid = info.rank, info.pid
         process = process_tree.read(pid)
-        if process is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
+        status = process.exit_status if process is not None else None
+        if process is None or status is None or process.start_ticks != info.start_ticks or process.state not in "ZX":
             self._ends[rank] = VanishedRank(rank, pid, at_ns)
             return
-        status = process.exit_status
         if os.WIFSIGNALED(status):
             self._ends[rank] = RankExit(rank, pid, at_ns, signal=os.WTERMSIG(status), core_dumped=os.WCOREDUMP(status))
         elif os.WEXITSTATUS(status):

@@ -96,6 +96,18 @@ def test_an_end_in_order_is_none_a_code_is_told_and_a_rank_that_is_started_again
     assert seen.ends == ()
 
 
+def test_an_end_whose_status_a_sandbox_does_not_show_is_no_success(
+    seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = started(0)
+    add(seen, one.pid)
+    read_proc = process_tree._read_proc  # noqa: SLF001 -- the kernel of a sandbox
+    monkeypatch.setattr(process_tree, "_read_proc", lambda pid, name: b" ".join(read_proc(pid, name).split(b" ")[:45]))
+    os.kill(one.pid, signal.SIGKILL)
+    wait_for(lambda: bool(seen.ends), "its end", 10)
+    assert [type(end) for end in seen.ends] == [VanishedRank]
+
+
 def test_who_is_killed_before_the_others_fail_failed_first_and_who_goes_after_them_was_ended() -> None:
     command = RankExit(0, 70, 30, code=1)
     told = exits([command], Clock.start(), 5.0, [RankExit(1, 71, 10, signal=9), VanishedRank(2, 72, 40)], {1: 71, 2: 72})

@@ -24,7 +24,7 @@ from health.probes.gpu import pci
 from health.probing.runner import OUTCOME, Runner, asked
 from supervisor.config.health import healthset
 from supervisor.core.model import Evidence, Finding
-from supervisor.launch import orphans, rendezvous
+from supervisor.launch import orphans, rendezvous_ports
 from supervisor.node import gpu_changes
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class HealthWatch:
         self.has_gpus = settings.health.enabled and has_gpus(job.environ)
         self._set = healthset(settings)
         self._sampled = {name: check for name, check in self._set.checks.items() if name not in NOT_SAMPLED}
-        self._rendezvous = rendezvous.of(job.command, job.environ)
+        self._rendezvous = rendezvous_ports.of(job.command, job.environ)
         known = registry.fast() if self.has_gpus else DISKS
         self.probes = tuple(name for name in known if name in registry.PROBES and (name not in DISKS or settings.checkpoints.paths))
         self.probes += tuple(self._set.plugged.probes) * self.has_gpus

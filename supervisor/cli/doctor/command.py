@@ -62,9 +62,9 @@ def command(  # noqa: PLR0913  one for each option
     from health import Ask, Doctor, render  # noqa: PLC0415
     from supervisor.config.health import directories, healthset  # noqa: PLC0415
     from supervisor.job import identity  # noqa: PLC0415
-    from supervisor.launch import rendezvous  # noqa: PLC0415
+    from supervisor.launch import rendezvous_ports  # noqa: PLC0415
 
-    meeting = rendezvous.of(settings.job.command, os.environ)
+    meeting = rendezvous_ports.of(settings.job.command, os.environ)
     here = identity.working_directory()
     patterns = settings.checkpoints.paths
     paths = (*(str(path) for path in (here, here / settings.job.state_dir) if path.exists()), *directories(patterns, str(here)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.launch.rendezvous import NOWHERE, Rendezvous, of
+from supervisor.launch.rendezvous_ports import NOWHERE, Rendezvous, of
 
 RUN = ("python", "-m", "torch.distributed.run")
 C10D = ("--nnodes=2", "--rdzv-backend=c10d")

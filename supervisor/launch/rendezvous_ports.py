@@ -1,4 +1,6 @@
-"""Where the ranks of a command meet: the host that they contact, and the port that this node listens on for them.
+"""The host and port where the ranks of a command meet, read from its words and environment, for the health checks before a start.
+
+The rendezvous itself is in agent/rendezvous.py.
 
 A check asks whether the host answers and the port is free. So a port is named only where a process of this command binds it by itself: the
 static rendezvous of torchrun on the node of rank 0, and rank 0 of ranks that find MASTER_PORT in their environment. The c10d rendezvous

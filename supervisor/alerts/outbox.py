@@ -1,4 +1,4 @@
-"""Keeps the alerts that are still to be sent, one file each, so that a crash or a dead endpoint loses none.
+"""Keeps the alerts that wait to be sent, one file each, so that a crash or a dead endpoint loses none. delivery.py sends and retries them.
 
 A file is written beside its name, synced and renamed, so it is whole or not there. Sent alerts move to `sent/`, alerts refused for good to
 `dead/` with the reason. The newest of both are kept, because their ids show that an alert is a repeat. A move is a rename, which needs no

@@ -1,6 +1,6 @@
 """What a place that alerts go to must be able to do, and the table of those there are.
 
-A sink says what came of one try; when to try again, in which order, and what is kept is the sender's business. A sink that the table
+A sink reports the outcome of one try. delivery.py decides when to try again, in which order, and what is kept. A sink that the table
 names is imported only when it is configured.
 """
 

@@ -5,7 +5,7 @@ timeout. At the deadline its socket is shut; a thread that still hangs (in the r
 hang no other is started. URL and secret stay here: messages name the host alone.
 
 Redirects are not followed: the signed body would go to a place that nobody configured. The answer's body is not read.
-Imported by the sender only where a webhook is configured: http.client and ssl cost memory (docs/alerts.md).
+Imported by delivery.py only where a webhook is configured: http.client and ssl cost memory (docs/alerts.md).
 """
 
 from __future__ import annotations

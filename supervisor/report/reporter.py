@@ -22,7 +22,7 @@ from supervisor.report.text import clean
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.alerts.sender import AlertSender
+    from supervisor.alerts.delivery import AlertSender
     from supervisor.core import actions as act
     from supervisor.core.events import Event
     from supervisor.core.model import Evidence

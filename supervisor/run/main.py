@@ -366,7 +366,7 @@ class _Run:
         webhook = self.job.settings.alerts.webhook
         if not webhook.url:
             return
-        from supervisor.alerts import sender  # noqa: PLC0415 (tenacity and ssl cost memory that a job without a webhook need not pay)
+        from supervisor.alerts import delivery  # noqa: PLC0415 (tenacity and ssl cost memory that a job without a webhook need not pay)
 
         secret = loading.webhook_secret(self.job.settings).encode() or None
         names = {name.value: name for name in LogEvent}
@@ -375,7 +375,7 @@ class _Run:
             if event in names:
                 self.log.write(names[event], **fields)
 
-        self.reporter.alerts = sender.start(self.job.state / "outbox", webhook.url, secret, webhook.deadline_s, log)
+        self.reporter.alerts = delivery.start(self.job.state / "outbox", webhook.url, secret, webhook.deadline_s, log)
 
     def _opening_lines(self) -> list[str]:
         elastic = self.factory.launcher is Launcher.ELASTIC

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import pathlib, signal, sys, time
 from supervisor.alerts.model import AlertAction, AlertEvent, AlertSeverity, OutgoingAlert
-from supervisor.alerts.sender import start
+from supervisor.alerts.delivery import start
 sender = start(pathlib.Path(sys.argv[1]), sys.argv[2], b"key", 30.0, lambda *_: None)
 if sys.argv[3] == "raise":
     sender.enqueue(OutgoingAlert("20260102-abcd", "bert", AlertEvent.OPENED, AlertSeverity.WARNING, 1, 3, time.time(), AlertAction.RESTART))

@@ -1,4 +1,4 @@
-"""Sends alerts in order, until each is delivered or refused for good; the job never waits for it.
+"""Sends and retries alerts in order, until each is delivered or refused for good; the job never waits for it.
 
 `enqueue` comes from any thread and does no IO. The outbox thread makes an alert durable; the sending thread waits for it only
 `DISK_PATIENCE_S`, because an alert about a hung disk must get out. A dead endpoint is retried for ever, with full jitter and a cap
@@ -215,7 +215,7 @@ class _AlertDelivery:
 
 
 class AlertSender:
-    """The door to the two threads; made by `start`."""
+    """What the supervisor calls; the two threads work behind it. Made by `start`."""
 
     def __init__(self, courier: _AlertDelivery) -> None:
         """Start both threads."""

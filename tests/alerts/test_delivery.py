@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from supervisor.alerts.sender import AlertSender, RetryPace, Undelivered, start
+from supervisor.alerts.delivery import AlertSender, RetryPace, Undelivered, start
 from supervisor.alerts.sinks import SINKS
 from supervisor.errors import SuperviseError
 from supervisor.report.log_events import LogEvent
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from supervisor.alerts.model import OutgoingAlert
 
-SOURCE = Path(__file__).parents[2] / "supervisor/alerts/sender.py"
+SOURCE = Path(__file__).parents[2] / "supervisor/alerts/delivery.py"
 FAST = RetryPace(base_s=0.02, cap_s=0.1, retry_after_cap_s=1.0)
 
 
@@ -296,7 +296,7 @@ def test_over_the_cap_the_oldest_are_dropped_and_counted(  # noqa: PLR0913, PLR0
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr("supervisor.alerts.sender.CAP", 4)
+    monkeypatch.setattr("supervisor.alerts.delivery.CAP", 4)
     monkeypatch.setattr("supervisor.alerts.outbox.Outbox.__init__.__defaults__", (4,))
     endpoint.script = [(503, {})]
     sender = begin(endpoint.url)

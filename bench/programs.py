@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.programs import programs
-from supervisor.knobs.syntax import NAMES
 
 if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program

@@ -1,1 +1,1 @@
-"""Alerts: model (what one contains), outbox (so that none is lost), delivery (sends and retries, without delay for the job), one file per sink."""
+"""Alerts: model (the contents), outbox (none is lost), delivery (sends and retries; the job never waits), one file per sink."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supervisor.knobs import syntax
+from supervisor.knobs import bindings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.knobs.syntax import FileKey
+    from supervisor.knobs.bindings import FileKey
 
 _MOST_BYTES = 4 << 20
 _NUMBER = re.compile(r"-?\d+")
@@ -62,11 +62,11 @@ def with_key(text: str, form: str, key: str, value: str) -> str:
 
 def file_text(argv: Sequence[str], place: FileKey, cwd: Path) -> tuple[str, str] | None:
     """Return the path and the text of the file that `place` names, None if the command names none. Raises OSError, EditError."""
-    name = syntax.read(argv, place)
+    name = bindings.read(argv, place)
     if not name:
         return None
-    if Path(name).suffix not in syntax.FORMS:
-        raise EditError(f"{name} is no file of a known form ({', '.join(syntax.FORMS)})")
+    if Path(name).suffix not in bindings.FORMS:
+        raise EditError(f"{name} is no file of a known form ({', '.join(bindings.FORMS)})")
     path = cwd / name
     if not path.is_file():  # a FIFO would be waited for
         raise FileNotFoundError(2, "no such file", str(path))
@@ -82,14 +82,14 @@ def file_text(argv: Sequence[str], place: FileKey, cwd: Path) -> tuple[str, str]
 
 def require_writable(path: str, text: str, key: str, value: str) -> None:
     """Try to write the key of a file's text, so that a failure shows at start and not at an attempt. Raises EditError."""
-    form = syntax.FORMS[Path(path).suffix]
+    form = bindings.FORMS[Path(path).suffix]
     if value_at(with_key(text, form, key, value), form, key) != value:
         raise EditError(f"what is written at {key} is not what is read from it")
 
 
 def key_in(path: str, text: str, key: str) -> str | None:
     """Return what stands at the key of a file's text. Raises EditError."""
-    return value_at(text, syntax.FORMS[Path(path).suffix], key)
+    return value_at(text, bindings.FORMS[Path(path).suffix], key)
 
 
 def _typed(value: str) -> str | int | bool:

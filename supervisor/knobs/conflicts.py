@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from supervisor.errors import ExitCode, SuperviseError
-from supervisor.knobs import config_files, syntax
-from supervisor.knobs.syntax import Binding, Env, FileKey, Flag, Override, Pair
+from supervisor.knobs import bindings, config_files
+from supervisor.knobs.bindings import Binding, Env, FileKey, Flag, Override, Pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def _spellings(place: Binding, argv: Sequence[str], cwd: Path) -> list[tuple[str
         case Env():
             return [("variable", f"${place.name}")]
         case FileKey():
-            return [("file", str((cwd / (syntax.read(argv, place) or "")).resolve()), place.key)]
+            return [("file", str((cwd / (bindings.read(argv, place) or "")).resolve()), place.key)]
         case _:
             return []
 
@@ -49,13 +49,13 @@ def _spellings(place: Binding, argv: Sequence[str], cwd: Path) -> list[tuple[str
 def require_whole_deepspeed(bound: Sequence[BoundKnob], argv: Sequence[str], cwd: Path, exit_code: ExitCode) -> None:
     """Refuse the batch in DeepSpeed's file and the accumulation elsewhere, or the other way, where the file holds both."""
     by_name = {one.knob.name: one for one in bound}
-    for name, other in (tuple(syntax.DEEPSPEED_KEYS), tuple(syntax.DEEPSPEED_KEYS)[::-1]):
+    for name, other in (tuple(bindings.DEEPSPEED_KEYS), tuple(bindings.DEEPSPEED_KEYS)[::-1]):
         here, there = by_name.get(name), by_name.get(other)
         if here is None or there is None or there.knob.counts == "derived" or {here.knob.by, there.knob.by}.isdisjoint({"declared"}):
             continue
-        files = {file for place in there.places if isinstance(place, FileKey) and (file := syntax.read(argv, place))}
+        files = {file for place in there.places if isinstance(place, FileKey) and (file := bindings.read(argv, place))}
         for place in here.places:
-            file = syntax.read(argv, place) if isinstance(place, FileKey) and place.deepspeed else None
+            file = bindings.read(argv, place) if isinstance(place, FileKey) and place.deepspeed else None
             if file is None or file in files:
                 continue
             remedy = _deepspeed_remedy(here.texts[str(cwd / file)], file, other)
@@ -74,8 +74,8 @@ def _deepspeed_remedy(text: str, file: str, other: str) -> str:
     def is_number(key: str) -> bool:
         return (config_files.value_at(text, "json", key) or "").isdecimal()
 
-    if is_number(syntax.DEEPSPEED_KEYS[other]):
+    if is_number(bindings.DEEPSPEED_KEYS[other]):
         return f"--knob {other}=deepspeed:{file}"
-    if other == "grad_accum" and is_number(syntax.DEEPSPEED_TOTAL):
-        return f"--knob {other}:derived={file}:{syntax.DEEPSPEED_TOTAL}"
+    if other == "grad_accum" and is_number(bindings.DEEPSPEED_TOTAL):
+        return f"--knob {other}:derived={file}:{bindings.DEEPSPEED_TOTAL}"
     return ""

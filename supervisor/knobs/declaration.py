@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from supervisor.knobs.syntax import (
+from supervisor.knobs.bindings import (
     COUNTS,
     DEEPSPEED_KEYS,
     FORMS,

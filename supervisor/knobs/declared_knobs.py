@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Knob
 from supervisor.errors import ExitCode, SuperviseError, nearest
-from supervisor.knobs import config_files, declaration, syntax
+from supervisor.knobs import bindings, config_files, declaration
+from supervisor.knobs.bindings import Binding, Env, FileKey, Flag, Pair, Placeholder
 from supervisor.knobs.knob_set import BoundKnob
-from supervisor.knobs.syntax import Binding, Env, FileKey, Flag, Pair, Placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str],
     if isinstance(place, FileKey):
         named = config_files.file_text(argv, place, cwd)
         if named is None:
-            name = syntax.describe(place, "").partition(":")[0]
+            name = bindings.describe(place, "").partition(":")[0]
             raise _DeclarationError(
                 f"the command does not name {name}, so that no copy could be put in its place",
                 f"Have the script take the file's name from its command, or declare a flag: --knob {one.name}=--flag.",
@@ -61,51 +61,51 @@ def _bind(one: KnobDeclaration, argv: Sequence[str], environ: Mapping[str, str],
     elif isinstance(place, Env):
         value = environ.get(place.name)
     else:
-        value = syntax.read(argv, place)
+        value = bindings.read(argv, place)
     _require_place(one, argv)
     lone = value == ""
     value = one.value if value in (None, "") else value
-    if one.name in syntax.SWITCHES or one.name not in syntax.LEAST or one.counts == "derived":
+    if one.name in bindings.SWITCHES or one.name not in bindings.LEAST or one.counts == "derived":
         value = value or ""  # a global batch that the program divides may be unknown
     elif not value:
         where = "stands there without a value" if lone else "is not in the command"
-        raise ValueError(f"its value is not known: {syntax.describe(place, '')} {where}, and none is given")
+        raise ValueError(f"its value is not known: {bindings.describe(place, '')} {where}, and none is given")
     elif not declaration.is_value(one.name, value):
         raise _DeclarationError(
             f"{value!r} is {declaration.expected(one.name, only_value=True)}",
-            f"Write a number at {syntax.describe(place, '')}, or declare another place: --knob {one.name}=--flag.",
+            f"Write a number at {bindings.describe(place, '')}, or declare another place: --knob {one.name}=--flag.",
         )
-    if one.name in syntax.SWITCHES:
+    if one.name in bindings.SWITCHES:
         value = ""
     value = declaration.canonical(one.name, value)
     if isinstance(place, FileKey):
         for path, text in texts.items():
             config_files.require_writable(path, text, place.key, value or one.on or "0:0")
-    return BoundKnob(Knob(one.name, value, syntax.describe(place, value), counts=one.counts), (place,), one.on, texts)
+    return BoundKnob(Knob(one.name, value, bindings.describe(place, value), counts=one.counts), (place,), one.on, texts)
 
 
 def _as_named(place: Binding, argv: Sequence[str], cwd: Path) -> Binding:
     """Return the place with its file named as in the command: conf/a.json may be ./conf/a.json there, or an absolute path."""
-    if not isinstance(place, FileKey) or not isinstance(place.file, syntax.Word) or syntax.read(argv, place) is not None:
+    if not isinstance(place, FileKey) or not isinstance(place.file, bindings.Word) or bindings.read(argv, place) is not None:
         return place
     meant = (cwd / place.file.text).resolve()
     for word in reversed(argv):
         text = word.partition("=")[2] if word.startswith("-") else word
         if text.endswith(meant.suffix) and "\0" not in text and (cwd / text).resolve() == meant:
-            return replace(place, file=syntax.Word(text))
+            return replace(place, file=bindings.Word(text))
     return place
 
 
 def _require_place(one: KnobDeclaration, argv: Sequence[str]) -> None:
     """Raise ValueError for a place that cannot be written without harm."""
     place = one.binding
-    if isinstance(place, Placeholder) and not any(syntax.placeholder(place.name).search(word) for word in argv):
+    if isinstance(place, Placeholder) and not any(bindings.placeholder(place.name).search(word) for word in argv):
         raise ValueError(f"{{{place.name}}} stands nowhere in the script's arguments")
-    if isinstance(place, Pair) and syntax.read(argv, place) is None and syntax.has_flag(argv, place.flag):
+    if isinstance(place, Pair) and bindings.read(argv, place) is None and bindings.has_flag(argv, place.flag):
         # only the script knows whether a second one adds to the first or replaces it
         raise ValueError(f"{place.flag} stands in the command without {place.template.replace('{}', '…')}: write it there, with its value")
     flag = place if isinstance(place, Flag) else place.file if isinstance(place, FileKey) and isinstance(place.file, Flag) else None
-    short = syntax.abbreviated(argv, flag) if flag else None
+    short = bindings.abbreviated(argv, flag) if flag else None
     if flag and short and not any(name.startswith(f"{short}.") for name in flag.names):  # --data beside --data.batch_size is a flag itself
         raise _DeclarationError(
             f"{short} may be an abbreviation of {flag.names[0]}, and the last counts",
@@ -135,8 +135,8 @@ def _wrong(text: str, origin: str, error: Exception, exit_code: ExitCode) -> Sup
         hint = error.hint
     elif isinstance(error, config_files.EditError):
         hint = f"Correct the file, or declare a flag in its place: --knob {name}=--flag."
-    if name not in syntax.NAMES:
-        meant = nearest(name, syntax.NAMES)
+    if name not in bindings.NAMES:
+        meant = nearest(name, bindings.NAMES)
         hint = f"The nearest is {meant}: --knob {meant}=--flag; docs/knobs.md has all of them."
-        hint = hint if meant else f"docs/knobs.md has all of them: {', '.join(syntax.NAMES)}."
+        hint = hint if meant else f"docs/knobs.md has all of them: {', '.join(bindings.NAMES)}."
     return SuperviseError(f"wrong knob: {text} from {origin}: {cause}", hint=hint, exit_code=exit_code)

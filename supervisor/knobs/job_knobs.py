@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.knobs import conflicts, declared_knobs, program_knobs, programs, syntax
+from supervisor.knobs import bindings, conflicts, declared_knobs, program_knobs, programs
 from supervisor.knobs.knob_set import KnobSet
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
     conflicts.require_apart(bound, argv, cwd, exit_code)
     conflicts.require_whole_deepspeed(bound, argv, cwd, exit_code)
     return KnobSet(
-        tuple(sorted(bound, key=lambda entry: syntax.NAMES.index(entry.knob.name))),
+        tuple(sorted(bound, key=lambda entry: bindings.NAMES.index(entry.knob.name))),
         found.unavailable,
         found.programs,
         script.at,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from checkpointing.io import staging
 from supervisor.core.model import Knob
 from supervisor.errors import SuperviseError
-from supervisor.knobs import config_files, syntax
-from supervisor.knobs.syntax import Binding, Env, FileKey, Placeholder
+from supervisor.knobs import bindings, config_files
+from supervisor.knobs.bindings import Binding, Env, FileKey, Placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ class KnobSet:
             value = values.pop(bound.knob.name, None)
             texts.update(bound.texts)
             for place in bound.places:
-                written = bound.knob.value if value is None else bound.on if bound.knob.name in syntax.SWITCHES else value
+                written = bound.knob.value if value is None else bound.on if bound.knob.name in bindings.SWITCHES else value
                 if isinstance(place, Placeholder) or value is not None:
                     argv = self._set(argv, place, written, environment, edits)
             self._set_variable(bound, value, environment)
@@ -113,14 +113,14 @@ class KnobSet:
         elif isinstance(place, FileKey):
             edits[place] = value
         else:
-            return syntax.write(argv, place, value)
+            return bindings.write(argv, place, value)
         return argv
 
     def _set_variable(self, bound: BoundKnob, value: str | None, environment: dict[str, str]) -> None:
         """Set the variable of ours from which a script may read its batch."""
         current = bound.knob.value if value is None else value
-        if current and bound.knob.name in syntax.VARIABLES and bound.knob.counts != "derived":
-            environment[syntax.VARIABLES[bound.knob.name]] = current
+        if current and bound.knob.name in bindings.VARIABLES and bound.knob.counts != "derived":
+            environment[bindings.VARIABLES[bound.knob.name]] = current
 
     def _override_variable(self, name: str, value: str) -> dict[str, str]:
         """Return the variable to set; the allocator's keeps what the user has in either of its two names."""
@@ -136,12 +136,12 @@ class KnobSet:
         self, argv: list[str], edits: Mapping[FileKey, str], texts: Mapping[str, str], directory: Path, world_size: int | None
     ) -> tuple[list[str], tuple[Path, ...]]:
         """Write a copy of each file in which a key changes, and put the copy's name into the command."""
-        named = {place: syntax.read(argv, place) or "" for place in edits}
+        named = {place: bindings.read(argv, place) or "" for place in edits}
         files: list[Path] = []
         for number, name in enumerate(dict.fromkeys(named.values())):
             places = [place for place in edits if named[place] == name]
             path = str(self.cwd / name)
-            form = syntax.FORMS[Path(name).suffix]
+            form = bindings.FORMS[Path(name).suffix]
             values: dict[str, str | None] = {place.key: edits[place] for place in places}
             try:
                 if any(place.deepspeed for place in places):
@@ -153,7 +153,7 @@ class KnobSet:
             _write_copy(copy, text)
             files.append(copy)
             for place in places:
-                argv = syntax.write(argv, place, str(copy))
+                argv = bindings.write(argv, place, str(copy))
         return argv, tuple(files)
 
 
@@ -162,18 +162,18 @@ def _deepspeed_total(text: str, values: Mapping[str, str | None], world_size: in
 
     If the world is not known and the product changes, the key is removed: DeepSpeed derives it from the other two.
     """
-    before = {key: config_files.value_at(text, "json", key) for key in (*syntax.DEEPSPEED_KEYS.values(), syntax.DEEPSPEED_TOTAL)}
-    after = {key: values.get(key) or before[key] for key in syntax.DEEPSPEED_KEYS.values()}
+    before = {key: config_files.value_at(text, "json", key) for key in (*bindings.DEEPSPEED_KEYS.values(), bindings.DEEPSPEED_TOTAL)}
+    after = {key: values.get(key) or before[key] for key in bindings.DEEPSPEED_KEYS.values()}
     numbers = [int(value) if value and value.isdecimal() else None for value in after.values()]
-    total = before[syntax.DEEPSPEED_TOTAL]
+    total = before[bindings.DEEPSPEED_TOTAL]
     if total is None or not total.isdecimal() or None in numbers:
         return {}
     micro, accum = (number or 0 for number in numbers)
     if world_size is not None:
-        return {syntax.DEEPSPEED_TOTAL: str(micro * accum * world_size)}
-    old = [value for key in syntax.DEEPSPEED_KEYS.values() if (value := before[key]) is not None and value.isdecimal()]
+        return {bindings.DEEPSPEED_TOTAL: str(micro * accum * world_size)}
+    old = [value for key in bindings.DEEPSPEED_KEYS.values() if (value := before[key]) is not None and value.isdecimal()]
     same = len(old) == len(numbers) and int(old[0]) * int(old[1]) == micro * accum
-    return {} if same else {syntax.DEEPSPEED_TOTAL: None}
+    return {} if same else {bindings.DEEPSPEED_TOTAL: None}
 
 
 def _write_copy(path: Path, text: str) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Knob
-from supervisor.knobs import config_files, declaration, syntax
+from supervisor.knobs import bindings, config_files, declaration
+from supervisor.knobs.bindings import DEEPSPEED_KEYS, DEEPSPEED_TOTAL, Env, FileKey, Flag
 from supervisor.knobs.knob_set import BoundKnob, UnavailableKnob
 from supervisor.knobs.script_analysis import ScriptText, read_script
-from supervisor.knobs.syntax import DEEPSPEED_KEYS, DEEPSPEED_TOTAL, Env, FileKey, Flag
 
 if TYPE_CHECKING:
     from supervisor.knobs.programs import KnobRow, Program, RecognisedProgram
@@ -90,7 +90,7 @@ def _keep_together(bound: dict[str, BoundKnob], unavailable: dict[str, Unavailab
 
 def _bind(lookup: Lookup, program: Program, name: str, row: KnobRow | None) -> BoundKnob:
     words = (*lookup.head, *lookup.argv)
-    blocked = next((word for word in program.blocks if syntax.has_flag(words, word) or word in lookup.text.sets), None)
+    blocked = next((word for word in program.blocks if bindings.has_flag(words, word) or word in lookup.text.sets), None)
     if blocked is not None:
         raise _UnavailableError(f"{blocked} gives its numbers another meaning")
     of_file = _deepspeed(lookup, program, name)
@@ -121,12 +121,12 @@ def _by_flag(lookup: Lookup, program: Program, name: str, row: KnobRow) -> Bound
     # a script's constants are its defaults, and of a data module the loader that a rank trains with has the last word
     if leaf in lookup.text.sets and row.default not in ("script", "datamodule"):
         raise _UnavailableError(f"the script sets {leaf} itself, in line {lookup.text.sets[leaf]}")
-    if program.file_alone and len(lookup.argv) == 1 and lookup.argv[0].endswith(tuple(syntax.FORMS)):
+    if program.file_alone and len(lookup.argv) == 1 and lookup.argv[0].endswith(tuple(bindings.FORMS)):
         return _by_file_alone(lookup, program, name, row)
     value, flag = _given(lookup, program, row)
     if value is None:
         for names in row.spellings:
-            if (word := syntax.abbreviated(lookup.argv, Flag(names))) is not None:
+            if (word := bindings.abbreviated(lookup.argv, Flag(names))) is not None:
                 raise _UnavailableError(f"{word} may be short for {names[0]}", f"write {names[0]} in full")
         value = _default(lookup, row, leaf)
     if not value:
@@ -142,19 +142,19 @@ def _by_flag(lookup: Lookup, program: Program, name: str, row: KnobRow) -> Bound
 
 def _by_file_alone(lookup: Lookup, program: Program, name: str, row: KnobRow) -> BoundKnob:
     """Return a knob whose place is in the command's only argument, a file with the whole configuration."""
-    place = FileKey(syntax.Word(lookup.argv[0]), _leaf(row))
+    place = FileKey(bindings.Word(lookup.argv[0]), _leaf(row))
     named = config_files.file_text(lookup.argv, place, lookup.cwd)
     value = (None if named is None else _value(named, place.key)) or _default(lookup, row, place.key)
     if named is None or not value or not declaration.is_value(name, value):
         raise _UnavailableError(f"{lookup.argv[0]} holds no number for it", f"write {place.key} into {lookup.argv[0]}")
     config_files.require_writable(*named, place.key, value)
-    knob = Knob(name, value, syntax.describe(place, value), by=program.name, counts=row.counts)
+    knob = Knob(name, value, bindings.describe(place, value), by=program.name, counts=row.counts)
     return BoundKnob(knob, (place,), texts=dict([named]))
 
 
 def _bound(program: Program, name: str, row: KnobRow, value: str, place: Flag | Env) -> BoundKnob:
     is_derived = row.counts == "derived"
-    how = syntax.describe(place, value) + (f" {value}" if is_derived else "")
+    how = bindings.describe(place, value) + (f" {value}" if is_derived else "")
     knob = Knob(name, declaration.canonical(name, value), how, by=program.name, counts=row.counts)
     return BoundKnob(knob, () if is_derived else (place,))
 
@@ -166,7 +166,7 @@ def _leaf(row: KnobRow) -> str:
 def _given(lookup: Lookup, program: Program, row: KnobRow) -> tuple[str | None, Flag]:
     """Return the value and the flag that the command, or a file that it names, gives; None and the flag that would be written."""
     flags = [Flag(names, joined=row.joined) for names in row.spellings]
-    on_line = [(value, flag) for flag in flags if (value := syntax.read(lookup.argv, flag)) is not None]
+    on_line = [(value, flag) for flag in flags if (value := bindings.read(lookup.argv, flag)) is not None]
     in_file = [hit for flag in flags if (hit := _in_config(lookup, program, flag)) is not None]
     if row.default == "script" and not on_line:
         return _in_python(lookup, flags[0])
@@ -235,11 +235,11 @@ def _deepspeed(lookup: Lookup, program: Program, name: str) -> BoundKnob | None:
         if value is None and name == "grad_accum" and (config_files.key_in(*named, DEEPSPEED_TOTAL) or "").isdecimal():
             total = FileKey(place.file, DEEPSPEED_TOTAL, deepspeed=True)
             asked = config_files.key_in(*named, DEEPSPEED_TOTAL) or ""
-            return BoundKnob(Knob(name, asked, syntax.describe(total, ""), by=program.name, counts="derived"), ())
+            return BoundKnob(Knob(name, asked, bindings.describe(total, ""), by=program.name, counts="derived"), ())
         if value is not None and declaration.is_value(name, value):
             return BoundKnob(
-                Knob(name, value, syntax.describe(place, value), by=program.name, counts=counts), (place,), texts=dict([named])
+                Knob(name, value, bindings.describe(place, value), by=program.name, counts=counts), (place,), texts=dict([named])
             )
         if value is not None and value != "auto":
-            raise _UnavailableError(f"{syntax.describe(place, value)} is {value}, {declaration.expected(name, only_value=True)}")
+            raise _UnavailableError(f"{bindings.describe(place, value)} is {value}, {declaration.expected(name, only_value=True)}")
     return None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.knobs import torchrun
+from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.python_command import LAUNCHERS, is_interpreter, split_python
 from supervisor.knobs.script_analysis import ScriptText, read_script
-from supervisor.knobs.syntax import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

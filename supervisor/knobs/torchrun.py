@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from supervisor.core.model import Launcher
-from supervisor.knobs import syntax
+from supervisor.knobs import bindings
 from supervisor.knobs.python_command import first_line, is_interpreter, split_python
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _option(command: Torchrun | None, environ: Mapping[str, str], option: str) -
     """Return the value of one of torchrun's own options, of its variable, or its default."""
     if command is None:
         return ""
-    flag = syntax.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
-    return syntax.read(own_arguments(command), flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
+    flag = bindings.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
+    return bindings.read(own_arguments(command), flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or "1"
 
 
 def _figure(text: str) -> int:

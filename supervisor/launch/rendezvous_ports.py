@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from health.probes.network.names import split
-from supervisor.knobs import syntax, torchrun
+from supervisor.knobs import bindings, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,8 +64,8 @@ def _of_torchrun(command: torchrun.Torchrun, environ: Mapping[str, str], here: s
         return NOWHERE
 
     def option_or(option: str, default: str) -> str:
-        flag = syntax.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
-        return syntax.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or default
+        flag = bindings.Flag((f"--{option}", f"--{option.replace('-', '_')}"))
+        return bindings.read(own, flag) or environ.get(f"PET_{option.replace('-', '_').upper()}") or default
 
     if "--standalone" in own or environ.get("PET_STANDALONE", "0") not in {"", "0"}:
         return NOWHERE

@@ -18,7 +18,7 @@ from supervisor.config import loading
 from supervisor.config.policy import to_policy
 from supervisor.core.model import Cause, CheckpointRef, Claim, Evidence, Gpu, Knob, PlanKind, Verdict
 from supervisor.errors import ExitCode, SuperviseError, nearest
-from supervisor.knobs import batch, job_knobs, programs, syntax, torchrun
+from supervisor.knobs import batch, bindings, job_knobs, programs, torchrun
 from supervisor.strategies import checkpoint, memory
 from supervisor.strategies.situation import BATCH_KNOBS, Situation
 
@@ -220,7 +220,7 @@ def _not_enabled(found: KnobSet) -> list[dict[str, str]]:
     rows = [{"knob": one.knob, "why": f"{programs.title(one.by)}: {one.why}", "remedy": one.remedy} for one in found.unavailable]
     there |= {one.knob for one in found.unavailable} | _NOT_KNOBS
     return rows + [
-        {"knob": name, "why": "not declared", "remedy": f"--knob {name}=--YOUR-FLAG"} for name in syntax.NAMES if name not in there
+        {"knob": name, "why": "not declared", "remedy": f"--knob {name}=--YOUR-FLAG"} for name in bindings.NAMES if name not in there
     ]
 
 

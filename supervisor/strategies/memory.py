@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause, Change, Plan, PlanKind
 from supervisor.knobs import batch
-from supervisor.knobs.syntax import ON
+from supervisor.knobs.bindings import ON
 from supervisor.strategies.repetition import restart_within_budget
 from supervisor.strategies.rung import Rung
 from supervisor.strategies.situation import ALLOCATOR, memory_text

@@ -20,7 +20,7 @@ PURE = (
     "supervisor.strategies",
     "supervisor.knobs.batch",
     "supervisor.knobs.declaration",
-    "supervisor.knobs.syntax",
+    "supervisor.knobs.bindings",
     "health.nvidia.xids",
     "health.nvidia.sxids",
     "health.model",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.knobs.syntax import Binding, FileKey, Flag, Override, Pair, Placeholder, Word, abbreviated, read, write
+from supervisor.knobs.bindings import Binding, FileKey, Flag, Override, Pair, Placeholder, Word, abbreviated, read, write
 
 BATCH = Flag(("--batch-size", "--batch_size", "-b"))
 LR = Flag(("-lr",))

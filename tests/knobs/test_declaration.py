@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.knobs.bindings import NAMES, Env, FileKey, Flag, Override, Pair, Placeholder, Word
 from supervisor.knobs.declaration import KnobDeclaration, parse
-from supervisor.knobs.syntax import NAMES, Env, FileKey, Flag, Override, Pair, Placeholder, Word
 
 RIGHT = {
     "batch_size=--batch-size": KnobDeclaration("batch_size", Flag(("--batch-size",)), counts="gpu"),

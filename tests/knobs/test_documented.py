@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.knobs.bindings import LEAST, NAMES, Env, FileKey, Flag, Override, Pair, Placeholder
 from supervisor.knobs.declaration import parse
-from supervisor.knobs.syntax import LEAST, NAMES, Env, FileKey, Flag, Override, Pair, Placeholder
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import pytest
 
 from supervisor.cli import main
 from supervisor.core.model import Cause, Knob, Policy
+from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.knob_set import BoundKnob, KnobSet
-from supervisor.knobs.syntax import NAMES
 from supervisor.report import start_plan
 from supervisor.strategies import RUNGS
 

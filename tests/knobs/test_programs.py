@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from supervisor.config.settings import ROWS
+from supervisor.knobs.bindings import COUNTS, NAMES
 from supervisor.knobs.programs import Script, locate, programs, recognise
 from supervisor.knobs.script_analysis import ScriptText, parse, read_script
-from supervisor.knobs.syntax import COUNTS, NAMES
 from tests.knobs.scripts import HF, HF_BY_MODULE, LIGHTNING, NANOGPT, SCRIPTS, find, values_of
 
 ROOT = Path(__file__).parents[2]

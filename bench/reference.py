@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from supervisor.cli.commands import COMMANDS, load_command
-from supervisor.config.setting_rows import MOST, MOST_SECONDS
+from supervisor.config.setting_columns import MOST, MOST_SECONDS
 from supervisor.config.settings import ROWS
 from supervisor.errors import ExitCode
 from supervisor.report.log_events import LogEvent
@@ -28,7 +28,7 @@ from supervisor.strategies import GUARDS, LADDERS, RUNGS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from supervisor.config.setting_rows import SettingRow
+    from supervisor.config.setting_columns import SettingRow
     from supervisor.core.model import Cause
 
 ROOT = Path(__file__).parents[1]

@@ -13,11 +13,11 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from supervisor.config.setting_rows import SettingRow, rows_of, setting
+from supervisor.config.setting_columns import SettingRow, rows_of, setting
 from supervisor.errors import ExitCode
 
 if TYPE_CHECKING:
-    from supervisor.config.setting_rows import Value
+    from supervisor.config.setting_columns import Value
 
 #: Where a value may come from, from weakest to strongest.
 OriginKind = Literal["default", "file", "environment", "command line"]

@@ -1,4 +1,4 @@
-"""The rows of the table of settings, read off the fields of the typed tree in settings.py."""
+"""The columns of the table of settings, and how each row is read off a field of the typed tree. The settings themselves: settings.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Choose what all nodes of a job resume from: the newest checkpoint that every node has, and can load.
 
-Each node lists what it has as rows of `NodeCheckpoint`, the newest first. `candidates` says which of them may be one checkpoint on all
+Each node lists what it has as rows of `NodeCheckpoint`, the newest first. `candidates` returns those that may be one checkpoint on all
 nodes. Each node then proves its own row of a candidate (`Proof`), and `accepted` judges the proofs. Every node calls both with the same
 values, so every node comes to the same answer, and no node decides for the others.
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class NodeCheckpoint:
     """A checkpoint as one node has it.
 
-    path: where it lies. name: its own, the same on all nodes. digest: of its content where a manifest tells it, else "". written_in: number
-    of the agreement of the attempt in which this node's ranks wrote it; 0: unknown.
+    path: where it lies. name: its own, the same on all nodes. digest: of its content, as in its manifest; "" without one. written_in:
+    number of the agreement of the attempt in which this node's ranks wrote it; 0: unknown.
     """
 
     path: str
@@ -115,6 +115,6 @@ def accepted(candidate: Sequence[NodeCheckpoint], proofs: Sequence[Proof]) -> st
 
 
 def summary(rows: Sequence[NodeCheckpoint]) -> str:
-    """Return what a node has, newest first, for a person who must see which node lacks what."""
+    """Return what a node has, newest first, for a person who compares the nodes."""
     step = "" if rows[0].step is None else f"step {rows[0].step}, "
     return f"{step}{rows[0].path}" + (f" and {len(rows) - 1} older" if len(rows) > 1 else "")

@@ -1,6 +1,6 @@
-"""What checkpoints a path stands for, and a verdict for each: a file, a checkpoint's directory, or a directory that holds several.
+"""Finds the checkpoints at a path, and gives each a verdict: a file, a checkpoint's directory, or a directory that holds several.
 
-Nothing needs to be configured and nothing is written. Unlike `discover`, which finds what a resume may take, this shows leftovers too: a
+It needs no configuration and writes nothing. Unlike `discover`, which finds what a resume may take, it shows leftovers too: a
 stale temporary file is a row of its own. A path that cannot be read gets a verdict, not an exception.
 """
 
@@ -42,7 +42,7 @@ _WORDS: Final = {
 
 
 def word(verdict: Verdict) -> str:
-    """Return a verdict in the words of the command line: good, bad, incomplete, dangerous, unverifiable."""
+    """Return a verdict's name on the command line: good, bad, incomplete, dangerous, unverifiable."""
     return _WORDS.get(verdict, "unverifiable")
 
 
@@ -51,10 +51,10 @@ def look(
 ) -> Iterator[Verification]:
     """Yield a verification for each checkpoint that `path` stands for, at least one. `started` gets each path before it is read."""
     found, pointer = checkpoints_in(path), _pointer(path)
-    # any script may write a file "latest"; Megatron's name is nobody else's
+    # any script may write a file "latest"; only Megatron writes its own name
     ours = pointer is not None and (pointer.format == "megatron" or all(_format(one) == pointer.format for one in found if one != path))
     if ours and pointer is not None and (pointer.problem or len(found) == 1):
-        # the root is what is given to the framework's loader: where it holds one step, both are the same checkpoint
+        # the framework's loader gets the root: if it holds one step, both are the same checkpoint
         yield _root(path, pointer, found, interrupted, started)
         if len(found) == 1:
             return
@@ -64,12 +64,12 @@ def look(
 
 
 def checkpoints_in(path: str, levels: int = _LEVELS) -> list[str]:
-    """Return the paths of the checkpoints that `path` stands for: itself, or what is in it; itself where nothing is in it."""
+    """Return the paths of the checkpoints at `path`: those in it, or itself."""
     return list(_below(path, levels)) or [path]
 
 
 def listing(directory: str) -> Listing:
-    """List what a resume from a directory would choose among; what a save left that did not end is none of it."""
+    """List the candidates of a resume from a directory; what an unfinished save left is no candidate."""
     found = []
     for path in checkpoints_in(directory):
         identity = identity_of(path)
@@ -111,7 +111,7 @@ def _below(path: str, levels: int) -> Iterator[str]:
 
 
 def _files(base: str, tree: Tree) -> Iterator[str]:
-    """Yield what is named like a checkpoint; of a file's several names one that is no link, for it may tell the step."""
+    """Yield the files named like a checkpoint. If a file has several names, one that is no link: that may have the step."""
     seen: set[tuple[int, int]] = set()
     for name in sorted(tree.entries, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- strings throughout the package
         st = tree.entries[name].st
@@ -121,7 +121,7 @@ def _files(base: str, tree: Tree) -> Iterator[str]:
 
 
 def judged(path: str, interrupted: Callable[[], bool] = never) -> Verification:
-    """Verify; call incomplete what a save that had just begun leaves, though no format knows it yet, and bad what has another's name."""
+    """Verify. The rest of a save that had just begun is INCOMPLETE though no format knows it; a checkpoint under another's name is BAD."""
     found = verify(path, interrupted=interrupted)
     if found.verdict is Verdict.VERIFIED:
         return _misnamed(found, interrupted)
@@ -211,7 +211,7 @@ def _pointer(path: str) -> pointer_files.Pointer | None:
 def _root(
     path: str, pointer: pointer_files.Pointer, found: list[str], interrupted: Callable[[], bool], started: Callable[[str], None]
 ) -> Verification:
-    """Return the verdict of a root: that of the one step in it, and what is wrong with the pointer."""
+    """Return the verdict on a root: that on its one step, joined with the pointer's problem."""
     one = Verification(path, identity_of(path) or _NOWHERE, Verdict.VERIFIED, format=pointer.format)
     if len(found) == 1 and found[0] != path:
         started(found[0])

@@ -4,12 +4,13 @@
     {"version": 1, "runs": [{"run", "began", "attempts": [[number, began_ns], ...]}],
      "roll_backs": [{"began", "run", "attempt", "step", "path", "content"}], "abandoned": [{"path", "began", "run", "attempt"}]}
 
-A run's `began` is the wall time of its start in seconds, but always later than all that is known of earlier runs: a clock that was set
-back, or is behind that of the node from which a checkpoint was restored, does not make a new run an old one. A file of which no manifest
-tells the lineage belongs to the last attempt that had begun when it was modified; a file server's clock that is seconds behind ours may so
-give an attempt's very first save to the attempt before.
+A run's `began` is the wall time of its start in seconds, and later than everything known of earlier runs. So a clock that was set back, or
+that is behind the clock of the node whose checkpoint was restored, does not make a new run an old one.
 
-`abandoned` are places from which a person removed the checkpoint before a run began: copies of what earlier runs wrote there are not used.
+A file without a manifest belongs to the last attempt that had begun when the file was modified. If a file server's clock is seconds behind
+ours, an attempt's first save may thus be counted to the attempt before.
+
+`abandoned` are paths from which a person removed the checkpoint before a run began. Copies of what earlier runs wrote there are not used.
 
 Nothing here raises: `problem` has what could not be read or written. Thread-safe. The file belongs to one supervisor, which has the lock.
 """
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "lineage.json"
 _VERSION: Final = 1
-_GRAIN_NS: Final = 20_000_000  # of file systems' clocks: what was written a moment after a time may say that it was before
+_GRAIN_NS: Final = 20_000_000  # of file systems' clocks: a file written just after a time may have a time stamp just before it
 _MOST_RUNS: Final = 64
 _MOST_ROWS: Final = 256
 
@@ -61,18 +62,18 @@ class Lineages:
     def __init__(self, directory: Path, run: str = "") -> None:
         """Read what earlier runs recorded in `directory`, which need not exist yet. `run`: the one that goes on now, "" for a reader."""
         self._file = directory / FILE_NAME
-        self._lock = threading.Lock()  # of the record; nobody who holds it waits for a disk
+        self._lock = threading.Lock()  # of the record; not held while waiting for a disk
         self._writing = threading.Lock()
         self.problem: str | None = None
         self._record, self.problem, self._is_newer = _read(self._file)
         self._kept = self._record
         self._run = run
-        self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before the run was taken down: a disk did not answer
+        self._early: tuple[tuple[int, int], ...] = ()  # attempts that began before the run was recorded: a disk did not answer
 
     def begin_run(self, manifests: Callable[[], Iterable[Manifest]], now_s: float | None = None, *, others: Iterable[Path] = ()) -> bool:
-        """Begin the run, or go on with it; True where it is new. `manifests`: all that are known, looked at where the run is not.
+        """Begin the run, or continue it. Return whether it is new. `manifests`: all that are known; read only for a new run.
 
-        `others`: directories like ours of the job's other nodes. What they remember of earlier runs counts here too.
+        `others`: the same directory of the job's other nodes. The earlier runs that they recorded count here too.
         """
         run = self._run
         if any(one.run == run for one in self._record.runs):
@@ -100,7 +101,7 @@ class Lineages:
         return is_new
 
     def raise_began(self, began: int) -> None:
-        """Make this run later than `began`, that of a checkpoint that was restored for it. Called before its first attempt."""
+        """Make this run later than `began`, the run of the checkpoint restored for it. Called before its first attempt."""
         with self._lock:
             own = self._own()
             if own.began <= began and not own.attempts:
@@ -109,7 +110,7 @@ class Lineages:
         self.keep()
 
     def begin_attempt(self, number: int, now_ns: int) -> None:
-        """Note when an attempt began. Not written down before `keep`: it is called where nobody may wait for a disk."""
+        """Note when an attempt began. `keep` writes it: the caller of this may not wait for a disk."""
         with self._lock:
             if not any(one.run == self._run for one in self._record.runs):
                 self._early = (*self._early, (number, now_ns))
@@ -125,7 +126,7 @@ class Lineages:
 
     @property
     def roll_backs(self) -> tuple[RollBack, ...]:
-        """What was given up, of all runs."""
+        """The steps back of all runs."""
         return self._record.roll_backs
 
     def of_attempt(self, attempt: int) -> Lineage:
@@ -163,7 +164,7 @@ class Lineages:
         self.keep()
 
     def is_abandoned(self, manifest: Manifest) -> bool:
-        """Return whether a copy is of what a person removed before a run began."""
+        """Return whether a copy's original was removed by a person before a run began."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
         return any(path == manifest.path and lineage <= last for path, last in self._record.abandoned)
 
@@ -214,7 +215,7 @@ def _with_attempt(run: LineageRun, number: int, began_ns: int) -> LineageRun:
 
 
 def _read(file: Path) -> tuple[_LineageRecord, str | None, bool]:
-    """Return what is recorded, what is wrong with it, and whether it is of a later version, which is left as it is."""
+    """Return the record, the problem with it, and whether it has a newer version. A newer record is not overwritten."""
     try:
         document: Any = json.loads(durable.read(str(file)))
         if int(document["version"]) > _VERSION:

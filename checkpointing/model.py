@@ -1,9 +1,9 @@
-"""The nouns of checkpointing: what a candidate is, and what can be said about it.
+"""The values of checkpointing: candidates, their identity, and verdicts on them.
 
-Pure values; nothing here reads a file. A checkpoint is a file or a directory. A verdict is about one *identity* of it (device, inode,
-size, modification time; for a directory those of all its files): what is rewritten is another, and what was said about the old one no
-longer counts. UNKNOWN and UNVERIFIABLE are never BAD: the
-first says that we could not look, the second that there is nothing to check against.
+Pure values; nothing here reads a file. A checkpoint is a file or a directory. A verdict holds for one *identity* (device, inode, size,
+modification time; for a directory those of all its files): a rewritten file has another identity and needs another verdict.
+
+UNKNOWN and UNVERIFIABLE are never BAD. UNKNOWN: it could not be read. UNVERIFIABLE: there is nothing to check it against.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointingError(Exception):
-    """Trouble of our own: "what failed: subject: cause", and a hint that names what to do. A bad checkpoint is data, never this."""
+    """An error of ours: "what failed: subject: cause", and a hint that names what to do. A bad checkpoint is data, not an error."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         """Keep the two apart, so that a caller can print them its own way."""
@@ -30,21 +30,21 @@ class CheckpointingError(Exception):
 
 
 class Verdict(StrEnum):
-    """What one look at a checkpoint found."""
+    """The result of one verification."""
 
-    VERIFIED = "verified"  # whole, as far as `Verification.level` says
+    VERIFIED = "verified"  # whole; `Verification.level` is how far that was checked
     BAD = "bad"  # torn or damaged: it must not be resumed from
-    INCOMPLETE = "incomplete"  # a file that must be there is missing, or it is what a save left that did not end
-    DANGEROUS = "dangerous"  # its pickle would call what no checkpoint needs: reading it would run somebody's code
+    INCOMPLETE = "incomplete"  # a file is missing, or an unfinished save left it
+    DANGEROUS = "dangerous"  # its pickle calls what no checkpoint needs: loading it could run foreign code
     WRITING = "writing"  # it changed while it was read
-    UNVERIFIABLE = "unverifiable"  # it may be whole, but there is nothing in it that would prove it
+    UNVERIFIABLE = "unverifiable"  # it may be whole, but its format has nothing to check
     UNKNOWN = "unknown"  # it could not be read: permission, I/O error, out of time
     FOREIGN = "foreign"  # not a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which content of a path is meant. `mtime_ns` is nanoseconds of wall time, the file system's; for a directory see `of_tree`."""
+    """One content of a path. `mtime_ns` is nanoseconds of wall time, the file system's; for a directory see `of_tree`."""
 
     dev: int
     ino: int
@@ -61,7 +61,7 @@ class Identity:
         """Take the identity of a directory out of its own stat result and those of its files, as (relative path, stat result).
 
         `size` is the sum of theirs, and `mtime_ns` no time but 63 bits of a hash of each one's path, inode, size and modification time:
-        it changes when any of them does, and says nothing about which is newer.
+        it changes when any of them does, and does not show which is newer.
         """
         rows = sorted((name, st.st_ino, st.st_size, st.st_mtime_ns) for name, st in members)
         digest = hashlib.blake2b("\0".join(map(repr, rows)).encode("ascii", "backslashreplace"), digest_size=8).digest()
@@ -70,9 +70,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lineage:
-    """Which attempt of which run wrote a checkpoint; the default, for what nobody knows, comes before all others.
+    """Which attempt of which run wrote a checkpoint. The default means unknown, and comes before all others.
 
-    `began`: when the run began, in seconds since the epoch, and after everything that was known of earlier runs (checkpointing/lineage.py).
+    `began`: when the run began, in seconds since the epoch; see checkpointing/lineage.py.
     """
 
     began: int = 0
@@ -95,7 +95,7 @@ class NamedStep:
 class Candidate:
     """A file or directory that a pattern matched: its real path (symbolic links resolved), what it is now, and the step of its name.
 
-    `mtime_ns` is the newest modification in it, nanoseconds of wall time: a directory's identity does not tell that.
+    `mtime_ns` is the newest modification in it, nanoseconds of wall time: a directory's identity does not contain it.
     """
 
     path: str
@@ -155,15 +155,15 @@ def note_of(found: Iterable[NonFinite]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found about one identity of one path.
+    """The verdict on one identity of one path.
 
-    `step` is None where neither content nor name says which of the whole run it is; `within` is (epoch, step) where they tell no more than
-    that. `level` says for VERIFIED what was checked, and is "" otherwise: "directory" (metadata alone), "layout" (everything that can be
-    checked in a format without checksums), "structure" (every checksum as well). `reason` says why, in one line, for every verdict but
-    VERIFIED, and what is worth a note there; `reasons` are all of them, it first. `format` is a row's name in `checkpointing.formats`,
-    "" where none claimed it. `files` are the members of a directory, as paths relative to it; () for a file. `content_step` is the step in
-    the content alone, if it seems to count the whole run. `non_finite` are tensors that hold NaN or Inf, which is a note
-    among the reasons and never a verdict; None where the numbers were not looked at.
+    step: of the whole run; None if neither content nor name has it. within: (epoch, step) if they have only that.
+    level: for VERIFIED, what was checked, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
+    "structure" (every checksum as well).
+    reason: why, in one line; for VERIFIED a note or "". reasons: all of them, that one first.
+    format: a row's name in `checkpointing.formats`, "" if none claimed it. files: the members of a directory, as relative paths.
+    content_step: the step in the content alone, if it seems to count the whole run.
+    non_finite: tensors that hold NaN or Inf, a note and never a verdict; None if the numbers were not read.
     """
 
     path: str

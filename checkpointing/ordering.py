@@ -1,16 +1,16 @@
 """Says which of two checkpoints is newer: by run, attempt and step, never by the step alone.
 
-A step counts within one lineage. Whatever begins anew (a run from scratch, a roll-back, a counter that a resume resets) writes lower steps
-later, and what it writes is what goes on:
+A step counts within one lineage. A run from scratch, a roll-back, or a counter that a resume resets saves lower steps later, and the
+training goes on from those:
 
     attempt 1 saves 800, 900, 1000 (NaN); the next attempt goes back to 800 and saves 850: the newest is 850
     run A saves 100000; run B begins from scratch in the same place and saves 500: the newest is 500
 
-Files that tell a step of the whole run come before those that tell (epoch, step), and those before files of which nobody knows either: an
-export or a best.pt must not win against step 5000 because it was written later. What was rolled back comes behind all else.
+Files with a step of the whole run come before those with (epoch, step), and those before files with neither: an export or a best.pt must
+not win against step 5000 because it was written later. Rolled-back checkpoints come last.
 
-On one node the lineage of each checkpoint is known (checkpointing/lineage.py). In a mirror the runs of several nodes meet, which have
-begun at almost the same time and go on side by side: `Generations` takes such runs for one, in which the time of the save decides.
+On one node the lineage of each checkpoint is known (checkpointing/lineage.py). A mirror holds the runs of several nodes, which began at
+almost the same time and ran side by side. `Generations` treats such runs as one, in which the time of the save decides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Lineage, Verificatio
 if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifest
 
-HERE, COPY, MIRROR = 0, 1, 2  # of the same step, what lies in its place goes before our copy of it, and that before a mirror's
+HERE, COPY, MIRROR = 0, 1, 2  # of the same step: the original comes before our copy of it, and that before a mirror's
 _STEP, _WITHIN, _NEITHER = 0, 1, 2
 _RUN_ID: Final = re.compile(r"(\d{8}T\d{6})-[0-9a-f]{4}")
 
@@ -59,9 +59,9 @@ class Age(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """A step back from a checkpoint: what `last` and earlier lineages wrote at its step or beyond is taken only where nothing else is.
+    """A step back from a checkpoint: what `last` and earlier lineages saved at its step or beyond is taken only if nothing else is left.
 
-    Where no step is known, only the checkpoint itself is meant: `path`, and what has the `content` (a manifest's id; "" unknown).
+    If its step is unknown, only the checkpoint itself is meant: its `path`, and copies of its `content` (a manifest's id; "" unknown).
     """
 
     last: Lineage
@@ -70,7 +70,7 @@ class RollBack:
     content: str = ""
 
     def covers(self, lineage: Lineage, step: int | None, path: str, content: str = "") -> bool:
-        """Return whether a checkpoint is of what was given up."""
+        """Return whether the step back gave up a checkpoint."""
         if lineage > self.last:
             return False
         if self.step is not None and step is not None:
@@ -80,13 +80,13 @@ class RollBack:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is known of the checkpoints of one node. By default nothing: then the step decides."""
+    """The lineages and steps back that one node knows. By default none: then the step decides."""
 
     lineage_of: Callable[[Candidate], Lineage] = lambda _candidate: UNKNOWN_LINEAGE
     roll_backs: tuple[RollBack, ...] = ()
 
     def of_candidate(self, candidate: Candidate, found: Verification | None) -> Age:
-        """Return the key of what a listing found. `found` None: nothing was read yet, and the name counts."""
+        """Return the key of a candidate. `found` None: it was not read yet, so its name counts."""
         step = found.step if found is not None else candidate.named.step if candidate.named is not None else None
         within = found.within if found is not None else None
         lineage = self.lineage_of(candidate)
@@ -95,7 +95,7 @@ class Order:
         return age(step, within, lineage, mtime_ns=mtime_ns, distance=HERE, name=candidate.path, is_rolled_back=is_rolled_back)
 
     def of_manifest(self, manifest: Manifest, distance: int, name: str) -> Age:
-        """Return the key of what a manifest describes."""
+        """Return the key of a manifest's checkpoint."""
         lineage = manifest.about.lineage or UNKNOWN_LINEAGE
         is_rolled_back = any(one.covers(lineage, manifest.step, manifest.path, manifest.id) for one in self.roll_backs)
         within, saved_ns = manifest.within, manifest.saved_ns
@@ -123,10 +123,10 @@ def age(  # noqa: PLR0913 -- the parts of a key
 
 
 class Generations:
-    """The order of the checkpoints of a job in its mirrors, where runs of several nodes meet.
+    """The order of a job's checkpoints in its mirrors, which hold the runs of several nodes.
 
-    Runs that were going on at the same time are one generation. Their attempts are counted by each node for itself, hence there the time
-    of the save decides, and then the step. A generation of a single run is in the order of its attempts and steps.
+    Runs that overlap in time are one generation. Each node counts its own attempts, so within a generation the time of the save decides,
+    and then the step. A generation of a single run is in the order of its attempts and steps.
     """
 
     def __init__(self, manifests: Iterable[Manifest]) -> None:
@@ -157,12 +157,12 @@ class Generations:
         return age(manifest.step, manifest.within, lineage, mtime_ns=manifest.saved_ns, distance=MIRROR, name=name)
 
     def generation(self, manifest: Manifest) -> tuple[int, str]:
-        """Return the number of its generation, 0 where nobody knows, and its run."""
+        """Return the number of its generation, 0 if unknown, and its run."""
         lineage = self._lineage(manifest)
         return self._generations.get(replace(lineage, attempt=0), 0), lineage.run
 
     def _lineage(self, manifest: Manifest) -> Lineage:
-        """Return its lineage; of what a person sent by hand, that of what had been saved last before it."""
+        """Return its lineage; for a checkpoint that a person sent by hand, the lineage of the last save before it."""
         own = _lineage(manifest)
         if own is not None:
             return own
@@ -175,7 +175,7 @@ def _saved_s(manifest: Manifest) -> int:
 
 
 def _lineage(manifest: Manifest) -> Lineage | None:
-    """Return what was written down, or where that is of an older version, when the run's name says that it began."""
+    """Return the recorded lineage; for a manifest of an older version, the time in the run's name."""
     about = manifest.about
     named = _RUN_ID.fullmatch(about.run)
     if about.lineage is not None:

@@ -1,12 +1,12 @@
 """Records which files must not be resumed from. The files themselves stay untouched.
 
 The record is `fences.json` in the state directory's `checkpoints/`, one for each job and node. A rejection holds for one identity of one
-path, so a file that is written anew is free again. `add` returns when the record is durable. If that fails, the rejections hold in memory,
-and `problem` has the reason. Losing the record costs one more reading of each torn file, so an unreadable record is begun anew.
+path, so a rewritten file is free again. `add` returns when the record is durable. If that fails, the rejections hold in memory,
+and `problem` has the reason. Losing the record costs one more reading of each torn file, so an unreadable record is replaced.
 
     {"version": 1, "fences": [{"path", "dev", "ino", "size", "mtime_ns", "kind", "reason", "t"}]}
 
-`kind` is torn, incomplete or dangerous; `t` is wall seconds. Earlier versions took NaN and Inf for damage; such rows are dropped.
+`kind` is torn, incomplete or dangerous; `t` is wall seconds. Earlier versions treated NaN and Inf as damage; such rows are dropped.
 """
 
 from __future__ import annotations

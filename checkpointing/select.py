@@ -1,6 +1,6 @@
 """Chooses what to resume from: the newest checkpoint that is proven whole. What must not be resumed from is rejected on the way.
 
-Newest is what checkpointing/ordering.py says: by run, attempt and step. Three things make that more than a sort:
+The order is that of checkpointing/ordering.py: by run, attempt and step. Three things make that more than a sort:
 
 * A name with the word "step" is believed for the order. For any other name the content is read first (directory and data.pkl, not the
   bulk). If the full reading then finds a lower step than the name gave, the file goes back into the queue.
@@ -12,15 +12,14 @@ Newest is what checkpointing/ordering.py says: by run, attempt and step. Three t
 How far one is proven, in the order of the attempts; `Selection.chosen.level` has the answer:
 
 * "digest": it has the identity that its manifest was made of, or size and modification time of it (then it moved), and every byte is
-  the one recorded. A file that was written anew is proven so too if its format has no checksums and its bytes are those recorded.
-* "structure", "layout": it has no manifest, or was written anew since; its own format was checked in full.
+  the one recorded. So is a rewritten file whose format has no checksums, if its bytes are those recorded.
+* "structure", "layout": it has no manifest, or was rewritten since; its own format was checked in full.
 * "identity": it has the identity that was verified earlier, its directory holds, and there was no time for more.
 * "manifest": it lies in a mirror and is not here yet: the restore checks every byte.
 
-How long it takes. What was never verified is read in full, because the alternatives, an older checkpoint or none, cost more than the
-reading; `limit_s` ends even that. What was verified before, and is the same by its identity, is read again as long as `budget_s` lasts, and
-believed without a reading after that. After a failure that a checkpoint may have caused (`suspect`) everything is read, however long it
-takes.
+How long it takes. A checkpoint that was never verified is read in full, because an older checkpoint, or none, costs more than the reading;
+`limit_s` ends even that. One whose identity was verified before is read again while `budget_s` lasts, and trusted unread after that. After
+a failure that a checkpoint may have caused (`suspect`), everything is read, however long it takes.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ Why = tuple[tuple[str, str], ...]  # (path, reason) each
 
 
 def never_own(_path: str) -> bool:
-    """Know of no path that this job wrote it."""
+    """Return False: no path is known to be written by this job."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A checkpoint that does not lie where the job reads it: `home` is where it was, and where it would be put back.
+    """A checkpoint outside the place where the job reads it. `home` is its original path, to which it would be put back.
 
     `place` is the path of a copy on this machine, "" for what a mirror has; `origin` names the copy or the mirror for people.
     """
@@ -76,7 +75,7 @@ class Spare:
 
     @property
     def name(self) -> str:
-        """What it is called among candidates."""
+        """Its name among candidates."""
         return self.place or self.origin
 
 
@@ -84,14 +83,14 @@ class Spare:
 class Selection:
     """What was chosen, and what stands against the others, each as (path, reason).
 
-    `found` counts what may be a checkpoint, and places that could not be looked at: chosen None with found > 0 means that there is, or
-    may be, something, and none of it is proven good. Files that are no checkpoints are not counted. `torn` are the torn and incomplete
+    `found` counts what may be a checkpoint, and paths that could not be read: chosen None with found > 0 means that there may be
+    checkpoints, and none is proven good. Files of other kinds are not counted. `torn` are the torn and incomplete
     ones, `dangerous` those that could run code, those of earlier selections included; `unknown` could not be read, or changed while they
     were; `rejected` are those that the caller avoids; `not_finite` are whole and gave way to an older one; `foreign` matched and are no
-    checkpoints. `older` are the newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None): nobody looked into them.
+    checkpoints. `older` are the newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None), unread.
 
-    `spare`: the chosen one lies elsewhere. Of a copy of ours `chosen.path` is the copy, which can be read from there as well as be put
-    back; of a mirror's it is the home, where nothing may be yet: it has to be restored first. `notes`: what a person should know of it.
+    `spare`: the chosen one lies elsewhere. For our own copy `chosen.path` is the copy: it can be read there, or put back. For a mirror's it
+    is the home, where nothing may be yet: it must be restored first. `notes`: what a person should know of it.
     """
 
     chosen: Verification | None
@@ -111,7 +110,7 @@ class Selection:
 def glance(
     candidate: Candidate, cache: Cache, interrupted: Callable[[], bool] = never, *, own: Callable[[str], bool] = never_own
 ) -> Verification | None:
-    """Look into a file whose name does not surely tell its step; None where the name does, or nothing need be read."""
+    """Read the metadata of a file whose name does not surely give its step. None: the name does."""
     if candidate.named is not None and candidate.named.sure:
         return None
     known = cache.get(candidate.path, candidate.identity)
@@ -139,12 +138,12 @@ def newest(  # noqa: PLR0913 -- each is a thing that a caller or a test replaces
     order: Order = Order(),  # noqa: B008 -- a frozen value
     own: Callable[[str], bool] = never_own,
 ) -> Selection:
-    """Choose the newest whole checkpoint of a listing and of what lies elsewhere, and rejection the torn ones that stood before it.
+    """Choose the newest whole checkpoint of a listing and of the spares, and reject the torn ones that are newer.
 
-    `avoid`: paths that are passed over unread, whatever they hold now, and copies of just what they hold; they count as found, so that
-    nobody starts from scratch for them. `prefer_finite`: one whose weights turned NaN gives way to an older. `suspect`: the last failure
+    `avoid`: paths that are passed over unread, with the copies of their present content. They count as found, so that the job does not
+    start from scratch because of them. `prefer_finite`: one whose weights turned NaN gives way to an older. `suspect`: the last failure
     may have come from a checkpoint. `rejections` None: nothing is recorded. `cache`: verdicts of earlier calls.
-    `own`: is a path known to be written by this job (see `verify`).
+    `own`: whether a path is known to be written by this job (see `verify`).
     The page cache is left alone: the ranks read the chosen file next. `interrupted` is asked before each MiB.
     """
     now, cache = clock(), Cache() if cache is None else cache
@@ -171,9 +170,9 @@ def held(  # noqa: PLR0913 -- as newest
     order: Order = Order(),  # noqa: B008 -- a frozen value
     own: Callable[[str], bool] = never_own,
 ) -> tuple[list[tuple[Candidate | Spare, int | None]], Selection]:
-    """Return what `newest` would read, newest first, each with its step as far as that is known; and what stands against the others.
+    """Return the candidates that `newest` would read, newest first, each with its step if known; and the reasons against the others.
 
-    Nothing is read through, so that nobody knows yet which of them are whole; `chosen` is None.
+    None is read in full, so it is unknown which are whole; `chosen` is None.
     """
     tally = _Tally()
     reader = _CandidateReader(
@@ -230,7 +229,7 @@ def _gather_spares(spares: Sequence[Spare], queue: list[_Row], tally: _Tally, av
 def _gather(
     listing: Listing, rejections: Rejections | None, reader: _CandidateReader, tally: _Tally, avoided: frozenset[str]
 ) -> list[_Row]:
-    """Put into the queue what a name and a glance let through, and tell the rest."""
+    """Queue the candidates that pass by name and metadata, and tally the others."""
     queue: list[_Row] = []
     for candidate in listing.candidates:
         rejection = rejections.get(candidate.path, candidate.identity) if rejections is not None else None
@@ -252,7 +251,7 @@ _Taken = tuple[Age, Verification, Spare | None] | tuple[None, None, None]
 
 
 def _take_finite(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
-    """Take the newest whose weights did not turn NaN: compared with the newest of all, at least one of those that hold NaN is finite."""
+    """Take the newest in which at least one of the weights that are NaN in the newest of all is finite."""
     age, newest, spare = _take(queue, reader, tally)
     if newest is None or age is None or not (lost := nan_weights(newest.non_finite or ())):
         return (None, None, None) if newest is None or age is None else (age, newest, spare)
@@ -277,7 +276,7 @@ def _candidate_of(found: Verification) -> Candidate:
 
 
 def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
-    """Take the newest that is proven out of the queue, and tell those that are not."""
+    """Take the newest proven one out of the queue, and tally those that fail."""
     heapq.heapify(queue)
     while queue:
         key, candidate, verified = heapq.heappop(queue)
@@ -288,7 +287,7 @@ def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
         else:
             found = verified or reader.read(candidate)
             true_key = reader.order.of_candidate(candidate, found)
-            if found.verdict is Verdict.VERIFIED and true_key > key:  # older than its name said: whatever is newer goes first
+            if found.verdict is Verdict.VERIFIED and true_key > key:  # older than by its name: newer ones go first
                 heapq.heappush(queue, (true_key, candidate, found))
                 continue
             if found.verdict is Verdict.VERIFIED:
@@ -298,7 +297,7 @@ def _take(queue: list[_Row], reader: _CandidateReader, tally: _Tally) -> _Taken:
 
 
 def _behind(queue: list[_Row], cache: Cache) -> tuple[tuple[str, int | None], ...]:
-    """Return what was left in the queue, oldest first, with the step as far as a name or an earlier look tells it."""
+    """Return the rest of the queue, oldest first, each with its step if a name or an earlier reading has it."""
     newest_first = heapq.nsmallest(MOST_OLDER, queue, key=lambda row: row[0])
     found = [
         (candidate.name if isinstance(candidate, Spare) else candidate.path, _step_of(candidate, verified, cache))
@@ -326,24 +325,24 @@ def _lower_and_later(chosen: Verification, key: Age, queue: list[_Row]) -> tuple
 
 
 def _holds(path: str, manifest: Manifest) -> bool:
-    """Return whether a path holds, by size and time, what a manifest was made of. What we put back has the time of what it is a copy of."""
+    """Return whether a path holds a manifest's content, by size and time. A copy that is put back keeps the original's time."""
     identity = identity_of(path)
     return identity is not None and is_same(identity, manifest)
 
 
 def is_same(identity: Identity, manifest: Manifest) -> bool:
-    """Return whether a manifest is of what has an identity, which may have moved since."""
+    """Return whether a manifest describes the content with this identity, which may have moved since."""
     return identity == manifest.identity or _has_moved(identity, manifest)
 
 
 def _has_moved(identity: Identity, manifest: Manifest) -> bool:
-    """Return whether another identity is that of the same content elsewhere. A directory's tells no time, so of those nobody knows."""
+    """Return whether the identity is that of the same content at another path. A directory's has no time, so it never matches."""
     was = manifest.identity
     return not manifest.is_tree and identity != was and (identity.size, identity.mtime_ns) == (was.size, was.mtime_ns)
 
 
 class _Tally:
-    """What was refused so far, and why."""
+    """The candidates that were refused, each with the reason."""
 
     def __init__(self) -> None:
         self.to_reject: list[tuple[tuple[str, Identity, str], str]] = []
@@ -413,7 +412,7 @@ class _CandidateReader:
             if believed and known is not None:
                 found = self._believe(known, found)
         if manifest is not None and manifest.identity.size == candidate.identity.size and _has_no_checksums(found):
-            # written anew, or a directory that moved: bytes that fit are proven, and bytes that do not say nothing
+            # rewritten, or a directory that moved: equal bytes prove it, others prove nothing
             proven = self._check(candidate.path, manifest, self.at_limit)
             found = proven if proven.verdict is Verdict.VERIFIED else found
         return self._kept(found)
@@ -442,7 +441,7 @@ class _CandidateReader:
         return check.check(path, manifest, reading=ReadOptions(self.throttle, interrupted=interrupted))
 
     def _believe(self, known: Verification, found: Verification) -> Verification:
-        """Fall back on an earlier verdict where there was no time for another, and the directory of the file holds."""
+        """Fall back on the earlier verdict if there was no time for another, and the file's own directory is still good."""
         if found.verdict is not Verdict.UNKNOWN or found.identity != known.identity:
             return self._kept(found)
         directory = verify(known.path, bulk=False, interrupted=self.at_limit, own=self.own(known.path))
@@ -456,7 +455,7 @@ class _CandidateReader:
 
 
 def _recorded(candidate: Candidate, manifest: Manifest) -> Verification:
-    """Return what the manifest of this very identity stands for: it is made of nothing but what was verified."""
+    """Return the verdict that a manifest of this identity stands for: only verified checkpoints have one."""
     return Verification(
         candidate.path,
         candidate.identity,

@@ -1,6 +1,6 @@
 """Gives one file or directory one verdict.
 
-`verify` always returns: damage, and what kept it from reading, are the verdict and its reason. If the file's identity changes during the
+`verify` always returns: damage and read errors become the verdict and its reason. If the file's identity changes during the
 read, the verdict is WRITING, whatever else was found. A name that saves use for unfinished files makes it INCOMPLETE, however whole it
 looks.
 """
@@ -55,7 +55,7 @@ def verify(  # noqa: PLR0911, PLR0913 -- each is another answer; each is a choic
         return _without_content(path, identity_of(path), Verdict.FOREIGN, f"{error.what}, and no format that is known here")
     except OSError as error:
         return _without_content(path, identity_of(path), Verdict.UNKNOWN, _why(error))
-    if path.endswith(_INDEX):  # it stands for the files beside it
+    if path.endswith(_INDEX):  # an index names the files beside it
         source.close()
         below = _verify_tree(os.path.dirname(path) or ".", ReadOptions(throttle, drop_cache, interrupted), bulk=bulk, own=own)  # noqa: PTH120 -- strings throughout the package
         return replace(below, path=path, identity=Identity.of(source.stat_opened))
@@ -158,9 +158,9 @@ def _why(error: OSError) -> str:
 
 
 class Cache:
-    """What was found about which identity, the newest `_MOST_CACHED` of it. Thread-safe.
+    """The verdicts by path and identity, the newest `_MOST_CACHED`. Thread-safe.
 
-    Kept is only what stays true while the identity does: no WRITING, no UNKNOWN. A look without `bulk` never replaces a full one.
+    It keeps only verdicts that hold as long as the identity: no WRITING, no UNKNOWN. A reading without `bulk` never replaces a full one.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Cache:
         self._found: dict[tuple[str, Identity], Verification] = {}
 
     def put(self, verification: Verification) -> None:
-        """Remember a verdict, if it is one that lasts."""
+        """Keep a verdict that holds as long as the identity."""
         key = (verification.path, verification.identity)
         with self._lock:
             known = self._found.get(key)
@@ -180,6 +180,6 @@ class Cache:
                 del self._found[next(iter(self._found))]
 
     def get(self, path: str, identity: Identity) -> Verification | None:
-        """Return what is known about this identity of this path."""
+        """Return the verdict on this identity of this path."""
         with self._lock:
             return self._found.get((path, identity))

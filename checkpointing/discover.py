@@ -33,7 +33,7 @@ _MAGIC: Final = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the patterns matched, without repetition, sorted by path; and what could not be looked at, as (path, reason)."""
+    """What the patterns matched, without repetition, sorted by path; and what could not be read, as (path, reason)."""
 
     candidates: tuple[Candidate, ...]
     problems: tuple[tuple[str, str], ...] = ()
@@ -46,10 +46,10 @@ class _Walk:
     What a wildcard merely passes (lost+found in a mount's root) is neither ours nor the job's to read.
     """
 
-    def __init__(self, recall: ListingCache | None) -> None:
+    def __init__(self, cache: ListingCache | None) -> None:
         self.problems: list[tuple[str, str]] = []
         self._left = _MOST_ENTRIES
-        self._recall = recall
+        self._cache = cache
 
     def matches(self, base: str, segments: tuple[str, ...], inode: int = 0, *, named: bool = True) -> Iterator[tuple[str, int]]:
         """Yield the paths below `base` that the pattern's segments match, with the inode that has the name."""
@@ -72,9 +72,9 @@ class _Walk:
 
     def candidates(self, path: str, inode: int) -> Iterable[Candidate]:
         """Return what a matched path is."""
-        if self._recall is None:
+        if self._cache is None:
             return _candidates(path, self.problems)
-        return self._recall.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
+        return self._cache.candidates(path, inode, lambda: tuple(_candidates(path, self.problems)))
 
     def _tree(self, base: str, *, named: bool) -> Iterator[str]:
         """Yield `base` and every directory below it, hidden ones and links aside."""
@@ -100,7 +100,7 @@ class _Walk:
         if self._left <= 0:
             return []
         try:
-            listed = _scan(directory) if self._recall is None else self._recall.entries(directory, _scan)
+            listed = _scan(directory) if self._cache is None else self._cache.entries(directory, _scan)
         except OSError as error:
             self._note(directory, error, named=named)
             return []
@@ -112,7 +112,7 @@ class _Walk:
     def _note(self, path: str, error: OSError, *, named: bool) -> None:
         harmless = isinstance(error, (FileNotFoundError, NotADirectoryError)) or (isinstance(error, PermissionError) and not named)
         if not harmless:
-            self.problems.append((path, f"it could not be looked at: {error.strerror}"))
+            self.problems.append((path, f"it could not be read: {error.strerror}"))
 
 
 def _scan(directory: str) -> list[os.DirEntry[str]]:
@@ -120,13 +120,13 @@ def _scan(directory: str) -> list[os.DirEntry[str]]:
         return list(entries)
 
 
-def find(patterns: str | Iterable[str], cwd: str | None = None, recall: ListingCache | None = None) -> Listing:
+def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCache | None = None) -> Listing:
     """List what matches the patterns, relative to `cwd` (None: the working directory).
 
     `**` stands for any directories, none included, and does not follow links to directories.
-    With `recall`, as by who lists again and again, what stood still for long is not looked at each time.
+    With `cache`, a path that has not changed for long is not read at each listing.
     """
-    walk, cwd = _Walk(recall), os.getcwd() if cwd is None else cwd  # noqa: PTH109 -- strings as the script gets them
+    walk, cwd = _Walk(cache), os.getcwd() if cwd is None else cwd  # noqa: PTH109 -- strings as the script gets them
     best: dict[tuple[int, int], tuple[tuple[bool, bool, str], Candidate]] = {}
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
@@ -172,7 +172,7 @@ def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidat
     except FileNotFoundError:  # a dangling link, or removed meanwhile
         return
     except OSError as error:
-        problems.append((path, f"it could not be looked at: {error.strerror}"))
+        problems.append((path, f"it could not be read: {error.strerror}"))
         return
     if stat.S_ISREG(st.st_mode):
         yield Candidate(real, Identity.of(st), step_names.step_in(real), st.st_mtime_ns)
@@ -188,7 +188,7 @@ def _directory(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate
     except (PermissionError, FileNotFoundError, NotADirectoryError):  # what a wildcard passes, see _Walk
         return
     except OSError as error:
-        problems.append((path, f"it could not be looked at: {error.strerror}"))
+        problems.append((path, f"it could not be read: {error.strerror}"))
         return
     if own is not None:
         yield own

@@ -93,13 +93,13 @@ def _verify_tree(path: str, reading: ReadOptions, *, bulk: bool, own: bool) -> V
     if now != identity:
         return _without_content(path, identity, Verdict.WRITING, _CHANGED, found.format)
     if found.verdict is Verdict.VERIFIED and (tree.truncated or tree.problems):
-        why = "; ".join(f"{name}: {problem}" for name, problem in tree.problems[:3]) or "it has more names than are looked at"
+        why = "; ".join(f"{name}: {problem}" for name, problem in tree.problems[:3]) or "it has more names than are read"
         return _without_content(path, identity, Verdict.UNKNOWN, f"not all of it could be listed: {why}", found.format)
     return _conclude(path, identity, found, own=own)
 
 
 def identity_of(path: str) -> Identity | None:
-    """Return the identity of a file or directory as it is now; None where it cannot be looked at."""
+    """Return the identity of a file or directory as it is now; None where it cannot be read."""
     try:
         st = os.stat(path)  # noqa: PTH116 -- a string in, nothing to join
         return Tree(path).identity if stat.S_ISDIR(st.st_mode) else Identity.of(st)

@@ -3,7 +3,7 @@
 A format says whether a file, or a directory, is its own (`claims`) and what is in it (`examine`). It raises nothing about it: what is
 wrong with it is the answer. What comes out of a format is about bytes only; identity, changes while reading and the names of
 checkpoints are `verify`'s. The format of a directory hands its files to the formats of files (`examine_member`): what makes a file whole
-is said in one place.
+is decided in one place.
 """
 
 from __future__ import annotations

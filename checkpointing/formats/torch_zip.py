@@ -153,7 +153,7 @@ def _foreign(records: dict[bytes, ZipRecord], prefix: bytes) -> str:
 def _read_objects(source: FileReader, pickled: ZipRecord, *, has_crcs: bool) -> tuple[PickleScan | None, str]:
     """Scan data.pkl; None and the reason where it is longer than we are willing to read. Raises Damaged."""
     if pickled.size_bytes > _MAX_PICKLE_BYTES:
-        return None, f"data.pkl has {pickled.size_bytes} bytes: nobody looked whether it would run code"
+        return None, f"data.pkl has {pickled.size_bytes} bytes: too many to check whether it would run code"
     if has_crcs:
         _check_record(source, pickled, None, has_crcs=True)
     try:
@@ -165,7 +165,7 @@ def _read_objects(source: FileReader, pickled: ZipRecord, *, has_crcs: bool) -> 
     except scanner.TooLong as error:
         if error.dangers:
             return PickleScan((), None, (), dangers=error.dangers), ""
-        return None, "data.pkl has too many objects: nobody looked whether it would run code"
+        return None, "data.pkl has too many objects to check whether it would run code"
     return scan, ""
 
 

@@ -72,7 +72,7 @@ class Tree:
                 if entry.is_dir(follow_symlinks=False):
                     found.directories[entry.name] = found.stat
                 else:
-                    found.entries[entry.name] = TreeEntry(entry.name, found.stat, "not looked at")
+                    found.entries[entry.name] = TreeEntry(entry.name, found.stat, "not read")
         return found
 
     @property

@@ -241,8 +241,8 @@ class Spool:
         """Return the next entry for a mirror. The caller holds the lock."""
         waiting = [entry for entry in self._entries.values() if not self.is_done(entry, mirror)]
         failing = self._failing.get(mirror)
-        begun = {entry.id for entry in waiting if os.path.exists(f"{entry.directory}/{_mark(mirror)}.jsonl")}  # noqa: PTH110
-        return min(waiting, key=lambda entry: (entry.id == failing, entry.id not in begun, -entry.at), default=None)
+        started = {entry.id for entry in waiting if os.path.exists(f"{entry.directory}/{_mark(mirror)}.jsonl")}  # noqa: PTH110
+        return min(waiting, key=lambda entry: (entry.id == failing, entry.id not in started, -entry.at), default=None)
 
     def _load(self) -> None:
         """Load the entries of an earlier process. An entry of a later version, or one that cannot be read now, stays with its pins."""

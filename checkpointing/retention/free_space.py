@@ -61,7 +61,7 @@ def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forec
     try:
         disk, device = os.statvfs(directory), os.stat(directory).st_dev  # noqa: PTH116 -- strings throughout the package
     except OSError as error:
-        return Forecast(directory, Room.UNKNOWN, save_bytes, None, 0, f"it could not be looked at: {error.strerror}")
+        return Forecast(directory, Room.UNKNOWN, save_bytes, None, 0, f"it could not be read: {error.strerror}")
     rows = [(disk.f_bavail * disk.f_frsize, "{free} are free")]
     if _file_system(device) in _IN_MEMORY:
         free, what = memory_room.room_bytes(directory)

@@ -174,7 +174,7 @@ def _reverse_put(change: MoveChange) -> str:
     """Take away what we put there, as long as it is just that. Without the copy that it was made from it may be the only good one: kept."""
     now = identity_of(change.path)
     if now is None:
-        return "" if not os.path.lexists(change.path) else f"{change.path} could not be looked at"
+        return "" if not os.path.lexists(change.path) else f"{change.path} could not be read"
     if now != change.identity:
         return "" if change.phase == "intent" else f"{change.path} was written since"
     try:

@@ -41,7 +41,7 @@ def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> 
     try:
         now, members = _look(path)
     except OSError as error:
-        return f"it could not be looked at: {error.strerror or error}"
+        return f"it could not be read: {error.strerror or error}"
     if isinstance(members, str):
         return members
     return "it is not what was judged: it was written since" if now != identity else _strange(members, seen)

@@ -82,7 +82,7 @@ def _why_not(row: PruneRow) -> str:
         if not made.is_tree and os.lstat(made.path).st_nlink > 1:
             return "it has a second name"
     except OSError as error:
-        return f"it could not be looked at: {error.strerror}"
+        return f"it could not be read: {error.strerror}"
     return ownership.not_written(made.path, made.identity, row.seen)
 
 

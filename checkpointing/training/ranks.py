@@ -46,7 +46,7 @@ _numbers: Final = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class RankAnswer:
-    """What all ranks heard: whether none voted no, and the value of rank 0."""
+    """What all ranks received: whether none voted no, and the value of rank 0."""
 
     yes: bool
     value: str
@@ -76,7 +76,7 @@ class Ranks:
             self._conclude(keys, "no" if self.store.add(f"{keys}/no", 0) else "yes")
         outcome = self._outcome(keys)
         if outcome not in ("yes", "no"):
-            self._failed = True  # everybody has heard of it, or will, by this one meeting
+            self._failed = True  # every rank knows of it, or will, by this one meeting
             cause = outcome.removeprefix("error: ")
             raise CheckpointingError(f"{self.what}: {cause}", hint=_NOT_ALL_CAME if cause.startswith(_ONLY) else _AS_NAMED)
         answer = RankAnswer(outcome == "yes", self.store.get(f"{keys}/value").decode())

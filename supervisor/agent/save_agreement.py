@@ -16,7 +16,7 @@ behind it settles it to "no", and so does one that has waited for WAIT_S: a rank
 those who wait. After a "no" none of them saves, and a call further ahead is proposed. Example: the proposal is call 7, rank 1 passes call 7
 in the moment in which it is written; rank 0 waits at 7, rank 1 settles "no" at 8, both answer False, and meet at 13.
 
-Where fewer ranks call than there are (over nodes), nobody is told. The supervisor then stops the job when the time is over, and says that
+Where fewer ranks call than there are (over nodes), no rank is asked. The supervisor then stops the job when the time is over, and says that
 nothing was saved.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Instrument(Protocol):
-        """What rides in a rank that a supervisor started, as far as it is told of here."""
+        """The part of the instrumentation that this module calls, in a rank that a supervisor started."""
 
         def asked(self, number: int) -> None:
             """Note the script's question: its `number`-th, 0 where they are not counted."""

@@ -107,10 +107,10 @@ class Discovery:
         kinds = ("checkpoint", "candidate") if candidates else ("checkpoint",)
         locations = self.locations()
         found = tuple(location.pattern for location in locations if location.kind in kinds)
-        given = self._handed_over(locations) if self._hands_over else ()
+        given = self._likely_patterns(locations) if self._hands_over else ()
         return (*found, *(pattern for pattern in given if pattern not in found))
 
-    def _handed_over(self, locations: tuple[Location, ...]) -> tuple[str, ...]:
+    def _likely_patterns(self, locations: tuple[Location, ...]) -> tuple[str, ...]:
         """Return the patterns of what was most likely saved as a checkpoint, where none was also loaded."""
         if any(location.kind == "checkpoint" for location in locations):
             return ()
@@ -176,9 +176,9 @@ class Discovery:
         otherwise. Else the save had not touched it yet.
         """
         with self._lock:
-            settled = {path: _with_stat(write) for path, write in self._writes.items() if write.cut or write.loose}
-            if any(self._writes[path] != write for path, write in settled.items()):
-                self._writes = {**self._writes, **settled}
+            with_stats = {path: _with_stat(write) for path, write in self._writes.items() if write.cut or write.loose}
+            if any(self._writes[path] != write for path, write in with_stats.items()):
+                self._writes = {**self._writes, **with_stats}
                 self._write_file()
 
     def written_files(self, checkpoint: str, alive_until_ns: int, proven: Identity | None = None) -> dict[str, Identity]:
@@ -190,7 +190,7 @@ class Discovery:
         link that a mirror's upload made and removed changes only their ctime.
         """
         found = {write.path: Identity(*write.now) for write in self.writes(checkpoint) if write.now is not None and not write.is_directory}
-        if not self._is_born_here(checkpoint):
+        if not self._is_made_here(checkpoint):
             return found
         try:
             tree = Tree(checkpoint)
@@ -213,10 +213,10 @@ class Discovery:
         return tuple(
             (checkpoint, any(cut), bool(cut) and all(cut))
             for checkpoint, cut in cuts.items()
-            if self.is_known(checkpoint) and self._is_born_here(checkpoint)
+            if self.is_known(checkpoint) and self._is_made_here(checkpoint)
         )
 
-    def _is_born_here(self, checkpoint: str) -> bool:
+    def _is_made_here(self, checkpoint: str) -> bool:
         try:
             st = os.lstat(checkpoint)
         except OSError:
@@ -377,5 +377,5 @@ def _with_stat(write: Write) -> Write:
     now, was = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns), write.was
     if write.loose and not write.cut and write.now is not None:
         return replace(write, now=now if now[:2] == write.now[:2] else write.now, loose=False)
-    begun_in_place = was is None or (was[:2] == now[:2] and was != now)
-    return replace(write, now=now if begun_in_place and write.cut else write.now)
+    rewritten_in_place = was is None or (was[:2] == now[:2] and was != now)
+    return replace(write, now=now if rewritten_in_place and write.cut else write.now)

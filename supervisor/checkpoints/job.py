@@ -14,8 +14,7 @@ from supervisor.checkpoints.mirror_feed import MirrorFeed
 from supervisor.checkpoints.node_offer import NodeOffer
 from supervisor.checkpoints.recording import CheckpointRecorder
 from supervisor.checkpoints.records import DIRECTORY, CheckpointRecords
-from supervisor.checkpoints.repair import CheckpointRepair
-from supervisor.checkpoints.repair_permission import RepairPermission
+from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
 from supervisor.checkpoints.retention import Retention
 from supervisor.checkpoints.selection import CheckpointSelector
 from supervisor.checkpoints.shared_manifests import SharedManifests

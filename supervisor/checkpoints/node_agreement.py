@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.checkpoints.node_offer import NodeOffer
-    from supervisor.checkpoints.repair_permission import RepairPermission
+    from supervisor.checkpoints.repair import RepairPermission
     from supervisor.core.actions import SelectCheckpoint
 
     #: (number, text): sends the text to the all-gather of this number; returns the texts of all nodes, in their order.
@@ -208,7 +208,7 @@ def _offer(
             node_offer.reject_mixed(mixed_from_t)
         held, selection = node_offer.offer((*rejected, *action.rejected), dict(action.agreements))
     except (CheckpointingError, OSError) as error:
-        return Offer((), 1, (("the checkpoints could not be looked at", str(error)),)), Selection(None, 1)
+        return Offer((), 1, (("the checkpoints could not be read", str(error)),)), Selection(None, 1)
     against = (*selection.rejected, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
     return Offer(held, selection.found + bool(problem), (*against, *selection.torn, *selection.dangerous)), selection
 

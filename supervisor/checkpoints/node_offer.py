@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from checkpointing.select import Selection
     from supervisor.checkpoints.recording import CheckpointRecorder
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.repair_permission import RepairPermission
+    from supervisor.checkpoints.repair import RepairPermission
     from supervisor.checkpoints.retention import Retention
     from supervisor.checkpoints.selection import CheckpointSelector
 

@@ -9,7 +9,9 @@ reverses it.
 from __future__ import annotations
 
 import shlex
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from checkpointing.model import Verdict, Verification
@@ -25,10 +27,33 @@ if TYPE_CHECKING:
     from checkpointing.retention.copies import Copy
     from supervisor.checkpoints.discovery import Discovery
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.repair_permission import RepairPermission
 
 #: How many checkpoints are read, the newest first, to find a whole one beside a torn one.
 MOST_BESIDE: Final = 4
+
+
+class RepairPermission:
+    """One selection's permission to change files: it has it while no rank lives, and loses it before ranks are started.
+
+    A selection runs in a worker thread, and the core waits for it only for a time: where the disk hangs, an attempt begins without its
+    answer. When the disk answers again, that thread must not rename a file which a living rank writes. One lock makes the question and the
+    change one step, so `revoke` returns after the last change is done, and no other can follow.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.is_valid = True
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Yield whether a change is allowed. A change inside the block is done before `revoke` returns."""
+        with self._lock:
+            yield self.is_valid
+
+    def revoke(self) -> None:
+        """Allow no further change. Waits for one that is under way, so not on the loop's thread."""
+        with self._lock:
+            self.is_valid = False
 
 
 class CheckpointRepair:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from checkpointing.rejections import Rejections
     from checkpointing.select import Selection, Spare
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.repair import CheckpointRepair
-    from supervisor.checkpoints.repair_permission import RepairPermission
+    from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
     from supervisor.checkpoints.retention import Retention
     from supervisor.core.model import CheckpointRef
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints import node_agreement
-from supervisor.checkpoints.repair_permission import RepairPermission
+from supervisor.checkpoints.repair import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import (
     AttemptEnded,
@@ -372,7 +372,7 @@ class Executor:
     def _distrust(self) -> None:
         """Reject what was saved while nodes trained from different states, before the run can end. In a thread of the collection's.
 
-        What could not be looked at is looked at by the next agreement, which says so.
+        The next agreement reads what could not be read now, and reports it.
         """
         since_t = self._loop.state.run.mixed_from_t
         if since_t is not None:

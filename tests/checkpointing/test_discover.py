@@ -122,7 +122,7 @@ def test_what_could_not_be_listed_is_told(tree: Path, monkeypatch: pytest.Monkey
         return real(path)
 
     monkeypatch.setattr(os, "scandir", broken)
-    assert find(["ckpt/*.pt"], str(tree)).problems == ((f"{tree}/ckpt", "it could not be looked at: Input/output error"),)
+    assert find(["ckpt/*.pt"], str(tree)).problems == ((f"{tree}/ckpt", "it could not be read: Input/output error"),)
 
 
 @pytest.mark.parametrize(("pattern", "problems"), [("ckpt/*.pt", 1), ("*/*.pt", 0), ("**/*.pt", 0)])

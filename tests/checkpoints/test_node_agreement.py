@@ -12,7 +12,7 @@ import torch
 
 from supervisor.checkpoints import node_agreement
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.repair_permission import RepairPermission
+from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import SelectCheckpoint
 from supervisor.job.job import Job

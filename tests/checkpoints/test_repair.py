@@ -21,7 +21,7 @@ from checkpointing.model import Verdict
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import verify
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.repair_permission import RepairPermission
+from supervisor.checkpoints.repair import RepairPermission
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
 from tests.e2e.untouched import listing, renamed

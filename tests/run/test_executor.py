@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-from supervisor.checkpoints.repair_permission import RepairPermission
+from supervisor.checkpoints.repair import RepairPermission
 from supervisor.core import actions as act
 from supervisor.core.events import LauncherFellBack
 from supervisor.core.model import Launcher

@@ -26,7 +26,7 @@ _GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
 # They call nothing that they are given. To call what partial returns is refused in itself; what getattr returns is judged by its name.
 _HOLDERS: Final = ("functools partial", *_GETATTR)
 _ONE_ARGUMENT: Final = ("builtins iter", "__builtin__ iter", "builtins type", "__builtin__ type")  # with more they call, or make a class
-_MOST_ARGUMENTS: Final = 8  # of a call, looked at for tensors
+_MOST_ARGUMENTS: Final = 8  # of a call, searched for tensors
 _DEEPEST: Final = 4  # pickles within a pickle
 _REBUILD: Final = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v3")
 _FLOAT8: Final = "torch float8_"

@@ -161,7 +161,7 @@ class ProgramRecognition:
         for frame in frames:
             quiet(_one)(seen, frame)
         norms = [norm for norm in (made() for made in self._norms) if norm is not None]
-        # In eval mode a norm uses what it learned, unless it keeps no running statistics at all.
+        # In eval mode a norm uses its running statistics, unless it keeps no running statistics at all.
         depends = any(norm.training or norm.running_mean is None for norm in norms)
         return {"programs": seen.programs, "values": seen.values, "batchnorm": bool(depends)}
 

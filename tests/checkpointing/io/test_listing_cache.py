@@ -1,4 +1,4 @@
-"""A listing that is made again and again: what stood still is not looked at, and no change is missed."""
+"""A listing that is made again and again: an unchanged path is not read, and no change is missed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Looks:
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place, self.t, self.n_stats = place, HOUR, 0
-        self.recall = ListingCache(clock=lambda: self.t)
+        self.cache = ListingCache(clock=lambda: self.t)
         for name in ("stat", "lstat"):
             real = getattr(os, name)
 
@@ -36,8 +36,8 @@ class Looks:
     def at(self, t: float, pattern: str = "*.pt") -> dict[str, Candidate]:
         """List at `t` seconds after the first listing."""
         self.t, self.n_stats = HOUR + t, 0
-        found = find([pattern], str(self.place), self.recall)
-        self.recall.end_listing()
+        found = find([pattern], str(self.place), self.cache)
+        self.cache.end_listing()
         return {candidate.path.removeprefix(f"{self.place}/"): candidate for candidate in found.candidates}
 
 
@@ -131,5 +131,5 @@ def test_a_rewrite_in_place_that_the_caller_knows_of_is_seen_at_once(looks: Look
     before = looks.at(0)["ckpt.pt"].identity
     path.write_bytes(b"another")
     assert looks.at(1)["ckpt.pt"].identity == before
-    looks.recall.forget(str(path))
+    looks.cache.forget(str(path))
     assert looks.at(2)["ckpt.pt"].identity.size == len(b"another")

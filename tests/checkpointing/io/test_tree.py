@@ -90,7 +90,7 @@ def test_names_beyond_the_bound_are_told(directory: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(tree, "MOST_ENTRIES", 5)
     assert Tree(str(directory)).truncated
     found = verify(str(directory))
-    assert (found.verdict, found.reason) == (Verdict.UNKNOWN, "not all of it could be listed: it has more names than are looked at")
+    assert (found.verdict, found.reason) == (Verdict.UNKNOWN, "not all of it could be listed: it has more names than are read")
     monkeypatch.undo()
     (directory / "/".join("abcdefgh")).mkdir(parents=True)
     assert Tree(str(directory)).truncated

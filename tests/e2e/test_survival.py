@@ -175,7 +175,7 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     assert began[0]["run_id"] == began[1]["run_id"]
     assert [body["attempt"] for body in records(second, "event", "AttemptStarted")] == [1, 2]
     assert_second_attempt_went_on(second)
-    assert "supervise itself ended" in second.ask("why", "1").stdout
+    assert "supervise died" in second.ask("why", "1").stdout
 
 
 @pytest.mark.slow

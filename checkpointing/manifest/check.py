@@ -1,6 +1,6 @@
 """Builds the manifest of a checkpoint, and checks a checkpoint against a manifest.
 
-Both read every file once, in order, through FileReader: the caller decides about throttle and page cache. Building may raise
+Both read every file once, in order, through FileReader: the caller chooses throttle and page cache. Building may raise
 CheckpointChanged, Interrupted and OSError. Checking raises nothing: if it cannot read, the verdict is UNKNOWN.
 """
 
@@ -28,7 +28,7 @@ _NOWHERE: Final = Identity(0, 0, 0, 0)
 
 
 class CheckpointChanged(Exception):  # noqa: N818 -- a fact about the checkpoint, not an error of ours
-    """It is not what was verified, or did not stay so while it was read."""
+    """The checkpoint changed after it was verified, or while it was read."""
 
 
 def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
@@ -40,7 +40,7 @@ def build(  # noqa: PLR0913 -- what is read, what is known, and how to read
     part_bytes: int = digest.PART_BYTES,
     now: Callable[[], float] = time.time,
 ) -> Manifest:
-    """Record what was verified. Raises CheckpointChanged, Interrupted, OSError."""
+    """Return the manifest of a verified checkpoint. Raises CheckpointChanged, Interrupted, OSError."""
     tree = _tree(found.path, reading)
     name = found.path.rstrip("/").rpartition("/")[2]
     if (tree.identity if tree is not None else identity_of(found.path)) != found.identity:
@@ -87,9 +87,9 @@ def check(
     only: Collection[str] | None = None,
     reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
 ) -> Verification:
-    """Hold what is at `path` against a manifest, wherever that was made; VERIFIED says that every byte is the one recorded.
+    """Compare the checkpoint at `path` with a manifest made here or elsewhere. VERIFIED: every byte is the one recorded.
 
-    `only`: relative paths to which the reading is limited, those of the shards that this node loads; sizes are compared of all.
+    `only`: relative paths to read, those of the shards that this node loads. The sizes of all files are compared.
     """
     identity = _NOWHERE
     try:
@@ -105,7 +105,7 @@ def check(
 
 
 def _faults(path: str, tree: Tree | None, manifest: Manifest, only: Collection[str] | None, reading: ReadOptions) -> Iterator[_Fault]:
-    """Sizes first: they cost nothing, and most of what is torn shows there."""
+    """Compare sizes first: they cost nothing, and show most torn files."""
     if manifest.is_tree != (tree is not None):
         yield _Fault(Verdict.BAD, f"it is {'no' if manifest.is_tree else 'a'} directory, and was {'one' if manifest.is_tree else 'a file'}")
         return

@@ -1,8 +1,8 @@
 """Computes a digest in one pass: CRC-64/NVME of the whole and of each part, and SHA-256 if asked for.
 
-A CRC detects accidents, never an adversary, who can make any content fit: SHA-256 is for that, at a seventh of the speed. CRCs are linear:
-those of the parts of a file combine into that of the file without its bytes. So what was uploaded in parts, or read by several threads,
-needs no second reading.
+A CRC detects accidents. Against an adversary, who can make any content fit, there is SHA-256, at a seventh of the speed. CRCs are linear:
+the CRCs of a file's parts combine into the CRC of the file, without its bytes. So a file that is uploaded in parts, or read by several
+threads, needs no second reading.
 
 CRC-64/NVME is what S3 calls CRC64NVME: polynomial 0xAD93D23594C93659, reflected, begun and ended with all ones; the check value of
 "123456789" is ae8b14860a799888. It is written here as 16 hexadecimal digits, in S3's headers as base64 of its 8 bytes, big-endian.
@@ -28,7 +28,7 @@ _MASK: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What was read. `parts`: the CRC of each `part_bytes`, the last one shorter; none for no bytes. `sha256`: "" if not asked for."""
+    """The digest of a file. `parts`: the CRC of each `part_bytes`, the last one shorter; none for no bytes. `sha256`: "" if not wanted."""
 
     n_bytes: int
     crc64nvme: int
@@ -62,7 +62,7 @@ class Hasher:
             self._left -= len(piece)
 
     def digest(self) -> Digest:
-        """Return the digest of what was taken so far."""
+        """Return the digest of the bytes taken so far."""
         unfinished = self._left < self._part_bytes
         parts = (*self._parts, self._part) if unfinished else tuple(self._parts)
         whole = combine(parts, self._n_bytes, self._part_bytes)

@@ -1,7 +1,7 @@
-"""What the bytes of a checkpoint are, as a document (docs/checkpoint-format.md), and the documents that the state directory keeps.
+"""Manifests: documents of a checkpoint's bytes (docs/checkpoint-format.md), and the store of them in the state directory.
 
 `decode` raises `ManifestDamaged` for a document that is cut short, changed, or leads out of the checkpoint, and `Newer` for one of a later
-version. Neither says anything about the checkpoint itself. One `Manifests` per job and node owns `manifests/` in the state directory's
+version. Neither is a verdict on the checkpoint. One `Manifests` per job and node owns `manifests/` in the state directory's
 `checkpoints/`; each file is written all at once.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "supervise-checkpoint"
 VERSION: Final = 2
-READER: Final = 1  # a reader of version 1 may pass over all that version 2 adds
+READER: Final = 1  # a reader of version 1 may ignore all that version 2 adds
 FILE_NAME: Final = "manifest.json"
 DIRECTORY: Final = "manifests"
 _MOST_BYTES: Final = 256 << 20  # a hundred thousand files, or some hundred terabytes in parts of 32 MiB
@@ -32,11 +32,11 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._=-]")
 
 
 class ManifestDamaged(Exception):  # noqa: N818 -- a fact about a document, not an error of ours
-    """The document is not what was written, or leads out of the checkpoint."""
+    """The document was changed or cut short, or one of its paths leads out of the checkpoint."""
 
 
 class Newer(ManifestDamaged):
-    """The document needs a later version of us. It is left as it is."""
+    """The document needs a newer version of supervise. It is not replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known about the saving besides the bytes; each part may be missing. `began`: when the run began, as `Lineage` has it."""
+    """The origin of a checkpoint; each part may be missing. `began`: when the run began, as in `Lineage`."""
 
     job: str = ""
     run: str = ""
@@ -63,16 +63,16 @@ class About:
 
     @property
     def lineage(self) -> Lineage | None:
-        """Which attempt of which run saved it, None where it was not written down."""
+        """Which attempt of which run saved it, None if that was not recorded."""
         return None if self.began is None or self.attempt is None else Lineage(self.began, self.run, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint was when it was proven. `path` and `identity` are where it was read, on `host`.
+    """A checkpoint when it was verified. `path` and `identity` are those that were read, on `host`.
 
-    Wall time: `made_unix_s` of the proof; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1. `non_finite`: the
-    tensors that hold NaN or Inf (model.listed). Manifests of version 1 were made of finite ones only.
+    Wall time: `made_unix_s` of the verification; `saved_unix_ns` of the newest modification in it, 0 in manifests of version 1.
+    `non_finite`: the tensors that hold NaN or Inf (model.listed). Version 1 had manifests of finite checkpoints only.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def saved_ns(self) -> int:
-        """When it was saved, wall time in nanoseconds. A directory's identity tells no time: in version 1 the proof stands for it."""
+        """When it was saved, wall time in nanoseconds. A directory's identity has no time: in version 1 that of the verification counts."""
         return (self.saved_unix_ns or self.made_unix_s * 10**9) if self.is_tree else self.identity.mtime_ns
 
     @property
@@ -297,9 +297,9 @@ def read(path: str) -> Manifest:
 
 
 class Manifests:
-    """The manifests of a job's checkpoints, one per path. Nothing is held in memory, so that any thread may use it.
+    """The manifests of a job's checkpoints, one per path. Any thread may use it: it keeps nothing in memory.
 
-    `problem` says in one line what last could not be read or written; a manifest that cannot be read is as good as none.
+    `problem` is the last read or write error, in one line. A manifest that cannot be read counts as missing.
     """
 
     def __init__(self, directory: str) -> None:
@@ -308,7 +308,7 @@ class Manifests:
         self.problem: str | None = None
 
     def get(self, path: str) -> Manifest | None:
-        """Return what was last recorded about a path, whatever is there now."""
+        """Return the last manifest of a path; the file there may have changed since."""
         try:
             found = read(self.file_of(path))
         except FileNotFoundError:
@@ -319,14 +319,14 @@ class Manifests:
         return found if found.path == path else None
 
     def put(self, manifest: Manifest) -> bool:
-        """Record it durably in the place of what was recorded about its path; False, and a problem, where that could not be done."""
+        """Replace the manifest of its path, durably. On failure return False and set `problem`."""
         file = self.file_of(manifest.path)
         try:
             read(file)
         except Newer as error:
             self.problem = f"a manifest was not replaced: {file}: {error}"
             return False
-        except (OSError, ManifestDamaged):  # there is none, or none that says anything
+        except (OSError, ManifestDamaged):  # there is none, or it is damaged
             pass
         try:
             durable.make_directory(self._directory)
@@ -339,7 +339,7 @@ class Manifests:
     def all(self) -> Iterator[Manifest]:
         """Yield every one that can be read."""
         try:
-            # hidden ones are being written, or were when their writer was killed
+            # hidden files are unfinished writes
             names = sorted(name for name in os.listdir(self._directory) if not name.startswith("."))  # noqa: PTH208 -- as above
         except OSError:
             return
@@ -352,12 +352,12 @@ class Manifests:
     def sweep(self) -> int:
         """Remove the manifests of checkpoints that are gone, and return how many.
 
-        Gone is what is not there while its directory holds something else: a file system that is not mounted has removed nothing.
+        A checkpoint is gone if its directory holds other files: an unmounted file system does not count as a removal.
         """
         return sum(self.forget(manifest.path) for manifest in self.all() if _is_gone(manifest.path))
 
     def forget(self, path: str) -> bool:
-        """Remove what was recorded about a path; False where there was nothing, or it could not be removed, which is a problem."""
+        """Remove the manifest of a path. Return False if there was none, or if that failed, which sets `problem`."""
         try:
             os.unlink(self.file_of(path))  # noqa: PTH108 -- as above
         except FileNotFoundError:

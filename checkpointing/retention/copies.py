@@ -41,7 +41,7 @@ _REFLINK, _LINK, _COPY = "reflink", "link", "copy"  # how a copy was made
 
 
 class _Changed(Exception):  # noqa: N818 -- a fact about the original, not an error of ours
-    """The original is not what its manifest was made of."""
+    """The original changed since its manifest was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class KeptCopy:
-    """What became of a request: the copy, and the places of those that went for it; or None, and the reason.
+    """The result of a request: the copy, and the places of the removed ones; or None, and the reason.
 
-    `is_transient`: it was written meanwhile, and the next try may well succeed.
+    `is_transient`: the original changed meanwhile, so the next try may succeed.
     """
 
     copy: Copy | None
@@ -90,7 +90,7 @@ class Copies:
         order: Callable[[], Order] = Order,
         is_abandoned: Callable[[Manifest], bool] = lambda _manifest: False,
     ) -> None:
-        """Use `directory`/copies, which need not exist yet. `is_abandoned`: of what nobody wants back any more."""
+        """Use `directory`/copies, which need not exist yet. `is_abandoned`: whether a person removed the original."""
         self._directory = f"{directory}/{DIRECTORY}"
         self._cap_bytes = cap_bytes
         self._order = order
@@ -116,7 +116,7 @@ class Copies:
         return min(of_path, key=lambda copy: _age(copy, order), default=None)
 
     def spares(self) -> tuple[Spare, ...]:
-        """Return them as what select.newest may choose."""
+        """Return the copies that select.newest may choose."""
         usable = (copy for copy in self.all() if not self._is_abandoned(copy.manifest))
         return tuple(Spare(copy.manifest.path, copy.manifest, copy.place, "a copy of ours") for copy in usable)
 
@@ -129,9 +129,9 @@ class Copies:
         may_link: bool = False,
         reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
     ) -> KeptCopy:
-        """Copy what the manifest was made of, as long as it still is that; then let go what the policy does not keep.
+        """Copy a checkpoint that is still as in its manifest, then remove what the policy does not keep.
 
-        `may_link`: the script replaces the file and never rewrites it, so that a hard link to it is a copy.
+        `may_link`: the script replaces the file and never rewrites it, so a hard link is a copy.
         """
         self.sweep()
         held = self.all()
@@ -149,7 +149,7 @@ class Copies:
             return KeptCopy(None, f"it could not be copied: {error.strerror or error}", is_transient=isinstance(error, FileNotFoundError))
         if isinstance(copy, str):
             return KeptCopy(None, copy)
-        # the new one was read through just now: it is the survivor that is proven
+        # the new copy was just read in full: it is the verified one that stays
         return KeptCopy(copy, "", tuple(one.place for one in gone if self.remove(one)))
 
     def prune(
@@ -161,10 +161,10 @@ class Copies:
         dry_run: bool = False,
         reading: ReadOptions = ReadOptions(),  # noqa: B008 -- a frozen value
     ) -> KeptCopy:
-        """Let go what the policy does not keep of each path, once its newest that stays was read through again and is what it was.
+        """Remove the copies of each path that the policy does not keep, after its newest that stays was read and verified again.
 
-        `bad`: places of copies that were found damaged. The answer's `copy` is the survivor of the last path that something went of;
-        `reason` names each that is not proven and for which nothing of its path was removed, "" where there is none.
+        `bad`: places of copies that were found damaged. The answer's `copy` is the newest that stays of the last path with a removal.
+        `reason` names each newest copy that failed, for whose path nothing was removed; "" without one.
         """
         held = {copy.place: copy for copy in self.all()}
         survivor, removed, reasons = None, list[str](), list[str]()
@@ -185,7 +185,7 @@ class Copies:
         return KeptCopy(survivor, "; ".join(reasons), tuple(removed))
 
     def put_back(self, copy: Copy, aside: MoveJournal, attempt: int, reason: str) -> str:
-        """Put a copy where it was made from, where nothing is now; "" or why not. What was there is the caller's to have moved aside."""
+        """Put a copy at its original path, which must be free: the caller moved the file there aside. Return "" or why not."""
         path = copy.manifest.path
         directory = os.path.dirname(path)  # noqa: PTH120 -- as above
         if os.path.lexists(path):
@@ -202,7 +202,7 @@ class Copies:
             return f"it could not be put back: {error.strerror or error}"
 
     def remove(self, copy: Copy) -> bool:
-        """Remove a copy; False, and a problem, where that could not be done. It is none any more before the first of its files goes."""
+        """Remove a copy. On failure return False and set `problem`. It stops being a copy before the first of its files is removed."""
         try:
             staging.remove(copy.directory)
         except OSError as error:
@@ -211,11 +211,11 @@ class Copies:
         return True
 
     def sweep(self) -> None:
-        """Remove what a process left that was killed while it made or removed a copy."""
+        """Remove the rest of copies whose making or removal was killed."""
         staging.sweep(self._directory)
 
     def _to_remove(self, held: tuple[Copy, ...], made: Manifest, policy: rules.RetentionPolicy, needed: Needed) -> tuple[Copy, ...] | None:
-        """Return what goes once the new one is there; None where the cap cannot be kept so. Fewer are kept before none is."""
+        """Return the copies to remove for the new one; None if the cap has no room. It keeps fewer copies rather than make none."""
         order = self._order()
         new = rules.RetainedItem("", order.of_manifest(made, ordering.COPY, ""), Verdict.VERIFIED, made.n_bytes)
         tighter = [replace(policy, newest=newest) for newest in range(policy.newest, 0, -1)]
@@ -228,7 +228,7 @@ class Copies:
                 return tuple(copy for copy in held if copy.place in names)
         if made.n_bytes > self._cap_bytes:
             return None
-        # the last ones of other paths, the one made first first: they may be of files that nobody writes any more
+        # the last copies of other paths, oldest first: their files may no longer be written
         for copy in held:
             if copy.place not in names | needed.in_use | needed.uploading and copy.manifest.path != made.path:
                 names.add(copy.place)
@@ -255,7 +255,7 @@ class Copies:
 
 
 def _by_path(held: Iterable[Copy], order: Order, needed: Needed, bad: Collection[str] = ()) -> list[list[rules.RetainedItem]]:
-    """Return the rows of each path by themselves: a model's file and its optimizer's are each torn by themselves."""
+    """Return the rows grouped by path: a model's file and its optimizer's may each be torn alone."""
     rows: dict[str, list[rules.RetainedItem]] = {}
     for copy in held:
         rows.setdefault(copy.manifest.path, []).append(_row(copy, order, needed, Verdict.BAD if copy.place in bad else Verdict.VERIFIED))
@@ -281,9 +281,9 @@ def _names(directory: str) -> list[str]:
 def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
     source: str, target: str, made: Manifest, reading: ReadOptions, *, saves_left: int = 0, may_link: bool = False
 ) -> str:
-    """Copy what a manifest describes from `source` to `target`; return "" or why not. The caller removes an incomplete `target`.
+    """Copy a manifest's files from `source` to `target`; return "" or why not. The caller removes an incomplete `target`.
 
-    Raises _Changed where `source` is not what the manifest was made of.
+    Raises _Changed if `source` differs from the manifest.
     """
     has_room = False
     for file in made.files:
@@ -292,7 +292,7 @@ def _duplicate(  # noqa: PLR0913 -- what, from where, to where, and how
         way = _REFLINK if reflink(old, new) else _LINK if may_link and _link(old, new) else _COPY
         if not has_room:
             room = os.statvfs(os.path.dirname(new))  # noqa: PTH120 -- as above
-            # shared blocks cost nothing until the original is written anew: then the job needs as many again
+            # shared blocks cost nothing until the original is rewritten: then the job needs as many again
             if room.f_bavail * room.f_frsize < made.n_bytes * (saves_left + (way == _COPY)):
                 return f"the disk would not have room for {saves_left} more of its size" if saves_left else "the disk has no room for it"
             has_room = True
@@ -318,7 +318,7 @@ def _link(old: str, new: str) -> bool:
 
 
 def _take(old: str, new: str, part_bytes: int, reading: ReadOptions, way: str) -> digest.Digest:
-    """Read a file once: of one that shares its blocks already the new one, else the old one, writing the new one on the way."""
+    """Read a file once: the new one if it shares the blocks of the old one, else the old one, which is written to the new one."""
     with _open(old, reading) as opened:
         if way != _COPY:
             with _open(new, reading) as ours:
@@ -349,7 +349,7 @@ def _write(opened: FileReader, out: FileIO, part_bytes: int) -> digest.Digest:
 
 
 def _like(fd: int, st: os.stat_result) -> None:
-    """Return an open file the owner, mode and times of another, as far as we may."""
+    """Give an open file the owner, mode and times of another, as far as permitted."""
     with contextlib.suppress(PermissionError):
         os.fchown(fd, st.st_uid, st.st_gid)
     os.fchmod(fd, st.st_mode & 0o777)

@@ -1,14 +1,14 @@
-"""Whether the next saves will fit where the job saves, before one of them fails half-way.
+"""Forecasts whether the next saves fit on the disk, before one of them fails half-way.
 
-Nothing is written or allocated for it: space that we took, if only for a moment, would be missing for a save that runs just then,
-and in a file system in memory (tmpfs) it would be the job's own memory. So the answer is what can be read:
+It writes and allocates nothing: even for a moment, that space would be missing for a save, and on tmpfs it would be the job's own memory.
+It reads:
 
 * the free space and the inodes of the file system (statvfs), which on ext4 and XFS includes a project's quota;
 * the quota of the user and of the group (quotactl_fd, Linux 5.14), where the file system keeps them;
 * on tmpfs what the machine's memory and the limits of our cgroups leave;
 * the limit on the size of a file.
 
-Not to be seen are quotas of Btrfs, of Lustre and of an NFS or object server, and what other programs are about to write.
+It cannot see the quotas of Btrfs, of Lustre and of an NFS or object server, or what other programs will write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KIB: Final = 1024
 
 
 class Room(StrEnum):
-    """What a forecast says."""
+    """The result of a forecast."""
 
     ENOUGH = "enough"
     SHORT = "short"
@@ -43,9 +43,9 @@ class Room(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`fit`: how many saves of `save_bytes` fit, at most as many as were asked for; None where nobody knows.
+    """`fit`: how many saves of `save_bytes` fit, at most the number asked for; None if unknown.
 
-    `free_bytes` is what is left by whatever limits it most. `reason` says what is short, or what kept us from looking.
+    `free_bytes` is the space that the tightest limit leaves. `reason`: what is short, or the error.
     """
 
     directory: str
@@ -57,7 +57,7 @@ class Forecast:
 
 
 def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forecast:
-    """Return whether `saves` more of `save_bytes` each fit into `directory`, as far as can be read. Changes nothing."""
+    """Return whether `saves` more of `save_bytes` each fit into `directory`, as far as that can be read. Changes nothing."""
     try:
         disk, device = os.statvfs(directory), os.stat(directory).st_dev  # noqa: PTH116 -- strings throughout the package
     except OSError as error:
@@ -79,7 +79,7 @@ def forecast(directory: str, save_bytes: int, saves: int = SAVES_AHEAD) -> Forec
 
 
 def _file_system(device: int) -> str:
-    """Return the kind of file system that a device number belongs to, "" where the kernel does not say."""
+    """Return the kind of file system that a device number belongs to, "" if unknown."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError, ValueError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 -- as above
         for line in file:
@@ -90,7 +90,7 @@ def _file_system(device: int) -> str:
 
 
 def _quotas(directory: str) -> list[tuple[int, str]]:
-    """Return what the quotas of this user and group leave, in bytes; nothing where the file system keeps none, or the kernel is older."""
+    """Return the bytes that the quotas of this user and group leave; none without quotas, or on an older kernel."""
     found = []
     libc = ctypes.CDLL(None, use_errno=True)
     try:

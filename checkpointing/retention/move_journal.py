@@ -33,7 +33,7 @@ _MOST_NAMES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class MovedFile:
-    """What became of a request. `to` is the new name; "" with the `reason` where nothing was moved."""
+    """The result of a request. `to`: the new name; "" with the `reason` if nothing was moved."""
 
     to: str
     reason: str = ""
@@ -41,7 +41,7 @@ class MovedFile:
 
 @dataclass(frozen=True, slots=True)
 class MoveChange:
-    """A change as it was written down: `kind` is "moved" (path -> to) or "put_back" (at path, made from the copy `to`)."""
+    """A recorded change: `kind` is "moved" (path -> to) or "put_back" (at path, made from the copy `to`)."""
 
     id: int
     kind: str
@@ -56,7 +56,7 @@ class MoveChange:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """One change that was to be reversed; `problem` says why it was not, "" where it was."""
+    """One change to be reversed. `problem`: why it was not; "" if it was."""
 
     change: MoveChange
     problem: str = ""
@@ -71,7 +71,7 @@ class MoveJournal:
         self._file = f"{directory}/{FILE_NAME}"
 
     def move(self, found: Verification, attempt: int, seen: Mapping[str, Identity], *, ranks_alive: bool) -> MovedFile:
-        """Rename what was found to NAME.torn-ATTEMPT beside it, if the ownership rule allows that (see ownership.why_not)."""
+        """Rename a torn checkpoint to NAME.torn-ATTEMPT in its directory, if the ownership rule allows that (see ownership.why_not)."""
         why = ownership.why_not(found, seen, ranks_alive=ranks_alive)
         if why:
             return MovedFile("", why)
@@ -84,7 +84,7 @@ class MoveJournal:
                 durable.rename_exclusive(found.path, to)
                 durable.sync_directory(os.path.dirname(to))  # noqa: PTH120 -- paths are plain strings throughout the package
             except OSError as error:
-                # what has the name may be somebody else's; the same file is there where but the syncing failed, or another node was first
+                # another's file may have the name. If it is the same file, only the sync failed, or another node was first
                 if isinstance(error, FileExistsError) or identity_of(to) != found.identity:
                     self._conclude(journal, change, "failed")
                     return MovedFile("", f"it could not be renamed: {error.strerror}")
@@ -92,7 +92,7 @@ class MoveJournal:
         return MovedFile(to)
 
     def put(self, temporary: str, path: str, copy: str, attempt: int, reason: str) -> str:
-        """Return what lies under a temporary name beside `path` that name, where nothing is; "" or why not. Written down like a move."""
+        """Rename a temporary file to `path`, which must be free; return "" or why not. The journal records it like a move."""
         identity = identity_of(temporary)
         if identity is None:
             return "what was to be put there is gone"
@@ -109,7 +109,7 @@ class MoveJournal:
         return ""
 
     def changes(self) -> tuple[MoveChange, ...]:
-        """Return every change that was written down, oldest first, each in its last phase."""
+        """Return every recorded change, oldest first, each in its last phase."""
         try:
             with os.fdopen(durable.open_regular(self._file), "rb") as journal:
                 return tuple(_read(journal).values())
@@ -149,7 +149,7 @@ class MoveJournal:
         return change
 
     def _conclude(self, journal: BinaryIO, change: MoveChange, phase: str) -> None:
-        # a line that cannot be written here is missed by nobody: where only the intent stands, the file system tells
+        # this line may be missing: if only the intent stands, the file system shows the rest
         with contextlib.suppress(OSError):
             _append(journal, replace(change, phase=phase))
 
@@ -158,7 +158,7 @@ def _reverse_move(change: MoveChange) -> str:
     if not os.path.lexists(change.to):
         return "" if change.phase == "intent" and os.path.lexists(change.path) else f"{change.to} is not there any more"
     try:
-        # by its inode alone: a device may have another number after a restart, and what is in a directory may be looked at and changed
+        # by its inode alone: a device number may change at a restart, and a person may change files in the directory
         if os.lstat(change.to).st_ino != change.identity.ino:
             return "" if change.phase == "intent" else f"{change.to} is not what was moved there"
         durable.rename_exclusive(change.to, change.path)
@@ -171,7 +171,7 @@ def _reverse_move(change: MoveChange) -> str:
 
 
 def _reverse_put(change: MoveChange) -> str:
-    """Take away what we put there, as long as it is just that. Without the copy that it was made from it may be the only good one: kept."""
+    """Remove the file that we put there, if unchanged. If the copy it came from is gone, rename it instead: it may be the only good one."""
     now = identity_of(change.path)
     if now is None:
         return "" if not os.path.lexists(change.path) else f"{change.path} could not be read"
@@ -207,7 +207,7 @@ def _append(journal: BinaryIO, change: MoveChange) -> None:
 
 
 def _read(journal: BinaryIO) -> dict[int, MoveChange]:
-    """Return the changes by id, each in its last phase; lines that cannot be read are passed over."""
+    """Return the changes by id, each in its last phase; unreadable lines are skipped."""
     journal.seek(0)
     found: dict[int, MoveChange] = {}
     for line in journal:

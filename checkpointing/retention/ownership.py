@@ -1,8 +1,8 @@
-"""Decides whether a file of the user's may be moved or replaced. It is the only such rule, and its answer is no wherever it cannot know.
+"""Decides whether a file of the user's may be moved or replaced. It is the only such rule. In doubt it answers no.
 
 All of these must hold: this job wrote every file of the checkpoint in this run; each file still has the device, inode, size and
-modification time that were noted then; no rank is alive, which might be writing; the verdict is bad or incomplete, and of the content now.
-What cannot be proven, could not be read, or is dangerous stays where it is.
+modification time that were noted then; no rank is alive, which might be writing; the verdict is bad or incomplete, and of the present
+content. A checkpoint that is unverifiable, unreadable or dangerous stays where it is.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def why_not(found: Verification, seen: Mapping[str, Identity], *, ranks_alive: b
     """Return why a checkpoint must not be moved or replaced; "" if it may be.
 
     `seen`: by path, the identity of each file that this job wrote in this run, noted when its writing was seen; for a directory those of
-    the files in it. `ranks_alive`: on any node that reaches the file. It is looked at anew here; between this and the rename nobody but
-    the ranks would write there.
+    the files in it. `ranks_alive`: on any node that reaches the file. This reads the identities again; between
+    here and the rename only the ranks would write there.
     """
     if ranks_alive:
         return "a rank is alive, and may be writing it"
@@ -48,7 +48,7 @@ def not_written(path: str, identity: Identity, seen: Mapping[str, Identity]) -> 
 
 
 def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> str:
-    """Return which file is not, as it is now, this job's; "" where all are."""
+    """Return why a file in its present state is not this job's; "" if all are."""
     for path, identity in members.items():
         noted = seen.get(path)
         if noted is None:
@@ -59,7 +59,7 @@ def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> s
 
 
 def _look(path: str) -> tuple[Identity, dict[str, Identity] | str]:
-    """Return the identity of a checkpoint and of each file in it, or why they do not tell all. Raises OSError."""
+    """Return the identity of a checkpoint and of each file in it, or why that is not its whole content. Raises OSError."""
     st = os.lstat(path)
     if stat.S_ISREG(st.st_mode):
         return Identity.of(st), {path: Identity.of(st)}

@@ -1,9 +1,9 @@
 """Removes the user's own older checkpoints, only if a person asked for it (`checkpoints.keep`).
 
 A checkpoint goes only if all of these hold: the policy does not keep it; it still is what was verified; this job wrote each file of it in
-this run; no rank uses it, no upload needs it, no link leads to it; and the one that was proven just now stays. Each removal is written down
-and synced in `pruned.jsonl`, then made by a rename to a hidden name. If the file was written anew in the meantime, it is renamed back. The
-next call completes what a kill cut short. Nothing is raised: what stays has its reason.
+this run; no rank uses it, no upload needs it, no link leads to it; and the one verified just before stays. Each removal is written down
+and synced in `pruned.jsonl`, then made by a rename to a hidden name. A file that was rewritten meanwhile is renamed back. The next
+call completes a removal that a kill cut short. Nothing is raised: each one that stays has its reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HIDDEN: Final = ".supervise-pruned-"
 
 @dataclass(frozen=True, slots=True)
 class PruneRow:
-    """One checkpoint: what was recorded of it, and the files that this job was seen to write. `leads`: what leads to it, "" if nothing."""
+    """One checkpoint: its manifest, and the files that this job was seen to write. `leads`: a link to it, "" if there is none."""
 
     manifest: Manifest
     seen: Mapping[str, Identity]
@@ -45,7 +45,7 @@ class PruneRow:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What became of one that the policy does not keep: `reason` says why it stays, "" where it is gone, or would be."""
+    """One that the policy does not keep. `reason`: why it stays; "" if it was removed, or would be."""
 
     path: str
     step: int | None
@@ -54,7 +54,7 @@ class Pruned:
 
 
 def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, order: Order = Order()) -> tuple[tuple[PruneRow, str], ...]:  # noqa: B008 -- a frozen value
-    """Return those that the policy does not keep, oldest first, and why each stays all the same, "" if it may go. Changes nothing."""
+    """Return those that the policy does not keep, oldest first, each with the reason why it stays, "" if it may go. Changes nothing."""
     held = [
         rules.RetainedItem(
             row.manifest.path,
@@ -69,7 +69,7 @@ def plan(rows: Sequence[PruneRow], policy: rules.RetentionPolicy, proven: str, o
     gone = [one.name for one in rules.may_go(held, policy)]
     verified = {one.name for one in held if one.verdict is Verdict.VERIFIED}
     if proven in gone or proven not in verified:
-        return ()  # nothing that stays was proven just now
+        return ()  # none of those that stay was just verified
     by_path = {row.manifest.path: row for row in rows}
     return tuple((by_path[path], _why_not(by_path[path])) for path in gone)
 
@@ -87,7 +87,7 @@ def _why_not(row: PruneRow) -> str:
 
 
 class Pruner:
-    """Removes what a plan says, and ends what was cut short."""
+    """Carries out a plan, and completes removals that were cut short."""
 
     def __init__(self, directory: str) -> None:
         """Use the journal in `directory`, which need not exist yet."""
@@ -101,13 +101,13 @@ class Pruner:
         proven: str,
         order: Order = Order(),  # noqa: B008 -- a frozen value
     ) -> tuple[Pruned, ...]:
-        """Remove what a policy does not keep. `proven`: the path of the one that was read through just now."""
+        """Remove what a policy does not keep. `proven`: the path of the one that was just read in full."""
         self.finish()
         planned = plan(rows, policy, proven, order)
         return tuple(_outcome(row, why or self._remove(row.manifest)) for row, why in planned)
 
     def finish(self) -> None:
-        """Remove what was given its hidden name, and was not removed any more: we were killed in between."""
+        """Remove the files that were renamed before a kill, and not yet removed."""
         open_rows: dict[str, dict[str, Any]] = {}
         for row in self._rows():
             if row["phase"] == "intent":

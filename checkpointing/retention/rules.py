@@ -1,7 +1,7 @@
 """Decides which copies or checkpoints may go. Pure, so that the rule can be read and tested by itself.
 
-Four kinds never go: what is in use, what is being uploaded, what has no judgement yet (unknown, being written, unverifiable), and the last
-verified one, whatever the policy says.
+Four kinds always stay, whatever the policy: those in use, those being uploaded, those without a verdict (unknown, being written,
+unverifiable), and the last verified one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RetainedItem:
-    """One copy. `age`: its place in the one order (checkpointing/ordering.py)."""
+    """One copy or checkpoint. `age`: its key in checkpointing/ordering.py."""
 
     name: str
     age: Age
@@ -30,17 +30,17 @@ class RetainedItem:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Keep the `newest` verified ones, and of each `every` steps the first, for ever; `every` None: none of those."""
+    """Keep the `newest` verified ones, and for ever the first of each `every` steps; `every` None: no such ones."""
 
     newest: int = 2
     every: int | None = None
 
 
 def may_go(held: Iterable[RetainedItem], policy: RetentionPolicy, made: str | None = None) -> tuple[RetainedItem, ...]:
-    """Return what may be removed: the damaged ones first, then the verified, oldest first. Never `made`, which was made just now.
+    """Return what may be removed: the damaged ones first, then the verified, oldest first. Never `made`, the newly made one.
 
-    Of every `every` steps the first of each run stays (steps 0 to every - 1, every to 2 * every - 1, …): what stays once stays after others
-    went. What was rolled back is no such first one.
+    The first of each `every` steps of each run stays (steps 0 to every - 1, every to 2 * every - 1, …), so an earlier choice holds after
+    others went. A rolled-back one does not count.
     """
     ranked = sorted(held, key=lambda one: one.age, reverse=True)
     verified = [one for one in ranked if one.verdict is Verdict.VERIFIED]

@@ -52,7 +52,7 @@ _NOT_READABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was loaded: the state, the absolute path, the step where name or content tells it, and (path, why) of newer ones."""
+    """A loaded checkpoint: the state, the absolute path, the step if name or content has it, and (path, why) of newer ones."""
 
     state: Any
     path: str
@@ -62,7 +62,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A checkpoint that rank 0 can verify. `whole`: its size and modification time (ns), to know the same file by on another node."""
+    """A checkpoint that rank 0 can verify. `whole`: its size and modification time (ns), by which another node recognises the file."""
 
     path: str
     step: int | None

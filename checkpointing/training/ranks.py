@@ -38,7 +38,7 @@ _LONGEST_LOOK_S: Final = 1.0
 _MOST_OF_AN_ERROR: Final = 500
 _ONLY: Final = "only"
 _NOT_ALL_CAME: Final = "let every rank make this call, at the same place; or give it a longer timeout_s="
-_AS_NAMED: Final = "the error of the rank that is named tells what to do"
+_AS_NAMED: Final = "read the error of the rank that is named: it has the hint"
 
 # the meetings of this process, whose process group there is one of: see above
 _numbers: Final = itertools.count()
@@ -46,7 +46,7 @@ _numbers: Final = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class RankAnswer:
-    """What all ranks received: whether none voted no, and the value of rank 0."""
+    """The outcome of a meeting: whether all voted yes, and the value of rank 0."""
 
     yes: bool
     value: str
@@ -76,7 +76,7 @@ class Ranks:
             self._conclude(keys, "no" if self.store.add(f"{keys}/no", 0) else "yes")
         outcome = self._outcome(keys)
         if outcome not in ("yes", "no"):
-            self._failed = True  # every rank knows of it, or will, by this one meeting
+            self._failed = True  # this meeting reports the error to all ranks
             cause = outcome.removeprefix("error: ")
             raise CheckpointingError(f"{self.what}: {cause}", hint=_NOT_ALL_CAME if cause.startswith(_ONLY) else _AS_NAMED)
         answer = RankAnswer(outcome == "yes", self.store.get(f"{keys}/value").decode())
@@ -95,7 +95,7 @@ class Ranks:
             if self.store is not None and not self._failed:
                 self._failed = True
                 text = " ".join(str(error).split())[:_MOST_OF_AN_ERROR]
-                with contextlib.suppress(Exception):  # with the store gone the others hear of that
+                with contextlib.suppress(Exception):  # without the store the others fail by themselves
                     outcome = f"error: rank {self.rank}: {type(error).__name__}: {text}"
                     self._conclude(f"checkpointing/meeting/{next(_numbers)}", outcome)
             raise
@@ -104,7 +104,7 @@ class Ranks:
         self.store.compare_set(f"{keys}/outcome", "", outcome)
 
     def _outcome(self, keys: str) -> str:
-        """Look again and again, ever less often: waiting inside the store would keep it from torch's own threads."""
+        """Poll, ever less often: waiting inside the store would block torch's own threads."""
         began = time.monotonic()
         while not self.store.check([f"{keys}/outcome"]):
             waited = time.monotonic() - began

@@ -166,7 +166,7 @@ class Snapshotter:
         self._finish()
 
     def close(self) -> None:
-        """Free the memory; a write to disk that is under way is waited for. What is not on disk is gone: the training is over."""
+        """Wait for a write to disk that is under way, then free the memory. Snapshots not on disk are lost: the training is over."""
         self._finish()
         for memory in (self._memory, self._retired):
             if memory is not None and self._pid == os.getpid():
@@ -193,7 +193,7 @@ class Snapshotter:
             old.free()
             old = None
         self._memory = _allocate(layout, self._shm)
-        self._retired = self._retired or old  # what it holds is all there is until the new one holds something
+        self._retired = self._retired or old  # it holds the only snapshot until the new one has one
         self._newest = -1
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             _pin(self._memory)

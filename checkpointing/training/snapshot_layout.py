@@ -131,7 +131,7 @@ def seq_of(view: memoryview, at: int) -> int:
 
 
 def invalidate(view: memoryview, at: int) -> None:
-    """Say that the slot at `at` is being written."""
+    """Mark the slot at `at` as being written."""
     _VALID.pack_into(view, at, 0)
 
 
@@ -151,7 +151,7 @@ def set_crcs(view: memoryview, at: int, layout: Layout, seq: int, crcs: list[int
 
 
 def read_slot(view: memoryview, layout: Layout, index: int) -> Slot | None:
-    """Read what a slot says of itself; None where it is not good."""
+    """Read the description of a slot; None if the slot is not good."""
     at = layout.slots[index]
     (valid,) = _VALID.unpack_from(view, at)
     seq, step, t, meta_bytes, count = _SLOT.unpack_from(view, at + 8)

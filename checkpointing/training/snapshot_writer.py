@@ -53,7 +53,7 @@ class Rescued:
 
 
 class _Stale(Exception):  # noqa: N818 -- a fact about the slot, not an error of ours
-    """The slot does not hold what it did, or what its CRCs say."""
+    """The slot was replaced, or its content does not match its CRCs."""
 
 
 def rescue(directory: str | None = None, *, keep: int = KEEP, shm: str = snapshot_layout.SHM) -> list[Rescued]:
@@ -137,7 +137,7 @@ def _persist(path: str, fd: int, slot: int | None, seq: int | None, keep: int) -
 
 
 def _usable(view: memoryview, path: str) -> Layout | Rescued:
-    """Read where everything is in a segment, or say why nothing can be made of it now."""
+    """Return the layout of a segment, or why it cannot be used now."""
     try:
         layout = snapshot_layout.Layout.decode(bytes(view[: snapshot_layout.PAGE * 2]))
     except snapshot_layout.OtherVersion as error:

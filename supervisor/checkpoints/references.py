@@ -35,7 +35,7 @@ def _link_in(directory: str, path: str, real: str) -> str:
                     return directory
                 if entry.path != path and entry.is_symlink() and f"{os.path.realpath(entry.path)}/".startswith(f"{real}/"):
                     return entry.path
-    except PermissionError:  # neither could the script list it
+    except PermissionError:  # the script cannot list it either
         return ""
     except OSError:
         return directory

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Seconds since the epoch, as they would be if nobody had ever set the clock since we started."""
+    """Seconds since the epoch, unaffected by changes of the wall clock since we started."""
 
     wall_at_start: float
     monotonic_at_start: float

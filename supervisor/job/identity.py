@@ -1,9 +1,9 @@
-"""Which job this is, whether its run goes on, on which node, and where its files are.
+"""Finds the job's name, its run, its node and the directories of its files.
 
-A name or a state directory that cannot be used is reported with the option that helps.
+An error about a name or directory names the option that helps.
 
-    <state_dir>/<job>/nodes/<hostname>/      what is kept (node_state)
-    /dev/shm/supervise-<uid>-<digest>/       what may be lost: heartbeats, stacks, error files (job_dir)
+    <state_dir>/<job>/nodes/<hostname>/      files that are kept (node_state)
+    /dev/shm/supervise-<uid>-<digest>/       files that may be lost: heartbeats, stacks, error files (job_dir)
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of ours, and no symbolic link
 #: Heartbeats and stacks of a large node need about as much; a full /dev/shm is no place for them.
 _SHM_NEEDED_BYTES = 1 << 20
-#: After these a start is a person's: the job was done, must be changed, or must go elsewhere.
+#: After these exit codes only a person starts the job again: it was done, must be changed, or must go to another node.
 _FINAL = frozenset({ExitCode.DONE, ExitCode.DETERMINISTIC, ExitCode.BAD_NODE, ExitCode.CONFIG})
-#: What `systemctl stop`, Ctrl-C and a closed terminal leave: somebody ended the run, so what starts next is another.
+#: The exit codes of `systemctl stop`, Ctrl-C and a closed terminal: a person ended the run, so the next start is a new run.
 _STOPPED_BY_PERSON = frozenset({128 + 1, 128 + 2, 128 + 15})
 
 
@@ -53,7 +53,7 @@ class RunDecision:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process, named for good. The pid counts within `pid_namespace`, `start_ticks` (clock ticks) and the pid within `boot_id`."""
+    """The lasting identity of a process. `pid` counts within `pid_namespace`; it and `start_ticks` (clock ticks) within `boot_id`."""
 
     hostname: str
     machine_id: str
@@ -79,7 +79,7 @@ def job_name(configured: str, environ: Mapping[str, str], cwd: Path, command: Se
 
 
 def known_job_name(configured: str, environ: Mapping[str, str]) -> str | None:
-    """Return the name as far as it can be told without a command, None otherwise: for the commands that read. Raises as job_name."""
+    """Return the job's name if it is known without the job's command, else None: for commands that only read. Raises as job_name."""
     if configured or environ.get("SLURM_JOB_ID"):
         name = job_name(configured, environ, Path("/"), ())
         return name.name if name.origin != "working directory and command" else None
@@ -93,15 +93,15 @@ def _name_of(cwd: Path, command: Sequence[str]) -> str:
 
 
 def command_digest(command: Sequence[str]) -> str:
-    """Return a digest of the arguments: equal commands, equal digests. It is not meant to hide them."""
+    """Return a digest of the arguments: equal commands, equal digests. It hides nothing."""
     return hashlib.sha256(json.dumps(list(command)).encode()).hexdigest()
 
 
 def decide_run(last_exit: int | None, environ: Mapping[str, str], *, ended: bool) -> RunDecision:
     """Decide whether this start continues the job's last run. `ended`: the journal has an end record for it, with code `last_exit`.
 
-    A run that was never ended (crash, power) or that asked to be queued again goes on. One that ended for good does not, whoever starts
-    it. Between the two it goes on only where a machine started it: Slurm's requeue, or systemd's Restart=.
+    A run without an end (crash, power), or with a request for requeueing, continues. One with a final exit code never does. After any other
+    code it continues only if a machine starts it: Slurm's requeue, or systemd's Restart=.
     """
     if not ended:
         return RunDecision("continue", "the last supervisor left without an end record")
@@ -111,7 +111,7 @@ def decide_run(last_exit: int | None, environ: Mapping[str, str], *, ended: bool
         return RunDecision("new", f"the last run ended with {last_exit}")
     if environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0"):
         return RunDecision("continue", "requeued by Slurm (SLURM_RESTART_COUNT)")
-    # SYSTEMD_EXEC_PID tells the service's own process from a shell that was started below some unit
+    # SYSTEMD_EXEC_PID is the pid of the service's own process: a shell below some unit has another pid
     if environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) and last_exit not in _STOPPED_BY_PERSON:
         return RunDecision("continue", f"started by systemd after exit {last_exit}")
     return RunDecision("new", f"started again after exit {last_exit}")
@@ -123,7 +123,7 @@ def new_run_id() -> str:
 
 
 def working_directory() -> Path:
-    """Return the working directory. Raises SuperviseError (78) where it was deleted, or may not be looked up."""
+    """Return the working directory. Raises SuperviseError (78) if it was deleted or may not be read."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -139,7 +139,7 @@ def node_name() -> str:
 
 
 def this_process() -> ProcessId:
-    """Return who we are. Fields that the kernel does not tell are empty, or 0."""
+    """Return this process's identity. Unknown fields are empty, or 0."""
     pid = os.getpid()
     return ProcessId(
         hostname=node_name(),
@@ -152,12 +152,12 @@ def this_process() -> ProcessId:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot, "" where it does not tell."""
+    """Return the kernel's id of this boot, "" if unknown."""
     return _first_line("/proc/sys/kernel/random/boot_id")
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a living process started, in clock ticks since boot; None if there is none such, or only its zombie."""
+    """Return when a living process started, in clock ticks since boot; None if there is no such process, or only its zombie."""
     process = process_tree.read(pid)
     return process.start_ticks if process is not None and process.state not in "ZX" else None
 
@@ -173,9 +173,9 @@ def state_root(node_state: Path) -> Path:
 
 
 def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
-    """Make the directories of node_state, 0700, and return the last. Raises SuperviseError (78) naming the part that cannot be had."""
+    """Make the directories of node_state, 0700, and return the last. Raises SuperviseError (78) naming the part that cannot be made."""
     root = cwd / state_dir
-    # a group may share the root: what is below belongs to one user each, which is looked at anew at every start
+    # a group may share the root. Each directory below belongs to one user; every start checks that
     _make(root, owners={0, os.geteuid()}, others=stat.S_IWOTH)
     for part in (root / job, root / job / "nodes", root / job / "nodes" / node):
         _make(part, owners={os.geteuid()})
@@ -190,7 +190,7 @@ def make_node_state(state_dir: str, cwd: Path, job: str, node: str) -> Path:
 
 
 def is_gone(directory: Path) -> bool:
-    """Return whether a directory is there no more. Of a disk that does not answer nobody knows: the start itself will tell."""
+    """Return whether a directory was removed. False if the disk does not answer: the start itself will report that."""
     try:
         return not stat.S_ISDIR(directory.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -200,16 +200,16 @@ def is_gone(directory: Path) -> bool:
 
 
 def job_dir_path(state: Path, shm: Path = SHM) -> Path:
-    """Return the name in `shm` that goes with a state directory; it need not be there. Raises OSError where `state` is not."""
+    """Return the path in `shm` for a state directory; it need not exist. Raises OSError if `state` does not exist."""
     status = state.stat()
     digest = hashlib.sha256(f"{status.st_dev}:{status.st_ino}:".encode() + os.fsencode(state)).hexdigest()[:16]
     return shm / f"supervise-{os.geteuid()}-{digest}"
 
 
 def make_job_dir(state: Path, shm: Path = SHM) -> Path:
-    """Make the directory for what is read while the job runs, in memory where that can be had, else in `state`. 0700, ours alone.
+    """Make the directory for the files of the running job, in memory if possible, else in `state`. Mode 0700, ours alone.
 
-    Its name goes by the state directory's identity, so it is the same after a restart and another one in a container that shares
+    Its name depends on the state directory's identity: it is the same after a restart, and differs in a container that shares
     /dev/shm. Another user's directory of that name, or a link, is left alone. Raises SuperviseError (78) if neither place will do.
     """
     path = job_dir_path(state, shm)

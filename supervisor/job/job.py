@@ -14,8 +14,8 @@ from supervisor.knobs.knob_set import KnobSet
 class Job:
     """One run of one job on this node.
 
-    state: what is kept. scratch: what may be lost (in memory): heartbeats, error files, stacks on their way to the terminal. environ: the
-    user's, as it was at our start. cookie: marks this run's processes; it proves nothing by itself. knobs: what a plan may set of it.
+    state: the directory of kept files. scratch: the directory of files that may be lost (in memory): heartbeats, error files, stacks.
+    environ: the user's, as it was at our start. cookie: marks this run's processes; it is no proof by itself. knobs: those a plan may set.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Job:
         return self.scratch / f"attempt-{attempt:04d}"
 
     def log_dir(self, attempt: int) -> str:
-        """Return where the attempt's output is kept. The guardian makes it, and lives with a disk that does not let it."""
+        """Return where the attempt's output is kept. The guardian makes it, and goes on without it if the disk fails."""
         return str(self.state / "attempts" / f"{attempt:04d}")
 
     def incident_dir(self, number: int) -> Path:

@@ -41,15 +41,15 @@ class Notifier:
 
     @property
     def enabled(self) -> bool:
-        """Whether anybody asked to be told."""
+        """Whether a service manager asked for reports."""
         return self._socket is not None
 
     def watchdog_interval_s(self) -> float | None:
-        """Give the seconds within which `ping` has to be called again, None where no watchdog watches this process."""
+        """Return the seconds within which `ping` must be called again, None without a watchdog."""
         return self._interval_s
 
     def ready(self, status: str) -> None:
-        """Tell that the job is under our care: `systemctl start` returns."""
+        """Report that the job is supervised: `systemctl start` returns."""
         self._send("READY=1", _status(status))
 
     def status(self, status: str) -> None:
@@ -57,12 +57,12 @@ class Notifier:
         self._send(_status(status))
 
     def ping(self) -> None:
-        """Tell that the deciding loop decides."""
+        """Report that the deciding loop is alive."""
         if self._interval_s is not None:
             self._send("WATCHDOG=1")
 
     def stopping(self, status: str) -> None:
-        """Tell that we are on our way out."""
+        """Report that we are stopping."""
         self._send("STOPPING=1", _status(status))
 
     def extend_timeout(self, seconds: float) -> None:
@@ -70,25 +70,25 @@ class Notifier:
         self._send(f"EXTEND_TIMEOUT_USEC={max(1, int(seconds * _US))}")
 
     def close(self) -> None:
-        """Close the socket; whatever is told afterwards is told to nobody."""
+        """Close the socket; later reports are dropped."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def _send(self, *assignments: str) -> None:
         if self._socket is not None and self._address is not None:
-            # EAGAIN where systemd does not read, ENOENT where it is gone: nothing that the job should feel
+            # EAGAIN if systemd does not read, ENOENT if it is gone: the job goes on
             with contextlib.suppress(OSError):
                 self._socket.sendto("\n".join(assignments).encode("utf-8", "replace"), self._address)
 
 
 def strip(env: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment for whatever we start: without the variables that are ours."""
+    """Return the environment for the processes that we start: without these variables."""
     return {name: value for name, value in env.items() if name not in VARIABLES}
 
 
 def _address(value: str) -> str | None:
-    """Give the address as the socket module takes it: a path, or with @ a name in the abstract namespace; others (vsock) are not spoken."""
+    """Return the address for the socket module: a path, or with @ a name in the abstract namespace. Others (vsock) are not supported."""
     if value.startswith("/"):
         return value
     return "\0" + value[1:] if value.startswith("@") and len(value) > 1 else None
@@ -102,5 +102,5 @@ def _interval_s(env: Mapping[str, str]) -> float | None:
 
 
 def _status(text: str) -> str:
-    """Give one line: a newline would be a second assignment (MAINPID=, say)."""
+    """Return one line: a newline would begin a second assignment, such as MAINPID=."""
     return "STATUS=" + "".join(char if char.isprintable() else " " for char in text)[:STATUS_LIMIT]

@@ -1,8 +1,8 @@
 """Reads the state of a job out of a journal of format 1, which recorded events and actions, but no state.
 
 The events are not decided on again. What later decisions stand on is read from the actions: what was changed, which checkpoints were
-rejected, how often it failed and why. The place of a failure is that which its decision reported; whether the job has passed it since is
-what the progress and the checkpoints after it say, by the rule that format 1 was written with.
+rejected, how often it failed and why. The step of a failure is the one that its decision reported. Whether the job has passed it since
+follows from the later progress and checkpoints, by the rule of format 1.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Format1:
                 verdict.cause,
                 verdict.fingerprint,
                 step,
-                before_first_step=False,  # format 1 did not say; False keeps the more lenient rule
+                before_first_step=False,  # format 1 did not record it; False keeps the more lenient rule
                 charged=plan.charged and verdict.cause is not Cause.PREEMPTED,
                 rung=plan.strategy,
                 gpu=plan.exclude[0] if plan.exclude else "",

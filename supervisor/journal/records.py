@@ -99,7 +99,7 @@ class Ended:
     reason: str = ""
 
 
-#: The name of the note that says what a mirror gave before the first attempt.
+#: The name of the note on a restore from a mirror before the first attempt.
 RESTORED = "checkpoint_restored"
 
 
@@ -137,7 +137,7 @@ class Damage:
     torn: bool = False
 
     def __str__(self) -> str:
-        """Say what was found, and where."""
+        """Return what was found, and where."""
         what = "unfinished record at the end" if self.torn else "damaged record"
         return f"{what}: {self.length} bytes at offset {self.offset}"
 

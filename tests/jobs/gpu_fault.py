@@ -1,9 +1,9 @@
-"""A training in which the rank on one GPU dies as a process does whose GPU fails: it is aborted, and says nothing of why.
+"""A training in which the rank on one GPU dies as a process does whose GPU fails: it is aborted, without a message.
 
-The GPU's own state is the fake NVML's ($FAKE_NVML_STATE): a rank looks at it before each step, and where its GPU has counted an
+The GPU's own state is the fake NVML's ($FAKE_NVML_STATE): a rank reads it before each step, and where its GPU has counted an
 uncorrectable memory error it aborts, as CUDA's runtime makes torch do. Which GPU a rank has, it knows from CUDA_VISIBLE_DEVICES.
 
-In: --batch-size, --accum (of one rank), --steps, --step-ms, --gloo (the ranks step together). Out: a line per step and rank in `log`:
+`--accum` is of one rank; with `--gloo` the ranks step together. `log` has a line per step and rank:
 rank, step, micro-batch, accumulation, global batch, UUID of the GPU, attempt.
 """
 

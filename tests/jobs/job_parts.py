@@ -1,8 +1,7 @@
-"""What the test jobs share: the faults that a test can order, the files in which a job says what it did, and checkpoints.
+"""What the test jobs share: the faults that a test can order, the files in which a job records its steps, and checkpoints.
 
-In: the command line of a job script (`add_arguments`) and torchrun's environment (RANK, WORLD_SIZE). Out: a `Job` whose methods are
-called at the start, at each step and at the end. A fault strikes before the step it names is made; step 0 means before anything heavy
-was imported. Standard library only, so that a job without torch starts in a few hundredths of a second.
+A job script calls a `Job`'s methods at the start, at each step and at the end. A fault strikes before the step it names is made; step 0
+means before anything heavy was imported. Standard library only, so that a job without torch starts in a few hundredths of a second.
 
     --fail-rank 1 --fail-at-step 7 --fail-how kill [--fail-once-file f]   rank 1 dies before step 7, with the file only the first time
     --progress f     a line per step: rank, step, CLOCK_MONOTONIC ns        --pids f      a line per rank at start: rank, pid

@@ -8,7 +8,7 @@ Sequences are short up to step --short, so that a micro-batch fits there which l
 sample comes late. A sample is a function of its number: an optimizer step takes samples step x global batch and on, whichever rank and
 micro-batch they come in, so that its loss is a function of the step, and of the global batch.
 
-In: --batch-size, --accum, --resume. Out: by rank 0, `--losses` with a line per optimizer step (step, micro-batch, accumulation, loss over
+Rank 0 writes `--losses` with a line per optimizer step (step, micro-batch, accumulation, loss over
 all ranks, its own loss, attempt, the command's --tag), and ckpt/step-*.pt every --save-every steps.
 """
 

@@ -1,7 +1,7 @@
 """Memory that does not hold a micro-batch above 8, for scripts of frameworks: the kernel refuses, torch's allocator raises, CUDA's words.
 
-Each micro-batch asks for 16 MiB a sample while the process may get 192 MiB more than it had at its first (RLIMIT_DATA). Out: a line per
-micro-batch that fitted in `shapes` (rank, samples, attempt).
+Each micro-batch asks for 16 MiB a sample while the process may get 192 MiB more than it had at its first (RLIMIT_DATA). `shapes` has a
+line per micro-batch that fitted (rank, samples, attempt).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Inputs of steps --bad-data FIRST:LAST are infinite, so that the gradients' norm 
 itself before step N.
 A script may import this one and hand `main` a function that is called with each step's number: the user's own code.
 
-In: --resume, --skip-data FIRST:LAST (steps that are passed over). Out: `started` (rank, step, attempt), `at_end` (rank, step), and
+--skip-data FIRST:LAST skips these steps. Files: `started` (rank, step, attempt), `at_end` (rank, step), and
 by rank 0 --ckpt NAME (with the step in place of {}, the attempt in place of []) every --save-every steps.
 """
 

@@ -1,8 +1,8 @@
-"""What the trainings of tests/e2e/test_torn_saves.py share: a state that takes a while to save, and lines that say where the job is.
+"""What the trainings of tests/e2e/test_torn_saves.py share: a state that takes a while to save, and a log of the job's progress.
 
-In: the environment of torchrun, `events` in the working directory. Out: that file, a line for each thing that happened, from rank 0 alone
-but for `rank`: "rank RANK PID", "resumed STEP", "saving STEP TIME", "saved STEP TIME", "final STEP LOSS DIGEST". A rank waits after it
-resumed until somebody made the file go-PID, so that what lies there can be looked at while it stands still.
+`events` in the working directory has a line for each event, from rank 0 alone but for `rank`: "rank RANK PID", "resumed STEP", "saving
+STEP TIME", "saved STEP TIME", "final STEP LOSS DIGEST". A rank waits after it resumed until somebody made the file go-PID, so that a test
+can examine the files meanwhile.
 """
 
 from __future__ import annotations

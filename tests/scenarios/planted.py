@@ -48,7 +48,7 @@ def stale_attempt_accepted(patch: Patch) -> None:
     patch.setattr(decide, "is_of_another_attempt", lambda _state, _event: False)
 
 
-def poisoned_chosen(patch: Patch) -> None:
+def rejected_chosen(patch: Patch) -> None:
     """A poisoned checkpoint is handed out again."""
     patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid=(): actions.SelectCheckpoint(attempt))
 
@@ -158,7 +158,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     for bug in (
         budget_refilled_without_progress,
         stale_attempt_accepted,
-        poisoned_chosen,
+        rejected_chosen,
         unavailable_rung_taken,
         words_believed,
         unsure_verdict_believed,

@@ -1,7 +1,4 @@
-"""What may go wrong with a job, each as a small value that says whether, where and how it ends a trial.
-
-In: a Trial and the World. Out: a Strike or None. Nothing fails; how often each one struck is kept by the World.
-"""
+"""What may go wrong with a job: each ailment is a small value that decides whether, where and how it ends a trial (a Strike, or None)."""
 
 from __future__ import annotations
 
@@ -155,8 +152,8 @@ class BadGpu:
         del world
         if self.uuid not in trial.gpus:
             return None
-        told = ("gpu_uuid", self.uuid) if self.names else None, ("xid", str(self.xid)) if self.xid else None
-        facts = tuple(fact for fact in told if fact is not None)
+        known = ("gpu_uuid", self.uuid) if self.names else None, ("xid", str(self.xid)) if self.xid else None
+        facts = tuple(fact for fact in known if fact is not None)
         at = trial.base + max(self.after - 13 * met, 1)
         return Strike(self.cause, at, Phase.TRAIN, trial.gpus.index(self.uuid), sure=self.sure, facts=facts, gpu=self.uuid)
 

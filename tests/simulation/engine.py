@@ -1,8 +1,7 @@
 """The shell around the core in a simulated world: a queue on a virtual clock, which answers each action as the executor would.
 
-In: a seed. Out: a Play for each of its jobs: how it ended, or what was Broken. Answers come late, twice, in another order, of attempts long
-gone, or not at all; the supervisor dies and its state is read back as its journal holds it. A Play owns its clock, queue, world and books.
-Nothing here reads a clock, and the same seed gives the same events.
+Answers come late, twice, in another order, for attempts long gone, or not at all. The supervisor dies, and its successor reads the state
+from the journal. Nothing here reads a clock, and the same seed gives the same events.
 """
 
 from __future__ import annotations
@@ -70,15 +69,15 @@ class Play:
 
     def run(self) -> int:
         """Play to the end; return the last exit code. Raises Broken."""
-        self.tell(events.GpusListed(0.0, self.world.gpus()))
-        self.tell(events.SupervisorStarted(0.0, "run", self.job.policy, command_digest="command"))
+        self.feed(events.GpusListed(0.0, self.world.gpus()))
+        self.feed(events.SupervisorStarted(0.0, "run", self.job.policy, command_digest="command"))
         queue = self.queue
         while not self.over:
             if self.next[0] <= (queue[0][0] if queue else NEVER):
                 if self.life is None:
                     break
                 self.t, event = self.next
-                self.tell(event)
+                self.feed(event)
                 if self.life is not None:
                     self._goes_on(self.life)
                 continue
@@ -89,7 +88,7 @@ class Play:
         assert self.watch.finished is not None
         return self.watch.finished
 
-    def tell(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         """Give the core an event, compare what it asks for with the books, and do it."""
         before = self.state
         state, actions = self.judge(before, event)
@@ -169,7 +168,7 @@ class Play:
             if waited:
                 self.watch.strike = self.strike if self.struck else None
                 self.watch.given(self.watch.strike)
-        self.tell(what)
+        self.feed(what)
 
     def begin(self, action: act.BeginAttempt) -> None:
         """Let the attempt live."""
@@ -234,34 +233,34 @@ class Play:
             beat = () if blind else faults.heartbeat(strike, strike.at if job.sight == ABSOLUTE else None, made)
             found = faults.evidence(strike, self.t, beat)
         after = self.rng.uniform(0.01, action.deadline_s * 1.2)
-        told = events.EvidenceCollected(self.t + after, action.attempt, action.incident, found, self.rng.random())
-        self.later(after, told)
+        answer = events.EvidenceCollected(self.t + after, action.attempt, action.incident, found, self.rng.random())
+        self.later(after, answer)
         if self.chance(0.5):
-            self.later(after + self.rng.uniform(0.0, 30.0), told)
+            self.later(after + self.rng.uniform(0.0, 30.0), answer)
 
     def select(self, action: act.SelectCheckpoint) -> None:
-        """Look for checkpoints; now and then the place of them does not answer."""
+        """Search for checkpoints; now and then their location does not answer."""
         if not self.chance(0.02):
             self.later(self.rng.uniform(0.1, 5.0), action)
 
     def check_health(self, action: act.CheckHealth) -> None:
-        """Say what is not well on the node: soon, late, twice or never."""
+        """Answer with the node's findings: soon, late, twice or never."""
         if self.chance(0.1):
             return
         job = self.job
-        told = events.HealthChecked(self.t, action.attempt, self.world.findings(), job.ranks)
+        answer = events.HealthChecked(self.t, action.attempt, self.world.findings(), job.ranks)
         after = self.rng.uniform(0.05, job.policy.health_deadline_s * (1.3 if self.chance(0.5) else 0.8))
-        self.later(after, told)
+        self.later(after, answer)
         if self.chance(0.3):
-            self.later(after + self.rng.uniform(0.0, 30.0), told)
+            self.later(after + self.rng.uniform(0.0, 30.0), answer)
 
     def sicken(self, happening: Happening) -> None:
-        """A GPU, or the host, is not well from now on; the driver tells, and the job trains on."""
+        """A GPU, or the host, is ill from now on; the driver reports it, and the job trains on."""
         finding = self.world.sicken(happening.what.partition(" ")[2], int(happening.value))
-        self.tell(events.HealthChanged(self.t, (finding,)))
+        self.feed(events.HealthChanged(self.t, (finding,)))
 
     def set_timer(self, action: act.SetTimer) -> None:
-        """Let it fire, an outlived one too: its token tells."""
+        """Let the timer fire, also one of an earlier stage: its token shows that."""
         self.later(action.delay_s, events.TimerFired(self.t + action.delay_s, action.name, action.token))
 
     def save_it(self, action: act.RequestSave) -> None:
@@ -272,7 +271,7 @@ class Play:
             self.later(after, events.Saved(self.t + after, action.attempt))
 
     def find_save(self, action: act.FindSave) -> None:
-        """Look on the disk: a save that no rank told of is there now and then; a disk that hangs does not answer."""
+        """Search the disk: now and then it holds a save that no rank reported; a disk that hangs does not answer."""
         if self.rng.random() < OFTEN:
             there = CheckpointRef("found.pt", None, "structure") if self.rng.random() < OFTEN else None
             self.later(0.1, events.SaveSearched(self.t + 0.1, action.attempt, there))
@@ -320,30 +319,30 @@ class Play:
         """The agent or the guardian dies."""
         if not self.ended:
             self._still()
-            self.tell(events.LauncherExited(self.t, self.watch.attempt, happening.what, signal=9))
+            self.feed(events.LauncherExited(self.t, self.watch.attempt, happening.what, signal=9))
 
     def signal(self, happening: Happening) -> None:
-        """Somebody wants the end."""
+        """A person or a scheduler requests a stop."""
         left_s = happening.value if happening.value >= 0 else None
-        self.tell(events.StopRequested(self.t, int(happening.what.split()[1]), left_s))
+        self.feed(events.StopRequested(self.t, int(happening.what.split()[1]), left_s))
 
     def nodes(self, happening: Happening) -> None:
         """Other nodes ask to join."""
         del happening
-        self.tell(events.NodesWaiting(self.t, self.watch.attempt, 1))
+        self.feed(events.NodesWaiting(self.t, self.watch.attempt, 1))
 
     def journal_it(self, happening: Happening) -> None:
         """The journal does not answer for a while."""
-        self.tell(events.JournalDegraded(self.t, happening.what))
+        self.feed(events.JournalDegraded(self.t, happening.what))
         self.later(40.0, events.JournalRecovered(self.t + 40.0))
 
     def stacks(self, happening: Happening) -> None:
         """A person wants the stacks."""
         del happening
-        self.tell(events.StacksRequested(self.t))
+        self.feed(events.StacksRequested(self.t))
 
     def vanish(self, happening: Happening) -> None:
-        """The place of the checkpoints is empty from now on."""
+        """The checkpoints' location is empty from now on."""
         del happening
         self.world.vanished = True
 
@@ -357,7 +356,7 @@ class Play:
         if self.ended:
             return
         attempt, decided = self.watch.attempt, happening.what.removeprefix("peer_")
-        self.tell(events.AttemptEndedByPeer(self.t, attempt, "other-node", "rank 0: exit code 1"))
+        self.feed(events.AttemptEndedByPeer(self.t, attempt, "other-node", "rank 0: exit code 1"))
         self._gone("failed", self.rng.uniform(0.1, 8.0))
         if decided != "silent":
             after, overrides = self.rng.uniform(0.1, 60.0), tuple(self.watch.overrides.items())

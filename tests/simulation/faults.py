@@ -1,7 +1,7 @@
-"""What the observers would have found of a fault: a generator of evidence for each cause.
+"""The evidence that observers would find of a fault, for each cause.
 
-In: a Strike (what truly went wrong, where, how clearly it shows) and the time. Out: the evidence, from which classify must tell the cause;
-tests/simulate proves that for each row. Pure. The texts are those that the programs write; a row's claim is what its signature claims.
+A Strike is a true fault: its cause, its place, and how clearly it shows. The texts are those that the programs write, and a row's claim
+is that of its signature. test_faults.py proves for each row that `classify` finds the cause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Kind:
     transient: bool = False
 
 
-#: At least three kinds of each cause that may come before the first step, so that unequal failures of one cause can be told apart.
+#: At least three kinds of each cause that may come before the first step, so that failures of one cause can differ.
 KINDS: Mapping[Cause, tuple[Kind, ...]] = {
     Cause.CUDA_OOM: (
         Kind("cuda_oom.torch", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", 0.97, transient=True),
@@ -148,7 +148,7 @@ KINDS: Mapping[Cause, tuple[Kind, ...]] = {
     ),
     Cause.HANG_NO_ERROR: (
         Kind("hang_no_error.monitor", "HeartbeatMonitor: no heartbeat for 480 s, terminating the process", 0.92, "tail", signal=6),
-        Kind("hang_no_error.stacks", "no progress was seen for 600 s: all ranks were told to dump their stacks", 0.92, "host", signal=9),
+        Kind("hang_no_error.stacks", "no progress was seen for 600 s: all ranks were asked to dump their stacks", 0.92, "host", signal=9),
     ),
     Cause.USER_CODE: (
         Kind("exception", "KeyError: 'labels'", 0.0),
@@ -194,7 +194,7 @@ class Strike:
     """A fault that ends an attempt.
 
     at: the absolute step that is not made any more, -1: before the first one of the attempt. sure: it shows in more than words of a log,
-    and clearly. facts: what the text of it tells (bytes, Xid, GPU). gpu: UUID of the GPU at fault, "" for none.
+    and clearly. facts: from its text (bytes, Xid, GPU). gpu: UUID of the GPU at fault, "" for none.
     """
 
     cause: Cause
@@ -222,7 +222,7 @@ class Strike:
 
 
 def death(strike: Strike, at_ns: int) -> RankExit | None:
-    """Return how the culprit ends; None where no rank fails and the attempt ends without a word."""
+    """Return how the culprit ends; None if no rank fails and the attempt ends without a reason."""
     if strike.cause is Cause.NONE:
         return None
     kind = strike.shows
@@ -246,15 +246,15 @@ def evidence(strike: Strike, t: float, seen: tuple[Evidence, ...]) -> tuple[Evid
     if kind.weight:
         claim = Claim(strike.cause, kind.weight if strike.sure else VAGUE, kind.transient)
         source, free = (source, False) if strike.sure else ("log", True)
-    told = Evidence(source, kind.name, kind.text, rank, t - 0.05, free, strike.facts, claim=claim)
+    message = Evidence(source, kind.name, kind.text, rank, t - 0.05, free, strike.facts, claim=claim)
     if strike.cause is Cause.USER_CODE:
         trace = f'File "train.py", line {20 + strike.kind}, in main'
-        return (exit_fact, told, Evidence("error_file", "traceback", trace, rank, t - 0.05), *seen)
-    return (exit_fact, told, *seen)
+        return (exit_fact, message, Evidence("error_file", "traceback", trace, rank, t - 0.05), *seen)
+    return (exit_fact, message, *seen)
 
 
 def heartbeat(strike: Strike, step: int | None, steps: int) -> tuple[Evidence, ...]:
-    """Return what the culprit's last heartbeat tells: its phase, that torch is loaded, the absolute step, else a count."""
+    """Return the culprit's last heartbeat: its phase, that torch is loaded, the absolute step, else a count."""
     rank = strike.rank
     counted = ("step", str(step)) if step is not None else ("steps", str(steps))
     found = [Evidence("heartbeat", "phase", strike.phase.value, rank), Evidence("heartbeat", "torch", "loaded", rank)]

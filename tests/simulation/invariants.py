@@ -1,7 +1,6 @@
-"""What must hold whatever happens: books kept beside the core, from what truly happened, and compared with what it asks for.
+"""The invariants of a run: a Watch keeps books of what truly happened, and compares the core's actions with them.
 
-In: each event with the states before and after it, and the actions. Out: nothing, or a Broken that says what was violated. A Watch owns its
-books; it reads no field of the core's state that it could keep itself. What must hold of a single decision is in laws.py.
+A Watch reads no field of the core's state that it can keep itself. The rules for a single decision are in laws.py.
 """
 
 from __future__ import annotations
@@ -78,18 +77,18 @@ class Watch:
     high: int | None = None
     records: list[Record] = field(default_factory=list)
     overrides: dict[str, str] = field(default_factory=dict)
-    poisoned: dict[str, File | None] = field(default_factory=dict)
+    rejected: dict[str, File | None] = field(default_factory=dict)
     steps_back: int = 0
     traced: bool = False
     verified: dict[str, int] = field(default_factory=dict)
     programs: set[str] = field(default_factory=set)
-    drift_told: bool = False
+    drift_reported: bool = False
     decided: tuple[Verdict, Plan] | None = None
     stopped: int = 0
     opened: set[int] = field(default_factory=set)
     finished: int | None = None
     refitted: bool = False
-    blocked: frozenset[str] = frozenset()  # GPUs that the look before the next attempt found to be unusable
+    blocked: frozenset[str] = frozenset()  # GPUs that the examination before the next attempt found to be unusable
     t: float = 0.0
     gathered: bool = False  # the nodes of this attempt meet, and no rank was started yet
     agreed: int = 0  # attempt on whose beginning the nodes agreed
@@ -101,14 +100,14 @@ class Watch:
         if stale:
             demand(state is before and not actions, f"an event of another attempt was acted on: {event}")
             return
-        if type(event) in _HEARD:
+        if type(event) in _ON_EVENT:
             self.t = event.t
-            _HEARD[type(event)](self, event, before)
+            _ON_EVENT[type(event)](self, event, before)
         if type(event) is events.HealthChanged and not self.job.policy.evict_on:
             ends = (act.StopRanks, act.EndLauncher, act.Finish, act.OpenIncident)
             demand(not any(isinstance(action, ends) for action in actions), "health alone ended a healthy attempt")
         for action in actions:
-            check = _ASKED.get(type(action))
+            check = _ON_ACTION.get(type(action))
             if check is not None:
                 check(self, action)
 
@@ -159,15 +158,15 @@ class Watch:
             record.progressed = True
 
     def on_started(self, event: events.AttemptStarted, before: JobState) -> None:
-        """Demand the global batch that the user asked for, or that its drift was allowed and told."""
+        """Demand the global batch that the user asked for, or that its drift was allowed and reported."""
         del event, before
         trial = self.trial
         assert trial is not None
         total = trial.world * trial.micro * trial.accum
         derived = any(k.name == "grad_accum" and k.counts == "derived" for k in self.job.policy.knobs)
         if total != self.job.batch and not derived:
-            allowed = self.drift_told and self.job.policy.batch_drift
-            demand(allowed, f"global batch {total} instead of {self.job.batch}, and nobody was told")
+            allowed = self.drift_reported and self.job.policy.batch_drift
+            demand(allowed, f"global batch {total} instead of {self.job.batch}, and nothing reported it")
 
     def on_program(self, event: events.ProgramSeen, before: JobState) -> None:
         """Note what trains."""
@@ -197,7 +196,7 @@ class Watch:
     def _ordered(self, attempt: int) -> None:
         demand(not self.alive, "an attempt was begun while ranks of the last one are alive")
         demand(self.finished is None, "an attempt was begun after the end")
-        demand(not self.stopped, "an attempt was begun although a person wants the end")
+        demand(not self.stopped, "an attempt was begun although a stop was requested")
         demand(attempt == self.attempt + 1, f"attempt {attempt} was begun after attempt {self.attempt}")
 
     def begins(self, action: act.BeginAttempt) -> None:
@@ -215,9 +214,9 @@ class Watch:
             self._refits(dict(action.overrides))
         demand(dict(action.overrides) == self.overrides, f"begun with {dict(action.overrides)}, the plans say {self.overrides}")
         demand(action.trace == self.traced, "an attempt is traced where the plans do not say so, or is not where they do")
-        demand(not world.quarantined.keys() & set(action.gpus), "a GPU in the ledger was handed out")
-        handed = set(action.gpus or (gpu.uuid for gpu in self.job.gpus))
-        demand(not self.blocked & handed, "a GPU that must be reset was handed out although the look before the attempt said so")
+        demand(not world.quarantined.keys() & set(action.gpus), "a GPU in the ledger was used")
+        given = set(action.gpus or (gpu.uuid for gpu in self.job.gpus))
+        demand(not self.blocked & given, "a GPU that must be reset was used although the examination before the attempt had found that")
         self.blocked = frozenset()
         demand(action.gpus or not world.quarantined, "nothing keeps the GPUs in the ledger from being used")
         if action.nproc is not None:
@@ -235,10 +234,10 @@ class Watch:
         self.overrides, self.refitted = overrides, False
 
     def alerts(self, action: act.Alert) -> None:
-        """Note that fewer ranks than were asked for begin, and what was told of the global batch."""
+        """Note that fewer ranks than were asked for begin, and what was reported of the global batch."""
         if action.kind == "batch_changed" and "because GPUs are out of use" in action.text:
             self.refitted = True
-            self.drift_told = self.drift_told or "drift" in action.text or "global batch shrinks" in action.text
+            self.drift_reported = self.drift_reported or "drift" in action.text or "global batch shrinks" in action.text
 
     def _resumes(self, action: act.BeginAttempt) -> None:
         self.resume = ""
@@ -248,7 +247,7 @@ class Watch:
         path = self.resume = action.resume.path
         file = self.world.files.get(path)
         demand(file is not None and not file.torn, f"resumed from {path}, which was not verified")
-        demand(path not in self.poisoned or self.poisoned[path] is not file, f"resumed from {path}, which is poisoned")
+        demand(path not in self.rejected or self.rejected[path] is not file, f"resumed from {path}, which is rejected")
 
     def decides(self, action: act.ReportDecision) -> None:
         """Demand what must hold of every decision."""
@@ -263,8 +262,8 @@ class Watch:
         self.reached[verdict.cause, plan.strategy] += 1
         past = tuple(self.records)
         record = Record(self.attempt, self.t, verdict, plan, self.strike if self.full else None, self.resume)
-        told = laws.broken(record, past, self)
-        demand(not told, f"{verdict.cause} answered by {plan.strategy} ({plan.kind}: {plan.reason}): {told}")
+        violated = laws.broken(record, past, self)
+        demand(not violated, f"{verdict.cause} answered by {plan.strategy} ({plan.kind}: {plan.reason}): {violated}")
         self.records.append(record)
         self._folds(plan)
         self._within_budget()
@@ -272,11 +271,11 @@ class Watch:
     def _folds(self, plan: Plan) -> None:
         self.overrides.update({c.knob: c.new for c in plan.changes})
         for path in plan.rejected:
-            self.poisoned[path] = self.world.files.get(path)
+            self.rejected[path] = self.world.files.get(path)
             self.verified.pop(path, None)
         self.steps_back += len(plan.rejected)
         self.traced = self.traced or plan.trace
-        self.drift_told = self.drift_told or any("drift" in line or "global batch shrinks" in line for line in plan.notes)
+        self.drift_reported = self.drift_reported or any("drift" in line or "global batch shrinks" in line for line in plan.notes)
 
     def _within_budget(self) -> None:
         last = self.records[-1]
@@ -319,7 +318,7 @@ class Watch:
             demand(code in allowed or (not allowed and (1 <= code <= 63 or code > 128 or code in {65, 75})), f"{code} of {plan.strategy}")
 
 
-_HEARD: dict[type, Callable[..., None]] = {
+_ON_EVENT: dict[type, Callable[..., None]] = {
     events.ProgressObserved: Watch.on_progress,
     events.CheckpointVerified: Watch.on_verified,
     events.CheckpointSelected: Watch.on_selected,
@@ -329,7 +328,7 @@ _HEARD: dict[type, Callable[..., None]] = {
     events.StopRequested: Watch.on_stop,
     events.SupervisorStarted: Watch.on_supervisor,
 }
-_ASKED: dict[type, Callable[..., None]] = {
+_ON_ACTION: dict[type, Callable[..., None]] = {
     act.BeginAttempt: Watch.begins,
     act.GatherNodes: Watch.gathers,
     act.ReportDecision: Watch.decides,

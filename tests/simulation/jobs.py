@@ -1,7 +1,7 @@
 """Which jobs there are: for each cause the themes that it may come with, drawn by a seeded generator.
 
-In: a generator and a cause. Out: a Job. Pure but for the generator. A theme is a way of failing; what surrounds it (ranks, GPUs, knobs,
-settings, checkpoints, signals, crashes of ours) is drawn independently of it, so that each theme meets each surrounding.
+A theme is a way of failing; what surrounds it (ranks, GPUs, knobs,
+settings, checkpoints, signals, crashes of the supervisor) is drawn independently of it, so that each theme meets each surrounding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ USED_AGAIN, NOT_AGAIN = (13, 31, 32, 39), (0, 48, 62, 79)
 
 
 class Draft:
-    """A job in the making: what a theme may look at and set. `policy` and `job` are fields of those classes."""
+    """A job in the making: what a theme may read and set. `policy` and `job` are fields of those classes."""
 
     def __init__(self, rng: Random, cause: Cause) -> None:
         """Draw the surroundings."""
@@ -50,7 +50,7 @@ class Draft:
             "sight": rng.choices((w.ABSOLUTE, w.COUNTED, w.BLIND), (8, 1, 1))[0],
             "batchnorm": self.odds(0.1),
             "overwrites": self.odds(0.15),
-            "saves_when_told": self.odds(0.3),
+            "saves_on_request": self.odds(0.3),
             "untidy": rng.choice((0.0, 0.1, 0.3)),
             "names_older": self.odds(0.8),
         }

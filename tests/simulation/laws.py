@@ -1,7 +1,7 @@
-"""What must hold of a decision about a failure, by what is true of the job: the rules of docs/recovery.md, said without the ladders.
+"""The laws of a decision about a failure, by what is true of the job: the rules of docs/recovery.md without the ladders.
 
-In: a Record of the decision, those before it, and the books (invariants.py). Out: what is violated, "" for nothing. Pure. A law speaks only
-where the truth is plain: the evidence reached the core, and what it takes is known. So a rung that is missing from a ladder breaks one.
+A law returns what is violated, "" for nothing. It judges only where the truth is plain: the evidence reached the core, and the remedy is
+known. So a rung that is missing from a ladder breaks a law.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_WAIT_S = 15.0
 
 @dataclass(slots=True)
 class Record:
-    """A decision. strike: what truly happened, None where the core was not told all of it. progressed: something new was reached since."""
+    """A decision. strike: the true fault, None if not all of its evidence reached the core. progressed: the run got further since."""
 
     attempt: int
     t: float
@@ -60,7 +60,7 @@ class Record:
         return self.strike is not None and self.strike.at < 0
 
     def fact(self, name: str) -> str:
-        """Return what the text of the strike tells."""
+        """Return a fact from the text of the strike."""
         return next((value for key, value in self.strike.facts if key == name), "") if self.strike else ""
 
     def amount(self, name: str) -> int:
@@ -72,9 +72,9 @@ def broken(record: Record, past: Past, books: Watch) -> str:
     """Return the first law that a decision breaks, "" for none."""
     known = record.strike is not None and record.strike.cause is record.verdict.cause
     for law in (*ALWAYS, *(OF_CAUSE.get(record.verdict.cause, ()) if known and record.plan.strategy not in GUARDS else ())):
-        told = law(record, past, books)
-        if told:
-            return told
+        violated = law(record, past, books)
+        if violated:
+            return violated
     return ""
 
 
@@ -87,7 +87,7 @@ def _clear(record: Record) -> bool:
 
 
 def _seen(record: Record, books: Watch) -> bool:
-    """Whether a heartbeat, or the want of any rank, told where it happened."""
+    """Whether a heartbeat, or the absence of any rank, shows where it happened."""
     strike = record.strike
     return strike is not None and (books.job.sight != BLIND or strike.phase is Phase.UNKNOWN)
 
@@ -169,7 +169,7 @@ def held_by_others(record: Record, _past: Past, _books: Watch) -> str:
         return "the job is changed although another process holds the memory"
     if record.stops:
         return "" if record.plan.exit_code == ExitCode.BAD_NODE else "a stranger holds the memory, and the exit code is not 69"
-    return "" if record.plan.alert else "nobody is told who holds the memory"
+    return "" if record.plan.alert else "no alert names the holder of the memory"
 
 
 def in_pieces(record: Record, _past: Past, books: Watch) -> str:
@@ -197,12 +197,12 @@ def batch_halved(record: Record, _past: Past, books: Watch) -> str:
     whole = record.amount("reserved_unallocated") < LEAST or "env:PYTORCH_CUDA_ALLOC_CONF" in books.overrides
     if not _clear(record) or record.amount("other_bytes") or not whole or not _halves(record, books):
         return ""
-    ours = {c.knob for c in record.plan.changes}
-    return "" if ours and ours <= {"batch_size", "grad_accum"} else "the micro-batch could be halved"
+    knobs = {c.knob for c in record.plan.changes}
+    return "" if knobs and knobs <= {"batch_size", "grad_accum"} else "the micro-batch could be halved"
 
 
 def switched(record: Record, _past: Past, books: Watch) -> str:
-    """KnobDeclaration memory knobs are turned on before the run is given up."""
+    """Declared memory knobs are turned on before the run is given up."""
     if not _clear(record) or record.changed or record.amount("other_bytes"):
         return ""
     left = [n for n in ("activation_checkpointing", "cpu_offload") if books.enabled(n) and n not in books.overrides]
@@ -232,13 +232,13 @@ def steps_back(record: Record, past: Past, books: Watch) -> str:
         return ""
     if record.verdict.cause is Cause.NAN_LOSS:
         return (
-            "an older checkpoint could be taken"
-            if len([p for p in books.verified if p not in books.poisoned]) > 1 and books.job.names_older
+            "a suspect checkpoint is kept, and an older one is known"
+            if len([p for p in books.verified if p not in books.rejected]) > 1 and books.job.names_older
             else ""
         )
     guilty = strike.phase is Phase.LOAD or record.verdict.cause is Cause.CHECKPOINT_CORRUPT
     again = [r for r in _unanswered(record, past) if r.resume == record.resume and r.early and r.strike and r.strike.phase is Phase.LOAD]
-    older = [path for path in books.verified if path != record.resume and path not in books.poisoned]
+    older = [path for path in books.verified if path != record.resume and path not in books.rejected]
     if not guilty or strike.phase is not Phase.LOAD or not record.resume or not again or not older or not _seen(record, books):
         return ""
     return f"{record.resume} was at fault twice, and an older one is known"
@@ -289,8 +289,8 @@ def _of_hardware(record: Record, mine: Sequence[Record], books: Watch) -> bool:
 
 
 def traced(record: Record, _past: Past, books: Watch) -> str:
-    """A collective that did not come back is looked at more closely the next time."""
-    return "" if record.stops or record.changed or record.plan.trace or books.traced else "nothing will tell what hangs the next time"
+    """A collective that did not come back is traced the next time."""
+    return "" if record.stops or record.changed or record.plan.trace or books.traced else "nothing will show what hangs the next time"
 
 
 def waited_for(record: Record, _past: Past, _books: Watch) -> str:

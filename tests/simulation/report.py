@@ -1,7 +1,4 @@
-"""`python -m tests.simulation`: play seeds, say how often each rung of each ladder was reached, and how to replay what was broken.
-
-In: how many seeds, or one of them. Out: lines on standard output; the exit code is 0 where nothing was broken, else 1. Nothing is kept.
-"""
+"""`python -m tests.simulation`: plays seeds, and prints how often each rung of each ladder answered and how to replay what was broken."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ LEAST = 5
 
 
 def simulate(seeds: int, seed: int | None, *, verbose: bool) -> int:
-    """Play `seeds` seeds from 0 on, or `seed` alone; return the exit code."""
+    """Play `seeds` seeds from 0 on, or `seed` alone; return the exit code: 0 if nothing was broken, else 1."""
 
-    def told(line: str) -> None:
+    def report(line: str) -> None:
         if verbose:
             stdio.write(sys.stdout, line)
 
     began = time.process_time()
     outcomes: list[Outcome] = []
     for number in range(seeds) if seed is None else (seed,):
-        outcome = played(number, told=told)
+        outcome = played(number, report=report)
         outcomes.append(outcome)
         if outcome.broken:
             stdio.write(sys.stdout, f"seed {number} is broken: {outcome.broken}")
@@ -44,9 +41,9 @@ def simulate(seeds: int, seed: int | None, *, verbose: bool) -> int:
     events, folded = sum(outcome.events for outcome in outcomes), sum(outcome.folded for outcome in outcomes)
     broken = sum(1 for outcome in outcomes if outcome.broken)
     codes: Counter[int] = sum((outcome.codes for outcome in outcomes), Counter())
-    told_codes = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
+    listed_codes = ", ".join(f"{code}: {count}" for code, count in sorted(codes.items()))
     rate = f"{(events + folded) / took_s:,.0f} decisions per second of CPU" if took_s else "no time"
-    stdio.write(sys.stdout, f"{len(outcomes)} seeds, {len(outcomes) * JOBS} jobs; exit codes {told_codes}")
+    stdio.write(sys.stdout, f"{len(outcomes)} seeds, {len(outcomes) * JOBS} jobs; exit codes {listed_codes}")
     stdio.write(sys.stdout, f"{events} events, and {folded} folded again from journals: {rate}")
     stdio.write(sys.stdout, f"{broken} seeds are broken" if broken else "every invariant held")
     return int(broken > 0)

@@ -1,6 +1,6 @@
 """A seed and its jobs: what is played, how often each rung was reached, and the first thing that was broken.
 
-In: a seed. Out: an Outcome. Nothing else is remembered: a seed alone replays what it did. What the core raises is broken too.
+A seed alone replays its jobs: nothing else is remembered. An exception of the core counts as broken.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outcome:
     jobs: dict[tuple[Cause, str], list[int]] = field(default_factory=dict)
 
 
-def played(seed: int, judge: Decide = decide, told: Callable[[str], None] | None = None) -> Outcome:
+def played(seed: int, judge: Decide = decide, report: Callable[[str], None] | None = None) -> Outcome:
     """Play the jobs of a seed until all are over or something is broken."""
     outcome = Outcome(seed)
     for number in range(JOBS):
@@ -56,8 +56,8 @@ def played(seed: int, judge: Decide = decide, told: Callable[[str], None] | None
         for row in play.watch.reached:
             outcome.jobs.setdefault(row, []).append(number)
         ended = broken or str(play.watch.finished)
-        if told is not None:
-            told(f"seed {seed} job {number} {play.job.theme}: {play.events} events, {play.watch.attempt} attempts: {ended}")
+        if report is not None:
+            report(f"seed {seed} job {number} {play.job.theme}: {play.events} events, {play.watch.attempt} attempts: {ended}")
         if broken:
             outcome.broken = f"job {number} ({play.job.theme}), attempt {play.watch.attempt}, t={play.t:.1f}: {broken}"
             break

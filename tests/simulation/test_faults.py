@@ -1,4 +1,4 @@
-"""The evidence that the generator gives of each cause is what the classification knows it by."""
+"""From the generated evidence of each cause, the classification finds that cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = [(cause, kind, sure) for cause, kinds in KINDS.items() for kind in range
 
 
 @pytest.mark.parametrize(("cause", "kind", "sure"), SHOWN)
-def test_each_cause_is_told_from_its_evidence(cause: Cause, kind: int, sure: bool) -> None:  # noqa: FBT001
+def test_each_cause_is_found_from_its_evidence(cause: Cause, kind: int, sure: bool) -> None:  # noqa: FBT001
     strike = Strike(cause, 10, Phase.TRAIN, 0, kind, sure)
     verdict = classify(evidence(strike, 100.0, heartbeat(strike, 10, 10)))
     assert verdict.cause is cause

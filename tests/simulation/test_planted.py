@@ -53,11 +53,11 @@ def last_verified_forgotten(patch: pytest.MonkeyPatch) -> None:
     around(patch, events.CheckpointSelected, bug)
 
 
-def poisoned_chosen(patch: pytest.MonkeyPatch) -> None:
+def rejected_chosen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(start, "SelectCheckpoint", lambda attempt, _avoid: act.SelectCheckpoint(attempt))
 
 
-def unarmed_taken(patch: pytest.MonkeyPatch) -> None:
+def disabled_knob_set(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Situation, "enabled", lambda self, name: next((k for k in self.knobs if k.name == name), None))
 
 
@@ -93,7 +93,7 @@ def cap_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.delitem(RUNGS, "within_cap")
 
 
-def wish_to_stop_lost(patch: pytest.MonkeyPatch) -> None:
+def stop_request_lost(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
         return (state, ()) if state.stage in {Stage.WAITING, Stage.SELECTING} else real(state, event)
 
@@ -127,8 +127,8 @@ PLANTED: tuple[Plant, ...] = (
     refilled_without_progress,
     stale_attempt_accepted,
     last_verified_forgotten,
-    poisoned_chosen,
-    unarmed_taken,
+    rejected_chosen,
+    disabled_knob_set,
     consent_ignored,
     batch_not_kept,
     rung_removed,
@@ -137,11 +137,11 @@ PLANTED: tuple[Plant, ...] = (
     requeue_loses_overrides,
     recurring_ignored,
     cap_ignored,
-    wish_to_stop_lost,
+    stop_request_lost,
     evidence_never_overdue,
 )
 #: What only a job to which this happens can show.
-NEEDS = {"requeue_loses_overrides": "crash", "wish_to_stop_lost": "signal"}
+NEEDS = {"requeue_loses_overrides": "crash", "stop_request_lost": "signal"}
 NAMES = [plant.__name__ for plant in PLANTED]
 
 

@@ -54,7 +54,7 @@ def test_nodes_that_get_worse_are_met_in_every_way() -> None:
         state, actions = decide(before, event)
         kinds = {type(action) for action in actions}
         if isinstance(event, events.HealthChanged):
-            met["evicted" if act.StopRanks in kinds else "told" if act.Alert in kinds else "known"] += 1
+            met["evicted" if act.StopRanks in kinds else "alerted" if act.Alert in kinds else "known"] += 1
         elif before.run.findings is not None or isinstance(event, events.HealthChecked):
             met["put out of use"] += act.Quarantine in kinds
             met["fewer ranks"] += any(isinstance(a, act.Alert) and a.kind == "batch_changed" for a in actions)
@@ -63,7 +63,7 @@ def test_nodes_that_get_worse_are_met_in_every_way() -> None:
             met["nobody answered"] += 1
         return state, actions
 
-    ways = ("evicted", "told", "put out of use", "fewer ranks", "this node is left", "nobody answered")
+    ways = ("evicted", "alerted", "put out of use", "fewer ranks", "this node is left", "nobody answered")
     for seed in range(seeds.SEEDS):
         assert not seeds.played(seed, judge).broken
         if all(met[way] >= LEAST for way in ways):

@@ -1,7 +1,7 @@
 """The physics of a job: what an attempt can hold, reach and save, and what ends it.
 
-In: a Job (drawn by jobs.py) and what an attempt is begun with. Out: its Trial, and through `lived` the events of its life. Nothing
-fails. A World owns what is true of one job: its files, its GPUs, how far it came; the core is told of it only by events.
+A World owns the truth of one job: its files, its GPUs, how far it came. The core learns it only by events. `trial` makes the Trial of an
+attempt, and `lived` yields the events of its life.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Spoils(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that comes from outside, `after_s` after attempt `attempt` was begun: a signal, a peer, a crash of ours (engine.py)."""
+    """What comes from outside, `after_s` after attempt `attempt` began: a signal, a peer, a crash of the supervisor (engine.py)."""
 
     attempt: int
     after_s: float
@@ -101,7 +101,7 @@ class Job:
     program: str = ""
     batchnorm: bool = False
     overwrites: bool = False
-    saves_when_told: bool = False
+    saves_on_request: bool = False
     initial: tuple[tuple[str, File], ...] = ()
     happenings: tuple[Happening, ...] = ()
     requeues: int = 2
@@ -243,7 +243,7 @@ class World:
         if job.program and seen:
             t += 1.0
             found.append((t, events.ProgramSeen(t, number, (job.program,), self._shown(trial), job.batchnorm)))
-        if job.saves_when_told and seen:
+        if job.saves_on_request and seen:
             found.append((t, events.SaveOnRequestSeen(t, number)))
         return chain(found, self._trained(trial, t, strike))
 

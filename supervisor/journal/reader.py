@@ -61,7 +61,7 @@ class Round:
 
 @dataclass(slots=True)
 class RecordedIncident:
-    """One incident. `progress` is what was last seen before it; `died_t` is the last word of a supervisor that died within it."""
+    """One incident. progress: the last one before it. died_t: of the last record of a supervisor that died within it."""
 
     number: int
     run_id: str
@@ -104,7 +104,7 @@ class History:
         return last if last is not None and last.closed_t is None else None
 
     def with_our_death(self) -> None:
-        """Tell what the journal could not, once it is known that its supervisor is gone and wrote no end."""
+        """Complete the history if the supervisor is gone and wrote no end record."""
         if self.run is None or self.end is not None or self.stage == Stage.ENDED:
             return
         incident = self.open_incident

@@ -210,7 +210,7 @@ class Journal:
             self._changed.notify_all()
 
     def _next_batch(self) -> list[_Pending]:
-        """Return what to write next, waiting for it. An empty batch says: sync, since there was trouble, or it is the end."""
+        """Return what to write next, waiting for it. An empty batch asks for a sync, after trouble or at the end."""
         shared = self._shared
         with self._changed:
             while not (shared.waiting or shared.trouble or shared.closing):
@@ -288,7 +288,7 @@ def open_journal(  # noqa: PLR0913 (what, for whom, and two that tests replace)
 ) -> tuple[Journal, Past]:
     """Read the journal at `path`, begin to write to it, and return the writer and what was in it.
 
-    Where `continues` says of what was found that its run does not go on, a new file is begun, and the old one is kept beside. The caller
+    If `continues` returns False for the run found, a new file begins, and the old one is kept beside it. The caller
     holds the job's lock. A file that cannot be read, or holds no record, is set aside once the directory allows it. Raises SuperviseError
     (78) for a format newer than this version writes; never OSError, which the writer reports as `degraded`.
     """

@@ -199,7 +199,7 @@ def evidence_lines(facts: Iterable[Evidence], most: int, *, first: Sequence[Evid
 
 
 def _evidence(decision: ReportDecision, facts: Sequence[Evidence], most: int) -> list[str]:
-    """Return the lines of evidence: none if a beginning was refused, since `failed` already says what was wrong."""
+    """Return the lines of evidence: none if a beginning was refused, since `failed` already has the reason."""
     return [] if not facts and decision.plan.strategy == "beginning" else evidence_lines(facts, most, first=decision.verdict.because[:1])
 
 
@@ -235,7 +235,7 @@ def _laid_out(head: str, rows: Sequence[tuple[str, str, str]], width: int, most:
 
 
 def _repeats(failed: str, evidence: str) -> bool:
-    """Whether a line of evidence (`who saw it: Exception: its text`) says no more than what failed."""
+    """Whether a line of evidence (`observer: Exception: its text`) only repeats what failed."""
     text = evidence.split(": ", 2)[-1]
     return bool(text) and text in failed
 

@@ -73,7 +73,7 @@ class MirrorReport:
                     "what": "stalled",
                     "mirror": "",
                     "message": message,
-                    "hint": "the events mirror.reported in supervise.log say more",
+                    "hint": "see the events mirror.reported in supervise.log",
                 }
             )
 

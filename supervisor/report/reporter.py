@@ -47,7 +47,7 @@ WITHOUT_DECISION = frozenset(
     {"change_ignored", FROM_SCRATCH, "node_health", "mirror_failing", "mirror_recovered", "disk_filling", "not_finite", "no_copy"}
 )
 
-#: What the log says of each event that the core took. Progress is left to the journal: it would drown the rest.
+#: The log event of each event that the core took. Progress is in the journal only: it would drown the rest.
 LOGGED: dict[type, LogEvent] = {
     events.LauncherFellBack: LogEvent.LAUNCHER_REPLACED,
     events.AttemptStarted: LogEvent.ATTEMPT_STARTED,
@@ -81,7 +81,7 @@ NOTED: dict[str, LogEvent] = {
 
 @dataclass(slots=True)
 class _AttemptSummary:
-    """What the line that sums an attempt up says of it. `first_dead` is the rank that failed first; None where none is known."""
+    """The facts for the line that sums up an attempt. `first_dead` is the rank that failed first; None: unknown."""
 
     attempt: int = 0
     reason: str = ""
@@ -133,7 +133,7 @@ class Reporter:
     def started(self, lines: Sequence[str]) -> None:
         """Print the lines that open every run."""
         for line in lines:
-            self._terminal.say(line)
+            self._terminal.message(line)
 
     def took(self, event: Event) -> None:
         """Log an event that the core took, and keep systemd's status line true."""
@@ -153,7 +153,7 @@ class Reporter:
             self._notifier.status(f"attempt {event.attempt}: {event.phase}, step {event.step}")
 
     def _sum_up(self, event: Event) -> None:
-        """Keep what the attempt's last line will say, and log what comes before it rank by rank."""
+        """Store the facts for the attempt's last line, and log the exit of each rank."""
         attempt = self._attempt
         if isinstance(event, events.AttemptStarted):
             attempt.attempt, attempt.ranks, attempt.world_size, attempt.began_t = event.attempt, len(event.ranks), event.world_size, event.t
@@ -172,7 +172,7 @@ class Reporter:
 
     def print_message(self, action: act.PrintMessage) -> None:
         """Print one line at the terminal."""
-        self._terminal.say(action.text, _level(action.level))
+        self._terminal.message(action.text, _level(action.level))
 
     def gathering(self, action: act.GatherNodes) -> None:
         """Note that an attempt begins with a meeting of its nodes: if it ends there, the summary line has nothing of the attempt before."""
@@ -243,9 +243,11 @@ class Reporter:
             wait = f" in {plan.delay_s:.1f} s" if plan.delay_s else ""
             summary = clean(verdict.summary)
             changed = f" with {cards.changes(plan)}" if plan.changes or plan.nproc is not None else ""
-            self._terminal.say(f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}")
+            self._terminal.message(
+                f"incident {action.incident}: {summary}{where}; restarting as attempt {action.attempt + 1}{wait}{changed}"
+            )
         for line in plan.notes:
-            self._terminal.say(clean(line))
+            self._terminal.message(clean(line))
         self.last_card = self._card(action, None)
         self._keep(action.incident, "card.txt", self.last_card)
         if action.incident not in self._opened:
@@ -258,7 +260,7 @@ class Reporter:
         self._began = action.began.value
         began_t = self._began_t  # None: a predecessor began it
         took = "" if began_t is None else f" ({self._clock.now() - began_t:.1f} s after the start of attempt {action.attempt})"
-        self._terminal.say(cards.beginning(action) + took, "info" if action.began is Beginning.RESUMED else "warning")
+        self._terminal.message(cards.beginning(action) + took, "info" if action.began is Beginning.RESUMED else "warning")
         self._log.write(
             LogEvent.RESUME_CONFIRMED,
             attempt=action.attempt,
@@ -290,7 +292,7 @@ class Reporter:
             self._decision, self.last_card = None, None
 
     def alerted(self, action: act.Alert) -> None:
-        """Report what no incident says by itself, in all places, after the decision that it belongs to."""
+        """Report what no incident reports, in all places, after the decision that it belongs to."""
         self._log.write(LogEvent.ALERT_RAISED, kind=action.kind, attempt=action.attempt, text=clean(action.text))
         if action.kind in WITHOUT_DECISION:
             self._report_alert(action, self._last)
@@ -309,22 +311,22 @@ class Reporter:
 
     def _report_alert(self, action: act.Alert, decision: act.ReportDecision | None) -> None:
         if action.kind not in ALREADY_PRINTED:
-            self._terminal.say(clean(action.text), "warning")
+            self._terminal.message(clean(action.text), "warning")
         incident, step = (decision.incident, decision.step) if decision is not None else (0, None)
         self._alert(action.kind, incident, action.attempt, step, action.text)
 
     def quarantined(self, action: act.Quarantine) -> None:
-        """Say how a GPU that is put out of use comes back into it."""
+        """Report how a GPU that is put out of use comes back into use."""
         gpu, days = action.gpu, self._job.settings.gpus.quarantine_days
         name = gpu.uuid or gpu.pci
         self._log.write(LogEvent.GPU_QUARANTINED, attempt=action.attempt, **_gpu(action))
         command = self._job.settings.clear_gpu_command(name)
-        self._terminal.say(f"GPU {name} is left out on this node for {days:g} days; once it is repaired: {command}", "warning")
+        self._terminal.message(f"GPU {name} is left out on this node for {days:g} days; once it is repaired: {command}", "warning")
 
     def released(self, entry: QuarantinedGpu) -> None:
-        """Say that a GPU is back in use, because it was reset and is well."""
+        """Report that a GPU is back in use, because it was reset and is well."""
         self._log.write(LogEvent.GPU_RELEASED, uuid=entry.uuid, pci=entry.pci, reason=clean(entry.reason))
-        self._terminal.say(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
+        self._terminal.message(f"GPU {entry.name} is back in use: it was reset since ({clean(entry.reason)}), and NVML finds it well")
 
     def saving(self, action: act.RequestSave) -> None:
         """Log that a save was requested of the ranks; systemd is asked for the time, which may be longer than the stop deadline."""
@@ -336,9 +338,9 @@ class Reporter:
         """Show the stacks that SIGQUIT asked for."""
         self._log.write(LogEvent.STACKS_DUMPED, attempt=attempt, ranks=[rank for rank, _ in found])
         for rank, text in found:
-            self._terminal.say(f"stacks of rank {rank}:\n{text}")
+            self._terminal.message(f"stacks of rank {rank}:\n{text}")
         if not found:
-            self._terminal.say("no rank has reported to us yet: their stacks cannot be requested", "warning")
+            self._terminal.message("no rank sends heartbeats yet: their stacks cannot be requested", "warning")
 
     # what the guardian reports
 
@@ -348,11 +350,11 @@ class Reporter:
             listed = [{**process, "cmd": clean(str(process["cmd"]))} for process in processes]
             names = ", ".join(f"{p['pid']} ({p['cmd']})" for p in listed[:5])
             more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""  # noqa: PLR2004 (as many as fit a line)
-            self._terminal.say(f"the job is done; left running: {names}{more}")
+            self._terminal.message(f"the job is done; left running: {names}{more}")
             self._log.write(LogEvent.SURVIVORS_LISTED, processes=listed)
 
     def output(self, message: Mapping[str, Any]) -> None:
-        """Log what became of the ranks' output."""
+        """Log trouble with the ranks' output."""
         if message["ev"] == "refused":
             self._log.write(LogEvent.REQUEST_REFUSED, request=message["do"], text=message["text"])
             return
@@ -361,14 +363,14 @@ class Reporter:
             if stream not in self._closed_streams:
                 self._closed_streams.add(stream)
                 name = {1: "stdout", 2: "stderr"}.get(stream, str(stream))
-                self._terminal.say(
+                self._terminal.message(
                     f"{name} was closed by its reader: the job goes on, its output is in {self._job.state / 'attempts'}", "warning"
                 )
             return
         self._log.write(LogEvent.OUTPUT_DROPPED, dropped_bytes=message["dropped_bytes"], error=message["log_errors"])
 
     def note(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Log a fact that decides nothing."""
+        """Log a fact that no decision needs."""
         row = {"request" if key == "do" else key: value for key, value in fields.items() if key != "ev"}
         if name in NOTED:
             self._log.write(NOTED[name], **row)
@@ -388,7 +390,7 @@ class Reporter:
         if left is not None:
             number = "1 alert was" if left.count == 1 else f"{left.count} alerts were"
             kept = f"kept in {self._job.state / 'outbox'}" if left.saved else "and could not be kept"
-            self._terminal.say(f"{number} not delivered to {left.host}: {left.reason}; {kept}", "warning")
+            self._terminal.message(f"{number} not delivered to {left.host}: {left.reason}; {kept}", "warning")
 
     # how
 
@@ -437,7 +439,7 @@ class Reporter:
 
 
 def _judged(decision: act.ReportDecision | None) -> dict[str, object]:
-    """Return what a line says of a decision: the cause, whose it is, and what is done; None where nothing was decided."""
+    """Return a decision as a line: the cause, its rank, and the answer; None if nothing was decided."""
     verdict, plan = (decision.verdict, decision.plan) if decision is not None else (None, None)
     return {
         "cause": verdict and verdict.cause.value,

@@ -1,4 +1,4 @@
-"""Our lines for the person at the terminal: on stderr, each with the prefix "supervise: ", and the card.
+"""The supervisor's lines at the terminal: on stderr, each with the prefix "supervise: ", and the card.
 
 No call blocks or raises, whatever stderr is: closed, a full pipe that nobody reads, a terminal held by ^S, a file on a disk that hangs.
 Lines that cannot be written within a deadline are dropped and counted; the count is printed once writing works again.
@@ -25,10 +25,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class TerminalWriter:
-    """What we say on `fd` (stderr). `quiet` keeps lines of level info to itself."""
+    """Writes lines to `fd` (stderr). `quiet` drops lines of level info."""
 
     def __init__(self, fd: int = 2, *, quiet: bool = False, deadline_s: float = _WRITE_DEADLINE_S) -> None:
-        """Start talking to `fd`, which stays the caller's."""
+        """Start writing to `fd`, which stays the caller's."""
         self._fd = fd
         self._quiet = quiet
         self._deadline_s = deadline_s
@@ -41,11 +41,11 @@ class TerminalWriter:
         return self._writer.dropped
 
     def is_a_tty(self) -> bool:
-        """Tell whether a person may be looking."""
+        """Return whether `fd` is a terminal, so that a person may read it."""
         return os.isatty(self._fd)
 
-    def say(self, text: str, level: Level = "info") -> None:
-        """Say `text`, each of its lines prefixed."""
+    def message(self, text: str, level: Level = "info") -> None:
+        """Print `text`, each of its lines prefixed."""
         if level != "info":
             text = f"{level}: {text}"
         elif self._quiet:
@@ -53,11 +53,11 @@ class TerminalWriter:
         self._put(text)
 
     def card(self, text: str) -> None:
-        """Print a card: its lines stay together, its head says whose they are, and quiet or not it is printed."""
+        """Print a card, also if quiet. Its lines stay together, and its head has the prefix's part."""
         self._writer.put(b"".join(_encoded(line) + b"\n" for line in text.splitlines()))
 
     def raw(self, line: str) -> None:
-        """Print a line that says by itself whose it is, such as a log event as JSON."""
+        """Print a line without prefix, such as a log event as JSON."""
         self._writer.put(_encoded(line) + b"\n")
 
     def close(self, deadline_s: float = _WRITE_DEADLINE_S) -> None:

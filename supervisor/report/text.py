@@ -11,11 +11,11 @@ from supervisor.classify.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: The widest line of ours; cards are printed with "supervise: " before each line.
+#: The widest line; cards are printed with "supervise: " before each line.
 WIDTH = 100
 
 
-#: Rows that tell what was decided and what to do: they take the lines first, and evidence after the first line gives way to them.
+#: Rows with the decision and what to do: they get lines first, before all evidence but its first line.
 WHOLE_ROWS = frozenset({"done", "plan", "verdict", "next", "next time"})
 
 
@@ -69,7 +69,7 @@ def _folded(text: str, room: int, more: int) -> list[str]:
 
 
 def cut(line: str, width: int) -> str:
-    """Shorten in the middle: the beginning says what it is, and the end of a path or a message which."""
+    """Shorten in the middle: the beginning shows the kind, and the end of a path or a message which one."""
     if len(line) <= width:
         return line
     tail = width // 3

@@ -69,9 +69,9 @@ class JobFactory:
         return torchrun.launcher(self.torchrun)
 
     def world_size(self, nproc: int | None) -> int | None:
-        """Return the ranks of an attempt that has `nproc` of them here (None: as the command says); None where nobody knows.
+        """Return the ranks of an attempt that has `nproc` of them here (None: as in the command); None: unknown.
 
-        That is so of several nodes: another one may have left a GPU out.
+        With several nodes it is unknown: another one may have left a GPU out.
         """
         per_node, nodes = torchrun.size(self.torchrun, self._job.environ)
         return (nproc or per_node or None) if nodes == 1 else None
@@ -97,7 +97,7 @@ class JobFactory:
             return self._signatures
 
     def close(self) -> None:
-        """End what was still being made."""
+        """End the scanner if it is still being made."""
         if self._scanner is not None:
             self._scanner.close()
 
@@ -147,18 +147,18 @@ class JobFactory:
         return PlainSession(context, shape, self._shim("launcher"))
 
     def sweep_descendants(self) -> tuple[LeftProcess, ...]:
-        """End what is the job's and fell to us by the guardian's death."""
+        """End the job's processes that became this process's children when the guardian died."""
         return self._orphans.end(SWEEP_GRACE_S)
 
     def sweep_predecessors(self) -> previous_processes.SweepResult:
-        """End what an earlier supervisor of this job left behind and is proven to be its."""
+        """End the processes that are proven to be of an earlier supervisor of this job."""
         file = self._job.scratch / PROCESSES
         result = previous_processes.sweep_records(previous_processes.read_records(file))
         file.unlink(missing_ok=True)
         return result
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return the GPUs that the job can see, with what the ledger says of each. Raises OSError.
+        """Return the GPUs that the job can see, with the ledger's entry on each. Raises OSError.
 
         It asks the driver: not on the loop's thread.
         """
@@ -186,19 +186,19 @@ class JobFactory:
 
     @property
     def command_nproc(self) -> int:
-        """How many ranks a node has, as the command says; 0 where it does not."""
+        """The ranks of a node by the command; 0: unknown."""
         return torchrun.size(self.torchrun, self._job.environ)[0]
 
     def most_nodes(self) -> int:
-        """Return how many nodes an attempt may have, as the command says; 0 where it does not.
+        """Return how many nodes an attempt may have, by the command; 0: unknown.
 
-        The state begins with this number. It is the holder from then on, because torch corrects it (LauncherStarted).
+        The state begins with this number and holds it from then on, because torch corrects it (LauncherStarted).
         """
         return torchrun.most_nodes(self.torchrun, self._job.environ)
 
     @property
     def has_several_nodes(self) -> bool:
-        """Whether ranks on other nodes may write checkpoints. True too where the command does not say, until the run's end.
+        """Whether ranks on other nodes may write checkpoints. True also if the command leaves that open, until the run's end.
 
         Files are judged by this before the first attempt, when the state cannot know better; a wrong True changes no file.
         """
@@ -238,7 +238,7 @@ class JobFactory:
 
 
 def _streams() -> str:
-    """How our own stdout and stderr relate, in the agent's words (supervisor/agent/spawn.py)."""
+    """Return how the supervisor's stdout and stderr relate, as the agent names it (supervisor/agent/spawn.py)."""
     try:
         out, err = os.fstat(1), os.fstat(2)
     except OSError:
@@ -249,7 +249,7 @@ def _streams() -> str:
 
 
 def _window() -> tuple[int, int]:
-    """Rows and columns of our terminal itself: COLUMNS and LINES, where they are set, the ranks see too."""
+    """Return rows and columns of the terminal itself; the ranks inherit COLUMNS and LINES."""
     for fd in (1, 2):
         with contextlib.suppress(OSError):
             size = os.get_terminal_size(fd)

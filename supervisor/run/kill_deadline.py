@@ -1,9 +1,9 @@
 """How much time the environment leaves between a signal and the KILL that follows, if that can be known.
 
-Where nobody knows, the stop deadline holds. A tool that is missing, slow or answers in another form is no answer. Where `must_ask` is
+If it is unknown, the stop deadline holds. A tool that is missing, slow or answers in another form is no answer. Where `must_ask` is
 true, `left_s` waits up to ANSWER_S for `scontrol` or `systemctl`: not on the loop's thread then, and never in a signal handler.
 
-What is believed, in this order:
+The sources, in this order:
 
   stop.left_s    the setting: above all for TERM and HUP. The only one that knows a Kubernetes pod's grace: the pod cannot read it
   stop.notice_s  the setting: above all for a notice (USR1, USR2), which may come long before the TERM
@@ -47,7 +47,7 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 864
 
 
 def must_ask(signum: int, environ: Mapping[str, str], settings: Settings) -> bool:
-    """Say whether `left_s` would ask a tool, and so may take up to ANSWER_S."""
+    """Return whether `left_s` would ask a tool, and so may take up to ANSWER_S."""
     if signum == signal.SIGINT or _set(signum, settings) > 0:
         return False
     slurm = "SLURM_JOB_ID" in environ and (signum not in NOTICES or not _end_of_job(environ))
@@ -117,7 +117,7 @@ def _end_by_scontrol(environ: Mapping[str, str]) -> float | None:
 
 
 def _under_systemd(environ: Mapping[str, str]) -> bool:
-    """Say whether a unit's manager started us, and not merely a terminal or a session that runs in a unit."""
+    """Return whether a unit's manager started this process, and not a terminal or a session that runs in a unit."""
     return "NOTIFY_SOCKET" in environ or environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
 
 

@@ -1,4 +1,4 @@
-"""One supervisor for a job on a node: a lock file that says who holds it, taken without flock so that it works over NFS.
+"""One supervisor for a job on a node: a lock file that names its holder, taken without flock so that it works over NFS.
 
 The holder must call `refresh` at least every LEASE_S / 4, and end its ranks when that returns False. If another process on this host
 holds the lock, `acquire` raises within two seconds and names it. All calls do IO on the state directory and block as long as that does:
@@ -96,7 +96,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give the lock up; nothing is done if it is not ours any more."""
+        """Release the lock, if this supervisor still holds it."""
         behind = _link_path(self.path, self.record.token)
         if self.refresh() and _link(behind, replace(self.record, token=secrets.token_hex(8), released=True), durable=False):
             self.path.unlink(missing_ok=True)
@@ -111,18 +111,18 @@ def acquire(  # noqa: PLR0913  who asks, for what, and how hard
     run: str = "",
     takeover: bool = False,
     lease_s: float = LEASE_S,
-    say: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Lock:
     """Take the lock at `path`, or raise SuperviseError (78) naming the holder.
 
     `address`: the options by which our other commands find the job. Waits only where the holder is on another host: until its lease
-    moves (held) or stood still for `lease_s` (taken); `say` prints that it waits.
+    moves (held) or stood still for `lease_s` (taken); `notify` prints that it waits.
     """
     me = this_process()
     try:
         while True:
             mine = LockRecord(secrets.token_hex(8), me, run, time.time())
-            tail = _wait_free(path, me, job, address, takeover=takeover, lease_s=lease_s, say=say)
+            tail = _wait_free(path, me, job, address, takeover=takeover, lease_s=lease_s, notify=notify)
             if _link(path, mine) if tail is None else _succeed(path, tail, mine):
                 return Lock(path, mine, None if tail is None or (tail.record and tail.record.released) else tail.stamp / 1e9)
     except OSError as error:
@@ -148,12 +148,12 @@ def holder(path: Path) -> LockRecord | None:
 
 
 def is_alive(record: LockRecord) -> bool | None:
-    """Tell whether the record's process lives; None where that cannot be seen from here."""
+    """Return whether the record's process lives; None if that cannot be seen from here."""
     return {"held": True, "stale": False, "unseen": None}[_state(record, this_process())]
 
 
 def _wait_free(  # noqa: PLR0913  as acquire
-    path: Path, me: ProcessId, job: str, address: str, *, takeover: bool, lease_s: float, say: Callable[[str], None]
+    path: Path, me: ProcessId, job: str, address: str, *, takeover: bool, lease_s: float, notify: Callable[[str], None]
 ) -> _Seen | None:
     """Return None where there is no lock, or the record that may be succeeded. Raises SuperviseError where the lock is held."""
     began = time.monotonic()
@@ -168,7 +168,7 @@ def _wait_free(  # noqa: PLR0913  as acquire
         if watched is None or watched.key != tail.key:
             watched, watched_since = tail, now
             if state == "unseen" and not takeover and not settling:
-                say(f"the lock of job {job} is held by {_name(tail.record)}; watching for up to {lease_s:g} s whether it is alive")
+                notify(f"the lock of job {job} is held by {_name(tail.record)}; watching for up to {lease_s:g} s whether it is alive")
         if not settling:
             if state == "held" or tail.stamp != watched.stamp:
                 raise _held(path, job, address, tail.record, here=state == "held")
@@ -190,7 +190,7 @@ def _succeed(path: Path, tail: _Seen, mine: LockRecord) -> bool:
     try:
         link.rename(path)
     except FileNotFoundError:
-        return False  # somebody on another host took us for dead, and cleared our link away
+        return False  # a supervisor on another host took this one for dead, and removed its link
     for passed in tail.passed:
         passed.unlink(missing_ok=True)
     now = _tail(path)
@@ -275,14 +275,14 @@ def _link_path(path: Path, key: str) -> Path:
 
 
 def _state(record: LockRecord | None, me: ProcessId) -> Literal["held", "stale", "unseen"]:
-    """Tell whether the record's process is there, gone, or not to be seen from here."""
+    """Return whether the record's process lives, is gone, or cannot be seen from here."""
     if record is None or not me.start_ticks:  # without /proc nothing can be seen, ourselves included
         return "unseen"
     other = record.process
     if (other.hostname, other.machine_id) != (me.hostname, me.machine_id):
         return "unseen"
     if other.boot_id != me.boot_id:
-        # a host name alone does not tell a rebooted host from another one called "localhost"
+        # by host name alone, a rebooted host equals another one called "localhost"
         return "stale" if me.machine_id else "unseen"
     if other.pid_namespace != me.pid_namespace:
         return "unseen"

@@ -88,12 +88,12 @@ def run(settings: Settings, command: Sequence[str]) -> int:
     name, node = identity.job_name(settings.job.name, environ, cwd, command), identity.node_name()
     knobs = job_knobs.find(settings, command, environ, cwd)
     terminal = TerminalWriter(quiet=settings.terminal.verbosity == "quiet")
-    problems = _require_right(settings, lambda text: terminal.say(text, "warning"))
+    problems = _require_right(settings, lambda text: terminal.message(text, "warning"))
     state = identity.make_node_state(settings.job.state_dir, cwd, name.name, node)
     for problem in problems:
-        terminal.say(str(problem), "warning")
+        terminal.message(str(problem), "warning")
     held = lock.acquire(
-        state / "lock", job=name.name, address=settings.address(name.name), takeover=settings.job.takeover, say=terminal.say
+        state / "lock", job=name.name, address=settings.address(name.name), takeover=settings.job.takeover, notify=terminal.message
     )
     try:
         job = Job(
@@ -134,10 +134,10 @@ class _Run:
         self.terminal, self.lock = terminal, held
         self.clock = Clock.start()
         self.loop = Loop(self.clock, initial(), self)
-        self.continues, self.anew = False, ""
+        self.continues, self.new_run_reason = False, ""
 
         def continues(past: Past) -> bool:
-            self.continues, self.anew = previous_runs.continues(past, job)
+            self.continues, self.new_run_reason = previous_runs.continues(past, job)
             return self.continues
 
         path = job.state / "journal.jsonl"
@@ -152,7 +152,7 @@ class _Run:
         self.reporter = Reporter(job, self.clock, terminal, self.log, self.notifier)
         if self.continues:
             self.reporter.goes_on(self.past.state.run.incident)
-        self.factory = JobFactory(job, ignored, lambda text: terminal.say(text, "warning"), self._checkpoint_report)
+        self.factory = JobFactory(job, ignored, lambda text: terminal.message(text, "warning"), self._checkpoint_report)
         self.sampler = ProgressSampler(self.loop.post, settings.instrument.start_ceiling_s, self.factory.checkpoints.belongs_to_job)
         self.executor = Executor(job, self.loop, self.reporter, self.sampler, self.factory)
         self.loop.perform = self.executor.perform
@@ -193,7 +193,7 @@ class _Run:
         self.reporter.started(self._opening_lines())
         knob = self.job.settings.knobs.resume
         if knob.hands_over and not self.job.settings.checkpoints.paths:
-            self.terminal.say(_UNDECLARED.format(knob.args or knob.flag or f"${knob.env}"), "warning")
+            self.terminal.message(_UNDECLARED.format(knob.args or knob.flag or f"${knob.env}"), "warning")
         try:
             policy = to_policy(
                 self.job.settings,
@@ -225,7 +225,7 @@ class _Run:
         threading.__excepthook__(args)
         if args.thread is not None:
             text = f"a part of supervise failed ({args.thread.name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
-            self.loop.call_soon(lambda: self.terminal.say(text, "error"))
+            self.loop.call_soon(lambda: self.terminal.message(text, "error"))
 
     def _has_rank_0(self) -> bool | None:
         return mirror.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.factory.torchrun is not None)
@@ -241,15 +241,15 @@ class _Run:
             case CheckpointPruned(path, step, reason):
                 self.loop.call_soon(lambda: self._checkpoint_pruned(path, step, reason))
             case WatcherFailed(text):
-                say = f"watching the checkpoints goes on after a failure of its own: {text}"
-                self.loop.call_soon(lambda: self.terminal.say(say, "warning"))
+                message = f"the checkpoint watcher failed and goes on: {text}"
+                self.loop.call_soon(lambda: self.terminal.message(message, "warning"))
             case _:
                 assert_never(report)
 
     def _checkpoint_pruned(self, path: str, step: int | None, reason: str) -> None:
         self.log.write(LogEvent.CHECKPOINT_PRUNED, path=path, step=step, outcome=reason or "removed")
         if not reason:
-            self.terminal.say(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}")
+            self.terminal.message(f"removed {path}: checkpoints.keep = {self.job.settings.checkpoints.keep}")
 
     # the journal's listener: from its thread
 
@@ -271,7 +271,7 @@ class _Run:
         return self.journal.record(event, actions, state, durable=durable)
 
     def tick(self) -> None:
-        """What recurs: heartbeats, the watchdog, the lease of the lock."""
+        """Do what recurs: heartbeats, the watchdog, the lease of the lock."""
         self.executor.tick()
         now = self.clock.now()
         if self.mirror is not None and self.mirror_news is not None:
@@ -320,27 +320,27 @@ class _Run:
         )
         self.log.write(LogEvent.RUN_CONTINUED if self.continues else LogEvent.RUN_STARTED, job=self.job.name, words=len(self.job.command))
         for problem in self.past.problems:
-            self.terminal.say(f"journal: {problem}", "warning")
+            self.terminal.message(f"journal: {problem}", "warning")
 
     def _tidy_up(self) -> None:
-        """Deal with what an earlier supervisor left: processes that are proven its, and the logs of an earlier run."""
+        """Clean up after an earlier supervisor: end the processes that are proven its, and move an earlier run's logs aside."""
         with contextlib.suppress(OSError):
             swept = self.factory.sweep_predecessors()
             for left in swept.left:
-                self.terminal.say(f"process {left.pid} looks like ours and is left alone: {left.why}", "warning")
+                self.terminal.message(f"process {left.pid} may be of this job's last run and is left alone: {left.why}", "warning")
             self.factory.clear_scratch(keep_attempts=self.continues)
         if not self.continues and self.past.last_run is not None:
             with contextlib.suppress(OSError):
                 previous_runs.put_aside(self.job.state, self.past.last_run.run_id)
 
     def _restore(self) -> None:
-        """Bring the newest checkpoint here from the mirrors, where none on this disk is good. Raises SuperviseError where that must be."""
+        """Restore the newest checkpoint from the mirrors if none on this disk is good. Raises SuperviseError if it must and cannot."""
         checkpoints = self.factory.checkpoints
         if self.mirror is None:
             return
 
         def ask() -> mirror.MirrorAnswer | None:
-            return mirror.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.say))
+            return mirror.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.message))
 
         asked = mirror.run_beside(ask, self._stay_alive, self.signals.requested)
         if asked is None:
@@ -349,12 +349,12 @@ class _Run:
         note = mirror.note(answer)
         self.journal.append(note, t=self.clock.now(), durable=False)
         self.log.write(LogEvent.CHECKPOINT_RESTORED, **note.data)
-        mirror.report(asked, self.terminal.say)
+        mirror.report(asked, self.terminal.message)
         if answer.kind == "restored":
             checkpoints.restored(answer.path, answer.began, answer.manifest)
 
     def _stay_alive(self) -> None:
-        """What must recur before the loop runs: the lease of the lock, and a word to systemd."""
+        """Renew the lock's lease and ping systemd, before the loop runs and does it."""
         now = self.clock.now()
         if now >= self.next_refresh:
             self.next_refresh = now + LEASE_REFRESH_S
@@ -383,9 +383,9 @@ class _Run:
         settings = self.job.settings
         patterns = ", ".join(settings.checkpoints.paths)
         knob = settings.knobs.resume
-        told = knob.args or knob.flag or knob.env or ("{resume}" if any("{resume}" in word for word in self.job.command) else "")
+        option = knob.args or knob.flag or knob.env or ("{resume}" if any("{resume}" in word for word in self.job.command) else "")
         if patterns:
-            resume = f"resumes from the newest verified {patterns}, handed over by {told or 'SUPERVISE_JOB_RESUME_FROM'}"
+            resume = f"resumes from the newest verified {patterns}, passed by {option or 'SUPERVISE_JOB_RESUME_FROM'}"
         elif settings.job.resumes_itself:
             resume = "the script resumes itself"
         else:
@@ -401,7 +401,7 @@ class _Run:
         return [
             f"job {self.job.name}, {run_} {self.job.run_id}: {how}",
             *of_knobs,
-            *([self.anew] if self.anew else []),
+            *([self.new_run_reason] if self.new_run_reason else []),
             resume,
             *(mirror.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
@@ -417,23 +417,23 @@ class _Run:
         left_s = 0.0 if stops else self.job.settings.checkpoints.finish_s
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         spool = self.job.state / "spool"
-        is_read = mirror.finish(self.mirror, watcher, left_s, lambda text: self.terminal.say(text, "warning"), spool)
+        is_read = mirror.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
         last = self.factory.checkpoints.last_recorded()
         if last is not None and is_read:
             step = "" if last.step is None else f" of step {last.step}"
-            self.terminal.say(f"the last checkpoint is verified: {last.path}{step}")
+            self.terminal.message(f"the last checkpoint is verified: {last.path}{step}")
         elif not is_read and self.mirror is None:
-            self.terminal.say(
+            self.terminal.message(
                 "the last save was not verified before the deadline: check it with `supervise checkpoints verify PATH`", "warning"
             )
 
     def _end(self, end: Finish) -> None:
         code = end.exit_code
         if numbers := self.factory.checkpoints.numbers():
-            self.terminal.say(f"{numbers}: look at the loss before you use the result", "warning")
+            self.terminal.message(f"{numbers}: check the loss before you use the result", "warning")
         state = self.loop.state
         if state.run.stop is not None and state.attempt.number and code != 0:
-            self.terminal.say(cards.stopped_text(state))
+            self.terminal.message(cards.stopped_text(state))
         self.notifier.stopping(f"ends with {code}")
         self.notifier.extend_timeout(END_DEADLINE_S)
         self.factory.close()
@@ -441,9 +441,9 @@ class _Run:
         self.log.write(LogEvent.RUN_FINISHED, exit_code=code)
         durable = self.journal.close(CLOSE_DEADLINE_S)
         if not durable:
-            self.terminal.say("the journal's last records did not reach the disk", "warning")
+            self.terminal.message("the journal's last records did not reach the disk", "warning")
         if not self.executor.node.wait_written(CLOSE_DEADLINE_S):
-            self.terminal.say(f"the ledger of GPUs does not answer: {self.factory.ledger.path}", "warning")
+            self.terminal.message(f"the ledger of GPUs does not answer: {self.factory.ledger.path}", "warning")
         self.reporter.close(CLOSE_DEADLINE_S)
         self.reporter.close_alerts(CLOSE_DEADLINE_S)
         self.log.close()

@@ -59,7 +59,7 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
     reporter.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     log: Any = reporter._log  # noqa: SLF001  likewise
-    said = f"{terminal.say.call_args_list} {log.write.call_args_list}"
+    said = f"{terminal.message.call_args_list} {log.write.call_args_list}"
     assert "41 (upload --hf-token" in said
     assert "SECRETVALUE123" not in said
 
@@ -70,7 +70,7 @@ HALVED = Plan(PlanKind.RESTART, "why", "stop", "halve_batch", changes=CHANGES, n
 
 def said(reporter: Reporter) -> list[str]:
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
-    return [call.args[0] for call in terminal.say.call_args_list]
+    return [call.args[0] for call in terminal.message.call_args_list]
 
 
 def logged(reporter: Reporter, event: LogEvent) -> list[dict[str, Any]]:

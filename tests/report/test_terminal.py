@@ -44,9 +44,9 @@ def fill(writer: int) -> int:
 
 def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, int]) -> None:
     terminal = TerminalWriter(pipe[1])
-    terminal.say("one\ntwo")
-    terminal.say("careful", "warning")
-    terminal.say("\x1b]0;title\x07 \udcff \N{SNOWMAN}", "error")
+    terminal.message("one\ntwo")
+    terminal.message("careful", "warning")
+    terminal.message("\x1b]0;title\x07 \udcff \N{SNOWMAN}", "error")
     terminal.card("rank 1\nfailed")
     terminal.raw('{"event": "x"}')
     terminal.close()
@@ -58,8 +58,8 @@ def test_each_line_says_whose_it_is_and_cannot_move_the_cursor(pipe: tuple[int, 
 
 def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -> None:
     terminal = TerminalWriter(pipe[1], quiet=True)
-    terminal.say("hello")
-    terminal.say("careful", "warning")
+    terminal.message("hello")
+    terminal.message("careful", "warning")
     terminal.card("card")
     terminal.close()
     assert os.read(pipe[0], 4096) == b"supervise: warning: careful\ncard\n"
@@ -71,12 +71,12 @@ def test_a_closed_stderr_costs_nothing(pipe: tuple[int, int]) -> None:
     terminal = TerminalWriter(pipe[1])
     began = time.monotonic()
     for _ in range(100):
-        terminal.say("nobody listens")
+        terminal.message("nobody listens")
     terminal.close()
     assert within(2, since=began)
     assert terminal.dropped == 100
     closed = TerminalWriter(987654)
-    closed.say("no such descriptor")
+    closed.message("no such descriptor")
     closed.close()
     assert closed.dropped == 1
 
@@ -90,7 +90,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up_and_is_told_later_what_it_miss
     terminal = TerminalWriter(writer, deadline_s=0.2)
     began = time.monotonic()
     for _ in range(50):
-        terminal.say("held up")
+        terminal.message("held up")
     assert within(0.1, since=began)
     deadline = time.monotonic() + 10
     while terminal.dropped < 50:
@@ -99,7 +99,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up_and_is_told_later_what_it_miss
     assert within(5, since=began)  # the deadline is waited for once, not for each line
     while size:
         size -= len(os.read(reader, size))
-    terminal.say("again")
+    terminal.message("again")
     terminal.close()
     assert os.read(reader, 4096).splitlines() == [b"supervise: warning: 50 messages could not be written here", b"supervise: again"]
 

@@ -131,7 +131,7 @@ def test_another_hosts_lock_is_not_taken_by_its_pid(path: Path, gone: int, other
     refresher.start()
     try:
         with pytest.raises(SuperviseError, match="supervised already") as caught:
-            lock.acquire(path, job="j", lease_s=5, say=said.append)
+            lock.acquire(path, job="j", lease_s=5, notify=said.append)
     finally:
         done.set()
         refresher.join()

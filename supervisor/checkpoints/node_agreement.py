@@ -1,13 +1,13 @@
-"""This node's part in the agreement of several nodes on what an attempt resumes from (core/gathering.py, checkpointing/common.py).
+"""This node's part in the agreement of several nodes on the checkpoint of an attempt (core/gathering.py, checkpointing/common.py).
 
-Every step is an all-gather: each node gives a row of JSON and gets the rows of all nodes. All nodes then draw the same conclusion by
-themselves, from the same rows.
+Every step is an all-gather: each node sends a row of JSON and receives the rows of all nodes. All nodes then draw the same conclusion from
+the same rows.
 
-1. The state that each node continues from. The node with the newest agreement gives the knobs for all, and the checkpoints that are
-   rejected. Before this step each node has written to disk what dead ranks left in shared memory.
-2. The checkpoints that each node has: names, sizes and steps; nothing is read through.
-3. For each candidate that all nodes have, newest first: each node's proof that it can load it. Of a shared file one node reads the bytes,
-   the others compare its identity. The first candidate that all nodes prove is taken.
+1. The state that each node continues from. The node with the newest agreement gives the knobs; the rejected checkpoints are those of every
+   node with that agreement. Before this step each node has written to disk the state that its dead ranks left in shared memory.
+2. The checkpoints that each node has: names, sizes and steps, without reading their data.
+3. For each candidate that all nodes have, newest first: each node's proof that it can load it. One node reads the bytes of a shared file,
+   the others compare its identity. The nodes take the first candidate that all of them prove.
 
 `agree` runs in a worker thread: files are read, and other nodes are waited for.
 """
@@ -44,9 +44,11 @@ class AgreementCancelled(Exception):  # noqa: N818  not a failure: the attempt e
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a node went on with so far, as SelectCheckpoint has it. suspect: a checkpoint may have caused the last failure.
+    """The state that a node continues from. Host, agreement number, knobs and rejected paths: as in SelectCheckpoint.
 
-    finite: it takes an older checkpoint where weights of the newest turned to NaN. mixed_from_t: wall time; see SelectCheckpoint.
+    suspect: a checkpoint may have caused the last failure. knows: the node had a good checkpoint before. finite: if weights of the newest
+    checkpoint turned to NaN, the node prefers an older one. mixed_from_t: wall time from which the nodes trained from different states, so
+    that checkpoints written since are rejected; None if they did not.
     """
 
     host: str
@@ -60,15 +62,15 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    """A candidate that all nodes proved, by its number."""
+class _Proven:
+    """A candidate that all nodes proved. `number`: its index among the candidates."""
 
     number: int
     proofs: tuple[Proof, ...]
 
     @property
     def step(self) -> int | None:
-        """The step that it holds: a node that read it knows; they agree."""
+        """Its step, from a node that read it: all that read it agree."""
         return next((proof.step for proof in self.proofs if proof.level), None)
 
     @property
@@ -78,8 +80,11 @@ class _Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What a node has. found: how many may be checkpoints; refused: why those are out that are not held."""
+class CheckpointsHere:
+    """The checkpoints of a node.
+
+    held: those that it offers; found: how many paths may be checkpoints; refused: (path, reason) of the rest.
+    """
 
     held: tuple[NodeCheckpoint, ...]
     found: int
@@ -96,8 +101,8 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     suspect: bool,
     t: float,
 ) -> CheckpointSelected:
-    """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, where the attempt is over before they do."""
-    problem = node_offer.rescue(permission)
+    """Agree with the other nodes. Raises AgreementCancelled, by way of `all_gather`, if the attempt ends first."""
+    problem = node_offer.save_dead_ranks_state(permission)
     states = _gathered(
         all_gather,
         1,
@@ -112,15 +117,15 @@ def agree(  # noqa: PLR0913  the request, and this node's part
             action.mixed_from_t,
         ),
     )
-    newest = max(states, key=lambda state: state.agreed)  # the first of those that are as new
+    newest = max(states, key=lambda state: state.agreed)  # several may be equally new; take the first
     rejected = tuple(dict.fromkeys(path for state in states if state.agreed == newest.agreed for path in state.rejected))
     since = min((state.mixed_from_t for state in states if state.mixed_from_t is not None), default=None)
-    offer, selection = _offer(action, node_offer, rejected, problem, since)
-    offers = _gathered(all_gather, 2, offer)
+    here, selection = _checkpoints_here(action, node_offer, rejected, problem, since)
+    offers = _gathered(all_gather, 2, here)
     candidates = common.candidates([one.held for one in offers])
     refused: list[tuple[str, str]] = []
-    newest_whole: _Taken | None = None
-    taken: _Taken | None = None
+    newest_whole: _Proven | None = None
+    taken: _Proven | None = None
     for number, candidate in enumerate(candidates):
         proof = node_offer.prove(candidate, action.node, suspect=any(state.suspect for state in states))
         proofs = _gathered(all_gather, 3 + number, proof)
@@ -128,9 +133,10 @@ def agree(  # noqa: PLR0913  the request, and this node's part
         if why:
             refused.append((candidate[action.node].path, why))
             continue
-        found = _Taken(number, tuple(proofs))
+        found = _Proven(number, tuple(proofs))
         if newest_whole is None:
             newest_whole = found
+        # stop here unless the newest has NaN weights, this one has the same ones, and every node prefers finite weights
         if not newest_whole.nan or not newest_whole.nan <= found.nan or not all(state.finite for state in states):
             taken = found
             break
@@ -147,7 +153,7 @@ def agree(  # noqa: PLR0913  the request, and this node's part
         CheckpointRef(row.path, taken.step, proof.level or "identity"),
         max(one.found for one in offers),
         selection.torn,
-        (*refused, *offer.refused),
+        (*refused, *here.refused),
         tuple(CheckpointRef(one.path, one.step, "") for one in reversed(rows[taken.number + 1 :])),
         not_finite=tuple((one.path, "its weights hold NaN; an older one is taken instead") for one in whole),
         agreement=newest.agreed + 1,
@@ -157,19 +163,20 @@ def agree(  # noqa: PLR0913  the request, and this node's part
     )
 
 
-def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and what they gave
+def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and their results
     action: SelectCheckpoint,
     states: Sequence[NodeState],
-    offers: Sequence[Offer],
+    offers: Sequence[CheckpointsHere],
     selection: Selection,
     refused: tuple[tuple[str, str], ...],
     newest: NodeState,
     rejected: tuple[str, ...],
     t: float,
 ) -> CheckpointSelected:
-    """Return the event without a checkpoint: a start from scratch if no node has or had one, else with what each node has."""
+    """Return the event without a checkpoint: a start from scratch if no node has or had one, else each node's checkpoints."""
     found = sum(one.found for one in offers) + sum(state.knows for state in states)
-    held = tuple((state.host, _has(offer)) for state, offer in zip(states, offers, strict=True)) if found else ()
+    held = tuple((state.host, _summary(here)) for state, here in zip(states, offers, strict=True)) if found else ()
+    # fresh: the nodes of the newest agreement; alone: they can go on without the others
     fresh = [node for node, state in enumerate(states) if state.agreed == newest.agreed]
     others_can = newest.agreed > 0 and 0 < action.least_nodes <= len(fresh) < len(states)
     alone = others_can and bool(common.candidates([offers[node].held for node in fresh]))
@@ -190,30 +197,30 @@ def _none(  # noqa: PLR0913, PLR0917  the rows of all nodes, and what they gave
     )
 
 
-def _has(offer: Offer) -> str:
-    if offer.held:
-        return common.summary(offer.held)
-    return f"none ({'; '.join(': '.join(row) for row in offer.refused[:2])})" if offer.refused else "none"
+def _summary(here: CheckpointsHere) -> str:
+    if here.held:
+        return common.summary(here.held)
+    return f"none ({'; '.join(': '.join(row) for row in here.refused[:2])})" if here.refused else "none"
 
 
-def _offer(
+def _checkpoints_here(
     action: SelectCheckpoint,
     node_offer: NodeOffer,
     rejected: tuple[str, ...],
     problem: tuple[str, str] | None,
     mixed_from_t: float | None,
-) -> tuple[Offer, Selection]:
+) -> tuple[CheckpointsHere, Selection]:
     try:
         if mixed_from_t is not None:
             node_offer.reject_mixed(mixed_from_t)
-        held, selection = node_offer.offer((*rejected, *action.rejected), dict(action.agreements))
+        held, selection = node_offer.list_checkpoints((*rejected, *action.rejected), dict(action.agreements))
     except (CheckpointingError, OSError) as error:
-        return Offer((), 1, (("the checkpoints could not be read", str(error)),)), Selection(None, 1)
+        return CheckpointsHere((), 1, (("the checkpoints could not be read", str(error)),)), Selection(None, 1)
     against = (*selection.rejected, *selection.unverifiable, *selection.unknown, *((problem,) if problem else ()))
-    return Offer(held, selection.found + bool(problem), (*against, *selection.torn, *selection.dangerous)), selection
+    return CheckpointsHere(held, selection.found + bool(problem), (*against, *selection.torn, *selection.dangerous)), selection
 
 
-_Row = TypeVar("_Row", NodeState, Offer, Proof)
+_Row = TypeVar("_Row", NodeState, CheckpointsHere, Proof)
 
 
 def _gathered(all_gather: AllGather, number: int, mine: _Row) -> list[_Row]:

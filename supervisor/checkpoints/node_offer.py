@@ -1,4 +1,4 @@
-"""What one node offers to the agreement of several nodes, and its proof that it can load a candidate (node_agreement.py)."""
+"""The checkpoints that one node offers to the agreement of several nodes, and its proofs that it can load them (node_agreement.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.checkpoints.retention import Retention
     from supervisor.checkpoints.selection import CheckpointSelector
 
-#: How many of the newest are offered to the other nodes.
+#: At most so many checkpoints, the newest, are offered to the other nodes.
 MOST_OFFERED: Final = 64
 _MIXED: Final = "saved while nodes trained from different states"
 
@@ -36,21 +36,21 @@ class NodeOffer:
         self, records: CheckpointRecords, selector: CheckpointSelector, recorder: CheckpointRecorder, retention: Retention
     ) -> None:
         self._records, self._selector, self._recorder, self._retention = records, selector, recorder, retention
-        self._offered: dict[NodeCheckpoint, Candidate | Spare] = {}  # for the attempt that is to begin
+        self._offered: dict[NodeCheckpoint, Candidate | Spare] = {}  # for the next attempt
 
     @property
     def prefers_finite(self) -> bool:
-        """Whether this node takes an older checkpoint where weights of the newest turned to NaN."""
+        """Whether this node takes an older checkpoint if weights of the newest turned to NaN."""
         return self._selector.prefers_finite
 
-    def rescue(self, permission: RepairPermission) -> tuple[str, str] | None:
-        """Read, and write to disk, what the dead ranks of this node left. Return what could not be read, and why."""
+    def save_dead_ranks_state(self, permission: RepairPermission) -> tuple[str, str] | None:
+        """Write to disk the state that this node's dead ranks left in memory. Return the path and the reason if reading failed."""
         records = self._records
         try:
             records.begin_run()
-            _ = records.rejections  # a record that cannot be read is a problem of this node
+            _ = records.rejections  # an unreadable record is a problem of this node
             records.absorb()
-            self._selector.rescue(permission)
+            self._selector.save_dead_ranks_state(permission)
             if records.discovery is not None:
                 records.discovery.stat_interrupted_saves()
         except (CheckpointingError, OSError) as error:
@@ -58,9 +58,9 @@ class NodeOffer:
         return None
 
     def reject_mixed(self, since_t: float) -> None:
-        """Reject for good what was written since `since_t` (wall time), and remove our copies of it.
+        """Reject for good every checkpoint written since `since_t` (wall time), and remove our copies of them.
 
-        Nodes trained from different states then. Raises CheckpointingError, OSError.
+        From then on the nodes trained from different states. Raises CheckpointingError, OSError.
         """
         since_ns = int((since_t - FILE_CLOCKS_S) * 1e9)
         written = [one for one in self._records.locations.listing(candidates=True).candidates if one.mtime_ns >= since_ns]
@@ -69,10 +69,10 @@ class NodeOffer:
             if copy.made_ns >= since_ns:
                 self._records.copies.remove(copy)
 
-    def offer(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[NodeCheckpoint, ...], Selection]:
-        """List what this node could resume from, newest first, and what stands against the rest. Nothing is read through.
+    def list_checkpoints(self, avoid: Collection[str], agreements: Mapping[int, int]) -> tuple[tuple[NodeCheckpoint, ...], Selection]:
+        """List the checkpoints that this node could resume from, newest first, and the reasons against the rest. Reads no tensor data.
 
-        agreements: number of the nodes' agreement with which an attempt of this run began. Raises CheckpointingError, OSError.
+        agreements: attempt of this run → number of the nodes' agreement with which it began. Raises CheckpointingError, OSError.
         """
         records = self._records
         records.order.step_back(avoid, records.copies)
@@ -107,7 +107,7 @@ class NodeOffer:
         return NodeCheckpoint(path, name, step, identity.size, identity.mtime_ns, identity.ino, digest, written_in)
 
     def prove(self, candidate: Sequence[NodeCheckpoint], node: int, *, suspect: bool) -> Proof:
-        """Return whether this node, `node` of all, can load its row of a candidate. One node reads a file that several see."""
+        """Prove that this node, number `node`, can load its row of a candidate. Of the nodes that share a file, one reads it."""
         row = candidate[node]
         found = self._offered[row]
         try:
@@ -131,5 +131,5 @@ class NodeOffer:
             return Proof(f"{row.path}: {error}")
 
     def take(self, path: str) -> None:
-        """Keep what the attempt is given from being pruned."""
+        """Protect the checkpoint of the attempt from pruning."""
         self._retention.use(path)

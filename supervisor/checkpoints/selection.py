@@ -53,7 +53,7 @@ class CheckpointSelector:
             records.begin_run()
             rejections = records.rejections
             records.absorb()
-            self.rescue(permission)
+            self.save_dead_ranks_state(permission)
             if permission.is_valid:
                 records.order.step_back(avoid, records.copies)
             selection = self._newest(rejections, avoid, suspect=suspect)
@@ -90,8 +90,8 @@ class CheckpointSelector:
             own=records.provenance.trusts,
         )
 
-    def rescue(self, permission: RepairPermission) -> None:
-        """Write to disk what dead ranks left in shared memory (checkpointing.Snapshotter) for the directories of checkpoints."""
+    def save_dead_ranks_state(self, permission: RepairPermission) -> None:
+        """Write the state that dead ranks left in shared memory (checkpointing.Snapshotter) into the checkpoint directories."""
         for directory in self._records.locations.directories():
             with permission.held() as allowed:
                 if allowed:

@@ -190,14 +190,14 @@ def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: P
     for step in (40, 60):
         nodes.saved(step, 0)
     newest = nodes.directories[0] / "step-60.pt"
-    offer = nodes.nodes[1].node_offer.offer
+    offer = nodes.nodes[1].node_offer.list_checkpoints
 
     def offered(*args: object) -> object:
         found = offer(*args)  # type: ignore[arg-type]
         os.utime(newest, ns=(7, 7))  # the others' pruning, say
         return found
 
-    nodes.nodes[1].node_offer.offer = offered  # type: ignore[assignment, method-assign]
+    nodes.nodes[1].node_offer.list_checkpoints = offered  # type: ignore[assignment, method-assign]
     assert nodes.steps(nodes.agree()) == [40, 40]
 
 
@@ -208,7 +208,7 @@ def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Pa
     def broken(*_: object) -> object:
         raise OSError(5, "Input/output error")
 
-    nodes.nodes[1].node_offer.offer = broken  # type: ignore[assignment, method-assign]
+    nodes.nodes[1].node_offer.list_checkpoints = broken  # type: ignore[assignment, method-assign]
     found = nodes.agree()
     assert nodes.steps(found) == [None, None]
     assert all("Input/output error" in str(one.node_offers) for one in found)

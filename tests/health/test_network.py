@@ -277,6 +277,32 @@ def test_a_port_that_answers_einval_is_asked_once(tmp_path: Path, monkeypatch: p
     assert [path.name for path in asked] == ["rate"]
 
 
+def test_a_device_without_a_pci_address_that_answers_einval_silences_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, pci in (("mlx5_0", "0000:a8:00.0"), ("mlx5_1", "0000:a9:00.0")):
+        ask = card(tmp_path, device, pci, {})
+        (tmp_path / "sys/class/infiniband" / device / "device").unlink()  # as soft RoCE
+    read_bytes = Path.read_bytes
+
+    def refuse_first(path: Path) -> bytes:
+        if "mlx5_0" in path.parts:
+            raise OSError(22, "Invalid argument")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse_first)
+    now = Readings(infiniband.read(ask))
+    assert now.problem("port.counters", A) == NOT_SUPPORTED
+    assert now.table("port.counters", B)["link_downed"] == 3
+
+
+def test_a_device_without_a_pci_address_that_is_excluded_silences_no_other(tmp_path: Path) -> None:
+    for device, pci in (("mlx5_0", "0000:a8:00.0"), ("mlx5_1", "0000:a9:00.0")):
+        card(tmp_path, device, pci, {})
+        (tmp_path / "sys/class/infiniband" / device / "device").unlink()
+    now = Readings(infiniband.read(Ask(root=str(tmp_path), options={"infiniband": {"exclude": ["mlx5_0"]}})))
+    assert now.problem("port.counters", A) == NOT_SUPPORTED
+    assert now.table("port.counters", B)["link_downed"] == 3
+
+
 def test_interfaces_of_a_tree_and_of_this_machine(tmp_path: Path) -> None:
     at = tmp_path / "sys/class/net/eth0"
     (at / "device").mkdir(parents=True)

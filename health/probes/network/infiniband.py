@@ -1,14 +1,13 @@
 """InfiniBand, RoCE and EFA ports: state, rate, counters, carrier.
 
-Reads /sys/class/infiniband, and the kernel's log. Yields, of `port:DEVICE/NUMBER`: `port.state` (state and phys_state as words, rate_gb_s,
-link_layer, driver, device, pci, netdev; of the netdev: carrier, None for not known, mtu, carrier_changes), `port.counters` (name → count,
-those of COUNTERS that it has); of `host`: `port.devices` and `port.verbs` (names of devices, and of those that programs may open).
-Nothing is written.
+Reads /sys/class/infiniband and the kernel's log; writes nothing. Readings of `port:DEVICE/NUMBER`: `port.state` (state and phys_state as
+words, rate_gb_s, link_layer, driver, device, pci, netdev; carrier, mtu and carrier_changes of the netdev, None if unknown) and
+`port.counters` (name → count, for the names of COUNTERS that the port has). Readings of `host`: `port.devices` (names of all devices) and
+`port.verbs` (names of the devices that programs may open).
 
 Some ports belong to the firmware (of ConnectX functions on NVSwitch boards): each read of them makes the kernel print `ACCESS_REG …
-failed` and gives EINVAL (node_exporter#3434, gpud#1164). A device that the log names so is not asked, nor one of
-ask.options["infiniband"]["exclude"]; one that answers EINVAL is not asked on, and in a session never again. What is not asked has the
-problem `not_supported`.
+failed` and gives EINVAL (node_exporter#3434, gpud#1164). We skip a device that the log names or ask.options["infiniband"]["exclude"]
+lists. If a device answers EINVAL, we stop reading it for the session. The readings of a skipped device have the problem `not_supported`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 NAME: Final = "infiniband"
 _CLASS: Final = "/sys/class/infiniband"
 _COMPLAINT: Final = re.compile(rb"mlx5_core (\S+?): .*ACCESS_REG\(.*failed")
-#: What is judged (net_counters), and no more: each read is a command to the card.
+#: Only the counters that net_counters judges, because each read is a command to the card.
 COUNTERS: Final = frozenset(
     {
         "excessive_buffer_overrun_errors",
@@ -46,7 +45,7 @@ COUNTERS: Final = frozenset(
         "symbol_error",
     }
 )
-#: The most records of the kernel's log that are searched.
+#: Upper limit of the records of the kernel's log that we search.
 _MOST_RECORDS: Final = 100_000
 
 
@@ -56,7 +55,7 @@ def read(ask: Ask) -> Iterator[Reading]:
 
 
 def session() -> Ports:
-    """Return what remembers which devices are not to be asked."""
+    """Return a reader that remembers the devices to skip."""
     return Ports()
 
 
@@ -64,7 +63,7 @@ class Ports:
     """Reads ports, and remembers the devices whose reading makes the kernel complain."""
 
     def __init__(self) -> None:
-        self._quiet: set[str] = set()
+        self._skipped: set[str] = set()  # PCI addresses; the name of a device that has none
         self._log_read = False
 
     def read(self, ask: Ask) -> Iterator[Reading]:
@@ -78,27 +77,38 @@ class Ports:
         yield Reading(NAME, HOST, "port.devices", [*devices])
         if devices and not self._log_read:
             self._log_read = True
-            self._quiet |= _complained(ask.at(kmsg.KMSG))
+            self._skipped |= _complained(ask.at(kmsg.KMSG))
         verbs = Path(ask.at("/sys/class/infiniband_verbs"))
         served = sorted(filter(None, (system_files.text(one / "ibdev") for one in _entries(verbs))))
         yield Reading(NAME, HOST, "port.verbs", [*served])
         options = ask.options.get(NAME)
         excluded = options.get("exclude") if isinstance(options, dict) else None
         for name in devices:
+            is_excluded = isinstance(excluded, list) and name in excluded
+            device = _target(root / name / "device") or name
             for port in _entries(root / name / "ports"):
-                subject, pci = f"port:{name}/{port.name}", _target(root / name / "device")
-                if _refused(port / "rate", ask=not (isinstance(excluded, list) and name in excluded) and pci not in self._quiet):
-                    self._quiet.add(pci)
+                subject = f"port:{name}/{port.name}"
+                if is_excluded or not self._readable(port, device):
                     for one in ("port.state", "port.counters"):
                         yield Reading(NAME, subject, one, None, NOT_SUPPORTED)
                     continue
                 yield Reading(NAME, subject, "port.state", {**_state(root / name, port)})
-                yield self._counters(subject, port, pci)
+                yield self._counters(subject, port, device)
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _counters(self, subject: str, port: Path, pci: str) -> Reading:
+    def _readable(self, port: Path, device: str) -> bool:
+        """Return whether the port may be read: False from the first EINVAL of its device on. The rate is the first command to the card."""
+        if device not in self._skipped:
+            try:
+                (port / "rate").read_bytes()
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    self._skipped.add(device)
+        return device not in self._skipped
+
+    def _counters(self, subject: str, port: Path, device: str) -> Reading:
         found: dict[str, Json] = {}
         for directory in ("counters", "hw_counters"):
             for file in _entries(port / directory):
@@ -108,23 +118,12 @@ class Ports:
                     words = file.read_text("ascii", "replace").strip()
                 except OSError as error:
                     if error.errno == errno.EINVAL:
-                        self._quiet.add(pci)
+                        self._skipped.add(device)
                         return Reading(NAME, subject, "port.counters", None, NOT_SUPPORTED)
                     continue
-                if words.isdecimal():  # "N/A (no PMA)" is none
+                if words.isdecimal():  # "N/A (no PMA)" is no number
                     found[file.name] = int(words)
         return Reading(NAME, subject, "port.counters", found or None, "" if found else NOT_SUPPORTED)
-
-
-def _refused(rate: Path, *, ask: bool) -> bool:
-    """Tell whether a port is not to be read: not to be asked, or the first thing that is asked of it (a command to the card) is EINVAL."""
-    if not ask:
-        return True
-    try:
-        rate.read_bytes()
-    except OSError as error:
-        return error.errno == errno.EINVAL
-    return False
 
 
 def _state(device: Path, port: Path) -> dict[str, Json]:
@@ -171,7 +170,7 @@ def _complained(path: str) -> set[str]:
     found: set[str] = set()
     try:
         log = kmsg.Device(path, whole=True)
-    except OSError:  # not ours to read: the first EINVAL shows it
+    except OSError:  # we may not read the log: the first EINVAL shows such a device
         return found
     try:
         for _ in range(_MOST_RECORDS):

@@ -2,7 +2,7 @@
 
 The file has no checksum. The checks prove that the header is right, that the tensors lie in the file without gap or overlap and are as long
 as their shapes say, and that the file ends with them. With `bulk` they read the numbers too: NaN, Inf, and zeros that were never written.
-The library's own reader proves only the first half. Layout: https://github.com/huggingface/safetensors (README and
+The library's reader checks the layout only, not the numbers. Layout: https://github.com/huggingface/safetensors (README and
 safetensors/src/tensor.rs, 0.8).
 
 A flipped bit in a number stays unseen here; a manifest (docs/checkpoint-format.md) shows it.
@@ -58,7 +58,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What the header says. `unknown` names a dtype that is newer than this table."""
+    """The content of the header. `unknown`: a dtype missing in our table."""
 
     tensors: tuple[Tensor, ...]
     metadata: dict[str, str]
@@ -66,7 +66,7 @@ class SafetensorsHeader:
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
-    """Claim what is named so, and what begins with a plausible length and a JSON object."""
+    """Claim *.safetensors, and any file that begins with a plausible length and a JSON object."""
     return suffix == SUFFIX or (head[8:9] == b"{" and 0 < int.from_bytes(head[:8], "little") <= _MOST_HEADER_BYTES)
 
 
@@ -90,7 +90,7 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # n
 
 
 def read_header(source: FileReader) -> SafetensorsHeader:
-    """Read the header and hold it against the file's size. Raises HeaderDamaged, Short, Interrupted, OSError."""
+    """Read the header and compare it with the file's size. Raises HeaderDamaged, Short, Interrupted, OSError."""
     if not source.size:
         _damaged("torn: the file is empty")
     if source.size < 8:  # noqa: PLR2004 -- the bytes of the length
@@ -158,7 +158,7 @@ def _check_layout(tensors: Iterable[Tensor], begin: int, file_bytes: int) -> Non
 
 
 def _look_at_numbers(source: FileReader, tensors: tuple[Tensor, ...]) -> tuple[str, tuple[NonFinite, ...]]:
-    """Read all in one pass: say what was never written ("" for nothing), and give the tensors whose numbers are not finite."""
+    """Read all tensors in one pass. Return the first unwritten range ("" if none) and the tensors whose numbers are not finite."""
     scan = zero_pages.ZeroPageScan([_span(one) for one in tensors], source.size)
     non_finite: list[NonFinite] = []
     for one in tensors:

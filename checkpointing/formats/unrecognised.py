@@ -1,7 +1,7 @@
-"""A file that is named like a checkpoint and is of no known format: BAD if it is empty or begins with zeros, else UNVERIFIABLE.
+"""A file that is named like a checkpoint and has no known format: BAD if empty, zeroed or a lone pickle byte, else UNVERIFIABLE.
 
-A file whose blocks were allocated and never written reads as zeros after a crash. `.bin` is a name that everybody uses, so among files of
-that name only the empty and the zeroed ones count as checkpoints.
+A file whose blocks were allocated and never written reads as zeros after a crash. Other programs use the suffix `.bin` too, so only an
+empty or zeroed `.bin` file counts as a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from checkpointing.model import Verdict
 if TYPE_CHECKING:
     from checkpointing.io.reader import FileReader
 
-_PROTOCOL: Final = b"\x80"
+_LONE_PROTO_BYTE: Final = b"\x80"
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
-    """Claim what is named like a checkpoint."""
+    """Claim a file that is named like a checkpoint."""
     return suffix in TORCH_SUFFIXES or (suffix in (".bin", ".safetensors") and not any(head))
 
 
 def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # noqa: ARG001 -- the interface of every format; there is nothing to read in bulk
-    """Return what it is and that nothing can prove it. Raises OSError and Interrupted."""
+    """Return BAD if empty or zeroed, else UNVERIFIABLE. Raises OSError and Interrupted."""
     head = source.read(0, min(EDGE_BYTES, source.size))
     if not head:
         return Examination(Verdict.BAD, "torn: the file is empty")
-    if head == _PROTOCOL:
+    if head == _LONE_PROTO_BYTE:
         return Examination(Verdict.BAD, "torn: one byte, with which a pickle begins")
     if not any(head):
         return Examination(Verdict.BAD, "torn: it begins with zeros, so its data never reached the disk")

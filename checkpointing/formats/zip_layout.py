@@ -44,11 +44,11 @@ class ZipDamaged(Exception):  # noqa: N818 -- a fact about the file, not an erro
 
 
 class NotZip(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
-    """Neither the beginning nor the end of the file is a zip's."""
+    """The file neither begins nor ends as a zip."""
 
 
 class Unsupported(Exception):  # noqa: N818 -- a fact about the file, not an error of ours
-    """A zip that uses what we cannot check: encryption, several disks, a directory beyond any checkpoint's."""
+    """The zip uses a feature that we cannot check: encryption, several disks, a directory larger than any checkpoint's."""
 
 
 def damaged(reason: str) -> NoReturn:
@@ -63,7 +63,7 @@ def unsupported(reason: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One member. `offset` is that of its local header, `data` that of its bytes; sizes in bytes."""
+    """One member. `offset`: offset of its local header; `data`: offset of its content; sizes in bytes."""
 
     name: bytes
     method: int
@@ -77,7 +77,7 @@ class ZipRecord:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Where the directory is, and how much of it."""
+    """The directory's number of records, offset and size in bytes."""
 
     count: int
     offset: int
@@ -106,7 +106,7 @@ def ends_as_zip(tail: bytes) -> bool:
 
 
 def first_name(head: bytes) -> bytes:
-    """Return the name in the local header at the beginning of `head`, as much of it as is there."""
+    """Return the name in the local header at the beginning of `head`, cut off where `head` ends."""
     length = int.from_bytes(head[26:28], "little")
     return head[_LOCAL.size : _LOCAL.size + length]
 
@@ -138,7 +138,7 @@ def _resolve_end(source: FileReader, at: int, fields: tuple[int, ...]) -> _End:
         unsupported("a zip of several parts")
     if count_here != count:
         damaged("the end record contradicts itself about the number of records")
-    # where they meet, nothing lies between, a zip64 end record neither
+    # if the directory ends exactly at the end record, there is no zip64 end record
     found = _End(count, offset, size) if offset + size == at else _resolve_end64(source, at, (count, size, offset))
     if found.size > _MAX_DIRECTORY_BYTES:
         unsupported(f"its zip directory has {found.size} bytes")
@@ -146,7 +146,7 @@ def _resolve_end(source: FileReader, at: int, fields: tuple[int, ...]) -> _End:
 
 
 def _resolve_end64(source: FileReader, at: int, small: tuple[int, int, int]) -> _End:
-    """Follow locator and zip64 end record in front of the end record at `at`; `small` is its count, size and offset."""
+    """Read the locator and the zip64 end record before the end record at `at`; `small`: count, size and offset of the latter."""
     locator_at = at - _LOCATOR.size
     magic, end_disk, end64_at, disks = _LOCATOR.unpack(source.read(locator_at, _LOCATOR.size)) if locator_at >= 0 else (b"", 0, 0, 0)
     if magic != b"PK\x06\x07":
@@ -160,8 +160,10 @@ def _resolve_end64(source: FileReader, at: int, small: tuple[int, int, int]) -> 
         damaged("the zip64 end record is not where its locator says")
     if disk or directory_disk or count_here != count:
         unsupported("a zip of several parts")
-    for name, little, big, full in zip(("count", "size", "offset"), small, (count, size, offset), (_FULL16, _FULL32, _FULL32), strict=True):
-        if little not in (full, big):
+    for name, narrow, wide, full in zip(
+        ("count", "size", "offset"), small, (count, size, offset), (_FULL16, _FULL32, _FULL32), strict=True
+    ):
+        if narrow not in (full, wide):
             damaged(f"the two end records disagree about the directory's {name}")
     if offset + size != end64_at:
         damaged(f"the zip directory is not where the end record says ({end64_at - offset - size} bytes off)")
@@ -200,13 +202,13 @@ def _entry(name: bytes, fields: tuple[int, ...], extra: bytes) -> ZipRecord:
     if fields[13] not in (0, _FULL16):
         unsupported(f"record {show(name)} is in another part of a zip of several")
     if fields[15] & _ATTRIBUTE_DIRECTORY and size:
-        # torch's reader (miniz) extracts nothing then, and hands out the memory as it was: seen with torch 2.13
+        # torch's reader (miniz) then extracts nothing and returns uninitialised memory: seen with torch 2.13
         damaged(f"record {show(name)} is marked as a directory")
-    # the 64-bit values stand in this order, each only where its 32-bit field is full (APPNOTE 4.5.3)
+    # the 64-bit values have this order; a value is present only if its 32-bit field is full (APPNOTE 4.5.3)
     wanted = [size == _FULL32, packed == _FULL32, offset == _FULL32]
     if any(wanted):
-        big = _zip64_values(name, extra, sum(wanted))
-        size, packed, offset = (next(big) if full else small for full, small in zip(wanted, (size, packed, offset), strict=True))
+        wide = _zip64_values(name, extra, sum(wanted))
+        size, packed, offset = (next(wide) if full else narrow for full, narrow in zip(wanted, (size, packed, offset), strict=True))
     return ZipRecord(name, method, flags, crc, packed, size, offset)
 
 
@@ -221,7 +223,7 @@ def _zip64_values(name: bytes, extra: bytes, count: int) -> Iterator[int]:
 
 
 def _check_local(source: FileReader, record: ZipRecord, limit: int) -> ZipRecord:
-    """Compare a record's local header and data descriptor with the directory; nothing of it may reach beyond `limit`."""
+    """Compare a record's local header and data descriptor with the directory; the record must end at `limit` or before."""
     name = show(record.name)
     if record.offset + _LOCAL.size + len(record.name) > limit:
         damaged(f"record {name} reaches into what follows it")

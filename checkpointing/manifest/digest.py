@@ -1,10 +1,10 @@
 """Computes a digest in one pass: CRC-64/NVME of the whole and of each part, and SHA-256 if asked for.
 
-A CRC detects accidents. Against an adversary, who can make any content fit, there is SHA-256, at a seventh of the speed. CRCs are linear:
-the CRCs of a file's parts combine into the CRC of the file, without its bytes. So a file that is uploaded in parts, or read by several
-threads, needs no second reading.
+A CRC detects accidents; an adversary can make any content fit. Use SHA-256 against an adversary, at a seventh of the speed. CRCs are
+linear: the CRCs of the parts of a file combine into the CRC of the file without its bytes. So a file that was uploaded in parts, or read by
+several threads, needs no second reading.
 
-CRC-64/NVME is what S3 calls CRC64NVME: polynomial 0xAD93D23594C93659, reflected, begun and ended with all ones; the check value of
+CRC-64/NVME is what S3 calls CRC64NVME: polynomial 0xAD93D23594C93659, reflected, initial value and final XOR all ones; the check value of
 "123456789" is ae8b14860a799888. It is written here as 16 hexadecimal digits, in S3's headers as base64 of its 8 bytes, big-endian.
 """
 
@@ -28,7 +28,10 @@ _MASK: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The digest of a file. `parts`: the CRC of each `part_bytes`, the last one shorter; none for no bytes. `sha256`: "" if not wanted."""
+    """The digest of a file.
+
+    `parts`: the CRC of each `part_bytes`, the last part shorter; empty for an empty file. `sha256`: "" if not requested.
+    """
 
     n_bytes: int
     crc64nvme: int
@@ -38,7 +41,7 @@ class Digest:
 
 
 class Hasher:
-    """Takes a file's bytes in order and gives their digest."""
+    """Computes the digest of bytes that arrive in order."""
 
     def __init__(self, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> None:
         self._part_bytes = part_bytes
@@ -49,7 +52,7 @@ class Hasher:
         self._sha256 = hashlib.sha256(usedforsecurity=False) if sha256 else None
 
     def update(self, piece: memoryview) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         if self._sha256 is not None:
             self._sha256.update(piece)
         self._n_bytes += len(piece)
@@ -62,7 +65,7 @@ class Hasher:
             self._left -= len(piece)
 
     def digest(self) -> Digest:
-        """Return the digest of the bytes taken so far."""
+        """Return the digest of the bytes so far."""
         unfinished = self._left < self._part_bytes
         parts = (*self._parts, self._part) if unfinished else tuple(self._parts)
         whole = combine(parts, self._n_bytes, self._part_bytes)
@@ -70,7 +73,7 @@ class Hasher:
 
 
 def of_source(source: FileReader, *, part_bytes: int = PART_BYTES, sha256: bool = False) -> Digest:
-    """Read a file once. Raises what the source does: Short, Interrupted, OSError."""
+    """Read a file once. Raises Short, Interrupted, OSError."""
     hasher = Hasher(part_bytes=part_bytes, sha256=sha256)
     for piece in source.stream(0, source.size):
         hasher.update(piece)
@@ -86,12 +89,12 @@ def of_range(source: FileReader, offset: int, n_bytes: int) -> int:
 
 
 def of_bytes(content: bytes | memoryview, before: int = 0) -> int:
-    """Return the CRC of bytes in memory; of what comes after bytes whose CRC is `before`, that of both."""
+    """Return the CRC of bytes in memory. With `before`, the CRC of earlier bytes, return the CRC of both together."""
     return _crc(content, before)
 
 
 def combine(parts: Sequence[int], n_bytes: int, part_bytes: int = PART_BYTES) -> int:
-    """Return the CRC of a whole of `n_bytes` from those of its parts of `part_bytes`, the last one shorter."""
+    """Return the CRC of `n_bytes` from the CRCs of parts of `part_bytes` each, the last part shorter."""
     whole = 0
     for number, part in enumerate(parts):
         length = min(part_bytes, n_bytes - number * part_bytes)
@@ -132,7 +135,7 @@ def _crc(piece: bytes | memoryview, before: int) -> int:
 
 @functools.cache
 def _checksums() -> ModuleType:
-    """Import awscrt where bytes are hashed, and not before: it is 50 ms and 3 MiB, and most who import this package hash nothing."""
+    """Import awscrt at the first hash: it costs 50 ms and 3 MiB, and most importers of this package hash nothing."""
     from awscrt import checksums  # noqa: PLC0415 -- as above
 
     return cast("ModuleType", checksums)

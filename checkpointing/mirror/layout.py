@@ -29,7 +29,7 @@ _READERS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class MirrorLocation:
-    """The place of one checkpoint in a mirror. `key` ends with "/"; n_bytes and `at` (wall time) are of its manifest."""
+    """The location of one checkpoint in a mirror. `key` ends with "/"; n_bytes and `at` (wall time): size and time of its manifest."""
 
     key: str
     job: str
@@ -87,7 +87,7 @@ def newest_first(
     `seen` is called, in a thread, for each that was read. `known` is the caller's cache, by key: a manifest never changes, so only new ones
     are read, and removed ones are dropped. Raises PermissionDenied if none may be read, and other BackendErrors.
     """
-    kept: list[MirroredCheckpoint] = []
+    readable: list[MirroredCheckpoint] = []
     passed: list[tuple[str, str]] = []
     denied: list[PermissionDenied] = []
 
@@ -110,43 +110,43 @@ def newest_first(
     with ThreadPoolExecutor(_READERS, thread_name_prefix="manifests") as pool:
         for found in pool.map(look, locations(backend, job)):
             if isinstance(found, MirroredCheckpoint):
-                kept.append(found)
+                readable.append(found)
             else:
                 passed.append(found)
     if known is not None:
         known.clear()
-        known.update((one.location.key, one) for one in kept)
-    if denied and not kept:
+        known.update((one.location.key, one) for one in readable)
+    if denied and not readable:
         raise denied[0]
-    return ordered(kept), passed
+    return ordered(readable), passed
 
 
-def ordered(kept: Iterable[MirroredCheckpoint]) -> list[MirroredCheckpoint]:
-    """Sort them, newest first; the same checkpoint in several mirrors keeps the order of the mirrors."""
-    kept = list(kept)
-    generations = Generations(one.manifest for one in kept)
-    return sorted(kept, key=lambda one: generations.age(one.manifest, one.location.key))
+def ordered(present: Iterable[MirroredCheckpoint]) -> list[MirroredCheckpoint]:
+    """Sort the checkpoints, newest first; the same checkpoint in several mirrors keeps the order of the mirrors."""
+    present = list(present)
+    generations = Generations(one.manifest for one in present)
+    return sorted(present, key=lambda one: generations.age(one.manifest, one.location.key))
 
 
-def may_go(kept: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy, made: str | None = None) -> list[MirroredCheckpoint]:
+def may_go(present: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy, made: str | None = None) -> list[MirroredCheckpoint]:
     """Return the checkpoints that a policy removes from one mirror, in the order of removal. `made`: the key of the newest arrival.
 
-    The quota is of one run: that of `made`, else the newest. Earlier runs get the rest of the quota. A run that overlaps with it, or began
-    later, is another node's, which prunes its own.
+    Count the run of `made` (or the newest) first, then earlier runs until the quota is full. Overlapping or later runs belong to other
+    nodes, which prune them.
     """
-    kept = ordered(kept)
-    own = next((one for one in kept if one.location.key == made), kept[0] if kept else None)
+    present = ordered(present)
+    own = next((one for one in present if one.location.key == made), present[0] if present else None)
     if own is None:
         return []
-    generations = Generations(one.manifest for one in kept)
+    generations = Generations(one.manifest for one in present)
     number, run = generations.generation(own.manifest)
     counted: dict[str, MirroredCheckpoint] = {}
-    for one in kept:
+    for one in present:
         generation, its_run = generations.generation(one.manifest)
         if generation < number or (generation, its_run) == (number, run):
             counted[one.location.key] = one
     own_order = Generations(one.manifest for one in counted.values())
-    # after the weights turned to NaN, a resume takes the last finite one
+    # after the weights turned to NaN, a resume takes the last finite checkpoint
     finite = (
         next((key for key, one in counted.items() if not one.manifest.has_lost_weights), None) if own.manifest.has_lost_weights else None
     )
@@ -158,7 +158,7 @@ def may_go(kept: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy, ma
 
 
 def remove(backend: Backend, key: str) -> int:
-    """Remove a checkpoint, its manifest first: a manifest must not outlive its data. Returns how many objects were removed."""
+    """Remove a checkpoint, its manifest first: a manifest must not outlive its data. Return the number of removed objects."""
     backend.remove(key + MANIFEST)
     n_removed = 1
     for stored in backend.list(key, unfinished=True):

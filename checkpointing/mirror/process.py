@@ -1,31 +1,35 @@
 """Uploads checkpoints to mirrors, as a process: `python -P -m checkpointing.mirror.process`, JSON lines on stdin and stdout.
 
-It runs beside the training and must not slow it: low priority, a cap on bandwidth, page cache given back, and no memory that grows with
-the size of a checkpoint. A request is on disk (checkpointing/mirror/spool.py) before it is acknowledged. After a kill at any byte the next
-process continues. It ends at the end of stdin, so it does not outlive its supervisor.
+It runs beside the training and must not slow it: low priority, a cap on bandwidth, pages dropped from the cache, and memory that does not
+grow with the size of a checkpoint. A request is on disk (checkpointing/mirror/spool.py) before it is acknowledged. After a kill at any byte
+the next process continues. It ends at the end of stdin, so it does not outlive its supervisor.
 
-In, a line each; the first must be `configure`:
+Commands on stdin, one per line; the first must be `configure`:
     {"cmd": "configure", "spool": DIR, "mirrors": [URL, …], "job": NAME, "workers": 4, "bandwidth_mib_s": null, "spool_entries": 3,
      "keep": null, "keep_every": null, "s3": {"endpoint": "", "region": "", "path_style": null, "ca_bundle": "", "sse": "", "profile": ""}}
-    {"cmd": "mirror", "path": PATH, "step": N or null, "manifest": FILE}   FILE holds the manifest of what is at PATH now
+    {"cmd": "mirror", "path": PATH, "step": N or null, "manifest": FILE}   FILE holds the manifest of the checkpoint at PATH
     {"cmd": "retry"}                                                       end the pause: credentials or network were repaired
-    {"cmd": "finish", "deadline_s": S}                                     end when all has arrived, or waits, or the time is up
+    {"cmd": "finish", "deadline_s": S}                                     end when every worker is idle, or when the time is up
     {"cmd": "stop"}                                                        end now; the rest stays in the spool
 
-Out, a line each:
+Events on stdout, one per line:
     {"ev": "ready", "mirrors": […], "left": n}           n entries were in the spool already
     {"ev": "spooled", "path", "step", "id", "pin", "left"}    held on disk: reflink, link or path
     {"ev": "progress", "id", "mirror", "sent", "bytes"}       at most one a second and mirror, while bytes move
     {"ev": "uploaded", "path", "step", "id", "mirror", "key", "bytes", "sent", "seconds"}    with its manifest; sent < bytes: resumed
-    {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins: away, damaged, expired, clock, denied, disk, tidy
-                                                              (tried again), changed, dropped, refused (it is not), held
+    {"ev": "alert", "what", "mirror", "message", "hint"}      once when a trouble begins; `what` is
+                                                              retried: away, damaged, expired, clock, denied, disk, tidy
+                                                              not retried: changed, dropped, refused
+                                                              held: another process has the spool, this one exits with 75
     {"ev": "recovered", "mirror", "what"}                     that trouble is over
-    {"ev": "pruned", "mirror", "key", "step"}, {"ev": "swept", "mirror", "key"}    removed at the mirror; an old upload of our own
-    {"ev": "idle", "left": n}                                 every mirror has all, or waits after a failure; n entries are left
+    {"ev": "pruned", "mirror", "key", "step"}                 a checkpoint was removed from the mirror
+    {"ev": "swept", "mirror", "key"}                          an old unfinished upload of ours was aborted
+    {"ev": "idle", "left": n}                                 every worker is idle: nothing left to send, or pausing after a failure;
+                                                              n entries are left in the spool
     {"ev": "stopped", "left": n}                              the last line
 
-Exit code 0 after stop or the end of stdin; 78 if the configuration is wrong; 75 after an alert "held", if another process has the spool:
-a later start may succeed, since that process ends with its own supervisor.
+Exit code 0 after stop or the end of stdin; 78 if the configuration is wrong; 75 after an alert "held": a later start may succeed, because
+the process that has the spool ends with its own supervisor.
 """
 
 from __future__ import annotations
@@ -60,10 +64,10 @@ _JOIN_S: Final = 5.0
 
 
 class MirrorProcess:
-    """The workers and what they share. One per process."""
+    """Owns the workers, the spool and the output. One per process."""
 
     def __init__(self, row: dict[str, Any], out: TextIO) -> None:
-        """Take the configuration. Raises CheckpointingError, and KeyError or TypeError if it is incomplete."""
+        """Configure. Raises CheckpointingError, and KeyError or TypeError if it is incomplete."""
         self._out = out
         self._writing = threading.Lock()
         self._wake = threading.Condition()
@@ -98,13 +102,13 @@ class MirrorProcess:
         ]
 
     def emit(self, ev: str, **more: Any) -> None:  # noqa: ANN401 -- a row of JSON
-        """Write an event. If its reader is gone, stdin is at its end too."""
+        """Write an event. A closed pipe is ignored: stdin ends at the same time."""
         with self._writing, contextlib.suppress(BrokenPipeError):
             self._out.write(json.dumps({"ev": ev, **more}) + "\n")
             self._out.flush()
 
     def serve(self, lines: TextIO) -> None:
-        """Follow the commands until the end of the lines."""
+        """Execute the commands until the lines end."""
         self.emit("ready", mirrors=list(self._urls), left=len(self._spool.entries()))
         threads = [threading.Thread(target=worker.run, name="worker", daemon=True) for worker in self._workers]
         threads.append(threading.Thread(target=self._report_idle, name="idle", daemon=True))
@@ -157,7 +161,7 @@ class MirrorProcess:
             self._wake.notify_all()
 
     def _wait_idle(self, deadline_s: float) -> None:
-        """Wait until every worker waits, and none is to try again, or the time is up."""
+        """Wait until every worker is idle and none has a pending retry, or until the time is up."""
         with self._wake:
             self._wake.wait_for(lambda: all(worker.is_waiting and not worker.retry_now for worker in self._workers), deadline_s)
 
@@ -166,7 +170,7 @@ class MirrorProcess:
         self.emit("alert", what="refused", mirror="", message=message, hint=hint, path=path, left=left)
 
     def _report_idle(self) -> None:
-        """Report when every worker waits, once each time, however short the work between was."""
+        """Report each time that every worker became idle, even after very short work."""
         reported = 0
         while True:
             with self._wake:
@@ -198,7 +202,7 @@ def main() -> int:
         return _HELD_EXIT if held else _CONFIG_EXIT
     mirror.serve(sys.stdin)
     out.flush()
-    os._exit(0)  # a thread may still wait for an answer from a mirror that has none
+    os._exit(0)  # a thread may still wait for a mirror that does not answer
 
 
 if __name__ == "__main__":

@@ -1,27 +1,27 @@
-"""What scanner.py finds in a pickle, and the keys that it looks for."""
+"""The result of scanning a pickle (scanner.py), and the keys that the scanner looks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-# In the order in which they are believed: what counts optimizer steps for the whole run first.
-# global_step: Lightning, DeepSpeed; iter_num: nanoGPT. The others count the whole run in one script, and the epoch in the next.
+# In the order of trust: keys that count the optimizer steps of the whole run come first.
+# global_step: Lightning, DeepSpeed; iter_num: nanoGPT. The other keys may count the run or the epoch, depending on the script.
 RUN_KEYS: Final = ("global_step", "iter_num")
 STEP_KEYS: Final = (*RUN_KEYS, "step", "iteration", "iter", "num_steps")
-LOOSE_KEYS: Final = ("num_steps",)  # as often how many there will be
+LOOSE_KEYS: Final = ("num_steps",)  # often the planned number of steps, not the current one
 EPOCH: Final = "epoch"
-MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own are among its first
-COUNTED: Final = "optimizer's step"  # a fact that is read from the numbers, by who has them
+MOST_KEYS: Final = 64  # of the outermost dictionary; a framework's own keys are among the first
+COUNTED: Final = "optimizer's step"  # the name of a fact that is read later from the tensor data
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A tensor's storage: the key of its record, its type as "module name", and how many elements it has.
 
-    `begin` and `end`: which elements tensors use, as far as the pickle shows; the others may hold anything. `row`: how many
-    elements the last dimension of one of them has. `name`: where the first of them stands in the outermost object ("model.head.weight"),
-    "" where that is unknown.
+    `begin` and `end`: the range of elements that tensors use, as far as the pickle shows; the others may hold anything. `row`: the length
+    of the last dimension of one of these tensors. `name`: the path of the first tensor in the outermost object ("model.head.weight"), "" if
+    it is unknown.
     """
 
     key: str
@@ -35,7 +35,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A tensor with one element: the key of its storage, and which element of that it is."""
+    """A tensor with one element: the key of its storage, and its offset there in elements."""
 
     key: str
     offset: int
@@ -43,23 +43,29 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class PickleScan:
-    """What the pickle says: `steps` in the order of STEP_KEYS, the integer `epoch` beside them, `storages` without repetition.
+    """The facts of one pickle. "Outermost" is the dictionary that holds all others; calls are written as "module.name"."""
 
-    `keys`: the texts among the keys of the outermost dictionary, at most MOST_KEYS; `numbers` those with an integer, `nones` those
-    with None. `facts`: the integers under each of a few keys in any dictionary, `counts` the tensors of one element under STEP_KEYS (Adam
-    counts so for each parameter). `dangers` and `unknown`: "module.name" of what it
-    would call. `unlisted`: what it would call that is not on the list (policy.may_be_called). `end`: how many bytes the pickle has.
-    """
-
+    #: (key, step), in the order of STEP_KEYS.
     steps: tuple[tuple[str, int], ...]
+    #: The integer under "epoch", beside the steps.
     epoch: int | None
+    #: Without repetition.
     storages: tuple[Storage, ...]
+    #: The text keys of the outermost dictionary, at most MOST_KEYS.
     keys: frozenset[str] = frozenset()
+    #: (key, value) of the outermost dictionary, for integer values.
     numbers: tuple[tuple[str, int], ...] = ()
+    #: The keys of the outermost dictionary whose value is None.
     nones: frozenset[str] = frozenset()
+    #: (key, integers under it in any dictionary), for a few keys.
     facts: tuple[tuple[str, frozenset[int]], ...] = ()
+    #: Calls that can do harm.
     dangers: tuple[str, ...] = ()
+    #: Calls of names that we do not know.
     unknown: tuple[str, ...] = ()
+    #: Length of the pickle in bytes.
     end: int = 0
+    #: Tensors of one element under STEP_KEYS (Adam counts so for each parameter).
     counts: tuple[Number, ...] = ()
+    #: Calls that are not on the list (policy.may_be_called).
     unlisted: tuple[str, ...] = ()

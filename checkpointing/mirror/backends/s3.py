@@ -1,12 +1,12 @@
 """Copies of checkpoints in an S3 bucket, at Amazon or any server with the same API.
 
-Every server gets the same requests. Each body announces its CRC64NVME: the manifest has it already, so it costs nothing, and a server that
-knows it refuses a damaged body. A server that refuses the announcement (older MinIO, Garage, R2) gets none afterwards. What every server
-reports is compared after the upload: size and ETag, or the CRC64NVME if the server has one. The restore compares every byte.
+Each request carries the body's CRC64NVME, which the manifest already holds, so that the server can reject a damaged body. A server that
+rejects the header (older MinIO, Garage, R2) gets later requests without it. After an upload we compare the server's report: size and ETag,
+or the CRC64NVME if the server has one. The restore compares every byte.
 
-boto3's transfer manager opens an upload of its own for each file and aborts it on an error. So it cannot continue an upload after a kill,
-and the multipart requests here are ours. Bodies stream from the source and are not signed, since the checksum stands for them: memory does
-not grow with the size of a part. One request is one attempt: the caller decides about another.
+boto3's transfer manager opens an upload of its own for each file and aborts it on an error. It cannot continue an upload after a kill, so
+we make the multipart requests ourselves. Bodies stream from the source, so memory does not grow with the size of a part; they are not
+signed, because the checksum protects them. No request is retried here; `mirror/upload.py` retries.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _NOT_FOUND: Final = {"404", "NoSuchKey", "NoSuchUpload", "NotFound"}
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 _SKEWED: Final = {"RequestTimeTooSkewed", "RequestInTheFuture"}
-#: AWS refuses from 900 s on, others from 300 s; a Date header has whole seconds and may be some old.
+#: AWS refuses a clock that is 900 s off, other servers 300 s. A Date header has whole seconds and may be some seconds old.
 _SKEW_S: Final = 240.0
 _DAMAGED: Final = {
     "BadDigest",
@@ -71,7 +71,7 @@ _CONNECTION_ERRORS: Final = (
     exceptions.IncompleteReadError,
     exceptions.ResponseStreamingError,
     exceptions.EndpointConnectionError,
-    HTTPError,  # while a body is read botocore passes on what its library raises, as an SSLError that is no OSError
+    HTTPError,  # while a body is read, botocore does not wrap urllib3's exceptions (an SSLError of it is no OSError)
 )
 _NO_CREDENTIALS: Final = (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError)
 _CREDENTIALS_HINT: Final = "give fresh credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the shared credentials file"
@@ -98,7 +98,8 @@ class S3Backend:
 
     def put(self, key: str, body: Body) -> Stored:
         """Put one object."""
-        if not self._confirmed_sse:  # asked by an upload without parts: the answer to a put comes after its bytes were sent
+        # Open and abort an empty upload to learn whether the server confirms encryption; the answer to a put comes after all its bytes.
+        if not self._confirmed_sse:
             self.remove(key, self.begin(key).id)
         answer = self._call("put_object", key, body=body, checksum=_announced(body.crc64nvme), **self._encryption())
         return Stored(key, body.n_bytes, _etag(answer), _crc64nvme(answer))
@@ -198,7 +199,10 @@ class S3Backend:
         checksum: dict[str, Any] = _NO_ARGUMENTS,
         **arguments: Any,  # noqa: ANN401 -- boto3's clients have no types
     ) -> Any:  # noqa: ANN401 -- as above
-        """Make one request. `checksum` holds the arguments that announce a checksum; a server that refuses them gets none afterwards."""
+        """Make one request.
+
+        `checksum` holds the arguments that announce a checksum; a server that rejects them gets later requests without them.
+        """
         if not self._announces:
             checksum = {}
         try:
@@ -206,12 +210,12 @@ class S3Backend:
         except _NotSupported:
             if not checksum:
                 raise
-        answer = self._request(operation, key, body, arguments)  # raises what the server refuses for another reason
+        answer = self._request(operation, key, body, arguments)  # raises if the server refuses for another reason
         self._announces = False
         return answer
 
     def _request(self, operation: str, key: str | None, body: Body | None, arguments: dict[str, Any]) -> Any:  # noqa: ANN401 -- as above
-        """Make one request. Raises a BackendError for whatever fails."""
+        """Make one request. Every failure raises a BackendError."""
         stream = None if body is None else _Stream(body)
         if stream is not None and body is not None:
             arguments = {**arguments, "Body": stream, "ContentLength": body.n_bytes}
@@ -220,7 +224,7 @@ class S3Backend:
         except (exceptions.BotoCoreError, exceptions.ClientError, HTTPError, OSError) as error:
             if stream is not None and stream.failed is not None:
                 raise stream.failed from error
-            raise self._translated(operation, key, error) from error
+            raise self._error_for(operation, key, error) from error
         if stream is not None and body is not None and stream.crc64nvme != body.crc64nvme:
             raise self._damaged(operation, key)
         if operation == "put_object":
@@ -232,7 +236,7 @@ class S3Backend:
         try:
             yield from self._connected().get_paginator(operation).paginate(**self._addressed(key), **arguments)
         except (exceptions.BotoCoreError, exceptions.ClientError, HTTPError, OSError) as error:
-            raise self._translated(operation, key, error) from error
+            raise self._error_for(operation, key, error) from error
 
     def _addressed(self, key: str | None) -> dict[str, str]:
         return {"Bucket": self._bucket} | ({} if key is None else {"Key": self._prefix + key})
@@ -242,10 +246,10 @@ class S3Backend:
             message = f"cannot {_words(operation)}: {self._name(key)}: the server did not confirm the encryption"
             raise PermissionDenied(message, hint="leave sse out, or use a server that knows server-side encryption")
 
-    def _translated(self, operation: str, key: str | None, error: Exception) -> BackendError:
+    def _error_for(self, operation: str, key: str | None, error: Exception) -> BackendError:
         """Return the BackendError for an error of boto3's."""
         if isinstance(error, exceptions.ClientError):
-            return self._answered(operation, key, error)
+            return self._error_for_answer(operation, key, error)
         message = f"cannot {_words(operation)}: {self._name(key)}: {error}"
         if isinstance(error, _NO_CREDENTIALS):
             self._forget()
@@ -254,8 +258,8 @@ class S3Backend:
             return self._unavailable(operation, key, str(error))
         return PermissionDenied(message, hint="check how the mirror is reached: endpoint, region, profile, certificates")
 
-    def _answered(self, operation: str, key: str | None, error: exceptions.ClientError) -> BackendError:
-        """Return the BackendError for an error that the server answered."""
+    def _error_for_answer(self, operation: str, key: str | None, error: exceptions.ClientError) -> BackendError:
+        """Return the BackendError for an error answer of the server."""
         answer, metadata = error.response.get("Error", {}), error.response.get("ResponseMetadata", {})
         code, status = str(answer.get("Code", "")), int(metadata.get("HTTPStatusCode", 0))
         message = f"cannot {_words(operation)}: {self._name(key)}: {code or status}: {answer.get('Message', '')}".rstrip(": ")
@@ -318,7 +322,7 @@ class _Stream:
         self.failed: Exception | None = None
 
     def read(self, _n_bytes: int = -1) -> bytes | memoryview:
-        """Return the next piece, of whatever length: the sender asks for 16 KiB, which costs a sixth more CPU."""
+        """Return the next piece, of any length: pieces of 16 KiB, as the sender asks, cost a sixth more CPU."""
         try:
             piece = next(self._pieces, memoryview(b""))
         except Exception as error:  # botocore would wrap it
@@ -329,7 +333,7 @@ class _Stream:
         return piece
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Seek to the start, or to the end for its position: a sender needs no more."""
+        """Seek to the start, or to the end to learn its position: the sender needs nothing else."""
         if whence == 2:  # noqa: PLR2004 -- SEEK_END
             self._at = self._body.n_bytes + offset
         elif whence == 0:
@@ -346,7 +350,7 @@ class _Stream:
 
 
 def _client(options: S3Options) -> Any:  # noqa: ANN401 -- as above
-    """Make a client as any program with boto3 does: what the options leave empty comes from the environment and the shared files."""
+    """Make a client as any program with boto3 does: empty options are taken from the environment and the shared files."""
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},  # the caller decides which failure is worth another attempt
         connect_timeout=options.connect_timeout_s,
@@ -395,7 +399,7 @@ def _announced(crc64nvme: int | None) -> dict[str, str]:
 
 
 def _crc64nvme(answer: dict[str, Any]) -> int | None:
-    """Return the checksum of the whole object or part; a composite one is of the parts' checksums, and is no use here."""
+    """Return the checksum of the whole object or part. A composite one, over the parts' checksums, is ignored."""
     text = str(answer.get("ChecksumCRC64NVME", ""))
     if not text or answer.get("ChecksumType") == "COMPOSITE":
         return None

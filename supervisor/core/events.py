@@ -50,7 +50,7 @@ class LauncherStarted:
 
 @dataclass(frozen=True, slots=True)
 class LauncherFellBack:
-    """torch lacks a name that the agent needs: the command runs as stock torchrun, which the supervisor restarts."""
+    """A name in torch that the agent needs is missing: the command runs as stock torchrun, which the supervisor restarts."""
 
     t: float
     launcher: Launcher

@@ -2,8 +2,8 @@
 
     GatherNodes ─> NodesGathered ─> SelectCheckpoint ─> CheckpointSelected ─> BeginAttempt
                                                               │ no checkpoint that all nodes have ─> stop (65) on every node
-                                                              │ only this node lacks it, and the others can go on ─> stop (65) here
-                                                              └ only another node lacks it: its leaving ends the attempt
+                                                              │ only this node is without it, and the others can go on ─> stop (65) here
+                                                              └ only another node is without it: its exit ends the attempt
 
 A node chooses nothing before the meeting. What happens otherwise: rank 2 is killed while rank 0 saves step 60 for 1.5 s. The node of rank 2
 searches at once and finds step 40. The others search when their ranks are gone and find step 60. One attempt trains on from both.

@@ -37,7 +37,7 @@ class Stage(StrEnum):
     """Where the job stands. docs/stages.md has the drawing, made from the table in core/decide.py."""
 
     NEW = "new"
-    SELECTING = "selecting"  # the newest verified checkpoint is being looked for
+    SELECTING = "selecting"  # the newest verified checkpoint is being selected
     CHECKING = "checking"  # the checkpoint is chosen; whether this node can be used is awaited
     STARTING = "starting"  # an attempt was ordered; no rank is known yet
     RUNNING = "running"
@@ -59,7 +59,7 @@ class StopRequest:
 
     left_s: seconds that the environment left at left_from_t, None: unknown. first_t: when the first signal came. save_requested: the
     ranks were asked to save. spares_ranks: no rank was asked to end yet. end_announced: TERM came after a notice. rank_failed: a rank
-    failed while they were spared, and the cause is being looked for. save_search: the disk is being searched for what they saved;
+    failed while they were spared, and the cause is being determined. save_search: the disk is being searched for what they saved;
     save_search_done: it was.
     """
 

@@ -1,6 +1,6 @@
 """The card of an incident, and the texts of `supervise why` and `supervise status`.
 
-Pure. Texts are plain ASCII of ours, at most 100 columns wide, without control characters and without values that look secret. Only rows
+Pure. Texts are plain ASCII, at most 100 columns wide, without control characters and without values that look secret. Only rows
 that people copy (paths, commands) may be longer.
 """
 

@@ -55,7 +55,7 @@ def must_ask(signum: int, environ: Mapping[str, str], settings: Settings) -> boo
 
 
 def left_s(signum: int, environ: Mapping[str, str], settings: Settings) -> float | None:
-    """Return the seconds until the environment kills, None where nobody knows."""
+    """Return the seconds until the environment kills; None: unknown."""
     if signum == signal.SIGINT:
         return None
     if (setting_s := _set(signum, settings)) > 0:

@@ -49,7 +49,7 @@ class NodeRequests:
         def work() -> None:
             try:
                 findings, problem = check_node()
-            except Exception as error:  # noqa: BLE001 (whatever it is, it is ours, and no reason to hold a job back)
+            except Exception as error:  # noqa: BLE001 (a bug in a check must not hold a job back)
                 findings, problem = (), f"this node could not be checked: {type(error).__name__}: {error}"
             if problem:
                 self._loop.call_soon(lambda: self._warn(f"health: {problem}"))

@@ -125,7 +125,9 @@ EVENTS: dict[type, EventRow] = {
         frozenset({Stage.STARTING}), ailing.on_attempt_started, _leads([Stage.STARTING], Stage.RUNNING, Stage.TEARDOWN)
     ),
     RanksFound: EventRow(frozenset({Stage.RUNNING}), lifecycle.on_ranks_found),
-    ProgressObserved: EventRow(LIVES | {Stage.FOLLOWING}, gathering.on_progress_observed, _leads([Stage.RUNNING], Stage.TEARDOWN)),
+    ProgressObserved: EventRow(
+        LIVES | {Stage.FOLLOWING, Stage.STOPPING}, gathering.on_progress_observed, _leads([Stage.RUNNING], Stage.TEARDOWN)
+    ),
     CheckpointVerified: EventRow(BEFORE_THE_END, lifecycle.on_checkpoint_verified),
     StartCeilingPassed: EventRow(BEFORE_THE_END, lifecycle.on_start_ceiling_passed),
     ProgramSeen: EventRow(BEFORE_THE_END, lifecycle.on_program_seen),

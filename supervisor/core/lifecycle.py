@@ -163,11 +163,13 @@ def on_gpus_listed(state: JobState, event: GpusListed) -> Step:
 def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     """Take the step over; the first one of a restarted attempt closes the incident.
 
-    If another node's rank failed, this node's last step counts until that node reports its own: one failure has one step.
+    If another node's rank failed, this node's last step counts until that node reports its own: one failure has one step. While an attempt
+    is stopped its ranks train on, up to their last step.
     """
     run, attempt, resume = state.run, state.attempt, state.attempt.resume
     follows = state.stage is Stage.FOLLOWING and run.incident is not None and run.incident.plan is None
-    if state.stage not in {Stage.RUNNING, Stage.STARTING} and not follows:
+    is_last = follows or state.stage is Stage.STOPPING
+    if state.stage not in {Stage.RUNNING, Stage.STARTING} and not is_last:
         return state, ()
     step, relative = event.step, False
     if step is None and event.steps_seen >= 0 and resume is not None and resume.step is not None:
@@ -188,7 +190,7 @@ def on_progress_observed(state: JobState, event: ProgressObserved) -> Step:
     progress = Progress(step, relative, event.phase)
     attempt = changed(attempt, progress=progress, steps_seen=event.steps_seen, loaded=loaded, first_step=first_step)
     state = changed(state, run=run, attempt=attempt)
-    return (state, ()) if follows else resumption.reported(state)
+    return (state, ()) if is_last else resumption.reported(state)
 
 
 def _refilled(failures: tuple[Failure, ...], step: int, passed: int) -> tuple[Failure, ...]:

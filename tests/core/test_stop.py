@@ -9,7 +9,7 @@ import pytest
 from supervisor.core import actions as act
 from supervisor.core import events as core_events
 from supervisor.core.decide import decide, initial
-from supervisor.core.model import Cause, Claim, Evidence, Gpu, Launcher, Policy, RankExit, RankInfo
+from supervisor.core.model import Cause, Claim, Evidence, Gpu, Launcher, Phase, Policy, RankExit, RankInfo
 from supervisor.core.state import JobState, Stage
 
 POLICY = Policy(checkpoints_learned=True, health=True)
@@ -63,3 +63,10 @@ def test_nothing_is_started_after_a_stop(stage: Stage, signum: int) -> None:
         assert not any(isinstance(action, (act.BeginAttempt, act.SelectCheckpoint)) for action in asked)
         assert not state.awaits_ranks(state.attempt.number)
         assert state.stage is Stage.ENDED
+
+
+def test_the_step_of_a_stopped_attempt_is_the_last_one_that_its_ranks_made() -> None:
+    trained = core_events.ProgressObserved(4.0, 1, 7, 7, Phase.TRAIN)
+    stop, last = core_events.StopRequested(9.0, 15), core_events.ProgressObserved(10.0, 1, 85, 85, Phase.TRAIN)
+    state, _ = played(initial(), *BEFORE[Stage.RUNNING], trained, stop, last, core_events.AttemptEnded(10.0, 1, "stopped"))
+    assert (state.stage, state.attempt.progress.step) == (Stage.ENDED, 85)

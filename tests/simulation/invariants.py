@@ -127,7 +127,7 @@ class Watch:
         step = event.step
         if step is None or (self.high is not None and step <= self.high):
             return
-        if before.stage is not Stage.RUNNING and before.stage is not Stage.STARTING:
+        if before.stage not in {Stage.RUNNING, Stage.STARTING, Stage.STOPPING}:
             return
         if self.high is not None or event.steps_seen > 0:
             self._gained()

@@ -194,7 +194,7 @@ def _write_shards(state: Any, temporary: str, final: str, together: Ranks) -> No
     except CheckpointException as error:  # a BaseException, raised on all ranks where one failed
         cause = "; ".join(f"rank {rank}: {type(found[0]).__name__}: {found[0]}" for rank, found in _first_few(error))
         left = os.statvfs(os.path.dirname(final))  # noqa: PTH120 -- as above
-        cause += f" ({left.f_bavail * left.f_frsize >> 20} MiB are left there)"  # DCP's words for a full disk do not say that
+        cause += f" ({left.f_bavail * left.f_frsize >> 20} MiB are left there)"  # DCP's message for a full disk does not contain that
         raise CheckpointingError(f"checkpoint was not saved: {final}: {cause}", hint=_FREE_SPACE) from error
     together.meet()
 

@@ -1,4 +1,4 @@
-"""The journal's file: appending whole batches to it, and making good what a failed write left.
+"""Appends whole batches to the journal's file, and repairs it after a failed write.
 
 The writer thread of supervisor/journal/writer.py owns it, because every call may block for as long as the disk does.
 `FileOperations` is the edge to the operating system, where tests put a disk that hangs.
@@ -65,7 +65,7 @@ class OsFiles:
 class JournalFile:
     """An append-only file of whole lines.
 
-    `set_aside`: what is there holds no record, and is kept under another name. `anew`: it is an earlier run's, and kept beside.
+    `set_aside`: the present file holds no record, and gets another name. `anew`: it is an earlier run's, and gets a numbered name.
     """
 
     def __init__(self, path: Path, files: FileOperations, *, set_aside: bool, anew: bool = False) -> None:
@@ -78,12 +78,12 @@ class JournalFile:
         self._torn = False
 
     def append(self, lines: bytes, *, sync: bool) -> None:
-        """Write `lines`, and make everything durable if `sync`. After an OSError the same lines are to be given again.
+        """Write `lines`, and make everything durable if `sync`. After an OSError the caller gives the same lines again.
 
-        They are written anew then even where only fsync failed: Linux reports such an error once and may have dropped the pages.
+        They are written again even if only fsync failed: Linux reports such an error once and may have dropped the pages.
         """
         fd = self._open() if self._fd is None else self._fd
-        # a file without a name takes all that is written, and nobody will ever read it. Some file systems count no links at all
+        # a deleted file takes all writes, and nothing can read it. Some file systems count no links at all
         if os.fstat(fd).st_nlink == 0 and not self._path.exists():
             raise FileNotFoundError(errno.ENOENT, "it was deleted while it was written", str(self._path))
         if self._torn:

@@ -1,7 +1,7 @@
 """`python -P supervisor/agent/__main__.py --link-fd N --output-fd M [...] -- <torchrun's arguments>`: a torchrun that asks first.
 
 Exit codes: 0 after success, the code that the supervisor ordered, 2 after wrong arguments (torchrun's own), 1 after a failure of the agent
-or the rendezvous, UNFIT where torch is not as we need it (nothing has run then). Only torch parses torchrun's arguments.
+or the rendezvous, UNFIT if torch does not have the form that we need (then nothing ran). Only torch parses torchrun's arguments.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ if not __package__:
         _spec.loader.exec_module(_package)
 
 from supervisor.agent import signals
-from supervisor.agent.link import UNFIT, AgentLink
+from supervisor.agent.link import AgentLink
 from supervisor.agent.messages import AgentFailed, AgentFinished, AgentHello, AgentUnfit
+from supervisor.agent.selfcheck import UNFIT
 
 
 def _options() -> argparse.Namespace:

@@ -239,12 +239,12 @@ class AttemptController:
             if self.ranks.fail(command.attempt, command.signum, command.grace_s):
                 self._with_agreement(command.attempt, lambda agreement: agreement.fail(command.failure))
             return
-        if command.leave is not None:
+        if command.exit_code is not None:
             with self._changed:
-                self._leave = command.leave
+                self._leave = command.exit_code
                 self._changed.notify_all()
         under_way = self.ranks.stop(self._attempt, command.signum, command.grace_s, outcomes.STOPPED)
-        if command.leave is not None and not under_way:
+        if command.exit_code is not None and not under_way:
             self._leave_soon()
 
     def _with_agreement(self, attempt: int, do: Callable[[round_agreement.RoundAgreement], None]) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import api as processes
 
 from supervisor.agent import ranks as outcomes
 from supervisor.agent import round_agreement
-from supervisor.agent.link import with_words
+from supervisor.agent.link import filled_command
 from supervisor.agent.messages import RendezvousCompleted
 from supervisor.agent.rendezvous import RoundRendezvous, served_here
 from supervisor.agent.signals import nothing
@@ -105,7 +105,7 @@ class GatedAgent(LocalElasticAgent):
     def _prepare_ranks(self, worker_group: Any, go: Go) -> None:  # noqa: ANN401
         """What the ranks themselves are given; on several nodes it is known for sure once all agree."""
         spec = worker_group.spec
-        spec.args = (*with_words(script_args_set(self._own_args, go.script_args), go.replace), *go.args)
+        spec.args = (*filled_command(script_args_set(self._own_args, go.script_args), go.replace), *go.args)
         self._environment = AttemptEnvironment(go.attempt, go.env, go.unset, self._nodes == 1, self._controller.ranks.add)
 
     def _start_workers(self, worker_group: Any, *args: Any, **kwargs: Any) -> dict[int, Any]:  # noqa: ANN401
@@ -225,7 +225,7 @@ class GatedAgent(LocalElasticAgent):
 
 
 def script_args_set(own: Sequence[str], wanted: ScriptArgs | None) -> Sequence[str]:
-    """Return torchrun's arguments of a rank with the script's own replaced. Raises ValueError where they do not end as they should."""
+    """Return torchrun's arguments of a rank with the script's own replaced. Raises ValueError if they do not end with `before`."""
     if wanted is None:
         return own
     head = len(own) - len(wanted.before)

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator, Sequence
 
-#: The agent's exit code where it refused to run because torch is not as it needs it (supervisor/agent/selfcheck.py).
-UNFIT = 79
-
 
 @dataclass(frozen=True, slots=True)
 class ScriptArgs:
-    """The arguments behind the script, replaced as a whole: what they must be, and what they become."""
+    """The script's arguments, replaced as a whole: they must be `before` and become `after`. If they differ, the attempt fails."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -33,12 +30,11 @@ class ScriptArgs:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Rendezvous and start the ranks as `attempt`.
+    """Meet the other nodes; on a one-node job also start the ranks as `attempt`.
 
-    `env` and `unset` edit the ranks' environment, `args` are appended to the script's arguments, and every text in `replace` is
-    replaced in the script's own arguments (placeholders of the command line; the agent outlives many attempts, so they are filled here).
-    `script_args`: the script's own arguments, as the user wrote them, and what stands in their place; None: as they were written.
-    `nproc`: ranks of this node, None: as in torchrun's arguments.
+    `env` and `unset` edit the ranks' environment. First `script_args` replaces the script's arguments (None: they stay), then `replace`
+    fills placeholders in them (placeholder → value), then `args` are appended. The agent outlives many attempts, so it fills the
+    placeholders. `nproc`: ranks of this node, None: as in torchrun's arguments.
     """
 
     attempt: int
@@ -52,16 +48,16 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class StopCommand:
-    """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`leave` None) or exit with the code `leave`.
+    """End the ranks: `signum`, KILL after `grace_s`; then wait for a Go (`exit_code` None), or exit with this code.
 
-    failure: what the supervisor ends the attempt for, "" where it is no failure. The round of the other nodes ends with it. It changes
-    nothing where the ranks are being stopped already, or have all ended well.
+    failure: why the supervisor ends the attempt, "" if it did not fail. The round of the other nodes ends with this text. The command does
+    nothing if the ranks are already being stopped or all ended well.
     """
 
     attempt: int
     signum: int
     grace_s: float
-    leave: int | None = None
+    exit_code: int | None = None
     failure: str = ""
 
 
@@ -97,7 +93,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The nodes agree: start the ranks by `go`. Where a job has one node, the first Go is enough."""
+    """The nodes have agreed: start the ranks with `go`. A one-node job needs only the first Go."""
 
     attempt: int
     go: Go
@@ -114,7 +110,7 @@ Command = Go | Start | AllGather | Broadcast | StopCommand | Publish | Admit
 
 
 def parse(line: bytes) -> Command:
-    """The command in one line. Raises ValueError where it is none."""
+    """Return the command in one line. Raises ValueError if the line holds none."""
     try:
         raw: dict[str, Any] = json.loads(line)
         what, attempt = raw["do"], int(raw["attempt"])
@@ -126,8 +122,8 @@ def parse(line: bytes) -> Command:
             text = str(raw["text"])
             return Broadcast(attempt, text) if what == "broadcast" else AllGather(attempt, int(raw["number"]), text)
         if what == "stop":
-            leave = int(raw.get("exit_code") or 0) if raw.get("then", "wait") == "exit" else None
-            return StopCommand(attempt, int(raw["signum"]), float(raw["grace_s"]), leave, str(raw.get("failure") or ""))
+            exit_code = int(raw.get("exit_code") or 0) if raw.get("then", "wait") == "exit" else None
+            return StopCommand(attempt, int(raw["signum"]), float(raw["grace_s"]), exit_code, str(raw.get("failure") or ""))
         if what == "publish":
             overrides = tuple((str(name), str(value)) for name, value in raw.get("overrides", ()))
             rejected = tuple(str(path) for path in raw.get("rejected", ()))
@@ -179,17 +175,17 @@ class AgentLink:
         with self._lock:
             try:
                 self._sock.sendall(line)
-            except OSError:  # the supervisor is gone: commands() ends, and what is then to be done is decided there
+            except OSError:  # the supervisor is gone: commands() ends, and its reader decides what to do
                 return
 
     def lost(self) -> bool:
-        """Return whether the other end is closed, by the kernel's word: commands() may still have to read what came before."""
+        """Return whether the other end is closed, as the kernel reports it; unread commands may still be buffered."""
         poller = select.poll()
         poller.register(self._sock, select.POLLRDHUP)
         return bool(poller.poll(0))
 
     def commands(self) -> Iterator[Command]:
-        """Every command until the other end closes."""
+        """Yield every command until the other end closes."""
         with self._sock.makefile("rb") as lines:
             try:
                 for line in lines:
@@ -198,13 +194,13 @@ class AgentLink:
                 return
 
 
-def replaced(word: str, words: Mapping[str, str]) -> str:
-    """Return `word` with each placeholder replaced."""
-    for placeholder, value in words.items():
+def filled(word: str, values: Mapping[str, str]) -> str:
+    """Return `word` with each placeholder replaced by its value (placeholder → value)."""
+    for placeholder, value in values.items():
         word = word.replace(placeholder, value)
     return word
 
 
-def with_words(command: Sequence[str], words: Mapping[str, str]) -> list[str]:
-    """Return the command with its placeholders replaced."""
-    return [replaced(word, words) for word in command]
+def filled_command(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Return the command with its placeholders replaced by their values."""
+    return [filled(word, values) for word in command]

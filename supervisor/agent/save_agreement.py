@@ -1,4 +1,4 @@
-"""How the ranks agree on the step to save at: which call of `worker.should_save()` answers True, the same one on every rank.
+"""Runs in each rank: the ranks agree on the call of `worker.should_save()` that returns True, the same call on every rank.
 
 The flag file `save-now` in the job's directory in memory asks for the save. The ranks of one node agree through files in the attempt's
 directory, ranks on several nodes through torch's own store. Nothing here raises or imports torch. A rank that cannot agree does not save.
@@ -6,18 +6,18 @@ directory, ranks on several nodes through torch's own store. Nothing here raises
 *The assumption*: every rank calls once per optimizer step, at the same place of its loop. Then the n-th call means the same step on all.
 
 *A proposal* names a call that lies ahead. On one node each rank publishes the number of its call in its heartbeat slot, before it looks for
-the flag; the first that sees the flag proposes the greatest number there plus a margin. Over nodes every rank counts itself in when
-it sees the flag, for not every node hears of the end at the same moment; the one that completes the number proposes its own call plus a
-margin.
+the flag; the first that sees the flag proposes the greatest number there plus a margin. On several nodes every rank counts itself in when
+it sees the flag, for not every node hears of the end at the same moment; the last rank to be counted proposes its own call plus a margin.
 
-*The vote* makes it exact, however the ranks are timed. At the proposed call each rank votes and waits. The vote that completes the
-number settles the outcome to "yes", once, by compare-and-set; only then do all of them answer True. A rank that finds the proposed call
-behind it settles it to "no", and so does one that has waited for WAIT_S: a rank that passed unseen may be in a collective that needs
-those who wait. After a "no" none of them saves, and a call further ahead is proposed. Example: the proposal is call 7, rank 1 passes call 7
-in the moment in which it is written; rank 0 waits at 7, rank 1 settles "no" at 8, both answer False, and meet at 13.
+*The vote* makes it exact, however the ranks are timed. At the proposed call each rank votes and waits. The last vote settles the outcome to
+"yes", once, by compare-and-set; only then do all of them answer True. A rank that finds the proposed call behind it settles it to "no", and
+so does one that has waited for WAIT_S: a rank that missed the proposal may already wait in a collective for the ranks that are voting here.
+After a "no" none of them saves, and a call further ahead is proposed. Example: the proposal is call 7, rank 1 passes call 7 in the moment
+in which it is written; rank 0 waits at 7, rank 1 settles "no" at 8, both answer False, and meet at 13: the margin doubles to 4, counted
+from rank 1's call 9.
 
-Where fewer ranks call than there are (over nodes), no rank is asked. The supervisor then stops the job when the time is over, and says that
-nothing was saved.
+On several nodes, if one rank never calls should_save, no rank answers True. The supervisor then stops the job when the time is over, and
+reports that nothing was saved.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
         """The part of the instrumentation that this module calls, in a rank that a supervisor started."""
 
         def asked(self, number: int) -> None:
-            """Note the script's question: its `number`-th, 0 where they are not counted."""
+            """Record a call of the script: its number, 0 if calls are not counted."""
 
         def save_requested(self) -> None:
-            """Note that the answer was yes."""
+            """Record that the answer was yes."""
 
     class _Ballot(Protocol):
-        """Where the ranks leave what all of them read."""
+        """The shared storage of the vote."""
 
         def get(self, key: str) -> str:
-            """Return what was settled, "" while nothing was."""
+            """Return the settled value, "" if none is settled."""
 
         def settle(self, key: str, value: str) -> str:
-            """Write a value where there is none, and return the one that stands: the first. Idempotent."""
+            """Write a value if there is none yet, and return the first one written. Idempotent."""
 
         def add(self, key: str) -> int:
-            """Count this rank, and return how many were counted so far."""
+            """Count this rank, and return the count so far."""
 
 
 MARGIN = 2
 WAIT_S = 5.0
 _POLL_S = 0.001
-LOOK_S = 0.002  # from reading the slots to the file's being there
+LOOK_S = 0.002  # time to write the proposal after reading the slots
 AHEAD_S = 0.25
 MOST_CALLS_AHEAD = 256
 STORE_KEYS = "supervise/save"
@@ -73,14 +73,14 @@ class SaveAgreement:
         self._job_dir: str | None = None
         self._flag = self._attempt_dir = ""
         self._calls = 0
-        self._over = False  # it was answered, or cannot be any more
-        self._round = 0  # of proposals: one more after each "no"
+        self._over = False  # answered True once, or failed
+        self._round = 0  # number of the proposal: one more after each "no"
         self._counted_in = False
         self._call_s, self._last_t = 0.0, time.monotonic()
 
     def should_save(self, instrument: Instrument | None) -> bool:
         """Answer one call; see worker.should_save."""
-        if not self._find_files():
+        if not self._enter_job():
             return False
         self._calls = calls = self._calls + 1
         self._report_question(instrument, calls)
@@ -100,7 +100,7 @@ class SaveAgreement:
 
     def save_requested(self, instrument: Instrument | None) -> bool:
         """Answer one call; see worker.save_requested."""
-        if not self._find_files():
+        if not self._enter_job():
             return False
         self._report_question(instrument, 0)
         wanted = os.access(self._flag, os.F_OK)
@@ -108,11 +108,11 @@ class SaveAgreement:
             instrument.save_requested()
         return wanted
 
-    def _find_files(self) -> bool:
-        """Find the files, whenever the environment names another job directory than before."""
+    def _enter_job(self) -> bool:
+        """Return whether there is a job. On a new job directory start anew, create `wants-save`, and ignore USR1 and USR2."""
         job_dir = os.environ.get("SUPERVISE_JOB_DIR")
         if job_dir != self._job_dir:
-            self.__init__()  # type: ignore[misc] # (all of it is about the directory before)
+            self.__init__()  # type: ignore[misc] # the state is of the earlier directory
             self._job_dir = job_dir
             if job_dir:
                 attempt = os.environ.get("SUPERVISE_JOB_ATTEMPT", "")
@@ -131,7 +131,7 @@ class SaveAgreement:
     # the agreement
 
     def _agreed(self, calls: int) -> bool:
-        """Say whether all save at this call: it is the proposed one, and every rank is here."""
+        """Return whether all ranks save at this call: it is the proposed one, and every rank is here."""
         group = _group()
         world = group.get_world_size() if group is not None else _number("WORLD_SIZE", 1)
         if world <= 1:
@@ -155,7 +155,7 @@ class SaveAgreement:
         return False
 
     def _propose(self, ballot: _Ballot, key: str, world: int, calls: int, *, is_one_node: bool) -> str:
-        """Propose a call ahead, and return what was proposed first: the call and how many ranks vote; "" while that is not ours to do."""
+        """Propose a call ahead, and return the first proposal: the call and the number of voters; "" if another rank must propose."""
         if is_one_node:
             greatest, asking = self._calls_of_all()
             calls, voters, ahead_s = max(greatest, calls), asking or world, LOOK_S
@@ -166,11 +166,11 @@ class SaveAgreement:
                 self._counted_in = True
                 if ready != world:
                     return ""
-        margin = min(MOST_CALLS_AHEAD, max(MARGIN, self._calls_in(ahead_s)) << self._round)
+        margin = min(MOST_CALLS_AHEAD, max(MARGIN, self._calls_in(ahead_s)) << self._round)  # doubles after each no
         return ballot.settle(key, f"{calls + margin} {voters}")
 
     def _calls_in(self, seconds: float) -> int:
-        """Return how many calls pass in so long, going by the last one."""
+        """Return the number of calls in this time, estimated from the last one."""
         return min(MOST_CALLS_AHEAD, math.ceil(seconds / self._call_s)) if self._call_s > 0 else MARGIN
 
     def _calls_of_all(self) -> tuple[int, int]:
@@ -188,7 +188,7 @@ class SaveAgreement:
 
 
 def _voted(ballot: _Ballot, keys: str, voters: int) -> str:
-    """Vote at the proposed call, and return the outcome once there is one; not all came within WAIT_S: "no"."""
+    """Vote at the proposed call, and return the outcome; "no" if not all ranks voted within WAIT_S."""
     if ballot.add(f"{keys}-votes") >= voters:
         return ballot.settle(f"{keys}-outcome", "yes")
     until = time.monotonic() + WAIT_S
@@ -248,7 +248,7 @@ class _StoreBallot:
 
 
 def _outlive_notices() -> None:
-    """Ignore USR1 and USR2 where the script left them alone: a scheduler may send its notice to all processes, and kill ranks by it."""
+    """Ignore USR1 and USR2 unless the script handles them: a scheduler may send its notice to all processes, and kill ranks by it."""
     for signum in (signal.SIGUSR1, signal.SIGUSR2):
         with contextlib.suppress(ValueError, OSError):  # not in the main thread
             if signal.getsignal(signum) is signal.SIG_DFL:
@@ -263,7 +263,7 @@ def _number(name: str, otherwise: int) -> int:
 
 
 def _group() -> Any | None:  # noqa: ANN401 - torch's
-    """Return torch's module of process groups where the script is in one; None outside torch.distributed, and nothing is imported."""
+    """Return torch's module of process groups if the script uses one; None outside torch.distributed. Imports nothing."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     return c10d if c10d is not None and c10d.is_initialized() else None
 

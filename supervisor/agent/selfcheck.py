@@ -15,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from types import CodeType
 
+#: The agent's exit code if it refused to run because torch does not have this form.
+UNFIT = 79
 RUN = "torch.distributed.run"
 LAUNCH = "torch.distributed.launch"
 LAUNCHER = "torch.distributed.launcher.api"

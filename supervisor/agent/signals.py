@@ -22,10 +22,10 @@ def nothing(signum: int, frame: object) -> None:
 
 
 def guard() -> Callable[[], None]:
-    """Become deaf to INT, TERM, HUP, QUIT, USR1 and USR2; returns what makes us so again.
+    """Become deaf to INT, TERM, HUP, QUIT, USR1 and USR2. Returns a function that installs the handlers again.
 
-    By handlers, which exec resets for the ranks, except for what was ignored when we started (nohup): that stays ignored, by the ranks
-    too.
+    We install handlers, because exec resets them for the ranks. A signal that was ignored at our start (nohup) stays ignored, also in the
+    ranks.
     """
     ignored = {s for s in DEAF_TO if signal.getsignal(s) is signal.SIG_IGN}
 
@@ -33,6 +33,6 @@ def guard() -> Callable[[], None]:
         for s in DEAF_TO:
             signal.signal(s, signal.SIG_IGN if s in ignored else nothing)
 
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the kernel would reap the ranks before their status is read
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # If SIGCHLD were ignored, the kernel would reap the ranks before we read their status.
     again()
     return again

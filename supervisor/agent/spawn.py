@@ -28,22 +28,26 @@ PIPE_BYTES = 1 << 20
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)  # resolved here, not in the child between fork and exec
 
-#: Our stdout and stderr: one open file, two, one terminal, or a terminal and something else.
-ONE, TWO, TTY, TTY_OUT, TTY_ERR = "one", "two", "tty", "tty-out", "tty-err"
-#: Of which two streams a terminal is one.
+# Our stdout and stderr:
+ONE = "one"  # are one open file
+TWO = "two"  # are two open files
+TTY = "tty"  # are one terminal
+TTY_OUT = "tty-out"  # stdout is a terminal, stderr something else
+TTY_ERR = "tty-err"  # stderr is a terminal, stdout something else
+#: For TTY_OUT and TTY_ERR: the stream that is the terminal.
 _TERMINALS = {TTY_OUT: "out", TTY_ERR: "err"}
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChannel:
-    """Where the ranks' streams go: `sock` leads to the guardian; `streams` is one of the words above; `window` is (rows, columns)."""
+    """Where the ranks' streams go: `sock` leads to the guardian; `streams` is one of the constants above; `window` is (rows, columns)."""
 
     sock: socket.socket
     streams: str
     window: tuple[int, int] = (24, 80)
 
     def hand_over(self, fd: int, **what: object) -> None:
-        """Give the read end `fd` to the guardian and close it here."""
+        """Send the read end `fd` to the guardian and close it here."""
         try:
             socket.send_fds(self.sock, [json.dumps(what).encode()], [fd])
         finally:
@@ -63,7 +67,7 @@ class AttemptEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class _OutputEnds:
-    """What the child gets as stdout and stderr (None: as torch opened it, or inherited), and which of its descriptors the guardian gets."""
+    """The child's stdout and stderr (None: as torch opened it, or inherited), and the read ends that go to the guardian."""
 
     out: int | None
     err: int | None
@@ -116,23 +120,26 @@ class RankHandler(SubprocessHandler):
         return proc
 
     def _ends(self, paths: Mapping[str, str], local_rank: int) -> _OutputEnds:
-        """A pipe for each stream that torch would have let through or sent to /dev/null (--local-ranks-filter: captured, not shown)."""
-        ours = {name: path != os.devnull for name, path in paths.items() if path in ("", os.devnull)}
+        """Make a pipe for each stream that torch would let through or send to /dev/null.
+
+        Streams that the filter (--local-ranks-filter) sends to /dev/null get a pipe too: logged, not shown.
+        """
+        shown = {name: path != os.devnull for name, path in paths.items() if path in ("", os.devnull)}
         streams = self._output.streams
         terminal = self._environment.terminal and local_rank == 0
-        if streams == TTY and terminal and len(ours) == len(paths) and all(ours.values()):
+        if streams == TTY and terminal and len(shown) == len(paths) and all(shown.values()):
             master, slave = _terminal(self._output.window)
             return _OutputEnds(slave, os.dup(slave), ((master, {"name": "both", "show": True, "to": 1, "pty": True}),), linebuf=False)
         linebuf = streams in {TTY, TTY_OUT}
-        if streams in {ONE, TTY} and len(ours) == len(paths) and len(set(ours.values())) == 1:
+        if streams in {ONE, TTY} and len(shown) == len(paths) and len(set(shown.values())) == 1:
             read, write = _pipe()
-            return _OutputEnds(write, os.dup(write), ((read, {"name": "both", "show": ours["out"], "to": 1}),), linebuf=linebuf)
+            return _OutputEnds(write, os.dup(write), ((read, {"name": "both", "show": shown["out"], "to": 1}),), linebuf=linebuf)
         written: dict[str, int] = {}
         for_guardian: list[tuple[int, dict[str, object]]] = []
-        for name, show in ours.items():
-            pty = terminal and show and _TERMINALS.get(streams) == name
-            read, written[name] = _terminal(self._output.window) if pty else _pipe()
-            for_guardian.append((read, {"name": name, "show": show, "to": 1 if name == "out" else 2, "pty": pty}))
+        for name, show in shown.items():
+            is_terminal = terminal and show and _TERMINALS.get(streams) == name
+            read, written[name] = _terminal(self._output.window) if is_terminal else _pipe()
+            for_guardian.append((read, {"name": name, "show": show, "to": 1 if name == "out" else 2, "pty": is_terminal}))
         return _OutputEnds(written.get("out"), written.get("err"), tuple(for_guardian), linebuf=linebuf)
 
 
@@ -144,7 +151,7 @@ def _pipe() -> tuple[int, int]:
 
 
 def _terminal(window: tuple[int, int]) -> tuple[int, int]:
-    """A pseudo-terminal that passes bytes as they are: the real terminal does what a terminal does, once."""
+    """Open a pseudo-terminal without output processing (OPOST): the user's terminal does that, and twice would be wrong."""
     master, slave = pty.openpty()
     mode = termios.tcgetattr(slave)
     mode[1] &= ~termios.OPOST
@@ -154,7 +161,7 @@ def _terminal(window: tuple[int, int]) -> tuple[int, int]:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """Runs in the child: it gets KILL when the agent dies, also where that happened before it asked."""
+    """Runs in the child. The child is killed when the agent dies. If the agent died before the prctl, the child exits."""
 
     def ask() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

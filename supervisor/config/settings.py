@@ -85,7 +85,7 @@ class JobSection:
     )
     resumes_itself: bool = setting(
         default=False,
-        text="The script finds its own checkpoint: a restart that hands none over is no restart from scratch.",
+        text="The script finds its own checkpoint; a restart that passes no path does not count as from scratch.",
         flag="--resumes-itself",
         env="SUPERVISE_RESUMES_ITSELF",
     )
@@ -93,7 +93,7 @@ class JobSection:
 
 @dataclass(frozen=True, slots=True)
 class S3:
-    """[checkpoints.s3]: how a mirror on S3 is reached. If empty, the environment and the usual configuration files count."""
+    """[checkpoints.s3]: the access to a mirror on S3. A key that is empty is taken from the environment or the usual AWS files."""
 
     endpoint: str = setting("", "Address of the S3 endpoint, if it is not Amazon's.")
     region: str = setting("", "Region of the bucket.")
@@ -117,7 +117,7 @@ class Checkpoints:
     )
     trusted: bool = setting(
         default=False,
-        text="The files at --checkpoints are yours: a pickle call that is not on the list is a note.",
+        text="The files at --checkpoints are yours: a pickle call that is not on the list is reported and accepted.",
         more="It does not matter who was seen to write them ([the list](checkpoints.md#what-a-pickle-may-call)). "
         "A call that is known to run code is refused all the same.",
         flag="--trust-checkpoints",
@@ -131,7 +131,7 @@ class Checkpoints:
     keep: int = setting(
         0,
         "Keep this many of the job's newest checkpoints and remove the older ones; 0: remove none.",
-        "It counts what this job wrote ([retention](checkpoints.md#what-is-removed)). Of our copies as many stay (0: 2).",
+        "It counts what this job wrote ([retention](checkpoints.md#what-is-removed)). We keep as many of our own copies; if 0, we keep 2.",
         flag="--keep",
         minimum=0,
     )
@@ -146,7 +146,7 @@ class Checkpoints:
     )
     restore_from: str = setting(
         "",
-        "Another job: resume from its newest checkpoint in the mirror if this job has none; `none`: begin anew.",
+        "If this job has no checkpoint, resume from the newest one of this other job in the mirror; `none`: start from scratch.",
         "This job has none if there is none on the disk and none in the mirror.",
         flag="--restore-from",
     )
@@ -166,8 +166,8 @@ class ResumeKnob:
     args: str = setting(
         "",
         "Append these arguments to the command if there is a checkpoint; {resume} is its path, {step} its step.",
-        "They are split as a shell would split them. Any other `{name}` is an error. So is neither of the two, "
-        "unless `flag` or `env` hands the checkpoint over or the script resumes itself.",
+        "They are split as a shell would split them. Any other `{name}` is an error. Arguments with neither `{resume}` nor `{step}` "
+        "are an error too, unless `flag` or `env` hands the checkpoint over or the script resumes itself.",
         flag="--resume-args",
         env="SUPERVISE_RESUME_ARGS",
     )
@@ -196,7 +196,8 @@ class Knobs:
     )
     program: Literal["auto", "none", "hf_trainer", "lightning", "torchtitan", "megatron", "nanogpt", "deepspeed", "accelerate"] = setting(
         "auto",
-        "The well-known program that the command runs; auto: the one that the script's text names, once a rank was seen to train with it.",
+        "The well-known program that the command runs; auto: the program that the script's text names, believed "
+        "once a rank was seen to use it.",
         "[The programs](programs.md).",
         flag="--program",
     )
@@ -218,16 +219,19 @@ class Restart:
         flag="--max-attempts",
         minimum=1,
     )
-    intensity: int = setting(3, "Most restarts for failures of one cause family within period_s without progress.", minimum=0)
+    intensity: int = setting(3, "The restart budget: most restarts per cause family within period_s without progress.", minimum=0)
     period_s: float = setting(3600.0, "The period in which intensity counts.", minimum=1)
     same_place_steps: int = setting(10, "Two failures at most this many steps apart are at the same place.", minimum=0)
     backoff_base_s: float = setting(
-        1.0, "Longest wait before the second restart; it doubles with each one. The first restart is immediate.", minimum=0
+        1.0,
+        "Upper limit of the random wait before the second restart; the limit doubles with each restart.",
+        "The first restart is immediate.",
+        minimum=0,
     )
     backoff_cap_s: float = setting(60.0, "Longest wait before any restart.", minimum=0)
     scratch_limit_s: float = setting(
         900.0,
-        "An attempt that ran longer restarts from scratch only if something shows that the script resumes.",
+        "After an attempt longer than this, we restart without a checkpoint only if there is evidence that the script resumes by itself.",
         "The same holds for an attempt that trained longer and did not take the checkpoint that it got.",
         flag="--scratch-limit-s",
         minimum=0,
@@ -307,16 +311,16 @@ class Stop:
     )
     deadline_s: float = setting(
         30.0,
-        "Seconds from the first INT or TERM that asks us to stop to KILL.",
+        "Seconds between the first INT or TERM and KILL.",
         "A second signal shortens it, a third ends it.",
         flag="--stop-deadline-s",
         minimum=0,
         maximum=_MOST_POLLED_S,
     )
     left_s: float = setting(
-        0.0, "Seconds from the environment's TERM or HUP to its KILL, where we cannot see them ourselves; 0: unknown.", minimum=0
+        0.0, "Seconds from the environment's TERM or HUP to its KILL, if we cannot find the number out ourselves; 0: unknown.", minimum=0
     )
-    notice_s: float = setting(0.0, "Seconds from a notice (USR1, USR2) to the KILL, where Slurm does not say; 0: unknown.", minimum=0)
+    notice_s: float = setting(0.0, "Seconds from a notice (USR1, USR2) to the KILL, if Slurm does not report it; 0: unknown.", minimum=0)
     orphan_grace_s: float = setting(
         2.0,
         "Seconds to save for the ranks of a supervisor that was killed.",
@@ -337,7 +341,10 @@ class Instrument:
         flag="--instrument/--no-instrument",
     )
     start_ceiling_s: float = setting(
-        600.0, "A rank with no heartbeat by then is reported once as uninstrumented.", "It is never called hung.", minimum=1
+        600.0,
+        "A rank without a heartbeat after this many seconds is reported once as uninstrumented.",
+        "It is never called hung.",
+        minimum=1,
     )
 
 
@@ -347,7 +354,7 @@ class Logs:
 
     mib: int = setting(
         64,
-        "Size in MiB at which the log of a rank's output is rotated; five of each are kept within an attempt.",
+        "Size in MiB at which the log of a rank's output is rotated; five files of each rank are kept per attempt.",
         "If a rank has two (`.out` and `.err`), each is rotated at half of it.",
         minimum=1,
     )
@@ -441,13 +448,16 @@ class Settings:
 
         They hold from any directory; with the default state directory from the one in which the job was started.
         """
+        return f"--job {shlex.quote(job)}{self._state_dir_option()}"
+
+    def _state_dir_option(self) -> str:
         if self.origin("job.state_dir").kind == "default":
-            return f"--job {shlex.quote(job)}"
-        return f"--job {shlex.quote(job)} --state-dir {shlex.quote(os.path.join(self.cwd, self.job.state_dir))}"  # noqa: PTH118  text
+            return ""
+        return f" --state-dir {shlex.quote(os.path.join(self.cwd, self.job.state_dir))}"  # noqa: PTH118  text
 
     def clear_gpu_command(self, gpu: str = "") -> str:
-        """Return what a person types to put a GPU (its UUID, or all) back into use; it holds where `address` holds."""
-        return f"supervise gpus clear{self.address('job').removeprefix('--job job')} {gpu}".rstrip()
+        """Return the command that puts a GPU (its UUID, or all) back into use. It works in the directories in which `address` works."""
+        return f"supervise gpus clear{self._state_dir_option()} {gpu}".rstrip()
 
     def value(self, key: str) -> Value:
         """Return the value of the dotted `key`."""

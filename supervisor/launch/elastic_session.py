@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from supervisor.agent.link import UNFIT
 from supervisor.agent.messages import (
     MESSAGES,
     AgentFailed,
@@ -38,6 +37,7 @@ from supervisor.agent.messages import (
     RendezvousCompleted,
     WaitingNodesCounted,
 )
+from supervisor.agent.selfcheck import UNFIT
 from supervisor.core.events import (
     AttemptEndedByPeer,
     AttemptStarted,

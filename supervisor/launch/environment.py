@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.agent.link import replaced
+from supervisor.agent.link import filled
 from supervisor.job.sd_notify import strip
 from supervisor.launch import tracing
 
@@ -91,7 +91,7 @@ def resume_handover(settings: Settings, command: Sequence[str], resume: Checkpoi
     variables = {"SUPERVISE_JOB_RESUME_FROM": resume.path, "SUPERVISE_JOB_RESUME_STEP": step}
     if knob.env:
         variables[knob.env] = resume.path
-    arguments = [replaced(word, words) for word in shlex.split(knob.args)]
+    arguments = [filled(word, words) for word in shlex.split(knob.args)]
     if knob.flag:
         arguments += [knob.flag, resume.path]
     return ResumeHandover(variables, (), tuple(arguments), words if ours else {})

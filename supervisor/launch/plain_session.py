@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from supervisor.agent.link import with_words
+from supervisor.agent.link import filled_command
 from supervisor.core.events import AttemptStarted, LauncherExited, RankExited
 from supervisor.core.model import RankExit, RankInfo
 from supervisor.launch.environment import attempt_variables, job_environment, resume_handover
@@ -65,7 +65,7 @@ class PlainSession:
         environ = job_environment(context.job.environ) | attempt_variables(context.job, action, applied, self._shim) | given.variables
         for name in given.removed:
             environ.pop(name, None)
-        argv = [*with_words(self._shape(applied.argv, action.nproc), given.words), *given.arguments]
+        argv = [*filled_command(self._shape(applied.argv, action.nproc), given.words), *given.arguments]
         self._program = argv[0]
         context.guardian().spawn(
             attempt=action.attempt,

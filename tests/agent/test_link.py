@@ -20,7 +20,10 @@ from supervisor.agent.messages import AgentFinished
             Go(2, env={"A": "1"}, unset=("B",), args=("-x",), replace={"{r}": "p"}),
         ),
         ({"do": "stop", "attempt": 3, "signum": 15, "grace_s": 2, "then": "wait"}, StopCommand(3, 15, 2.0)),
-        ({"do": "stop", "attempt": 3, "signum": 2, "grace_s": 0.5, "then": "exit", "exit_code": 130}, StopCommand(3, 2, 0.5, leave=130)),
+        (
+            {"do": "stop", "attempt": 3, "signum": 2, "grace_s": 0.5, "then": "exit", "exit_code": 130},
+            StopCommand(3, 2, 0.5, exit_code=130),
+        ),
         (
             {"do": "go", "attempt": 2, "script_args": {"from": ["--bs", "32"], "to": ["--bs", "16"]}, "nproc": 2},
             Go(2, script_args=ScriptArgs(("--bs", "32"), ("--bs", "16")), nproc=2),

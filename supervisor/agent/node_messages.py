@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 BEAT_S = 1.0
 SILENT_S = 30.0
 POLL_S = 0.02
-POLL_S = 1.0
-POLL_SELDOM_S = 10.0
+BROADCAST_POLL_S = 1.0
+BROADCAST_POLL_SELDOM_S = 10.0
 
 
 class NodeAllGathers:
@@ -104,7 +104,7 @@ class NodeBroadcasts:
         missing = [node for node in range(self._nodes) if node != self._node]
         known, is_sent, began = 0, False, time.monotonic()
         while missing or not is_sent:
-            self._changed.wait(POLL_S if time.monotonic() - began < 60 * POLL_S else POLL_SELDOM_S)
+            self._changed.wait(BROADCAST_POLL_S if time.monotonic() - began < 60 * BROADCAST_POLL_S else BROADCAST_POLL_SELDOM_S)
             if self._left:
                 return
             self._changed.clear()

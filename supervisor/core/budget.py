@@ -1,12 +1,14 @@
-"""How many failures a run may have: intensity per period, per family of causes, cleared by progress (Erlang/OTP's supervisor).
+"""Decides whether a run may fail once more: `restart.intensity` failures per period and family of causes, cleared by progress.
 
-Pure arithmetic over the run's failures. Families keep one kind of trouble from using up another's patience: a flapping network must
+The rule is that of Erlang/OTP's supervisor. Families keep one kind of trouble from using up another's patience: a flapping network must
 not leave a job without the retry that its own bug deserves. What the infrastructure does, and a failure that a change of the job answered,
-is counted and not charged.
+is counted and not charged. The infrastructure has a limit of its own (`recurring_stop`), since the run waits for it. The rung that asks is
+`restart_within_budget` (strategies/repetition.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supervisor.core.model import Cause
@@ -57,6 +59,30 @@ def recent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy
 def spent(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> int:
     """Return how many charged failures of the cause's family count at time `t`."""
     return sum(1 for f in recent(failures, cause, t, policy) if f.charged)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetBalance:
+    """What the budget of a family allows after one more failure.
+
+    spent: why no restart is left, "" where one is. left: how many more failures would be restarted. charged: whether this one counts.
+    """
+
+    spent: str
+    left: int
+    charged: bool
+
+
+def balance(failures: tuple[Failure, ...], cause: Cause, t: float, policy: Policy) -> BudgetBalance:
+    """Charge a failure of `cause` at time `t` to the budget; `failures` are those before it."""
+    infrastructure = family(cause) == "infrastructure"
+    charged, count = spent(failures, cause, t, policy), len(recent(failures, cause, t, policy))
+    reason = ""
+    if charged >= policy.intensity:
+        reason = f"failed {charged + 1} times within {policy.period_s:.0f} s without progress"
+    elif infrastructure and count >= policy.recurring_stop:
+        reason = f"the infrastructure failed {count + 1} times within {policy.period_s:.0f} s without progress"
+    return BudgetBalance(reason, max(policy.intensity - charged - 1, 0), charged=not infrastructure)
 
 
 def backoff_s(used: int, jitter: float, policy: Policy) -> float:

@@ -1,17 +1,15 @@
 """Rungs for a failure that may come again: stop if nothing is left to change or nothing differs, else restart within the budget.
 
-The budget is OTP's: at most `intensity` charged failures in `period_s` seconds, per family of causes. Progress (a newly verified
-checkpoint, an absolute step beyond the run's high-water mark) clears it: a job that makes progress may fail every night for a month.
-Failures of the infrastructure are not charged: the run waits for it, until `recurring_stop` such failures in the period led nowhere. The
-first restart is immediate. Later ones back off with full jitter: a hundred jobs that share a file server must not return to it in the
-same second.
+core/budget.py decides whether the budget allows one more restart. Progress (a newly verified checkpoint, an absolute step beyond the run's
+high-water mark) clears it: a job that makes progress may fail every night for a month. The first restart is immediate. Later ones back off
+with full jitter: a hundred jobs that share a file server must not return to it in the same second.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.core.budget import backoff_s, family, recent, spent
+from supervisor.core import budget
 from supervisor.core.model import Cause, Plan, PlanKind
 from supervisor.strategies import consent
 from supervisor.strategies.rung import Rung
@@ -111,24 +109,19 @@ def _read_another_checkpoint(situation: Situation, past: Failure) -> bool:
 
 def restart_within_budget(situation: Situation) -> Plan:
     """Restart within the budget, else stop with the code of that kind of end."""
-    policy, cause = situation.policy, situation.verdict.cause
-    infrastructure = family(cause) == "infrastructure"
-    charged = spent(situation.failures, cause, situation.t, policy)
-    count = len(recent(situation.failures, cause, situation.t, policy))
-    if charged >= policy.intensity:
-        return _budget_spent(situation, f"failed {charged + 1} times within {policy.period_s:.0f} s without progress")
-    if infrastructure and count >= policy.recurring_stop:
-        return _budget_spent(situation, f"the infrastructure failed {count + 1} times within {policy.period_s:.0f} s without progress")
-    left = policy.intensity - charged - 1
+    policy, cause, t = situation.policy, situation.verdict.cause, situation.t
+    balance = budget.balance(situation.failures, cause, t, policy)
+    if balance.spent:
+        return _budget_spent(situation, balance.spent)
     return Plan(
         kind=PlanKind.RESTART,
         reason=_start_text(situation),
-        next_rung=f"{left} more restart{'s' * (left != 1)} of this kind without progress, then stop"
-        if left
+        next_rung=f"{balance.left} more restart{'s' * (balance.left != 1)} of this kind without progress, then stop"
+        if balance.left
         else "stop, if it fails again without progress",
         strategy="restart_within_budget",
-        delay_s=backoff_s(count, situation.jitter, policy),
-        charged=not infrastructure,
+        delay_s=budget.backoff_s(len(budget.recent(situation.failures, cause, t, policy)), situation.jitter, policy),
+        charged=balance.charged,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from supervisor.core.budget import backoff_s, family, spent
+from supervisor.core.budget import family
 from supervisor.core.model import Cause, Failure, Plan, PlanKind, Policy, RankExit, Verdict
 from supervisor.strategies import LADDERS, propose
 from supervisor.strategies.situation import Situation, exit_code_of
@@ -105,16 +105,6 @@ def test_a_plan_names_the_strategy_that_made_it(cause: Cause) -> None:
 )
 def test_a_ranks_own_end_as_our_exit_code(first: RankExit | None, code: int) -> None:
     assert exit_code_of(first) == code
-
-
-def test_a_failure_that_was_not_charged_does_not_count() -> None:
-    assert spent((failure(), failure(charged=False)), Cause.KILLED_UNKNOWN, T, Policy()) == 1
-
-
-def test_the_first_restart_is_immediate_and_later_ones_spread_under_a_doubling_ceiling() -> None:
-    policy = Policy(backoff_base_s=1.0, backoff_cap_s=5.0)
-    assert [backoff_s(used, 1.0, policy) for used in range(5)] == [0.0, 1.0, 2.0, 4.0, 5.0]
-    assert backoff_s(4, 0.5, policy) == 2.5
 
 
 def test_of_what_may_pass_it_is_not_said_that_a_restart_would_meet_it_again() -> None:

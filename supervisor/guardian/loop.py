@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from . import process_tree, protocol
+from . import killing, process_tree, protocol
 from .children import Children
 from .libc import become_subreaper, keep_little_memory
 from .link import GuardianLink
@@ -63,7 +63,7 @@ class GuardianLoop:
         self._outputs = Outputs(self._reactor, self._link.send, self._link.read, options.log_bytes)
         self._children = Children(self._reactor, self._link.send, self._outputs, options.ignored)
         self._endings: dict[
-            str, tuple[process_tree.TreeTermination, Callable[[process_tree.TreeTermination], None]]
+            str, tuple[killing.TreeTermination, Callable[[killing.TreeTermination], None]]
         ] = {}  # by their target: orphans or all
         self._stuck: frozenset[tuple[int, int]] = frozenset()
         self._tick_s = _FIRST_TICK_S
@@ -140,10 +140,8 @@ class GuardianLoop:
             self._endings.clear()
         self._begin(what, signum, grace_s, None, lambda ended: self._answer_end(what, ended))
 
-    def _begin(
-        self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[process_tree.TreeTermination], None]
-    ) -> None:
-        ending = process_tree.TreeTermination(
+    def _begin(self, what: str, signum: int, grace_s: float, hard_s: float | None, done: Callable[[killing.TreeTermination], None]) -> None:
+        ending = killing.TreeTermination(
             os.getpid(), signum, grace_s, hard_s, given_up=self._stuck, detach_requests=self._children.detach_requests
         )
         self._endings[what] = (ending, done)
@@ -168,7 +166,7 @@ class GuardianLoop:
             self._reactor.call_at("endings", time.monotonic() + pause, self._tick)
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
-    def _answer_end(self, what: str, ending: process_tree.TreeTermination) -> None:
+    def _answer_end(self, what: str, ending: killing.TreeTermination) -> None:
         left = [{"pid": pid, "why": why} for pid, why in ending.left]
         answer = {"ev": "ended", "what": what, "killed": len(ending.signalled), "left": left}
         self._outputs.flush_then(lambda: self._send_last(answer), within_s=0.5)
@@ -228,7 +226,7 @@ class GuardianLoop:
         hard_s = self._gone_at + GONE_WITHIN_S - time.monotonic()
         self._begin("all", signal.SIGTERM, TERM_GRACE_S, hard_s, self._leave_as_orphan)
 
-    def _leave_as_orphan(self, ending: process_tree.TreeTermination) -> None:
+    def _leave_as_orphan(self, ending: killing.TreeTermination) -> None:
         # only processes that asked to be left alone are left: their output goes on being read
         self._outputs.drain.sync(DrainRequest(_leave, pass_s=0.4, log_s=0.4, to_the_end=bool(ending.detached)))
 

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, AnyStr
 
-from supervisor.guardian import process_tree
+from supervisor.guardian import killing, process_tree
 
 if TYPE_CHECKING:
     import subprocess
@@ -75,7 +75,7 @@ class Orphans:
 
         Blocks at most grace_s + 3 s; returns what could not or should not be ended.
         """
-        ending = process_tree.TreeTermination(self._me, signum, grace_s)
+        ending = killing.TreeTermination(self._me, signum, grace_s)
         while not ending.tick(time.monotonic(), self.strangers):
             time.sleep(0.02)
         collect_zombies()

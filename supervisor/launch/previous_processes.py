@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpointing.io import durable
-from supervisor.guardian import process_tree
+from supervisor.guardian import killing, process_tree
 from supervisor.job.identity import boot_id
 from supervisor.launch.orphans import COOKIE, LeftProcess
 
@@ -89,7 +89,7 @@ def sweep_records(records: Iterable[ProcessRecord], grace_s: float = 1.0) -> Swe
             proven.append(process)
     ended: set[int] = set()
     endings = [
-        process_tree.TreeTermination(process.pid, signal.SIGTERM, grace_s, top=process) for process in proven if process.pid != os.getpid()
+        killing.TreeTermination(process.pid, signal.SIGTERM, grace_s, top=process) for process in proven if process.pid != os.getpid()
     ]
     while endings:
         now = time.monotonic()
@@ -107,7 +107,7 @@ def _doubt(record: ProcessRecord) -> str:
         environment = Path(f"/proc/{record.pid}/environ").read_bytes().split(b"\0")
     except OSError as error:
         return f"pid and start time are those of our {record.role}, but its environment cannot be read: {error.strerror}"
-    if process_tree.DETACH in environment:
+    if killing.DETACH in environment:
         return "SUPERVISE_JOB_DETACH=1 is in its environment"
     if f"{COOKIE}={record.cookie}".encode() not in environment:
         return f"pid and start time are those of our {record.role}, but the job's cookie is not in its environment"

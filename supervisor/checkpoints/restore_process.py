@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from supervisor.checkpoints import discovery_record
 from supervisor.checkpoints.mirror_process import mirrors, s3_options
-from supervisor.checkpoints.restore_target import refusal
+from supervisor.checkpoints.restore_permission import refusal
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
 from supervisor.report.text import clean

@@ -25,7 +25,7 @@ from checkpointing.mirror.stall import RestoreProgress
 from checkpointing.mirror.upload import TransferControl
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints import discovery_record, mirror_process
-from supervisor.checkpoints.restore_target import refusal
+from supervisor.checkpoints.restore_permission import refusal
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import MIRROR, named_or_latest_job
 from supervisor.cli.checkpoints.verify import output
@@ -122,7 +122,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
     """Bring the newest whole checkpoint of a job back to where it was saved, or into a directory. Returns 0, or 1 where there is none.
 
     Where it was saved, only if that is in the working directory, declared in the settings, or learned on this node
-    (supervisor/checkpoints/restore_target.py).
+    (supervisor/checkpoints/restore_permission.py).
     """
     places = () if into is not None else _learned(settings, job)
     with _errors():

@@ -24,7 +24,7 @@ from checkpointing.mirror.restore import PathNotPermitted, PathOccupied, Unreach
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import TransferControl, upload
 from supervisor.checkpoints import restore_process
-from supervisor.checkpoints.restore_target import refusal
+from supervisor.checkpoints.restore_permission import refusal
 from supervisor.config.settings import Settings
 from supervisor.job.job import Job
 from tests.checkpointing.mirror.process import save, save_tree

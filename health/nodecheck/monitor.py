@@ -20,9 +20,9 @@ import psutil
 
 from health.model import Ask, Readings
 from health.nodecheck import report, schedule
-from health.nodecheck.judge import second_look
 from health.nodecheck.liveness import Heartbeat, Peers
 from health.nodecheck.model import Node
+from health.nodecheck.trial_judge import second_look
 from health.nodecheck.worker import SECOND
 from health.probing.runner import OUTCOME, Runner
 

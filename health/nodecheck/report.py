@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 from health import judge as health_judge
 from health.checks import environment
 from health.model import HOST, CheckResult, Readings, Repair, Result, worst
-from health.nodecheck.judge import DEFAULT, judge, pair_trials
 from health.nodecheck.model import Kind
+from health.nodecheck.trial_judge import DEFAULT, judge, pair_trials
 from health.probing.runner import OUTCOME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from health.model import Json
-    from health.nodecheck.judge import Limits, Slow
     from health.nodecheck.model import Pair, TrialEvidence
+    from health.nodecheck.trial_judge import Limits, Slow
 
 VERSION: Final = 1
 UNFIT: Final = 69

@@ -13,8 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from health.nodecheck import schedule
-from health.nodecheck.judge import second_look
 from health.nodecheck.model import NOBODY, Fault, FaultKind, Kind, Member, PairTrial, Sample, TrialEvidence
+from health.nodecheck.trial_judge import second_look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

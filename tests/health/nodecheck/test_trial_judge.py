@@ -8,8 +8,8 @@ import pytest
 
 from health.model import Result
 from health.nodecheck import report, schedule
-from health.nodecheck.judge import judge, second_look
 from health.nodecheck.model import TOGETHER, Fault, Kind, Member, Sample, TrialEvidence
+from health.nodecheck.trial_judge import judge, second_look
 
 if TYPE_CHECKING:
     from collections.abc import Callable

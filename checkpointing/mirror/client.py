@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from checkpointing.mirror.backends import Backend
-    from checkpointing.mirror.layout import MirroredCheckpoint
+    from checkpointing.mirror.listing import MirroredCheckpoint
     from checkpointing.mirror.restore import Restored
 
 DEFAULT_JOB: Final = "default"

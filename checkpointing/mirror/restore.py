@@ -20,7 +20,7 @@ from checkpointing.io import durable
 from checkpointing.io.reader import FileReader, NotRegular, Short
 from checkpointing.manifest import digest
 from checkpointing.manifest.documents import Manifest
-from checkpointing.mirror import layout, restore_target
+from checkpointing.mirror import keys, listing, restore_target
 from checkpointing.mirror.backends import Backend, BackendError, TransferDamaged, Unavailable
 from checkpointing.mirror.stall import RestoreProgress, Stalled, StallTimeout
 from checkpointing.model import CheckpointingError, Verdict
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from checkpointing.manifest.documents import File
-    from checkpointing.mirror.layout import MirroredCheckpoint
+    from checkpointing.mirror.listing import MirroredCheckpoint
 
 _TRIES: Final = 5
 _MOST_STALLS: Final = 2  # of one mirror; the second may have been of an object alone
@@ -107,15 +107,15 @@ def available(
         names = ", ".join(sorted(others)[:5])
         message = f"no checkpoint of job {job!r} in the mirror, only of others: {names}"
         raise OtherJob(message, hint=OTHER_JOB_HINT)
-    return layout.ordered(kept), passed
+    return listing.ordered(kept), passed
 
 
 def _held(backend: Backend, job: str, stall_timeout: StallTimeout) -> tuple[list[MirroredCheckpoint], list[tuple[str, str]], set[str]]:
     """Return one mirror's checkpoints of a job, what could not be read, and without checkpoints the other jobs that it holds."""
-    found, damaged = _retried(lambda: layout.newest_first(backend, job, stall_timeout.progressed))
+    found, damaged = _retried(lambda: listing.newest_first(backend, job, stall_timeout.progressed))
     others: set[str] = set()
     if not found:
-        for location in _retried(lambda: list(layout.locations(backend))):
+        for location in _retried(lambda: list(listing.locations(backend))):
             stall_timeout.progressed()
             others.add(location.job)
     return found, damaged, others - {job}
@@ -303,7 +303,7 @@ def _fetch_part(one: MirroredCheckpoint, file: File, number: int, path: str, sta
         crc, at = 0, offset
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            for piece in one.backend.read(layout.data_key(one.location.key, file.path), offset, n_bytes):
+            for piece in one.backend.read(keys.data_key(one.location.key, file.path), offset, n_bytes):
                 crc = digest.of_bytes(piece, crc)
                 view = memoryview(piece)
                 with stall_timeout.writing():

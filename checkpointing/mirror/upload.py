@@ -23,7 +23,7 @@ from checkpointing.io.reader import CHUNK_BYTES, Interrupted
 from checkpointing.manifest import digest
 from checkpointing.manifest import documents as manifests
 from checkpointing.manifest.documents import File
-from checkpointing.mirror import layout
+from checkpointing.mirror import keys
 from checkpointing.mirror.backends import (
     Backend,
     Bytes,
@@ -122,7 +122,7 @@ def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, control: Trans
 
     Raises BackendError after some attempts, SourceChanged, Interrupted.
     """
-    transfer = _Transfer(backend, entry, layout.key_of(entry.manifest), log, control)
+    transfer = _Transfer(backend, entry, keys.key_of(entry.manifest), log, control)
     if _is_uploaded(transfer):
         return transfer.key
     _sweep(transfer)
@@ -141,7 +141,7 @@ def upload(backend: Backend, entry: SpoolEntry, log: TransferLog, control: Trans
     _check(transfer)
     raw = entry.raw_manifest
     # another node may have put its manifest meanwhile: it describes the same content, so either may stay
-    _retried(control, lambda: backend.put(transfer.key + layout.MANIFEST, Bytes(raw, digest.of_bytes(raw))))
+    _retried(control, lambda: backend.put(transfer.key + keys.MANIFEST, Bytes(raw, digest.of_bytes(raw))))
     return transfer.key
 
 
@@ -151,7 +151,7 @@ def _is_uploaded(transfer: _Transfer) -> bool:
     A manifest that a later version wrote stays: its key holds the id of this content.
     """
     try:
-        stored = _retried(transfer.control, lambda: transfer.backend.stat(transfer.key + layout.MANIFEST))
+        stored = _retried(transfer.control, lambda: transfer.backend.stat(transfer.key + keys.MANIFEST))
     except NotFound:
         return False
     raw = _retried(transfer.control, lambda: b"".join(transfer.backend.read(stored.key, 0, stored.n_bytes)))
@@ -177,7 +177,7 @@ def _missing(transfer: _Transfer) -> Iterator[tuple[_FileUpload, int, Piece]]:
     for file, held in zip(transfer.entry.manifest.files, transfer.entry.held, strict=True):
         if file.path in transfer.log.stored:
             continue
-        object_key = layout.data_key(transfer.key, file.path)
+        object_key = keys.data_key(transfer.key, file.path)
         ranges = parts_of(file, transfer.entry.manifest.part_bytes)
         if len(ranges) <= 1:
             yield _FileUpload(file, object_key, None, {}, 0), 0, Piece(held, 0, file.n_bytes, file.crc64nvme, transfer.control)
@@ -338,7 +338,7 @@ def _check(transfer: _Transfer) -> None:
     """List every file at the mirror before its manifest is written: somebody may have removed some while the upload waited."""
     there = {stored.key: stored for stored in _retried(transfer.control, lambda: list(transfer.backend.list(transfer.key)))}
     for file in transfer.entry.manifest.files:
-        stored = there.get(layout.data_key(transfer.key, file.path))
+        stored = there.get(keys.data_key(transfer.key, file.path))
         token = transfer.log.stored.get(file.path)
         if stored is None or stored.n_bytes != file.n_bytes or (token and stored.token and token != stored.token):
             transfer.log.stored.pop(file.path, None)

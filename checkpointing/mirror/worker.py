@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from checkpointing.io.reader import Interrupted
-from checkpointing.mirror import layout
+from checkpointing.mirror import keys, listing, removal
 from checkpointing.mirror.backends import (
     Backend,
     BackendError,
@@ -73,7 +73,7 @@ class MirrorWorker:
         self._pause_s = 0.0
         self._swept = False
         self._untidy = False
-        self._known: dict[str, layout.MirroredCheckpoint] = {}  # the cache of layout.newest_first
+        self._known: dict[str, listing.MirroredCheckpoint] = {}  # the cache of listing.newest_first
         self.is_waiting = False
         self.n_waits = 0
         self.retry_now = False  # set, under `wake`, to end the pause after a failure
@@ -166,21 +166,21 @@ class MirrorWorker:
         `arrived`: the key of the newest arrival, which stays.
         """
         if not self._swept:
-            for stored in list(self._backend.list(layout.prefix_of(self._job), unfinished=True)):
+            for stored in list(self._backend.list(keys.prefix_of(self._job), unfinished=True)):
                 if 0 < stored.at < time.time() - _LEFTOVER_S:
                     self._backend.remove(stored.key, stored.upload_id)
                     self._emit("swept", mirror=self._backend.url, key=stored.key)
             self._swept = True
         if self._keep is not None:
-            kept, _ = layout.newest_first(self._backend, self._job, known=self._known)
-            for one in layout.may_go(kept, self._keep, arrived):
-                layout.remove(self._backend, one.location.key)
+            kept, _ = listing.newest_first(self._backend, self._job, known=self._known)
+            for one in removal.may_go(kept, self._keep, arrived):
+                removal.remove(self._backend, one.location.key)
                 self._emit("pruned", mirror=self._backend.url, key=one.location.key, step=one.manifest.step)
 
     def _forget(self, entry: SpoolEntry) -> None:
         """Remove the files of a content that will never be whole. If the mirror does not answer, they stay without a manifest."""
         try:
-            layout.remove(self._backend, layout.key_of(entry.manifest))
+            removal.remove(self._backend, keys.key_of(entry.manifest))
         except BackendError as error:
             self._alert(_kind(error), error.message, error.hint)
 

@@ -1,5 +1,7 @@
 """Signals to the supervisor become events: a request to stop, with the time that the environment leaves, or a request for stacks.
 
+core/shutdown.py decides what each signal means (SIGTERM and the others) and when the ranks end.
+
 The handler runs no Python code, because TERMs that come faster than a handler runs would nest in it without end. Python writes each
 signal's number into a pipe (signal.set_wakeup_fd), and a thread reads it.
 """

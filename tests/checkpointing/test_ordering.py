@@ -14,8 +14,8 @@ from checkpointing.discover import find
 from checkpointing.lineage import Lineages
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About, File, Manifest, Manifests
-from checkpointing.mirror import layout
-from checkpointing.mirror.layout import MirroredCheckpoint, MirrorLocation
+from checkpointing.mirror import keys, removal
+from checkpointing.mirror.listing import MirroredCheckpoint, MirrorLocation
 from checkpointing.model import UNKNOWN_LINEAGE, Candidate, Identity, Lineage, NonFinite
 from checkpointing.ordering import Generations, Order, RollBack
 from checkpointing.retention import rules
@@ -65,7 +65,7 @@ def test_manifests_of_before_are_ordered_by_the_stamp_of_their_runs_and_those_se
 
 
 def kept(one: Manifest, backend: Backend) -> MirroredCheckpoint:
-    return MirroredCheckpoint(backend, MirrorLocation(layout.key_of(one), "job", one.about.run, 0, 0.0), one)
+    return MirroredCheckpoint(backend, MirrorLocation(keys.key_of(one), "job", one.about.run, 0, 0.0), one)
 
 
 def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it() -> None:
@@ -77,7 +77,7 @@ def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it
     def gone(*manifests: Manifest, arrived: Manifest) -> list[int | None]:
         return [
             one.manifest.step
-            for one in layout.may_go([kept(m, backend) for m in manifests], rules.RetentionPolicy(2), layout.key_of(arrived))
+            for one in removal.may_go([kept(m, backend) for m in manifests], rules.RetentionPolicy(2), keys.key_of(arrived))
         ]
 
     assert gone(*a, first, arrived=first) == [98_000, 99_000]
@@ -94,7 +94,7 @@ def test_the_last_finite_one_stays_in_a_mirror_while_the_newest_hold_nan() -> No
     finite = [made(step, "a", 100 + step, (100, 1)) for step in (100, 200)]
     turned = [replace(made(step, "a", 100 + step, (100, 1)), non_finite=lost) for step in (300, 400, 500, 600)]
     rows = [kept(one, backend) for one in (*finite, *turned)]
-    gone = layout.may_go(rows, rules.RetentionPolicy(2), layout.key_of(turned[-1]))
+    gone = removal.may_go(rows, rules.RetentionPolicy(2), keys.key_of(turned[-1]))
     assert [one.manifest.step for one in gone] == [100, 300, 400]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from checkpointing.mirror import layout, restore
+from checkpointing.mirror import listing, restore
 from checkpointing.mirror.backends.opening import open_backend
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.checkpoints.mirror_process import MirrorLink
@@ -130,7 +130,7 @@ class Node:
 
     def in_mirror(self) -> list[int | None]:
         """Return the steps that the mirror holds, the newest first."""
-        return [one.manifest.step for one in layout.newest_first(open_backend(str(self.mirror)), "job")[0]]
+        return [one.manifest.step for one in listing.newest_first(open_backend(str(self.mirror)), "job")[0]]
 
     def on_a_fresh_node(self, tmp_path: Path) -> int | None:
         """Return the step that an empty disk gets."""

@@ -1,4 +1,4 @@
-"""Copies of checkpoints in an S3 bucket, at Amazon or any server with the same API.
+"""Single requests to an S3 bucket, at Amazon or any server with the same API. checkpointing/mirror/upload.py uploads a checkpoint by them.
 
 Each request carries the body's CRC64NVME, which the manifest already holds, so that the server can reject a damaged body. A server that
 rejects the header (older MinIO, Garage, R2) gets later requests without it. After an upload we compare the server's report: size and ETag,

@@ -49,9 +49,9 @@ def ls_command(invocation: Invocation, *, as_json: bool) -> int:
     With --mirror the newest comes first. The exit code is 78 if the mirror holds only other jobs' checkpoints; they are named.
     """
     if "checkpoints.mirror" in invocation.flags:
-        from supervisor.cli.checkpoints.mirror import listing  # noqa: PLC0415  loads what speaks to S3
+        from supervisor.cli.checkpoints.mirror import list_mirrors  # noqa: PLC0415  loads what speaks to S3
 
-        return listing(*named_or_latest_job(invocation), as_json=as_json)
+        return list_mirrors(*named_or_latest_job(invocation), as_json=as_json)
     settings = invocation.settings()
     return ls(settings, invocation.job(settings), as_json=as_json)
 

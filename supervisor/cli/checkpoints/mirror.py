@@ -18,7 +18,7 @@ import click
 from checkpointing.command_line import mirrors
 from checkpointing.command_line.output import ProgressBar
 from checkpointing.io.reader import Interrupted, Throttle
-from checkpointing.mirror import layout, restore
+from checkpointing.mirror import listing, removal, restore
 from checkpointing.mirror.backends import BackendError, S3Options
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.stall import RestoreProgress
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from checkpointing.command_line.output import Output
     from checkpointing.mirror.backends import Backend
-    from checkpointing.mirror.layout import MirroredCheckpoint
+    from checkpointing.mirror.listing import MirroredCheckpoint
     from checkpointing.retention import rules
     from supervisor.config.settings import Settings
 
@@ -102,7 +102,7 @@ def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -
         )
 
 
-def listing(settings: Settings, job: str, *, as_json: bool) -> int:
+def list_mirrors(settings: Settings, job: str, *, as_json: bool) -> int:
     """Print what the mirrors hold of a job, the newest first. Returns 0."""
     with _errors():
         kept, passed = restore.available(backends_of(settings), _wanted(settings, job), RestoreProgress(stdio.say))
@@ -187,11 +187,11 @@ def prune(settings: Settings, job: str, policy: rules.RetentionPolicy, *, dry_ru
     """
     with _errors():
         for backend in backends_of(settings):
-            kept, _ = layout.newest_first(backend, job)
-            for one in layout.may_go(kept, policy):
+            kept, _ = listing.newest_first(backend, job)
+            for one in removal.may_go(kept, policy):
                 key, made = one.location.key, one.manifest
                 if not dry_run:
-                    layout.remove(backend, key)
+                    removal.remove(backend, key)
                 row = {"mirror": backend.url, "key": key, "step": made.step, "bytes": made.n_bytes, "removed": not dry_run}
                 _print(row, f"{'would remove' if dry_run else 'removed'} {backend.url}/{key}", as_json=as_json)
     return 0

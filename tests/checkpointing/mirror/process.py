@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from checkpointing.manifest import digest, documents
-from checkpointing.mirror import layout
+from checkpointing.mirror import keys
 from checkpointing.mirror.backends import S3Options
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.model import Identity
@@ -90,7 +90,7 @@ class Place:
             vouched = documents.decode(raw)
             n_manifests += 1
             for file in vouched.files:
-                data_key = "pre/fix/" + layout.data_key(layout.key_of(vouched), file.path)
+                data_key = "pre/fix/" + keys.data_key(keys.key_of(vouched), file.path)
                 content = self.client.get_object(Bucket=self.bucket, Key=data_key)["Body"].read()
                 assert digest.of_bytes(content) == file.crc64nvme, data_key
         return n_manifests

@@ -52,7 +52,7 @@ def test_push_list_pull_and_restore(settings: Settings, tmp_path: Path, capsys: 
     paths = [saved(tmp_path, step) for step in (1, 2)]
     assert checkpoint_mirror.push(settings, "job", paths, as_json=True) == 0
     assert [row["step"] for row in rows(capsys)] == [1, 2]
-    assert checkpoint_mirror.listing(settings, "job", as_json=True) == 0
+    assert checkpoint_mirror.list_mirrors(settings, "job", as_json=True) == 0
     assert {row["step"] for row in rows(capsys)} == {1, 2}
     assert checkpoint_mirror.pull(settings, "job", "1", str(tmp_path / "one"), as_json=True) == 0
     assert rows(capsys)[0]["path"] == str(tmp_path / "one" / "step_1.pt")
@@ -97,7 +97,7 @@ def test_pruning_says_first_what_it_would_do(settings: Settings, tmp_path: Path,
     assert [(row["step"], row["removed"]) for row in rows(capsys)] == [(1, False), (2, False)]
     checkpoint_mirror.prune(settings, "job", rules.RetentionPolicy(newest=1), dry_run=False, as_json=True)
     capsys.readouterr()
-    checkpoint_mirror.listing(settings, "job", as_json=True)
+    checkpoint_mirror.list_mirrors(settings, "job", as_json=True)
     assert [row["step"] for row in rows(capsys)] == [3]
 
 
@@ -177,7 +177,7 @@ def test_another_jobs_mirror_is_refused_with_78(settings: Settings, tmp_path: Pa
 def test_without_a_mirror_it_says_what_helps(settings: Settings) -> None:
     none = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, mirror=()))
     with pytest.raises(SuperviseError, match="no mirror") as caught:
-        checkpoint_mirror.listing(none, "job", as_json=True)
+        checkpoint_mirror.list_mirrors(none, "job", as_json=True)
     assert "--mirror" in caught.value.hint
 
 

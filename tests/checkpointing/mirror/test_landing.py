@@ -16,8 +16,7 @@ import torch
 
 from checkpointing.io import leftovers
 from checkpointing.manifest import digest, documents
-from checkpointing.mirror import layout as mirror_layout
-from checkpointing.mirror import restore, restore_target
+from checkpointing.mirror import keys, restore, restore_target
 from checkpointing.mirror.backends import Backend, Bytes, NotFound, PermissionDenied
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import PathNotPermitted, PathOccupied, Unreachable
@@ -256,6 +255,6 @@ def test_one_manifest_that_cannot_be_read_is_passed_over(
 
 def test_a_mirror_of_which_no_manifest_says_anything_is_not_empty(tmp_path: Path, backend: Backend) -> None:
     _, key = brought(tmp_path, backend, 1)
-    backend.put(key + mirror_layout.MANIFEST, Bytes(b"{}", digest.of_bytes(b"{}")))
+    backend.put(key + keys.MANIFEST, Bytes(b"{}", digest.of_bytes(b"{}")))
     with pytest.raises(Unreachable, match="manifest"):
         restore.newest([backend], "job", into=str(tmp_path / "fresh"))

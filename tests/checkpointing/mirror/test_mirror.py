@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpointing.mirror import layout, restore
+from checkpointing.mirror import listing, restore
 from tests.checkpointing.mirror.faults import FLIP, HOLD, LOSE, RESET, STALL, TRUNCATE, Fault
 from tests.checkpointing.mirror.process import PART, Place, Process, describe, save, save_tree
 from tests.support.waiting import wait_for
@@ -230,7 +230,7 @@ def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
             process.wait_for("uploaded", step=step)
         assert process.wait_for("pruned")["step"] == 1
     assert place.proxy.count("^GET.*/manifest.json") == 3, "each manifest is read once"
-    kept, _ = layout.newest_first(place.backend(), "job")
+    kept, _ = listing.newest_first(place.backend(), "job")
     assert [one.manifest.step for one in kept] == [3, 2]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpointing.manifest import documents
-from checkpointing.mirror import layout, restore
+from checkpointing.mirror import listing, removal, restore
 from checkpointing.mirror.backends import Backend, PermissionDenied
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
@@ -45,7 +45,7 @@ def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Pat
     done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
     assert done is not None
     assert os.path.basename(done.path) == "step_600.pt"  # noqa: PTH119 -- strings throughout the package
-    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == [600, 500, None]
+    assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == [600, 500, None]
 
 
 def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
                 wake.notify_all()
             thread.join()
     assert [(row["ev"], row["what"]) for row in events if row["ev"] in {"alert", "recovered"}] == [("alert", "tidy"), ("recovered", "tidy")]
-    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == [900]
+    assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == [900]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
     ids=["one", "two", "one-and-the-first-of-each-500"],
 )
 def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: RetentionPolicy, left: list[int]) -> None:
-    would = [one.location.key for one in layout.may_go(layout.newest_first(backend, "job")[0], policy)]
+    would = [one.location.key for one in removal.may_go(listing.newest_first(backend, "job")[0], policy)]
     events: list[dict[str, Any]] = []
     worker = MirrorWorker(
         backend,
@@ -111,4 +111,4 @@ def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: 
     )
     worker._tidy("")  # noqa: SLF001 -- what is done after each upload
     assert [row["key"] for row in events if row["ev"] == "pruned"] == would
-    assert [one.manifest.step for one in layout.newest_first(backend, "job")[0]] == left
+    assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == left

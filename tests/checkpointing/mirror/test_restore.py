@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpointing.manifest import documents
-from checkpointing.mirror import layout, restore
+from checkpointing.mirror import keys, removal, restore
 from checkpointing.mirror.backends import Backend, NotFound, Stored, StoredPart, TransferDamaged, Upload, is_made_of
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import NoSpace, OtherJob, PathOccupied, Unreachable
@@ -77,7 +77,7 @@ def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced
 def test_a_damaged_copy_is_passed_over_for_an_older_whole_one(tmp_path: Path, backend: Backend) -> None:
     old, _ = brought(tmp_path, backend, 1)
     new, key = brought(tmp_path, backend, 2)
-    stored = tmp_path / "mirror" / layout.data_key(key, new.name)
+    stored = tmp_path / "mirror" / keys.data_key(key, new.name)
     content = bytearray(stored.read_bytes())
     content[6 << 20] ^= 1
     stored.write_bytes(content)
@@ -94,7 +94,7 @@ def test_a_damaged_copy_is_taken_from_the_other_mirror(tmp_path: Path, backend: 
     other = open_backend(str(tmp_path / "second"))
     path, key = brought(tmp_path, backend, 2)
     bring(tmp_path, other, path, tmp_path / "manifests" / f"{path.name}.json", 2)
-    (tmp_path / "mirror" / layout.data_key(key, path.name)).write_bytes(bytes(11 << 20))
+    (tmp_path / "mirror" / keys.data_key(key, path.name)).write_bytes(bytes(11 << 20))
     done = restore.newest([backend, other], "job", into=str(tmp_path / "fresh"))
     assert done is not None
     assert done.url == other.url
@@ -230,7 +230,7 @@ def test_removing_takes_the_manifest_first(tmp_path: Path, backend: Backend, mon
         real(self, name, upload_id)
 
     monkeypatch.setattr(type(backend), "remove", watched)
-    assert layout.remove(backend, key) == 2
+    assert removal.remove(backend, key) == 2
     assert order[0] == key + "manifest.json"
     with pytest.raises(NotFound):
         backend.stat(key + "manifest.json")
@@ -283,7 +283,7 @@ def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
             upload(backend, entry, spool.log(entry, backend.url), TransferControl(pause=lambda _seconds: None))
         assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None, "nothing vouches for it"
         key = upload(backend, entry, spool.log(entry, backend.url), TransferControl())
-    assert (tmp_path / "mirror" / layout.data_key(key, path.name)).read_bytes() == path.read_bytes()
+    assert (tmp_path / "mirror" / keys.data_key(key, path.name)).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize(

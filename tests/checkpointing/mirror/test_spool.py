@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from checkpointing.manifest import digest, documents
-from checkpointing.mirror import layout
+from checkpointing.mirror import keys
 from checkpointing.mirror.backends import Bytes
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool, SpoolEntry
@@ -83,8 +83,8 @@ def test_a_manifest_of_a_later_version_in_the_mirror_is_left_and_believed(tmp_pa
     (tmp_path / "mirror").mkdir()
     backend = open_backend(str(tmp_path / "mirror"))
     entry = spooled(tmp_path)
-    key, raw = layout.key_of(entry.manifest) + layout.MANIFEST, newer(entry.raw_manifest)
+    key, raw = keys.key_of(entry.manifest) + keys.MANIFEST, newer(entry.raw_manifest)
     backend.put(key, Bytes(raw, digest.of_bytes(raw)))
     with closing(Spool(str(tmp_path / "spool"))) as spool:
-        assert upload(backend, entry, spool.log(entry, backend.url), TransferControl()) == layout.key_of(entry.manifest)
+        assert upload(backend, entry, spool.log(entry, backend.url), TransferControl()) == keys.key_of(entry.manifest)
     assert b"".join(backend.read(key, 0, len(raw))) == raw

@@ -1,0 +1,58 @@
+"""Which checkpoints of a mirror the policy removes, and their removal. Functions raise BackendError."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from checkpointing.mirror.keys import MANIFEST
+from checkpointing.mirror.listing import ordered
+from checkpointing.model import Verdict
+from checkpointing.ordering import Generations
+from checkpointing.retention import rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from checkpointing.mirror.backends import Backend
+    from checkpointing.mirror.listing import MirroredCheckpoint
+
+
+def may_go(present: Iterable[MirroredCheckpoint], policy: rules.RetentionPolicy, made: str | None = None) -> list[MirroredCheckpoint]:
+    """Return the checkpoints that a policy removes from one mirror, in the order of removal. `made`: the key of the newest arrival.
+
+    Count the run of `made` (or the newest) first, then earlier runs until the quota is full. Overlapping or later runs belong to other
+    nodes, which prune them.
+    """
+    present = ordered(present)
+    own = next((one for one in present if one.location.key == made), present[0] if present else None)
+    if own is None:
+        return []
+    generations = Generations(one.manifest for one in present)
+    number, run = generations.generation(own.manifest)
+    counted: dict[str, MirroredCheckpoint] = {}
+    for one in present:
+        generation, its_run = generations.generation(one.manifest)
+        if generation < number or (generation, its_run) == (number, run):
+            counted[one.location.key] = one
+    own_order = Generations(one.manifest for one in counted.values())
+    # after the weights turned to NaN, a resume takes the last finite checkpoint
+    finite = (
+        next((key for key, one in counted.items() if not one.manifest.has_lost_weights), None) if own.manifest.has_lost_weights else None
+    )
+    held = [
+        rules.RetainedItem(key, own_order.age(one.manifest, key), Verdict.VERIFIED, one.manifest.n_bytes, in_use=key == finite)
+        for key, one in counted.items()
+    ]
+    return [counted[one.name] for one in rules.may_go(held, policy, made)]
+
+
+def remove(backend: Backend, key: str) -> int:
+    """Remove a checkpoint, its manifest first: a manifest must not outlive its data. Return the number of removed objects."""
+    backend.remove(key + MANIFEST)
+    n_removed = 1
+    for stored in backend.list(key, unfinished=True):
+        backend.remove(stored.key, stored.upload_id)
+    for stored in list(backend.list(key)):
+        backend.remove(stored.key)
+        n_removed += 1
+    return n_removed

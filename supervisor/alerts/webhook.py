@@ -1,4 +1,4 @@
-"""The generic webhook: one POST of the JSON body, signed, under one deadline.
+"""The generic webhook: one POST of the JSON body, signed, under one deadline. delivery.py retries it.
 
 A request runs in its own thread, because a resolver cannot be interrupted, and a peer that sends one byte a second never trips a socket's
 timeout. At the deadline its socket is shut; a thread that still hangs (in the resolver) is left behind, and while `MAX_HANGING` of them

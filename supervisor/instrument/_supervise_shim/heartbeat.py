@@ -1,4 +1,4 @@
-"""This process's heartbeat: phase, steps, the absolute step.
+"""This process's heartbeat: phase, steps, the absolute step. layout.py names the fields in memory.
 
 It is the only writer of one slot of the heartbeat file. Until a slot is claimed, and in a forked child, it writes to private memory. Every
 entry is called from guarded code, except `on_step`, which guards itself to be fast.

@@ -250,10 +250,6 @@ class Readings:
         """Return the subjects whose names begin with `kind` (`gpu:`), in the order in which they were first read."""
         return tuple(dict.fromkeys(reading.subject for reading in self._all if reading.subject.startswith(kind)))
 
-    def from_probe(self, probe: str) -> Readings:
-        """Return those of one probe."""
-        return Readings(reading for reading in self._all if reading.probe == probe)
-
     def to_json(self) -> list[Json]:
         """Return them as JSON: for a baseline that is kept."""
         return [[one.probe, one.subject, one.name, one.value, one.problem, one.t] for one in self._all]

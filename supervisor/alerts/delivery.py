@@ -91,7 +91,7 @@ class _AlertDelivery:
     disk: OutboxThread = field(init=False)
 
     def __post_init__(self) -> None:
-        self.disk = OutboxThread(self.outbox, lambda entries: self.inbox.put(_LoadedAlerts(entries)), self.say_unsaved)
+        self.disk = OutboxThread(self.outbox, lambda entries: self.inbox.put(_LoadedAlerts(entries)), self.log_unsaved)
 
     def run(self) -> None:
         patience = time.monotonic() + DISK_PATIENCE_S
@@ -118,21 +118,21 @@ class _AlertDelivery:
             wait=self.pause_s,
             stop=lambda _: self.closing_at is not None or entry.event_id not in self.waiting,
             retry=retry_if_result(lambda outcome: isinstance(outcome, DeliveryDeferred)),
-            before_sleep=lambda state: self.say_delayed(state, entry),
+            before_sleep=lambda state: self.log_delayed(state, entry),
             retry_error_callback=_last_outcome,
         )
         outcome = tries(self.deliver, entry)
         match outcome:
             case Delivered():
                 self.disk.sent(entry.event_id)
-                self.say("alert.sent", event_id=entry.event_id, host=self.sink.host)
+                self.log_event("alert.sent", event_id=entry.event_id, host=self.sink.host)
             case DeliveryRefused(reason):
                 self.refused += 1
                 self.disk.refuse(entry, reason)
-                self.say("alert.failed", outcome="refused", event_id=entry.event_id, host=self.sink.host, reason=reason)
+                self.log_event("alert.failed", outcome="refused", event_id=entry.event_id, host=self.sink.host, reason=reason)
             case DeliveryDeferred(reason):
                 if self.closing_at is not None:
-                    self.say("alert.failed", outcome="left", host=self.sink.host, reason=reason, waiting=len(self.waiting))
+                    self.log_event("alert.failed", outcome="left", host=self.sink.host, reason=reason, waiting=len(self.waiting))
                 return False
             case _:
                 assert_never(outcome)
@@ -188,15 +188,15 @@ class _AlertDelivery:
             self.lost.total += 1
         if self.lost.total > self.lost.reported:
             self.lost.reported = self.lost.total
-            self.say("alert.dropped", total=self.lost.total)
+            self.log_event("alert.dropped", total=self.lost.total)
 
-    def say_delayed(self, state: RetryCallState, entry: QueuedAlert) -> None:
+    def log_delayed(self, state: RetryCallState, entry: QueuedAlert) -> None:
         outcome = _last_outcome(state)
         tries = state.attempt_number
         if (
             isinstance(outcome, DeliveryDeferred) and tries & (tries - 1) == 0
         ):  # the 1st, 2nd, 4th, 8th …: an outage of a day is a dozen lines
-            self.say(
+            self.log_event(
                 "alert.failed",
                 outcome="delayed",
                 event_id=entry.event_id,
@@ -206,10 +206,10 @@ class _AlertDelivery:
                 waiting=len(self.waiting),
             )
 
-    def say_unsaved(self, reason: str) -> None:
-        self.say("alert.failed", outcome="unsaved", reason=reason)
+    def log_unsaved(self, reason: str) -> None:
+        self.log_event("alert.failed", outcome="unsaved", reason=reason)
 
-    def say(self, event: str, **fields: object) -> None:
+    def log_event(self, event: str, **fields: object) -> None:
         with contextlib.suppress(Exception):  # whoever logs may be as stuck as what we report
             self.log(event, fields)
 

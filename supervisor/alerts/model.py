@@ -103,7 +103,7 @@ class AlertAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutgoingAlert:
-    """One thing to tell. `ts` is Unix seconds; `rank` and `step` are None where they are not known; `incident` is 0 where it is of none.
+    """One alert to send. `ts` is Unix seconds; `rank` and `step` are None where they are not known; `incident` is 0 where it is of none.
 
     about: what tells two alerts of one kind and attempt apart (two GPUs that are put out of use). It is never sent.
     """

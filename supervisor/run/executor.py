@@ -237,7 +237,7 @@ class Executor:
             return  # a stop came first: the session that is being ended answers for the attempt
         self._loop.feed(event)
         self._session = self._factory.stock_session(self._session_context())
-        if self._command is not None and isinstance(self._given, act.BeginAttempt):  # one whose nodes were to meet is begun anew
+        if self._command is not None and isinstance(self._given, act.BeginAttempt):  # one whose nodes were to meet begins anew
             self._session.begin(self._given, self._command)
 
     def _session_context(self) -> SessionContext:
@@ -269,24 +269,24 @@ class Executor:
         else:
             self.threads.recur("heartbeats", lambda: self._sampler.sample(now, ranks, last=last), wait_s=SAMPLE_WAIT_S)
 
-    def _is_begun(self, attempt: int) -> bool:
+    def _is_current(self, attempt: int) -> bool:
         return self._given is not None and self._given.attempt == attempt
 
     def _never_began(self, attempt: int) -> None:
         """Answer for an attempt that was asked for and of which nothing was started."""
-        if self._is_begun(attempt):
+        if self._is_current(attempt):
             return  # its nodes have met: the session is being ended, and answers
         self._loop.post(AttemptEnded(self._loop.clock.now(), attempt, "stopped"))
 
     def _stop_ranks(self, action: act.StopRanks) -> None:
-        if not self._is_begun(action.attempt):
+        if not self._is_current(action.attempt):
             self._never_began(action.attempt)  # it waits for the journal or for the user's disk, which may take long
         elif self._session is not None and self._guardian is not None:
             self._session.stop(action)
 
     def _end_launcher(self, action: act.EndLauncher) -> None:
         guardian = self._guardian
-        if guardian is not None and not self._is_begun(action.attempt):
+        if guardian is not None and not self._is_current(action.attempt):
             self._never_began(action.attempt)
         elif guardian is not None and self._session is not None:
             self._session.end(action)
@@ -351,9 +351,9 @@ class Executor:
 
     def _collect(self, action: act.CollectEvidence) -> None:
         """Evidence is whole when the ranks are gone; it is taken at the deadline where they are not."""
-        begun = self._is_begun(action.attempt)
-        ranks = self._loop.state.attempt.ranks if begun else ()
-        session, began_ns = self._session if begun else None, self._began_ns
+        is_current = self._is_current(action.attempt)
+        ranks = self._loop.state.attempt.ranks if is_current else ()
+        session, began_ns = self._session if is_current else None, self._began_ns
         self.watch.hurry()
 
         def work() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -24,16 +25,10 @@ def static(start: Callable[..., Any], node: int, where: int, job: str) -> Any:  
     return start("--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={where}", JOB=job)
 
 
-def port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a_stop_is_for_all(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
-    where = port()
+    where = free_port()
     job = "0 exit=0 1;1 sleep 1;0 sleep 2;1 wait=0 2;1 exit=9 2"
     first, second = (static(start, n, where, job) for n in (0, 1))
     for agent in (first, second):
@@ -69,7 +64,7 @@ def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it_and_a
 
 
 def test_the_agent_of_a_static_node_is_replaced(start: Callable[..., Any], tmp_path: Path) -> None:
-    where = port()
+    where = free_port()
     job = "* sleep 1;* exit=0 2"
     first, second = (static(start, n, where, job) for n in (0, 1))
     for agent in (first, second):
@@ -91,7 +86,7 @@ def test_the_agent_of_a_static_node_is_replaced(start: Callable[..., Any], tmp_p
 
 
 def test_nodes_wait_until_they_are_admitted(start: Callable[..., Any], tmp_path: Path) -> None:
-    where = port()
+    where = free_port()
     args = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{where}", "--rdzv-id=job")
     args += ("--rdzv-conf=last_call_timeout=1",)
     first = start(*args, JOB="* sleep 1;* exit=0 2")
@@ -111,7 +106,7 @@ def test_nodes_wait_until_they_are_admitted(start: Callable[..., Any], tmp_path:
 
 
 def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_start(start: Callable[..., Any], tmp_path: Path) -> None:
-    where = port()
+    where = free_port()
     first, second = (static(start, n, where, "* exit=0") for n in (0, 1))
     for agent in (first, second):
         agent.agrees = False
@@ -142,7 +137,7 @@ def test_no_rank_starts_before_all_nodes_said_what_they_have_and_were_told_to_st
 
 def pair(start: Callable[..., Any], tmp_path: Path, job: str, *, where: int | None = None) -> list[Any]:
     """Start two nodes, of one rank each, and await the ranks."""
-    where = where or port()
+    where = where or free_port()
     agents = [static(start, node, where, job) for node in (0, 1)]
     for agent in agents:
         agent.send("go", 1)
@@ -193,7 +188,7 @@ def test_a_node_whose_ranks_ended_well_begins_again_where_the_store_goes_before_
 
 
 def test_the_node_that_serves_the_store_stays_until_every_node_knows_of_the_success(start: Callable[..., Any], tmp_path: Path) -> None:
-    where = port()
+    where = free_port()
     first, second = pair(start, tmp_path, "0 wait=9;1 exit=0", where=where)
     assert second.expect("rank_exited", 1)["code"] == 0
     store = dist.TCPStore("127.0.0.1", where, is_master=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,15 +15,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.process
 
 
-def port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 def rendezvous(kind: str, nodes: int) -> list[list[str]]:
     """Return torchrun's arguments for each node; two ranks in all."""
-    where = port()
+    where = free_port()
     own = {
         "standalone": ["--standalone"],
         "c10d": ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{where}", "--rdzv-id=job"],

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.conftest import Supervised, clean_environment
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -32,13 +33,6 @@ KILLS, A_RUN = int(os.environ.get("NODES_KILLS", "100")), 10
 SAVE_S = 0.6
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
-
-
-def free_port() -> int:
-    """Return a port that nothing is bound to."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Cluster:

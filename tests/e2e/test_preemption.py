@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Supervised
 
 ROOT = Path(__file__).parents[2]
-JOB = str(ROOT / "tests" / "jobs" / "saves_when_told.py")
+JOB = str(ROOT / "tests" / "jobs" / "saves_on_request.py")
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2", JOB]
 #: The script imports supervisor.worker, as one that is installed beside supervise would.
 PATHS = {"PYTHONPATH": str(ROOT)}

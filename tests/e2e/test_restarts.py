@@ -7,7 +7,6 @@ bit-equal to an uninterrupted run's, after exactly one restart: `pids` has a lin
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import clean_environment
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -33,13 +33,6 @@ COUNT, PLAIN_MUST_FAIL = 20, 3
 PLAIN_TIMES, PLAIN_AT_LEAST_S = 4, 20.0
 
 pytestmark = pytest.mark.process
-
-
-def free_port() -> int:
-    """Return a port that nothing is bound to."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def launchers(kind: str, nodes: int) -> list[list[str]]:

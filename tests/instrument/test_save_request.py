@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from supervisor.observe import heartbeats
 from supervisor.observe.heartbeats import RankHeartbeat
 from supervisor.observe.progress_sampler import is_saved
 from tests.jobs import light
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -79,12 +79,6 @@ if "steps" in how:
 if "dies" in how:
     os._exit(1)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 @pytest.mark.process

@@ -35,7 +35,7 @@ LOCATED = {
     "python -c pass --x": Script("none", "pass", 3),
 }
 #: What each script's own command enables, and the command.
-ARMED = [
+AVAILABLE = [
     ("hf_trainer", "torchrun hf_trainer.py --per-device-train-batch-size 32", {"batch_size": "32", "grad_accum": "1", "num_workers": "0"}),
     ("hf_trainer", "torchrun hf_trainer.py", {"batch_size": "8", "grad_accum": "1", "num_workers": "0"}),
     (
@@ -124,15 +124,15 @@ def test_flags_of_the_same_name_identify_nothing(text: str) -> None:
     assert recognise(Script("file", "a.py", 0), parse(text)) == ()
 
 
-@pytest.mark.parametrize(("program", "command", "values"), ARMED, ids=[row[1] for row in ARMED])
-def test_what_the_command_or_a_known_default_says_is_armed(place: Path, program: str, command: str, values: dict[str, str]) -> None:
+@pytest.mark.parametrize(("program", "command", "values"), AVAILABLE, ids=[row[1] for row in AVAILABLE])
+def test_what_the_command_or_a_known_default_says_is_available(place: Path, program: str, command: str, values: dict[str, str]) -> None:
     found = find(place, command)
     assert found.programs == (program,)
     assert values_of(found) == values
     assert {knob.by for knob in found.knobs} == {program}, "by the name that a rank tells"
 
 
-UNARMED = [
+UNAVAILABLE = [
     ("hf_trainer", "python a.py --auto_find_batch_size True", HF, "another meaning"),
     ("hf_trainer", "python a.py --per_device_train_b 4", HF, "may be short for"),
     ("hf_trainer", "python a.py --per_device_train_batch_size many", HF, "many is not a whole number"),
@@ -166,8 +166,8 @@ UNARMED = [
 ]
 
 
-@pytest.mark.parametrize(("program", "command", "text", "why"), UNARMED, ids=[f"{row[0]}: {row[3]}" for row in UNARMED])
-def test_what_is_not_certain_is_not_armed_and_says_why(tmp_path: Path, program: str, command: str, text: str, why: str) -> None:
+@pytest.mark.parametrize(("program", "command", "text", "why"), UNAVAILABLE, ids=[f"{row[0]}: {row[3]}" for row in UNAVAILABLE])
+def test_what_is_not_certain_is_not_available_and_says_why(tmp_path: Path, program: str, command: str, text: str, why: str) -> None:
     (tmp_path / "a.py").write_text(text)
     found = find(tmp_path, command)
     assert found.programs == (program,)

@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def saved_ns(self) -> int:
-        """When it was saved, wall time in nanoseconds. A directory's identity has no time: in version 1 that of the verification counts."""
+        """Wall time of the save in nanoseconds. A directory has no save time of its own; version 1 uses the time of the proof."""
         return (self.saved_unix_ns or self.made_unix_s * 10**9) if self.is_tree else self.identity.mtime_ns
 
     @property
@@ -102,18 +102,18 @@ class Manifest:
 
     @property
     def has_lost_weights(self) -> bool:
-        """Whether weights hold NaN that an earlier save of the run held finite: the last finite one must stay then."""
+        """Whether weights hold NaN that were finite in an earlier save of the run. The last finite checkpoint must then stay."""
         return bool(nan_weights(one for one in self.non_finite if one.was_finite))
 
     @property
     def id(self) -> str:
-        """Sixteen hexadecimal digits that tell this content from another under the same name."""
+        """Sixteen hexadecimal digits that distinguish this content from other content of the same name."""
         rows = [[file.path, file.n_bytes, digest.to_hex(file.crc64nvme)] for file in self.files]
         return hashlib.sha256(_canonical(rows)).hexdigest()[:16]
 
 
 def plain(name: str) -> str:
-    """Return what people know a name by, as a part of a file name: short, and ASCII."""
+    """Return a short ASCII form of `name` for a file name."""
     return _UNSAFE.sub("_", name)[:80]
 
 
@@ -159,7 +159,7 @@ def decode(raw: bytes) -> Manifest:
     try:
         document = json.loads(raw, object_pairs_hook=_once, parse_float=_no_fraction, parse_constant=_no_fraction)
         if document["format"] != FORMAT:
-            raise ManifestDamaged("it is no manifest of a checkpoint")
+            raise ManifestDamaged("it is not a manifest of a checkpoint")
         if _count(document["reader"]) > VERSION:
             raise Newer(f"it needs version {document['reader']} of the format and this is version {VERSION}")
         recorded = document.pop("digest")
@@ -175,14 +175,14 @@ def decode(raw: bytes) -> Manifest:
 def _manifest(row: dict[str, Any]) -> Manifest:
     source, part_bytes = row["source"], _count(row["part_bytes"])
     if row["kind"] not in ("file", "tree") or part_bytes == 0:
-        raise ManifestDamaged("kind or size of parts is none that there is")
+        raise ManifestDamaged("unknown kind, or part size 0")
     files = tuple(_file(file, part_bytes) for file in row["files"])
     paths = [file.path for file in files]
     if paths != sorted(set(paths)) or not paths:
-        raise ManifestDamaged("its files are not sorted, occur twice, or there are none")
+        raise ManifestDamaged("its files are not sorted, occur twice, or are missing")
     name = _inner_path(row["name"])
     if row["kind"] == "file" and paths != [name]:
-        raise ManifestDamaged("a checkpoint that is a file has that one")
+        raise ManifestDamaged("a single-file checkpoint must list exactly that file")
     made = Manifest(
         name=name,
         is_tree=row["kind"] == "tree",
@@ -218,7 +218,7 @@ def _file(row: dict[str, Any], part_bytes: int) -> File:
     if len(file.parts) != -(-file.n_bytes // part_bytes) or digest.combine(file.parts, file.n_bytes, part_bytes) != file.crc64nvme:
         raise ManifestDamaged(f"the parts of {file.path} do not combine into the whole")
     if sha256 and not _SHA256.fullmatch(sha256):
-        raise ManifestDamaged(f"the SHA-256 of {file.path} is none")
+        raise ManifestDamaged(f"{file.path}: not a SHA-256")
     return file
 
 

@@ -5,8 +5,8 @@ dead (pytorch #135712, #167302). Here the node of rank 0 chooses a fresh port fo
 port to the other nodes through the agents' store. The static rendezvous has no rounds: every attempt gets the same keys and no node waits
 for another. `enter_round` counts rounds for it.
 
-Raises TimeoutError where a peer does not come within PEER_TIMEOUT_S, AttemptCancelled where the attempt was stopped meanwhile, and torch's
-own errors where the store is lost.
+Raises TimeoutError if a peer does not come within PEER_TIMEOUT_S, AttemptCancelled if the attempt was stopped meanwhile, and torch's own
+errors if the store is lost.
 """
 
 from __future__ import annotations
@@ -167,11 +167,11 @@ def _load_handover(store: Store) -> Handover:
 def enter_round(  # noqa: PLR0913  who we are among whom
     store: Store, rank: int, world_size: int, *, last: int, me: str, cancelled: Callable[[], bool]
 ) -> int:
-    """The number of the next static round in which every node takes part. Blocks until all are in it.
+    """Return the number of the next static round in which every node takes part. Blocks until all are in it.
 
-    Node 0 opens a round and ends the one before; the others wait for one that is newer than their `last` and has not ended. An agent that
-    finds its own place taken (`me` is another: it replaces a dead agent) takes it where no rank was started yet, and else ends that
-    round for all and waits for the next.
+    Node 0 opens a round and ends the one before; the others wait for one that is newer than their `last` and has not ended. If another
+    agent already joined as this node (its `me` differs), that agent died and we replace it: we take its place if no rank has started;
+    otherwise we end the round for all and wait for the next.
     """
     number = int(store.add("supervise/opened", int(rank == 0)))
     if rank == 0:
@@ -197,7 +197,7 @@ def enter_round(  # noqa: PLR0913  who we are among whom
 
 
 def _started_token(store: Store, number: int) -> str:
-    """The token of static round `number`, "" where none of its ranks was started."""
+    """Return the token of static round `number`, "" if none of its ranks has started."""
     here = static_store(store, number)
     return _load_handover(here).token if number >= 1 and here.check([HANDOVER]) else ""
 
@@ -208,7 +208,7 @@ def static_store(store: Store, number: int) -> Store:
 
 
 def free_port(ephemeral: Path = EPHEMERAL) -> int:
-    """A TCP port that nothing is bound to and that no outgoing connection is given by the kernel.
+    """Return a free TCP port outside the kernel's ephemeral range, if there is one.
 
     It is only tested, not held: rank 0 binds it seconds later. A collision fails one attempt; the next has another port.
     """

@@ -1,12 +1,12 @@
-"""Carries between the nodes of a round which node failed first and what its supervisor decided.
+"""Shows the nodes of a round which node failed first, and the decision of its supervisor.
 
-The agents' store holds two keys per round. The end names the node whose rank failed first (one compare_set). The decision is what the
-supervisor of that node published for all. A thread reads the end with its own store client in one long wait, because TCPStore prints a
+The agents' store holds two keys per round. The end names the node whose rank failed first (one compare_set). The decision is published by
+the supervisor of that node, for all nodes. A thread reads the end with its own store client in one long wait, because TCPStore prints a
 warning for each wait that times out and locks the client meanwhile. Leaving the round sets the end too, so that these waits return on every
-node. The decision is polled, since it comes within seconds. The node that owes it counts up a key meanwhile; when that count stands still
-for SILENT_S, the first node to notice decides `restart` in its place.
+node. The decision is polled, since it comes within seconds. The node that owes it counts up a key meanwhile; if that count stands still for
+SILENT_S, the first node to notice decides `restart` in its place.
 
-The functions raise torch's own errors where the store is lost. The threads end quietly then, because the ranks' collectives fail as well.
+The functions raise torch's own errors if the store is lost. The threads end quietly then, because the ranks' collectives fail as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CLIENT_TIMEOUT_S = 30.0
 READ_BY_ALL_S = 1.0
 BEAT_S = 1.0
 SILENT_S = 15.0  # a machine under load may keep an agent from its beat for some seconds
-DECISION_POLL_MAX_S = 0.5  # of many nodes each asks less often
+DECISION_POLL_MAX_S = 0.5  # with many nodes, each asks less often
 LONG_WAIT = timedelta(days=10)  # one wait of the many that an attempt may take; less than 2**31 ms, which poll(2) takes
 ABANDONED = "abandoned"
 DONE = "done"
@@ -64,9 +64,9 @@ class DecisionChanges:
 
 @dataclass(frozen=True, slots=True)
 class _RoundNote:
-    """The end of a round (kind: failure, membership, done) or a decision (kind: restart, stop). `done`: every node ended well.
+    """A note in the store. kind is failure or membership (an end), restart or stop (a decision), or done (every node ended well).
 
-    changes: of a decision that a supervisor made; None where an agent that left made it, so that all stays as it is.
+    changes: of a supervisor's decision; None if an agent that left made the decision, which changes nothing.
     """
 
     kind: str
@@ -96,7 +96,7 @@ def end_round(store: Store, note: _RoundNote) -> _RoundNote:
 def end_round_of(store: Store, token: str, node: str, text: str, *, restart: bool = False) -> None:
     """End a round in which this process takes no part.
 
-    restart: also decide that all nodes begin another round. The node that would decide is the one that is gone.
+    restart: also write the restart as the decision, because the node that would decide is gone.
     """
     here = _of_round(store, token)
     end_round(here, _RoundNote(FAILURE, node, text))
@@ -115,9 +115,9 @@ def is_abandoned(store: Store, token: str) -> bool:
 
 
 def end_abandoned(store: Store, token: str) -> bool:
-    """End the round in the name of that node, with the decision to begin another. An end that a living node set stands.
+    """End the round in the name of the node that lost its supervisor, with the decision `restart`. An earlier end stays.
 
-    Returns False where the round cannot be ended so any more, since a node was done and left.
+    Returns False if the round already ended well: a node was done and left.
     """
     here = _of_round(store, token)
     note = _RoundNote.load(here.get(ABANDONED))
@@ -132,7 +132,7 @@ def _of_round(store: Store, token: str) -> Store:
 
 
 def own_client(store: Store) -> Store:
-    """A client of the same store that another thread may block in. Without prefix; where there can be none, the store itself."""
+    """Return a client in which another thread may block. It has no prefix. If the store is not a TCPStore, return the store itself."""
     base = unprefixed(store)
     if isinstance(base, TCPStore):
         return TCPStore(base.host, base.port, None, False, timeout=timedelta(seconds=CLIENT_TIMEOUT_S), wait_for_workers=False)  # noqa: FBT003  positional in every version
@@ -143,7 +143,15 @@ class RoundAgreement:
     """The end and the decision of one round on several nodes.
 
     `on_round_ended(kind, node, text)` when another node ended it; `on_decision(kind, exit_code, text, changes)` when another node decided.
-    `fail`, `admit`, `publish`, `abandon` and `leave` return at once; a thread writes their notes.
+    Each ending has a method; all but `finish` return at once, and a thread writes their notes:
+
+        fail      a rank of this node failed
+        admit     this node stops its ranks so that others can join
+        publish   this node's supervisor decided for all nodes
+        abandon   this node lost its supervisor; its ranks go on
+        lose      the store is lost
+        leave     the round is over for this node
+        finish    leave, and wait until all nodes have read the notes
     """
 
     def __init__(  # noqa: PLR0913  two callbacks and the four facts of a round
@@ -165,7 +173,7 @@ class RoundAgreement:
         self._notes: queue.SimpleQueue[tuple[str, _RoundNote] | None] = queue.SimpleQueue()
         self._left = threading.Event()
         self._published = False
-        self._done = False  # a node was done, and left
+        self._done = False  # a node ended well and left
         self._threads = [
             threading.Thread(target=self._quietly, args=(target, store, f"supervise/{token}"), name="round", daemon=True)
             for target in (self._write, self._read)
@@ -189,7 +197,7 @@ class RoundAgreement:
         self._notes.put(("decision", _RoundNote(kind, self._me, reason, exit_code, replace(changes, first=first))))
 
     def abandon(self) -> None:
-        """Nobody decides here any more: where the round ends for a failure of this node, now or later, all begin another round.
+        """This node lost its supervisor. If the round ends because of this node, now or later, all nodes begin another round.
 
         This node's ranks go on. The round cannot succeed: a node that waits for that ends it in this node's name (`end_abandoned`).
         """
@@ -198,15 +206,18 @@ class RoundAgreement:
         self._notes.put(("default", note))
 
     def lose(self, text: str) -> None:
-        """The store is lost: end this node's attempt and begin another round, unless a node reported that it is done: it left for good."""
+        """The store is lost: end this node's attempt and begin another round.
+
+        Does nothing if a node reported done: then it is the store's server that ended well.
+        """
         if not self._done:
             self._on_round_ended(FAILURE, self._node, text)
             self._on_decision("restart", 0, text, None)
 
     def leave(self, *, done: bool = False) -> None:
-        """The round is over for this node: nothing is reported any more, and the waits for its end return.
+        """The round is over for this node: it reports nothing more, and the waits for the end return.
 
-        Unless every node is `done`, this ends a round that still runs, with the decision to begin another round, as we do.
+        Unless every node is `done`, this ends the round if it is still running, with the decision `restart`.
         """
         self._left.set()
         text = f"node {self._node} left the round"
@@ -226,7 +237,8 @@ class RoundAgreement:
             target(PrefixStore(prefix, own_client(store)))
 
     def _write(self, store: Store) -> None:
-        mine, default = False, None  # the default is written only where the end is ours: else a living node decides
+        # default: the decision that is written if the end is ours and no supervisor decided; else a living node decides
+        mine, default = False, None
         while (item := self._notes.get()) is not None:
             key, note = item
             if key == "default":
@@ -259,10 +271,10 @@ class RoundAgreement:
             self._on_decision(note.kind, note.exit_code, note.text, note.changes)
 
     def _await_decision(self, store: Store, end: _RoundNote) -> _RoundNote | None:
-        """Return the decision of the node that ended the round, or the one in its place; None where this node left before.
+        """Return the decision of the node that ended the round, or the one in its place; None if this node left before.
 
-        What happens otherwise: a node's rank is killed, the node sets the end and loses its power. The others would wait for it until
-        their supervisors give up.
+        Without the beats: a node's rank is killed, the node sets the end and loses its power. The others would wait for it until their
+        supervisors give up.
         """
         mine, beats = end.node == self._me, -1
         last_beat = time.monotonic()
@@ -286,7 +298,7 @@ class RoundAgreement:
 
     @staticmethod
     def _await(store: Store, key: str) -> None:
-        """Wait for a key however long an attempt lasts: what one wait can last is bounded. Raises torch's error where the store is lost."""
+        """Wait for a key in repeated waits, because torch bounds a single wait. Raises torch's error if the store is lost."""
         while True:
             began = time.monotonic()
             try:
@@ -294,7 +306,7 @@ class RoundAgreement:
             except RuntimeError:
                 if time.monotonic() - began < LONG_WAIT.total_seconds() / 2:
                     raise
-                store.check([key])  # raises where it was the store that ended the wait
+                store.check([key])  # raises if the lost store ended the wait
             else:
                 return
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from checkpointing.manifest.documents import decode
 from checkpointing.verification import identity_of
-from supervisor.checkpoints.mirror_feed import MirrorFeed
+from supervisor.checkpoints.mirror.feed import MirrorFeed
 from supervisor.checkpoints.node_offer import NodeOffer
-from supervisor.checkpoints.recording import CheckpointRecorder
+from supervisor.checkpoints.recording.recorder import CheckpointRecorder
+from supervisor.checkpoints.recording.shared_manifests import SharedManifests
 from supervisor.checkpoints.records import DIRECTORY, CheckpointRecords
 from supervisor.checkpoints.repair import CheckpointRepair, RepairPermission
 from supervisor.checkpoints.retention import Retention
 from supervisor.checkpoints.selection import CheckpointSelector
-from supervisor.checkpoints.shared_manifests import SharedManifests
 from supervisor.checkpoints.watch import CheckpointWatch
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from checkpointing.discover import Listing
     from checkpointing.manifest.documents import Manifest
-    from supervisor.checkpoints.mirror_feed import Uploads
-    from supervisor.checkpoints.reports import CheckpointReport
-    from supervisor.checkpoints.watcher import CheckpointWatcher
+    from supervisor.checkpoints.mirror.feed import Uploads
+    from supervisor.checkpoints.recording.reports import CheckpointReport
+    from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.events import CheckpointSelected
     from supervisor.core.model import CheckpointRef
     from supervisor.job.job import Job

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from checkpointing.model import Candidate
     from checkpointing.select import Selection
-    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.recording.recorder import CheckpointRecorder
     from supervisor.checkpoints.records import CheckpointRecords
     from supervisor.checkpoints.repair import RepairPermission
     from supervisor.checkpoints.retention import Retention

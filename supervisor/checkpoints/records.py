@@ -10,12 +10,12 @@ from checkpointing.rejections import Rejections
 from checkpointing.retention.copies import Copies
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import Cache
-from supervisor.checkpoints.baseline import Baseline
-from supervisor.checkpoints.discovery import Discovery
-from supervisor.checkpoints.locations import CheckpointLocations
-from supervisor.checkpoints.order import CheckpointOrder
-from supervisor.checkpoints.other_jobs import OtherJobs
-from supervisor.checkpoints.provenance import Provenance
+from supervisor.checkpoints.discovery.from_logs import Discovery
+from supervisor.checkpoints.discovery.locations import CheckpointLocations
+from supervisor.checkpoints.origin.baseline import Baseline
+from supervisor.checkpoints.origin.order import CheckpointOrder
+from supervisor.checkpoints.origin.other_jobs import OtherJobs
+from supervisor.checkpoints.origin.provenance import Provenance
 
 if TYPE_CHECKING:
     from supervisor.job.job import Job

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from checkpointing.model import Candidate
     from checkpointing.retention.copies import Copy
-    from supervisor.checkpoints.discovery import Discovery
+    from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.checkpoints.records import CheckpointRecords
 
 #: How many checkpoints are read, the newest first, to find a whole one beside a torn one.

@@ -14,9 +14,9 @@ from checkpointing.model import CheckpointingError
 from checkpointing.retention import free_space, rules
 from checkpointing.retention.copies import Needed
 from checkpointing.retention.prune import Pruner, PruneRow
-from supervisor.checkpoints import numerics
+from supervisor.checkpoints.recording import numerics
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
 from supervisor.checkpoints.references import leads_to
-from supervisor.checkpoints.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
 from supervisor.observe.path_patterns import pattern_of
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
-    from supervisor.checkpoints.discovery import Discovery
-    from supervisor.checkpoints.mirror_feed import MirrorFeed
-    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.discovery.from_logs import Discovery
+    from supervisor.checkpoints.mirror.feed import MirrorFeed
+    from supervisor.checkpoints.recording.recorder import CheckpointRecorder
+    from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.reports import CheckpointReport
 
 
 class Retention:

@@ -11,7 +11,7 @@ from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.select import LIMIT_S, newest
 from checkpointing.training import snapshot_writer
 from checkpointing.verification import verify
-from supervisor.checkpoints.watcher import to_event, to_ref
+from supervisor.checkpoints.recording.watcher import to_event, to_ref
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import Unused
 from supervisor.observe.path_patterns import checkpoint_path, pattern_of

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from checkpointing.io.listing_cache import ListingCache
 from checkpointing.manifest import check
 from checkpointing.model import Verdict, Verification
-from supervisor.checkpoints.provenance import CheckpointWriter
-from supervisor.checkpoints.reports import CheckpointFound, WatcherFailed
-from supervisor.checkpoints.watcher import CheckpointWatcher, to_ref
+from supervisor.checkpoints.origin.provenance import CheckpointWriter
+from supervisor.checkpoints.recording.reports import CheckpointFound, WatcherFailed
+from supervisor.checkpoints.recording.watcher import CheckpointWatcher, to_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from checkpointing.discover import Listing
     from checkpointing.io.tree import ReadOptions
     from checkpointing.model import Candidate
-    from supervisor.checkpoints.mirror_feed import MirrorFeed
-    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.mirror.feed import MirrorFeed
+    from supervisor.checkpoints.recording.recorder import CheckpointRecorder
+    from supervisor.checkpoints.recording.reports import CheckpointReport
+    from supervisor.checkpoints.recording.shared_manifests import SharedManifests
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.reports import CheckpointReport
     from supervisor.checkpoints.retention import Retention
-    from supervisor.checkpoints.shared_manifests import SharedManifests
 
 
 class CheckpointWatch:

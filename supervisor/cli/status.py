@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from checkpointing.manifest.documents import Manifests
-from supervisor.checkpoints import numerics
+from supervisor.checkpoints.recording import numerics
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
 from supervisor.cli.job_files import (
     JobFiles,

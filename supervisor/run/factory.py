@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from health.model import Readings
-    from supervisor.checkpoints.reports import CheckpointReport
+    from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.classify.catalogue import Catalogue
     from supervisor.classify.match import Scanner
     from supervisor.core.actions import Quarantine

@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from supervisor import version
-from supervisor.checkpoints import mirror, restore_process
-from supervisor.checkpoints.mirror_process import MirrorLink
-from supervisor.checkpoints.reports import CheckpointAlert, CheckpointFound, CheckpointPruned, CheckpointTrouble, WatcherFailed
+from supervisor.checkpoints.mirror import restore_process
+from supervisor.checkpoints.mirror import session as mirror_session
+from supervisor.checkpoints.mirror.process import MirrorLink
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointFound, CheckpointPruned, CheckpointTrouble, WatcherFailed
 from supervisor.config import loading, plugins, signatures
 from supervisor.config.policy import evict_on, to_policy
 from supervisor.core.actions import Alert
@@ -57,8 +58,8 @@ from supervisor.run.stop_signals import StopSignals
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from supervisor.checkpoints.reports import CheckpointReport
-    from supervisor.checkpoints.watcher import CheckpointWatcher
+    from supervisor.checkpoints.recording.reports import CheckpointReport
+    from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.classify.rows import Problem
     from supervisor.config.settings import Settings
     from supervisor.core.actions import Action, Finish
@@ -228,7 +229,7 @@ class _Run:
             self.loop.call_soon(lambda: self.terminal.message(text, "error"))
 
     def _has_rank_0(self) -> bool | None:
-        return mirror.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.factory.torchrun is not None)
+        return mirror_session.has_rank_0(self.loop.state.attempt.ranks, self.job.environ, is_torchrun=self.factory.torchrun is not None)
 
     def _checkpoint_report(self, report: CheckpointReport) -> None:
         """Pass on what is found of the checkpoints, from a worker thread to the loop's."""
@@ -339,17 +340,17 @@ class _Run:
         if self.mirror is None:
             return
 
-        def ask() -> mirror.MirrorAnswer | None:
-            return mirror.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.message))
+        def ask() -> mirror_session.MirrorAnswer | None:
+            return mirror_session.ask(checkpoints, lambda: restore_process.restore(self.job, self.terminal.message))
 
-        asked = mirror.run_beside(ask, self._stay_alive, self.signals.requested)
+        asked = mirror_session.run_beside(ask, self._stay_alive, self.signals.requested)
         if asked is None:
             return
         answer = asked.answer
-        note = mirror.note(answer)
+        note = mirror_session.note(answer)
         self.journal.append(note, t=self.clock.now(), durable=False)
         self.log.write(LogEvent.CHECKPOINT_RESTORED, **note.data)
-        mirror.report(asked, self.terminal.message)
+        mirror_session.report(asked, self.terminal.message)
         if answer.kind == "restored":
             checkpoints.restored(answer.path, answer.began, answer.manifest)
 
@@ -403,7 +404,7 @@ class _Run:
             *of_knobs,
             *([self.new_run_reason] if self.new_run_reason else []),
             resume,
-            *(mirror.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
+            *(mirror_session.opening_lines(self.job, several_nodes=self.factory.has_several_nodes) if self.mirror is not None else ()),
             f"journal and logs: {self.job.state} (supervise status, why, logs {settings.address(self.job.name)})",
         ]
 
@@ -417,7 +418,7 @@ class _Run:
         left_s = 0.0 if stops else self.job.settings.checkpoints.finish_s
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         spool = self.job.state / "spool"
-        is_read = mirror.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
+        is_read = mirror_session.finish(self.mirror, watcher, left_s, lambda text: self.terminal.message(text, "warning"), spool)
         last = self.factory.checkpoints.last_recorded()
         if last is not None and is_read:
             step = "" if last.step is None else f" of step {last.step}"

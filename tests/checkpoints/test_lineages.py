@@ -19,8 +19,8 @@ import torch
 from checkpointing.mirror import listing, restore
 from checkpointing.mirror.backends.opening import open_backend
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.mirror_process import MirrorLink
-from supervisor.checkpoints.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
+from supervisor.checkpoints.mirror.process import MirrorLink
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointPruned, CheckpointTrouble
 from supervisor.cli.checkpoints import verify
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from supervisor.checkpoints.mirror_feed import MirrorFeed
-    from supervisor.checkpoints.reports import CheckpointReport
+    from supervisor.checkpoints.mirror.feed import MirrorFeed
+    from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.core.events import CheckpointSelected
 
 DEADLINE_S = 30.0

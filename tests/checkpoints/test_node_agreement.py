@@ -20,7 +20,7 @@ from supervisor.job.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from supervisor.checkpoints.reports import CheckpointReport
+    from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.core.events import CheckpointSelected
 
 DEADLINE_S = 30.0

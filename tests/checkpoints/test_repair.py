@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from supervisor.checkpoints.reports import CheckpointReport
+    from supervisor.checkpoints.recording.reports import CheckpointReport
 
 
 class Rank:

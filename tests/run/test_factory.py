@@ -11,7 +11,7 @@ import torch
 
 from checkpointing.retention import free_space
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.reports import CheckpointAlert, CheckpointReport, CheckpointTrouble
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointReport, CheckpointTrouble
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.actions import Quarantine
 from supervisor.core.model import Gpu

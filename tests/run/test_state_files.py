@@ -16,8 +16,8 @@ from checkpointing.mirror.spool import TransferLog
 from checkpointing.rejections import Rejections
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.retention.prune import Pruner
-from supervisor.checkpoints import discovery_record
-from supervisor.checkpoints.baseline import Baseline
+from supervisor.checkpoints.discovery import record
+from supervisor.checkpoints.origin.baseline import Baseline
 from supervisor.errors import SuperviseError
 from supervisor.launch import previous_processes
 from supervisor.node.gpu_quarantine import GpuQuarantine
@@ -55,7 +55,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 }
 #: What these hold is found out anew where it cannot be read: nothing is said.
 ANEW: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "what was learned": ("learned.json", lambda path: discovery_record.read_locations(path.parent)),
+    "what was learned": ("learned.json", lambda path: record.read_locations(path.parent)),
     "the baseline": ("baseline.json", _baseline),
     "what was pruned": ("pruned.jsonl", lambda path: Pruner(str(path.parent)).finish()),
 }

@@ -21,7 +21,8 @@ from checkpointing.model import Candidate, note_of
 from checkpointing.retention.move_journal import MoveJournal
 from checkpointing.verification import identity_of
 from checkpointing.verification import verify as verify_one
-from supervisor.checkpoints import discovery_record, numerics
+from supervisor.checkpoints.discovery import record
+from supervisor.checkpoints.recording import numerics
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import DIRECTORY, MIRROR, named_or_latest_job, refuse_while_running, rejections_of
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options
@@ -93,7 +94,7 @@ def ls(settings: Settings, job: str | None, *, as_json: bool) -> int:
     """Print the job's checkpoints, the places that were learned, and what was moved. Returns 0."""
     place = find_job(state_root(settings), job)
     directory = place.directory / DIRECTORY
-    discovered = discovery_record.read_locations(directory)
+    discovered = record.read_locations(directory)
     rejections, manifests = rejections_of(directory), Manifests(str(directory))
     rows: list[dict[str, Any]] = []
     recorded = [rejection.path for rejection in rejections.all()] + [manifest.path for manifest in manifests.all()]
@@ -198,7 +199,7 @@ def _numbers(manifest: Manifest) -> str:
     return numerics.report(manifest) or note_of(manifest.non_finite)
 
 
-def _candidates(settings: Settings, discovered: tuple[discovery_record.Location, ...], recorded: list[str]) -> Iterator[Candidate]:
+def _candidates(settings: Settings, discovered: tuple[record.Location, ...], recorded: list[str]) -> Iterator[Candidate]:
     """Yield what the declared patterns match, what the learned ones do, and what something is written down about, sorted by path."""
     cwd = str(settings.cwd)
     patterns = tuple(one.pattern for one in discovered if one.kind != "seen")

@@ -24,8 +24,9 @@ from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.stall import RestoreProgress
 from checkpointing.mirror.upload import TransferControl
 from checkpointing.model import CheckpointingError
-from supervisor.checkpoints import discovery_record, mirror_process
-from supervisor.checkpoints.restore_permission import refusal
+from supervisor.checkpoints.discovery import record
+from supervisor.checkpoints.mirror import process
+from supervisor.checkpoints.mirror.restore_permission import refusal
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import MIRROR, named_or_latest_job
 from supervisor.cli.checkpoints.verify import output
@@ -84,8 +85,8 @@ def backends_of(settings: Settings) -> tuple[Backend, ...]:
             "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"
         )
     with _errors():
-        options = S3Options(**mirror_process.s3_options(settings), connections=settings.checkpoints.concurrency)
-        return tuple(open_backend(url, options) for url in mirror_process.mirrors(settings))
+        options = S3Options(**process.s3_options(settings), connections=settings.checkpoints.concurrency)
+        return tuple(open_backend(url, options) for url in process.mirrors(settings))
 
 
 def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -> int:
@@ -122,7 +123,7 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
     """Bring the newest whole checkpoint of a job back to where it was saved, or into a directory. Returns 0, or 1 where there is none.
 
     Where it was saved, only if that is in the working directory, declared in the settings, or learned on this node
-    (supervisor/checkpoints/restore_permission.py).
+    (supervisor/checkpoints/mirror/restore_permission.py).
     """
     places = () if into is not None else _learned(settings, job)
     with _errors():
@@ -203,7 +204,7 @@ def _learned(settings: Settings, job: str) -> tuple[str, ...]:
         directory = find_job(state_root(settings), job).directory
     except SuperviseError:
         return ()
-    return tuple(place.pattern for place in discovery_record.read_locations(directory / "checkpoints") if place.saved)
+    return tuple(place.pattern for place in record.read_locations(directory / "checkpoints") if place.saved)
 
 
 def _wanted(settings: Settings, job: str) -> str:

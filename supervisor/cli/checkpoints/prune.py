@@ -19,8 +19,8 @@ from checkpointing.retention import prune as pruning
 from checkpointing.retention import rules
 from checkpointing.retention.copies import DIRECTORY as COPIES
 from checkpointing.retention.copies import Copies
-from supervisor.checkpoints import discovery
-from supervisor.checkpoints.order import CheckpointOrder
+from supervisor.checkpoints.discovery import from_logs
+from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.checkpoints.references import leads_to
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints import mirror
@@ -79,7 +79,7 @@ def _own(settings: Settings, directory: Path, policy: rules.RetentionPolicy) -> 
     """Yield those of the job's own checkpoints that a policy does not keep, place by place."""
     rejections = rejections_of(directory)
     declared = {one.path for one in find(settings.checkpoints.paths, str(settings.cwd)).candidates}
-    discovered = discovery.read_last_run(directory)
+    discovered = from_logs.read_last_run(directory)
     rows: dict[str, list[pruning.PruneRow]] = {}
     manifests = Manifests(str(directory))
     order = CheckpointOrder(directory, manifests).order()

@@ -15,7 +15,7 @@ from checkpointing.command_line.output import Output
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention.copies import Copies
 from checkpointing.select import newest
-from supervisor.checkpoints.order import CheckpointOrder
+from supervisor.checkpoints.origin.order import CheckpointOrder
 from supervisor.cli import stdio
 from supervisor.cli.checkpoints.records import records_of, rejections_of
 from supervisor.cli.invocation import JOB, Invocation, json_option, setting_options

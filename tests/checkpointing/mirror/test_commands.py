@@ -15,7 +15,7 @@ from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import rules
 from checkpointing.retention.copies import Copies
 from checkpointing.verification import verify
-from supervisor.checkpoints import mirror_process
+from supervisor.checkpoints.mirror import process
 from supervisor.cli.checkpoints import mirror as checkpoint_mirror
 from supervisor.cli.checkpoints import prune
 from supervisor.cli.main import main
@@ -149,7 +149,7 @@ def test_a_relative_mirror_is_the_one_that_a_run_takes(
     here = dataclasses.replace(settings, cwd=str(tmp_path), checkpoints=dataclasses.replace(settings.checkpoints, mirror=(mirror,)))
     assert checkpoint_mirror.push(here, "job", [saved(tmp_path, 1)], as_json=True) == 0
     assert rows(capsys)[0]["mirror"] == str(tmp_path / "mirror")
-    assert mirror_process.mirrors(here) == [str(tmp_path / mirror)]
+    assert process.mirrors(here) == [str(tmp_path / mirror)]
 
 
 def test_ls_of_a_mirror_shows_what_pull_takes(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

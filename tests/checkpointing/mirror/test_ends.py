@@ -21,10 +21,10 @@ from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import TransferControl, upload
 from checkpointing.verification import verify
-from supervisor.checkpoints import mirror as checkpoint_mirror
-from supervisor.checkpoints import restore_process
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.restore_process import RestoreAnswer
+from supervisor.checkpoints.mirror import restore_process
+from supervisor.checkpoints.mirror import session as checkpoint_mirror
+from supervisor.checkpoints.mirror.restore_process import RestoreAnswer
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.model import RankInfo
 from supervisor.errors import ExitCode, SuperviseError
@@ -33,7 +33,7 @@ from supervisor.job.job import Job
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from supervisor.checkpoints.reports import CheckpointReport
+    from supervisor.checkpoints.recording.reports import CheckpointReport
 
 NOTHING = RestoreAnswer("nothing")
 

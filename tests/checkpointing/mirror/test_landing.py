@@ -22,8 +22,8 @@ from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import PathNotPermitted, PathOccupied, Unreachable
 from checkpointing.mirror.spool import Spool
 from checkpointing.mirror.upload import TransferControl, upload
-from supervisor.checkpoints import restore_process
-from supervisor.checkpoints.restore_permission import refusal
+from supervisor.checkpoints.mirror import restore_process
+from supervisor.checkpoints.mirror.restore_permission import refusal
 from supervisor.config.settings import Settings
 from supervisor.job.job import Job
 from tests.checkpointing.mirror.process import save, save_tree

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from checkpointing.mirror.spool import Spool
-from supervisor.checkpoints import restore_process
-from supervisor.checkpoints.mirror_process import MirrorLink
+from supervisor.checkpoints.mirror import restore_process
+from supervisor.checkpoints.mirror.process import MirrorLink
 from supervisor.config.settings import Settings
 from supervisor.job.job import Job
 from supervisor.report.mirror_report import MirrorReport

@@ -12,8 +12,8 @@ import torch
 
 from checkpointing.model import Identity
 from supervisor.checkpoints.job import JobCheckpoints
-from supervisor.checkpoints.reports import CheckpointFound, CheckpointReport
-from supervisor.checkpoints.shared_manifests import PATIENCE_S, SharedManifests
+from supervisor.checkpoints.recording.reports import CheckpointFound, CheckpointReport
+from supervisor.checkpoints.recording.shared_manifests import PATIENCE_S, SharedManifests
 from supervisor.config.settings import Checkpoints, Settings
 from supervisor.job.job import Job
 from tests.support.waiting import wait_for
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.io.reader import FileReader
-    from supervisor.checkpoints.watcher import CheckpointWatcher
+    from supervisor.checkpoints.recording.watcher import CheckpointWatcher
 
 
 class Node:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from checkpointing.io import durable
 from checkpointing.io.tree import Tree
 from checkpointing.model import Identity
-from supervisor.checkpoints import discovery_record
-from supervisor.checkpoints.discovery_record import FILE_NAME, REPEATED, DiscoveryRecord, Location, Write, to_stat
+from supervisor.checkpoints.discovery import record as discovery_record
+from supervisor.checkpoints.discovery.record import FILE_NAME, REPEATED, DiscoveryRecord, Location, Write, to_stat
 from supervisor.instrument._supervise_shim.layout import loads_first
 from supervisor.observe import rank_logs
 from supervisor.observe.path_patterns import checkpoint_path, names_checkpoint, pattern_of

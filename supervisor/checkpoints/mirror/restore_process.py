@@ -1,4 +1,4 @@
-"""Restores the newest checkpoint of a job from its mirrors, as a process: `python -P -m supervisor.checkpoints.restore_process`.
+"""Restores the newest checkpoint of a job from its mirrors, as a process: `python -P -m supervisor.checkpoints.mirror.restore_process`.
 
 The libraries for S3 are large, and the supervisor must stay small. In, on stdin: {"mirrors", "job", "instead" (the job whose
 checkpoint is taken if this one has none), "into", "cwd", "command", "declared", "discovered" (where it may be written), "workers", "s3"}.
@@ -21,9 +21,9 @@ import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from supervisor.checkpoints import discovery_record
-from supervisor.checkpoints.mirror_process import mirrors, s3_options
-from supervisor.checkpoints.restore_permission import refusal
+from supervisor.checkpoints.discovery import record
+from supervisor.checkpoints.mirror.process import mirrors, s3_options
+from supervisor.checkpoints.mirror.restore_permission import refusal
 from supervisor.launch import orphans
 from supervisor.launch.environment import job_environment
 from supervisor.report.text import clean
@@ -69,11 +69,11 @@ def restore(job: Job, say: Callable[[str], None]) -> RestoreAnswer:
         "cwd": str(job.cwd),
         "command": list(job.command),
         "declared": list(checkpoints.paths),
-        "discovered": [location.pattern for location in discovery_record.read_locations(job.state / "checkpoints") if location.saved],
+        "discovered": [location.pattern for location in record.read_locations(job.state / "checkpoints") if location.saved],
         "workers": checkpoints.concurrency,
         "s3": s3_options(job.settings),
     }
-    argv = [sys.executable, "-P", "-m", "supervisor.checkpoints.restore_process"]
+    argv = [sys.executable, "-P", "-m", "supervisor.checkpoints.mirror.restore_process"]
     try:
         with (
             os.fdopen(os.memfd_create("stderr"), "w+b") as errors,

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.manifest.documents import Manifests
 from checkpointing.retention import ownership
-from supervisor.checkpoints.discovery import read_last_run
+from supervisor.checkpoints.discovery.from_logs import read_last_run
 from supervisor.job.identity import state_root
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from checkpointing.model import Identity
-    from supervisor.checkpoints.discovery import Discovery
+    from supervisor.checkpoints.discovery.from_logs import Discovery
 
 #: How many records are searched, the newest first: a chain of jobs is as long as its training.
 MOST_RECORDS: Final = 64

@@ -10,8 +10,8 @@ from checkpointing.io.reader import Interrupted
 from checkpointing.manifest import check
 from checkpointing.manifest.documents import About
 from checkpointing.model import Identity
-from supervisor.checkpoints import numerics
-from supervisor.checkpoints.reports import CheckpointAlert, CheckpointTrouble
+from supervisor.checkpoints.recording import numerics
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.observe.path_patterns import pattern_of
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from checkpointing.io.tree import ReadOptions
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Verification
-    from supervisor.checkpoints.discovery_record import Write
+    from supervisor.checkpoints.discovery.record import Write
+    from supervisor.checkpoints.recording.reports import CheckpointReport
+    from supervisor.checkpoints.recording.shared_manifests import SharedManifests
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.reports import CheckpointReport
-    from supervisor.checkpoints.shared_manifests import SharedManifests
 
 
 class CheckpointRecorder:

@@ -11,7 +11,7 @@ from supervisor.observe.path_patterns import escaped, matches, pattern_of
 
 if TYPE_CHECKING:
     from checkpointing.io.listing_cache import ListingCache
-    from supervisor.checkpoints.discovery import Discovery
+    from supervisor.checkpoints.discovery.from_logs import Discovery
     from supervisor.job.job import Job
 
 _WILDCARDS: Final = frozenset("*?[")

@@ -15,7 +15,7 @@ from checkpointing.model import UNKNOWN_LINEAGE
 from checkpointing.ordering import Order, RollBack
 from checkpointing.select import is_same
 from checkpointing.verification import identity_of, verify
-from supervisor.checkpoints.discovery import read_last_run
+from supervisor.checkpoints.discovery.from_logs import read_last_run
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifest, Manifests
     from checkpointing.model import Identity, Lineage
     from checkpointing.retention.copies import Copies
-    from supervisor.checkpoints.discovery import Discovery
+    from supervisor.checkpoints.discovery.from_logs import Discovery
 
 
 class CheckpointOrder:

@@ -10,8 +10,8 @@ import pytest
 
 from checkpointing.model import Identity
 from checkpointing.verification import identity_of
-from supervisor.checkpoints import discovery_record
-from supervisor.checkpoints.discovery import MOST_LOCATIONS, MOST_WRITES, Discovery
+from supervisor.checkpoints.discovery import record
+from supervisor.checkpoints.discovery.from_logs import MOST_LOCATIONS, MOST_WRITES, Discovery
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -283,7 +283,7 @@ def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path
     assert again.patterns() == another.patterns() == ("/j/ckpt.pt",)
     assert [write.path for write in again.writes("/j/ckpt.pt")] == ["/j/ckpt.pt"]
     assert another.writes("/j/ckpt.pt") == ()
-    assert [place.pattern for place in discovery_record.read_locations(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
+    assert [place.pattern for place in record.read_locations(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
 
 
 def test_what_the_run_before_wrote_is_still_this_nodes(tmp_path: Path, rank: Rank) -> None:

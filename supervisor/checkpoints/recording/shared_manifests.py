@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from checkpointing.io.reader import BACKGROUND_BYTES_PER_S
 from checkpointing.manifest.documents import Manifests
-from supervisor.checkpoints.discovery import read_last_run
+from supervisor.checkpoints.discovery.from_logs import read_last_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from checkpointing.manifest.documents import Manifest
     from checkpointing.model import Identity
-    from supervisor.checkpoints.discovery import Discovery
-    from supervisor.checkpoints.discovery_record import Write
+    from supervisor.checkpoints.discovery.from_logs import Discovery
+    from supervisor.checkpoints.discovery.record import Write
 
 #: How long the node that should read a checkpoint may take. It reads it twice, and a loaded disk is slower than the rate that it may use.
 PATIENCE_S: Final = 30.0

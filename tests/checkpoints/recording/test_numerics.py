@@ -10,8 +10,8 @@ import torch
 from checkpointing.io.tree import ReadOptions
 from checkpointing.model import NonFinite, Verdict
 from checkpointing.verification import verify
-from supervisor.checkpoints import numerics
-from supervisor.checkpoints.reports import CheckpointAlert, CheckpointTrouble
+from supervisor.checkpoints.recording import numerics
+from supervisor.checkpoints.recording.reports import CheckpointAlert, CheckpointTrouble
 from supervisor.cli.checkpoints import listing
 from supervisor.cli.checkpoints import verify as checkpoint_verify
 from supervisor.observe.path_patterns import pattern_of

@@ -16,7 +16,7 @@ from checkpointing.io.reader import Interrupted, Throttle
 from checkpointing.rejections import Rejections
 from checkpointing.select import newest
 from checkpointing.verification import Cache
-from supervisor.checkpoints.watcher import CheckpointWatcher, to_event, to_ref
+from supervisor.checkpoints.recording.watcher import CheckpointWatcher, to_event, to_ref
 from supervisor.core.events import CheckpointSelected
 from supervisor.core.model import CheckpointRef
 from tests.support.figures import within

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from supervisor.checkpoints.provenance import CheckpointWriter
+from supervisor.checkpoints.origin.provenance import CheckpointWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from checkpointing.discover import Listing
     from checkpointing.manifest.documents import Manifest
-    from supervisor.checkpoints.recording import CheckpointRecorder
+    from supervisor.checkpoints.recording.recorder import CheckpointRecorder
+    from supervisor.checkpoints.recording.shared_manifests import SharedManifests
     from supervisor.checkpoints.records import CheckpointRecords
-    from supervisor.checkpoints.shared_manifests import SharedManifests
 
 
 class Uploads(Protocol):

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from supervisor.checkpoints import restore_process
-from supervisor.checkpoints.mirror_process import mirrors
+from supervisor.checkpoints.mirror import restore_process
+from supervisor.checkpoints.mirror.process import mirrors
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.journal.records import RESTORED, Note
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.checkpoints.job import JobCheckpoints
-    from supervisor.checkpoints.mirror_process import MirrorLink
-    from supervisor.checkpoints.watcher import CheckpointWatcher
+    from supervisor.checkpoints.mirror.process import MirrorLink
+    from supervisor.checkpoints.recording.watcher import CheckpointWatcher
     from supervisor.core.model import RankInfo
     from supervisor.job.job import Job
 

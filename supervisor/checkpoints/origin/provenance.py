@@ -20,11 +20,11 @@ from checkpointing.verification import identity_of
 if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifests
     from checkpointing.model import Identity
-    from supervisor.checkpoints.baseline import Baseline
-    from supervisor.checkpoints.discovery import Discovery
-    from supervisor.checkpoints.locations import CheckpointLocations
-    from supervisor.checkpoints.order import CheckpointOrder
-    from supervisor.checkpoints.other_jobs import OtherJobs
+    from supervisor.checkpoints.discovery.from_logs import Discovery
+    from supervisor.checkpoints.discovery.locations import CheckpointLocations
+    from supervisor.checkpoints.origin.baseline import Baseline
+    from supervisor.checkpoints.origin.order import CheckpointOrder
+    from supervisor.checkpoints.origin.other_jobs import OtherJobs
     from supervisor.job.job import Job
 
 

@@ -1,0 +1,1 @@
+"""Verifies and records each checkpoint that appears, and reports what was found."""
